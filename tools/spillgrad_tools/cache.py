@@ -16,7 +16,7 @@ from spillgrad_kernels.compile import counts
 from spillgrad_tools.train.settings import TrainSettings
 from spillgrad_tools.train.training import Training
 
-# So much of the text is enough to go through every kernel of a training run.
+# This part of the text is enough to reach every kernel of a training run.
 _TEXT_BYTES = 1 << 16
 
 # Operations on two tensors of shape (2, 8); each is run forward and backward.

@@ -22,7 +22,7 @@ from spillgrad_tools.train.settings import PlanOptions, TrainOptions, TrainSetti
 WRONG = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
-# Of an error, which may have a few paths in it.
+# An error may contain a few paths.
 _LONGEST_LINE = 20_000
 
 # `main` reports every error itself: one line, undecorated.
@@ -196,18 +196,19 @@ def bench_soak(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's) and return its exit status.
 
-    What the user can mend is one line on stderr and status 2, what a disk damaged one and status 1; with `--debug` or
-    SPILLGRAD_DEBUG=1 it is raised. A warning is a line without the place in the source where it arose.
+    An error that the user can correct prints one line on stderr and gives status 2; damage on a disk gives status 1.
+    With `--debug` or SPILLGRAD_DEBUG=1, the error is raised. A warning prints one line, without its place in the
+    source.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments or os.environ.get("SPILLGRAD_DEBUG") == "1"
-    # Taken out here, it may stand anywhere on the line.
+    # The option may stand anywhere on the line.
     arguments = [word for word in arguments if word != "--debug"]
     try:
         _require_output()
         with contextlib.nullcontext() if debug else warnings_for_users():
             status = typer.main.get_command(app).main(arguments, prog_name="spillgrad", standalone_mode=False) or 0
-            sys.stdout.flush()  # at the exit of the process, nobody would say that this failed
+            sys.stdout.flush()  # a failure at the exit of the process would not be reported
             return status
     except (BrokenPipeError, SystemExit):  # which typer makes of it
         return _close_output()
@@ -258,7 +259,7 @@ def _status(error: Exception) -> int:
 
 
 def _output_is_lost() -> bool:
-    """Return whether standard output goes on refusing what it was given, and give it up then."""
+    """Return whether standard output still refuses its contents; if so, close it."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -268,7 +269,7 @@ def _output_is_lost() -> bool:
 
 
 def _close_output() -> int:
-    """Give up standard output, which nobody reads any more, and return the exit status that says so."""
+    """Close standard output, whose reader is gone, and return the exit status for that."""
     from spillgrad_tools.paged import NOBODY_READS, close_output
 
     close_output()
@@ -276,7 +277,7 @@ def _close_output() -> int:
 
 
 def _one_line(error: Exception, arguments: Sequence[str]) -> str:
-    """Return what was given, what is accepted and what to do; nothing when the help was shown instead."""
+    """Return the error in one line: the input, what is accepted, what to do. It is empty when the help was shown."""
     from spillgrad.storage.inspection.printable import printable
 
     message = str(error)

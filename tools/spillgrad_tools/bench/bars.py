@@ -1,4 +1,4 @@
-"""What a measured row should reach: bars, each of which judges the seconds the contenders took.
+"""Bars that a measured row should reach; each judges the contenders' seconds.
 
 Seconds are by contender: "ours", "numpy", "torch", and the yardsticks a bar asks for.
 """
@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from spillgrad_tools.bench.harness import LIBRARY_NAMES, Measured
 
-# What else times are compared with.
+# Names of all that times are compared with.
 PEER_NAMES = {**LIBRARY_NAMES, "unspilled": "unspilled"}
 Seconds = Mapping[str, float]
 
@@ -32,7 +32,7 @@ DEVICE_COPY = Yardstick("device copy", "ours", copies=True)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was reached and what was wanted; `most` says that less is better. Units: times the peer, or microseconds."""
+    """The value reached and the value wanted; `most` says that less is better. Units: × the peer, or microseconds."""
 
     bar: str
     reached: float
@@ -59,7 +59,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured, by contender or by what it is, in `unit` (s, B, B/s, % or none), and the bars judged."""
+    """Measured values by name, in `unit` (s, B, B/s, % or none), and the verdicts of their bars."""
 
     case: str
     unit: str

@@ -14,7 +14,7 @@ from spillgrad_tools.bench.operations import OPERATIONS, Call, call_of, load
 
 # A timing covers as many calls as fill this time, so that the clock and one-off delays do not matter.
 TIMING_S = 0.04
-# Before it, the threads of the library whose turn it was fall asleep.
+# In this pause, the threads of the last library fall asleep.
 SETTLE_S = 0.005
 # Results may differ by this much of a number and of the root mean square of all: libraries sum in different orders.
 TOLERANCE = {"float32": 3e-5, "float64": 1e-12, "bfloat16": 1e-2}
@@ -72,7 +72,7 @@ class CaseRunner:
 
     def check(self, case: str, directory: str) -> float | None:
         """Take up a case: run it once, and return how far it is from the reference; None where the library lacks it."""
-        self.calls, self.counts = {}, {}  # lets go of the last case's operands first
+        self.calls, self.counts = {}, {}  # release the last case's operands first
         self.library.release_memory()
         self.case = self.cases[case]
         if self.case.wants_gradient and not self.library.has_gradients:
@@ -113,7 +113,7 @@ class CaseRunner:
         return seconds
 
     def _periods(self, result: np.ndarray) -> Sequence[np.ndarray]:
-        """Return the parts of a result that have to be the reference's; of equal ones the first."""
+        """Return the periods of a result, each of which must equal the reference; equal ones only once."""
         assert self.case
         if not self.case.period:
             return [result]

@@ -1,4 +1,4 @@
-"""What `spillgrad bench kernels` measures: operations, their operands, and the bars each row should reach."""
+"""The cases of `spillgrad bench kernels`: operations, their operands, and the bars of each row."""
 
 import dataclasses
 import itertools
@@ -44,7 +44,7 @@ class Case:
     `kinds` has a letter per operand: "n" normal numbers, "t" the same with the last two axes transposed in memory,
     "i" numbers below `classes`, or the first operand's columns, "o" memory for the result. A capital wants a gradient.
 
-    Numbers repeat after `period` if there is one: results do too, and the reference has but the first ones. `beside`
+    With a `period`, numbers and results repeat after it, and the reference has one period. `beside`
     names a contender, and the case whose time on our side is that contender's.
     """
 
@@ -67,12 +67,12 @@ class Case:
 
     @property
     def computes(self) -> tuple[object, ...]:
-        """Return what decides the numbers that come out, wherever they are written."""
+        """Return what determines the result; cases that share it share a reference."""
         inputs = len(self.kinds.rstrip("o"))
         return self.operation.removesuffix(" out="), self.shapes[:inputs], self.kinds[:inputs], self.dtype
 
     def operands(self, whole: bool = True) -> Iterator[np.ndarray]:
-        """Yield the operands, the same in every process; those of one period only unless they are to be whole."""
+        """Yield the operands, the same in every process; unless `whole`, only one period of each."""
         random, dtype = np.random.default_rng(0), _DTYPES[self.dtype]
         drawn = np.float32 if self.dtype == "bfloat16" else dtype
         for shape, kind in zip(self.shapes, self.kinds.lower(), strict=True):
@@ -92,7 +92,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came out of one case: seconds by contender, and what its bars say of them.
+    """The result of one case: seconds by contender, judged by its bars.
 
     `failures` says why a contender was not timed.
     """
@@ -152,7 +152,7 @@ def _matmul_cases() -> Iterator[Case]:
         yield _matmul(group, (TOKENS, inputs, outputs), NUMPY_AND_TORCH)
         yield _matmul(group, (TOKENS, outputs, inputs), NUMPY_AND_TORCH, "NT")
         yield _matmul(group, (inputs, TOKENS, outputs), NUMPY_AND_TORCH, "TN")
-    # The last layer's weight is the embedding's, which lies the other way round.
+    # The last layer's weight is the embedding's, which is transposed.
     for sizes, layout in (
         ((TOKENS, 768, GPT2_WORDS), "NT"),
         ((TOKENS, GPT2_WORDS, 768), "NN"),

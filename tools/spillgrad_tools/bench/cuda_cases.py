@@ -1,4 +1,4 @@
-"""What `spillgrad bench kernels --device cuda` measures; in Numba's simulator the same, of a size for that."""
+"""The cases of `spillgrad bench kernels --device cuda`; Numba's simulator gets the same in small sizes."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from spillgrad_tools.bench.bars import Bar, DeviceCopySpeed, Ratio
 from spillgrad_tools.bench.cases import Case
 from spillgrad_tools.bench.gpt import GPT2, GPT2_WORDS, SIMULATED_GPT
 
-# The largest of these whose elementwise rows fit the GPU is measured.
+# The sizes of elementwise cases; the largest that fits the GPU is measured.
 FLOATS_LOG2 = range(6, 7) if SIMULATED else range(20, 29)
 
 _STEP = "GPT-2 124M step, batch 4 × 512"
@@ -41,7 +41,7 @@ def _matmul(dtype: str, size: int, bars: tuple[Bar, ...]) -> Case:
 
 
 def cuda_cases(simulated: bool, log2_floats: int) -> tuple[Case, ...]:
-    """Return the rows for a GPU, or those for the simulator; elementwise ones have 2 to so many numbers."""
+    """Return the cases for a GPU, or for the simulator; elementwise ones have 2 ** `log2_floats` numbers."""
     heads = (1, 2, 5, 4) if simulated else (4, 12, 1024, 64)
     config = SIMULATED_GPT if simulated else GPT2
     tokens = ((1 if simulated else 4, config["context"] + 1),)

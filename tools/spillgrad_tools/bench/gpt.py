@@ -9,7 +9,7 @@ from spillgrad.storage.store import StoreStats
 from spillgrad_kernels.cuda.availability import SIMULATED
 
 GPT2_WORDS = 50257
-# The published model of 124 million parameters, and what stands for it in Numba's simulator.
+# The published model of 124 million parameters, and its substitute in Numba's simulator.
 GPT2: dict[str, Any] = {"vocab_size": GPT2_WORDS, "context": 512, "n_layer": 12, "n_head": 12, "n_embd": 768}
 SIMULATED_GPT: dict[str, Any] = {"vocab_size": 11, "context": 3, "n_layer": 1, "n_head": 1, "n_embd": 4}
 GPT_CONFIG = SIMULATED_GPT if SIMULATED else GPT2

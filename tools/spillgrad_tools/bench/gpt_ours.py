@@ -15,9 +15,9 @@ from spillgrad_tools.bench.gpt import Spilling
 class Training:
     """A model with given parameters, or drawn ones, and its optimizer.
 
-    `spill_budget` is for saved tensors in `directory`, `offload_budget` for these and all else; `lora` is the rank of
-    adapters, which are trained in place of the model. `device` has the model, unless that is offloaded, and keeps
-    `device_budget` of saved tensors.
+    `spill_budget` bounds the RAM of saved tensors, `offload_budget` that of the whole model; the rest goes to
+    `directory`. `lora` is the rank of adapters, which are trained in place of the model. The model is on `device`,
+    unless it is offloaded; `device_budget` of its saved tensors stay there.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Training:
             )
 
     def step(self, inputs: np.ndarray, targets: np.ndarray) -> float:
-        """Go forward, backward and one step on; return the loss."""
+        """Run forward, backward and the optimizer's step; return the loss."""
         given = [sg.from_numpy(array).to(self.device) for array in (inputs, targets)]
         self.optimizer.zero_grad()
         with self.spill or contextlib.nullcontext():

@@ -99,7 +99,7 @@ class GPT(nn.Module):  # type: ignore[misc]
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def load(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Take over GPT-2's parameters; those of its linear layers lie the other way round."""
+        """Copy GPT-2's parameters; the weights of its linear layers are transposed."""
         for name, parameter in self.named_parameters():
             array = weights[name]
             turned = name.endswith("weight") and (".c_" in name)
@@ -162,7 +162,7 @@ class Training:
         )
 
     def step(self, inputs: np.ndarray, targets: np.ndarray) -> float:
-        """Go forward, backward and one step on; return the loss."""
+        """Run forward, backward and the optimizer's step; return the loss."""
         self.optimizer.zero_grad()
         given = [torch.from_numpy(array).to(self.device) for array in (inputs, targets)]
         with self.saving():

@@ -20,7 +20,7 @@ Measured = dict[str, float]
 Turn = TypeVar("Turn")
 
 LIBRARY_NAMES = {"ours": "spillgrad", "numpy": "NumPy", "torch": "PyTorch"}
-# What `pip install` takes, by the package that Python imports.
+# The names for `pip install`, by those that Python imports.
 PIP_NAMES = {"torch": "torch==2.13.0", "paddle": "paddlepaddle"}
 
 
@@ -38,7 +38,7 @@ class WorkerEnded(RuntimeError):
 
 
 class RequestFailed(RuntimeError):
-    """A process could not do what it was asked, and said why."""
+    """A process failed to answer a request, and said why."""
 
     def __init__(self, library: str, why: str) -> None:
         super().__init__(why)
@@ -46,7 +46,7 @@ class RequestFailed(RuntimeError):
 
 
 class Worker:
-    """A process that knows one library on a device: its `runner`, a class of that library, answers `ask`.
+    """A process that knows one library on a device; an object of the class `runner` answers its requests.
 
     `threads` limits the BLAS libraries, too; 0 leaves them as they are. The process has the memory that `cap` leaves
     it, if one is given. Raises WorkerEnded when it does not even start.
@@ -112,7 +112,7 @@ class Worker:
 def _serve(runner: Any) -> None:
     """Answer requests on standard input by the runner's methods, until the input ends.
 
-    An error ends the process; of a runner that survives errors, it is printed, and the answer.
+    An error ends the process. A runner that survives errors prints it and answers with it.
     """
     print(json.dumps({"version": runner.version}), flush=True)
     for line in sys.stdin:

@@ -28,7 +28,7 @@ MARKER = "bench hooks"
 SPILLED, FILES = "spilled", "a file per tensor"
 WARM_STEPS = 1
 _SPILLS, _IN_FILES = {"spill_budget": SPILL_BUDGET}, {"file_per_tensor": True}
-# By package: what trains in RAM first, then under our hooks, then under others.
+# By package: training in RAM first, then under spillgrad's hooks, then under others.
 CONTENDERS = {
     "torch": (
         Contender("PyTorch", "torch"),

@@ -28,17 +28,17 @@ from spillgrad_tools.bench.report import (
     write_between_markers,
 )
 
-# Who is timed on each device.
+# The libraries that are timed on each device.
 TIMED = {"cpu": ("ours", "numpy", "torch"), "cuda": ("ours", "torch")}
 # Arrays of a GPU's elementwise rows that two processes hold at once.
 ARRAYS = 24
 
 
 class Contenders:
-    """The processes that are timed in turns on a device, and NumPy's, which also computes what should come out.
+    """The processes that are timed in turns on a device, and NumPy's, which also computes the references.
 
-    On a GPU, one that failed is replaced, as it may have taken its memory with it, and a PyTorch that does not load or
-    finds no device is left out. Beside a device that is simulated, PyTorch would be beside nothing.
+    On a GPU, a process that failed is replaced, as its memory may be lost. A PyTorch that does not load, or finds no
+    device, is left out. A simulated device is not compared with PyTorch.
     """
 
     def __init__(self, device: str, threads: int, stack: ExitStack) -> None:

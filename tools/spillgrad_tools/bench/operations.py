@@ -17,7 +17,7 @@ from spillgrad_tools.bench import references
 from spillgrad_tools.bench.gpt import BETAS, GPT_CONFIG, LR, WEIGHT_DECAY, gpt_weights, inputs_and_targets
 
 Function = Callable[..., Any]
-# What is timed: an operation with its operands.
+# The timed call: an operation with its operands.
 Call = Callable[[], Any]
 
 

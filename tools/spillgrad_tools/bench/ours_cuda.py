@@ -12,8 +12,8 @@ from spillgrad_kernels.cuda.availability import SIMULATED
 from spillgrad_tools.bench.operations import Call, Operation
 from spillgrad_tools.bench.ours import Spillgrad
 
-# A part of what the spilled step saves stays on the device, the rest goes to pinned memory: copies are measured, not a
-# disk. The simulator's step is so small that every byte has to go.
+# Some saved tensors of the spilled step stay on the device, the others go to pinned memory: that measures copies, not a
+# disk. The simulator's step is so small that all of them must go.
 SPILL_OPTIONS: dict[str, Any] = (
     {"device_budget": 0, "spill_budget": "1MiB", "min_bytes": 1}
     if SIMULATED

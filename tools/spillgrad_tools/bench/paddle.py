@@ -1,4 +1,4 @@
-"""A GPT and its training step in Paddle, in RAM or with what is saved for backward on disk.
+"""A GPT and its training step in Paddle, in RAM or with saved tensors on disk.
 
 Source: Radford et al. 2019, "Language models are unsupervised multitask learners"; parameter names of Hugging Face's
 `GPT2LMHeadModel`.
@@ -90,7 +90,7 @@ class GPT(nn.Layer):  # type: ignore[misc]
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def load(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Take over GPT-2's parameters."""
+        """Copy GPT-2's parameters."""
         for name, parameter in self.named_parameters():
             parameter.set_value(weights[name])
 
@@ -118,7 +118,7 @@ class Training:
         self.spill = None if spill_budget is None else Spilling(save_on_disk(directory, ram_budget=spill_budget))
 
     def step(self, inputs: np.ndarray, targets: np.ndarray) -> float:
-        """Go forward, backward and one step on; return the loss."""
+        """Run forward, backward and the optimizer's step; return the loss."""
         self.optimizer.clear_grad(set_to_zero=False)
         given = [paddle.to_tensor(array) for array in (inputs, targets)]
         with self.spill or contextlib.nullcontext():

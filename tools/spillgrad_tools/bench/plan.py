@@ -1,4 +1,4 @@
-"""`spillgrad bench plan`: what the planner predicts beside what runs do, each in a process of its own."""
+"""`spillgrad bench plan`: compare the planner's predictions with runs, each in a process of its own."""
 
 import dataclasses
 import os
@@ -23,9 +23,9 @@ from spillgrad_tools.bench.report import format_seconds, machine, print_json
 SHARES = (0.1, 0.25, 0.5, 0.9)
 POLICIES = ("spill", "recompute", "keep")
 STEPS = 3
-# Of the prediction: bytes and memory to 15 %, time to 30 %.
+# The allowed errors of a prediction: 15 % of bytes and memory, 30 % of time.
 BYTES_WITHIN, SECONDS_WITHIN = 0.15, 0.3
-# Less than this share of what is saved is no traffic to speak of.
+# Less traffic than this share of the saved bytes is not compared.
 NO_TRAFFIC = 0.02
 
 
@@ -39,7 +39,7 @@ class Comparison:
     saved_bytes: int
 
     def ratio(self, name: str) -> float | None:
-        """Return how often the measured value goes into the predicted one; None where there is nothing to compare."""
+        """Return the predicted value as a multiple of the measured one; None where there is nothing to compare."""
         predicted, measured = self.predicted[name], self.measured[name]
         if name == "moved_bytes" and max(predicted, measured) < NO_TRAFFIC * self.saved_bytes:
             return None

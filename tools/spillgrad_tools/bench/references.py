@@ -1,4 +1,4 @@
-"""What benchmarked operations should give, in NumPy: those that NumPy itself does not have."""
+"""References in NumPy for benchmarked operations that NumPy lacks."""
 
 import math
 from collections.abc import Mapping
@@ -112,7 +112,7 @@ def chain_of_7_and_gradients(x: np.ndarray, y: np.ndarray, g: np.ndarray) -> Any
 
 
 def gpt_loss(config: Mapping[str, Any], weights: Mapping[str, np.ndarray], tokens: np.ndarray) -> float:
-    """Return the loss of a GPT-2 whose parameters have Hugging Face's names, sequence by sequence: few fit at once."""
+    """Return the loss of a GPT-2 whose parameters have Hugging Face's names, one sequence at a time."""
     width, heads = config["n_embd"], config["n_head"]
     length = tokens.shape[1] - 1
     masked = np.triu(np.full((length, length), -np.inf), 1)

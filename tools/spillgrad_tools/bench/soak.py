@@ -1,4 +1,4 @@
-"""`spillgrad bench soak`: threads that do anything to stores on a disk that fails, against a dictionary in RAM."""
+"""`spillgrad bench soak`: use stores at random from several threads on a failing disk, and check what comes back."""
 
 import contextlib
 import dataclasses
@@ -31,17 +31,17 @@ from spillgrad_tools.bench.harness import Measured
 from spillgrad_tools.bench.report import machine, print_json, show_rows
 
 THREADS = 4
-# A store lives so long; after that nothing may be left of it.
+# The life of a store in seconds; nothing may be left of it afterwards.
 CYCLE_S = 5.0
 LARGEST_ELEMENTS = 300_000
 KEPT_PER_THREAD = 24
 BUDGETS_BYTES = (0, 1 << 20, 8 << 20, 64 << 20)
 DTYPES = ("uint8", "float16", "float32", "float64")
-# One call in so many fails, or moves a byte wrongly.
+# One call in this many fails, or flips a bit.
 CALLS_PER_FAULT = 150
-# What the disk says, as it says it.
+# The errors that the disk reports.
 REFUSALS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO}
-# What callers are told of, and why.
+# Errors that callers get, and the faults that cause them.
 TOLD: dict[str, tuple[str, ...]] = {
     "damage told": ("flip on write", "flip on read"),
     "EIO told": ("EIO on write", "EIO on read"),
@@ -50,16 +50,16 @@ TOLD: dict[str, tuple[str, ...]] = {
 # Resident memory that the stores after the first quarter may add: 12 MiB were measured over 40 stores, and 38 over 30
 # longer ones, while caches by shape fill up.
 MOST_GROWN_BYTES = 64 << 20
-# What a thread told to end, or a file told to close, may take.
+# The longest time for a thread to end, or a file to close.
 PATIENCE_S = 30.0
 # With fewer stores, growth after the first quarter shows nothing.
 LEAST_STORES = 8
 
 
 class FailingDisk:
-    """Has `os.pwritev` and `os.preadv` fail now and then, within a `with` block, and counts how often.
+    """Makes `os.pwritev` and `os.preadv` fail now and then inside a `with` block, and counts the faults.
 
-    Only for payloads: HDF5's own structure is not checksummed, and moves in the writers' threads.
+    Only payloads are hit: HDF5's own structure has no checksums; the writers' threads move it.
     """
 
     def __init__(self, seed: int) -> None:
@@ -257,7 +257,7 @@ def cycle(seed: int, seconds: float, directory: Path) -> tuple[Counter[str], lis
 
 
 def soak(seconds: float, directory: Path, seed: int = 0) -> tuple[list[Row], list[str]]:
-    """Use stores one after another for so long, some at least; return rows of what happened, and what was wrong."""
+    """Use stores one after another for `seconds`, at least `LEAST_STORES`; return what happened, and what was wrong."""
     process = psutil.Process()
     seen: Counter[str] = Counter()
     rss_bytes: list[int] = []
@@ -268,7 +268,7 @@ def soak(seconds: float, directory: Path, seed: int = 0) -> tuple[list[Row], lis
         before = _threads_and_files()
         while (time.monotonic() < began_s + seconds or len(rss_bytes) < LEAST_STORES) and not wrong:
             seed += 1
-            gc.disable()  # what no error keeps alive needs no collection
+            gc.disable()  # memory must be freed without the garbage collector
             try:
                 happened, wrong = cycle(seed, min(CYCLE_S, seconds / 4), directory)
             finally:
@@ -282,7 +282,7 @@ def soak(seconds: float, directory: Path, seed: int = 0) -> tuple[list[Row], lis
                 wrong.append(f"threads and open files: {before} before, {after} after")
     injected = disk.injected
     for what, causes in TOLD.items():
-        # A byte that a write damaged is told each time it is read: twice, then it is given up.
+        # Damage by a write is reported at each read; the client reads twice, then gives the array up.
         most = 2 * sum(injected[cause] for cause in causes)
         if seen[what] > most:
             wrong.append(f"{seen[what]} times {what}, which {most} faults do not explain")

@@ -1,4 +1,4 @@
-"""`spillgrad bench spill`: the store beside plain file I/O, a spilled training step beside its peers."""
+"""`spillgrad bench spill`: compare the store with plain file I/O, and a spilled training step with others."""
 
 import contextlib
 import dataclasses
@@ -28,12 +28,12 @@ from spillgrad_tools.train.settings import TrainSettings
 from spillgrad_tools.train.training import StepRecord, Training
 
 MIB = 1 << 20
-# Sizes of the arrays whose throughput is measured, so many bytes of each, and how many stay in RAM meanwhile.
+# Throughput: the sizes of the arrays, the bytes of all arrays of a size, and the RAM budget.
 SIZES_BYTES = (4 * MIB, 64 * MIB)
 FILE_BYTES = 512 * MIB
 FILE_BUDGET_BYTES = 128 * MIB
-# What plain I/O moves beside a training step goes in pieces as large as the store's arrays, from more memory than a
-# processor's cache holds.
+# Plain I/O beside a training step moves pieces as large as the store's arrays, from more memory than a processor's
+# cache holds.
 PIECE_BYTES = 4 * MIB
 RING_PIECES = 16
 CALLS = 32
@@ -97,7 +97,7 @@ def plain_rates(blocks: Sequence[np.ndarray], directory: Path, direct: bool) -> 
 def store_rates(blocks: Sequence[np.ndarray], directory: Path, direct: bool, budget_bytes: int) -> Measured:
     """Put the blocks, wait until all are on disk, and get them in reverse, as backward does.
 
-    Return bytes a second of what moved: what stayed in RAM was written, and need not be read.
+    Return bytes a second that moved; arrays that stayed in RAM are written, but not read.
     """
     store = DiskStore(directory, ram_budget=budget_bytes, direct_io=direct)
     try:
@@ -146,7 +146,7 @@ def file_rows(size_bytes: int, total_bytes: int, budget_bytes: int, directory: P
 
 
 def call_rows(calls: int, directory: Path, rounds: int) -> Iterator[Row]:
-    """Time what one pack with room in the budget, and one unpack that finds its tensor in RAM, cost their thread."""
+    """Time a pack with room in the budget, and an unpack that finds its tensor in RAM."""
     tensors = [sg.full((1024, 1024), float(i)) for i in range(calls)]
     budget_bytes = 4 * sum(tensor.nbytes for tensor in tensors)
     taken = []
@@ -183,7 +183,7 @@ class PlainTraffic:
         self._file = file
         self._writes, self._reads = (max(1, round(nbytes / PIECE_BYTES)) for nbytes in (write_bytes, read_bytes))
         self._ring = [memory.zeros((PIECE_BYTES,), np.uint8) for _ in range(RING_PIECES)]
-        self.move()  # the file has its blocks from now on
+        self.move()  # allocates the file's blocks
 
     def move(self) -> None:
         """Write the bytes of one step, then read as many as it reads, the newest first."""
@@ -327,7 +327,7 @@ def mixed_rows(
 ) -> Iterator[Row]:
     """Store steps of mixed shapes, keeping nothing in RAM; yield the disk's peak beside the largest live set.
 
-    And how much larger the process got after a quarter of the steps.
+    The second row is how much the process grew after a quarter of the steps.
     """
     drawn = random.Random(0)
     process = psutil.Process()

@@ -26,7 +26,8 @@ from spillgrad_tools.bench.step_runner import StepRunner
 from spillgrad_tools.memory_cap import MemoryCap
 
 MARKER = "bench train"
-# Of a loss: both sum some 10^8 products in orders of their own. After three steps of GPT-2 124M they differ by 1e-7.
+# Relative. Libraries sum some 10^8 products in different orders: after three steps of GPT-2 124M, losses differ by
+# 1e-7.
 TOLERANCE = 1e-5
 
 OURS, TORCH = "in RAM", "PyTorch"
@@ -68,7 +69,7 @@ ONE_BY_ONE = (
     Contender(ADAPTERS, cap=ADAPTERS_CAP, options={"offload_budget": ADAPTERS_BUDGET, "lora": ADAPTERS_RANK}),
 )
 LARGE_MODEL, LARGE_BATCH, LARGE_CONTEXT, LARGE_STEPS = "gpt2-xl", 2, 1024, 3
-# A model as wide with so many blocks fits the RAM; the difference of their times is that of the blocks between.
+# Models as wide with so few blocks fit the RAM; the difference of their times is that of the further blocks.
 FEW_BLOCKS = (1, 3)
 
 
@@ -91,7 +92,7 @@ def write_weights(model: sg.models.GPT, path: Path) -> None:
 
 
 class Process:
-    """A contender at work. Once it has ended before its time it answers nothing more, and its result says so."""
+    """A contender at work. If its process ends early, its result says so, and it takes no further steps."""
 
     def __init__(self, contender: Contender, threads: int, directory: Path, stack: ExitStack) -> None:
         self.contender = contender
@@ -181,8 +182,8 @@ def measure_in_turns(
     """Return the results of steps made in turns, from the same weights, and the libraries' versions.
 
     A first step, in which kernels compile and memory is touched for the first time, is compared and not timed; nor are
-    `warm_steps` at the beginning of each turn: who waited for the others has closed files and returned memory that are
-    there in the middle of a training. `compare` gets the processes and the step's number, and raises where they differ.
+    the first `warm_steps` of each turn: while a process waits for the others, it closes files and returns memory that a
+    training in progress would have. `compare` gets the processes and the step's number, and raises where they differ.
     """
     weights = folder / "weights.npz"
     sg.manual_seed(0)
@@ -218,7 +219,7 @@ def pure_compute_s(
 ) -> float:
     """Return how long a step would take if all were in RAM.
 
-    That is measured of models with few blocks, and as many times the difference as there are blocks more.
+    The time of a block is measured on models with few blocks, and multiplied.
     """
     seconds = []
     options = {} if lora is None else {"lora": lora}
@@ -347,10 +348,10 @@ def tell(
 
 
 def measure_large(contender: Contender, threads: int, folder: Path) -> Results:
-    """Return the result of one contender that trains the large model, and of ours how long its step only computes."""
+    """Return the result of one contender that trains the large model; for spillgrad, with its pure compute time."""
     config = gpt_config(LARGE_MODEL, LARGE_CONTEXT)
     compute: Result = {}
-    if contender.library == "ours":  # first: it takes a minute, and shows whether there is RAM enough to compare with
+    if contender.library == "ours":  # first: it takes a minute, and shows whether there is enough RAM
         lora = contender.options.get("lora")
         compute["pure_compute_s"] = pure_compute_s(config, LARGE_BATCH, threads, folder, lora)
     found = measure_one_by_one([contender], config, LARGE_BATCH, LARGE_STEPS, threads, folder)

@@ -35,8 +35,8 @@ def show_array(
 ) -> bool:
     """Print an array; with `slice_text` its values there; or write them to the file `export`.
 
-    Return whether all is right: an array whose checksum is wrong, or that cannot be read, is not. What was asked for
-    is given of a wrong one, too, and standard error, or the "problem" of JSON, says so.
+    Return False for an array whose checksum is wrong, or that cannot be read. Its values are printed all the same;
+    standard error, or the "problem" of JSON, names the problem.
     Raises as `find_array`, `parse_index`, `Selection`, `array_contents`, `read_shown` and `export_npy`.
     """
     index = (...,) if slice_text is None else parse_index(slice_text)
@@ -62,7 +62,7 @@ def show_array(
             else:
                 text = _as_numpy_prints(*read_shown(values, selection))
             array = _judged(array, values.verdict())
-        if not as_json:  # only now is it sure that these were the array's values
+        if not as_json:  # the checksum was verified only now
             write(text + "\n")
         if array.problem is not None and not as_json:
             place = f"{printable(str(segment.path), _PATH_LENGTH)}/{printable(array.key)}"
@@ -168,7 +168,7 @@ def _bar(one: Bin, most: int) -> Text:
 def _exported(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], nbytes: int) -> str:
     name = printable(str(path), _PATH_LENGTH)
     told = f"wrote {dtype.name} {shape}, {format_bytes(nbytes)}, to {name}"
-    if dtype.type.__module__ == "ml_dtypes":  # NumPy's format has no word for it
+    if dtype.type.__module__ == "ml_dtypes":  # NumPy's format cannot name this dtype
         told += f"; read it with np.load({name!r}).view(ml_dtypes.{dtype.name})"
     return told
 
@@ -191,9 +191,9 @@ def _printable_text(texts: np.ndarray) -> np.ndarray:
 
 
 def _json_values(values: StoredValues, selection: Selection) -> Any:
-    """Return values as nested lists: dates as text, complex ones as pairs, what is not finite as "NaN" or "Infinity".
+    """Return values as nested lists: dates as text, complex numbers as pairs; what JSON lacks as "NaN" or "Infinity".
 
-    Raises ArgumentError for very many.
+    Raises ArgumentError for too many values.
     """
     if selection.size > MOST_SHOWN:
         raise ArgumentError(f"slice: got {selection.size:,} values to print; name fewer, or write them with --export")

@@ -1,4 +1,4 @@
-"""`spillgrad inspect`: say what is at a path, in the way the options ask for."""
+"""`spillgrad inspect`: show what is stored at a path, as the options ask."""
 
 from rich.console import Console
 
@@ -18,11 +18,11 @@ from spillgrad_tools.inspect.watch import watch
 from spillgrad_tools.paged import show, write
 from spillgrad_tools.report.page import report
 
-# Rows that are shown where nobody says how many; JSON has all.
+# The default number of rows; JSON has all.
 TOP = 20
 
 
-# What each of these goes with; they are not for each other. Without one of them, it is runs that are shown.
+# The options that each mode allows. Modes exclude each other; without one, runs are shown.
 _MODES = {
     "--tree": ("--json",),
     "--tensor": ("--json", "--slice", "--export", "--force"),

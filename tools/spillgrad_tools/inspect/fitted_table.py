@@ -1,4 +1,4 @@
-"""A table that fits its width: with shorter cells where it must, then with fewer columns."""
+"""A table that fits its width: it shortens its cells first, then drops columns."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 GAP = 2
-# The first column folds; narrower than this, it is no longer read.
+# The first column folds; narrower than this, it cannot be read.
 LEAST_NAME = 14
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """Its head, its cells, and those for a narrow terminal; of columns without room the least `worth` goes first."""
+    """A column: its head, its cells, and short cells for a narrow terminal. Columns of the least `worth` go first."""
 
     head: str
     cells: Sequence[str]
@@ -28,7 +28,7 @@ class Column:
 
 
 def fitting(columns: Sequence[Column], room: int) -> tuple[list[Column], bool]:
-    """Return the columns that `room` is enough for, and whether their cells are the short ones."""
+    """Return the columns that fit `room`, and whether they need their short cells."""
     kept, short = list(columns), False
     while sum(each.width(short) + GAP for each in kept) > room and kept:
         if short:

@@ -9,7 +9,7 @@ from typing import Any
 from spillgrad.storage.inspection.records import Group, Run
 from spillgrad.storage.moved import Moved, total
 
-# What a column of the table shows, by the name that `--sort` knows it by.
+# The value that each column shows, by its name in `--sort`.
 COLUMNS: dict[str, Callable[[Moved], Any]] = {
     "arrays": operator.attrgetter("arrays"),
     "packed": operator.attrgetter("packed_bytes"),
@@ -56,7 +56,7 @@ def _falling(sort: str) -> Callable[[Group], Any]:
 
 
 def natural(group: Group) -> list[tuple[int, str]]:
-    """Return what sorts names as people count: `blocks.2` before `blocks.10`."""
-    # Digits by length before their text, so that none of a file's, however long, becomes a number.
+    """Return a key that sorts names as people count: `blocks.2` before `blocks.10`."""
+    # Digits sort by length, then as text: a file may hold too many digits for a number.
     parts = re.split(r"([0-9]+)", group.name)
     return [(len(part.lstrip("0")), part.lstrip("0")) if part.isdecimal() else (0, part) for part in parts]

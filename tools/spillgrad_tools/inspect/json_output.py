@@ -14,7 +14,7 @@ from spillgrad_tools.inspect.groups import Groups, choose
 from spillgrad_tools.paged import write
 
 FORMAT = 1
-# So many records and fields are written at a time.
+# The number of records and fields written at a time.
 _AT_ONCE = 1000
 _encode = json.JSONEncoder(allow_nan=False).encode
 
@@ -25,15 +25,15 @@ def of_runs(found: Inspection, by: str, sort: str | None, top: int | None) -> di
 
 
 def _of_run(run: Run, groups: Groups) -> dict[str, Any]:
-    # No key of a JSON object is an origin.
+    # An origin cannot be the key of a JSON object.
     origins = [{**origin._asdict(), **_fields(moved)} for origin, moved in run.origins.items()]
     return {**_fields(run), "origins": origins, "groups": groups}
 
 
 def show(document: Mapping[str, Any]) -> None:
-    """Print a document as strict JSON, with the version of what it looks like.
+    """Print a document as strict JSON, with the version of its format.
 
-    Raises typer.Exit where nobody reads any more.
+    Raises typer.Exit where the reader is gone.
     """
     left = pieces(document)
     while some := "".join(itertools.islice(left, _AT_ONCE)):
@@ -41,7 +41,7 @@ def show(document: Mapping[str, Any]) -> None:
 
 
 def pieces(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the text that `show` prints: of a long list, one record at a time is made text of, a line each."""
+    """Yield the text that `show` prints. A long list is encoded one record at a time, each on a line."""
     yield from _lines({"format": FORMAT, **document}, "\n")
     yield "\n"
 
@@ -74,7 +74,7 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a record as what JSON has: its fields by name, and null for a number that is not finite."""
+    """Return a record as plain JSON values: its fields by name, and null for a number that is not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, int | str):  # most are: asked first

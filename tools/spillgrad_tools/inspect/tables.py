@@ -28,7 +28,7 @@ from spillgrad_tools.inspect.words import (
 )
 
 _HEADS = {"deduplicated": "dedup", "wait": "waited"}
-# What the columns are worth where not all have room.
+# The columns by their worth where not all have room.
 _WORTH = ("arrays", "kept", "deduplicated", "stored", "packed", "wait", "read", "written")
 _FAILURES = 3
 
@@ -201,7 +201,7 @@ def _short_seconds(seconds: float) -> str:
     return f"{seconds:.1f}s" if seconds < 99.95 else f"{seconds:.0f}s"
 
 
-# How a column's values are written, and where there is little room; others are bytes.
+# How a column formats its values, in full and in short. The other columns hold bytes.
 _WRITTEN: dict[str, tuple[Callable[[Any], str], Callable[[Any], str]]] = {
     "arrays": ("{:,}".format, str),
     "wait": (duration, _short_seconds),
@@ -209,7 +209,7 @@ _WRITTEN: dict[str, tuple[Callable[[Any], str], Callable[[Any], str]]] = {
 
 
 def _matters(name: str, groups: Groups) -> bool:
-    """Return whether a column says anything: `stored` only where a codec made something else of what was written."""
+    """Return whether a column is informative: `stored` is, where a codec changed the size."""
     if name == groups.sort:
         return True
     if name == "stored":

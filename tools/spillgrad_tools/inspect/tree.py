@@ -1,4 +1,4 @@
-"""`spillgrad inspect --tree`: what HDF5 files name, as they have it."""
+"""`spillgrad inspect --tree`: the structure of HDF5 files."""
 
 import sys
 from pathlib import Path
@@ -28,7 +28,7 @@ _PROBLEM_LENGTH = 1000
 def show_tree(console: Console, path: Path, as_json: bool) -> bool:
     """Print the groups, datasets, links and attributes of a segment, or of those in a folder.
 
-    Return whether all is as a store writes it. Of several, what cannot be read is named on standard error.
+    Return whether all is as a store writes it. Segments of a folder that cannot be read are named on standard error.
     Raises as `find_segments` and `inspect_segment`.
     """
     found, refused = [], []

@@ -1,4 +1,4 @@
-"""`spillgrad verify`: say whether what is stored is what was written."""
+"""`spillgrad verify`: check that stored bytes are those that were written."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +47,7 @@ def as_dict(found: Verification) -> dict[str, object]:
 
 
 def _lines(found: Verification) -> Iterator[tuple[str, str]]:
-    """Yield lines and their style: each problem, what is worth knowing, and how much was checked."""
+    """Yield lines and their style: problems, notes, and how much was checked."""
     for title, problems in (("wrong", found.problems), ("changed meanwhile", found.changed), ("note", found.notes)):
         for one in problems:
             place = printable(str(one.path), _PATH_LENGTH) + (f"/{printable(one.key)}" if one.key is not None else "")

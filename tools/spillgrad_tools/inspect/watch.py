@@ -1,4 +1,4 @@
-"""`spillgrad inspect --watch`: a run as it goes on, on the whole terminal."""
+"""`spillgrad inspect --watch`: follow a live run on the whole terminal."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from spillgrad_tools.inspect.watch_keys import Keys, ending
 from spillgrad_tools.inspect.watch_view import Message, View
 from spillgrad_tools.paged import close_output
 
-# So often it looks, and less often where looking takes longer than this share of the time.
+# The interval between two looks; it grows where looking takes more than this share of the time.
 EVERY_S = 0.25
 _MOST_SHARE = 0.1
 # The job goes first.
@@ -31,29 +31,29 @@ def watch(path: Path) -> None:
     Raises ArgumentError where there is no terminal to show it on, OSError and SpillError for what cannot be read,
     typer.Exit with 128 and the number of the signal that ended it.
     """
-    for name in ("COLUMNS", "LINES"):  # where exported, they say what size the terminal was, and stay as it changes
+    for name in ("COLUMNS", "LINES"):  # exported values would not change with the terminal's size
         os.environ.pop(name, None)
     console = Console()
     if not console.is_terminal or console.is_dumb_terminal:
         raise ArgumentError(
             "inspect: got --watch without a terminal to fill; leave it out to print what is so now, or ask for --json"
         )
-    if not path.exists() and not path.absolute().parent.is_dir():  # a run makes its folder, but not that of it
+    if not path.exists() and not path.absolute().parent.is_dir():  # a run makes its folder, but not the folder's parent
         raise ArgumentError(
             f"inspect: got --watch {path}, and there is no {path.absolute().parent} in which a run could begin; name "
             "a folder that something spills to, or will"
         )
     os.nice(_NICE)
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # where bars cannot be drawn, there are question marks
+        sys.stdout.reconfigure(errors="replace")  # question marks stand for bars that cannot be drawn
     try:
         with Follower(path) as follower:
             while (status := _show(console, follower, path)) is None:
-                signal.raise_signal(signal.SIGTSTP)  # with the terminal as it was; here it goes on
+                signal.raise_signal(signal.SIGTSTP)  # the terminal is restored first; after SIGCONT, the loop continues
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        close_output()  # the terminal is gone, and who watched with it
+        close_output()  # the terminal is gone
         status = 128 + signal.SIGHUP
     if status:
         raise typer.Exit(status)

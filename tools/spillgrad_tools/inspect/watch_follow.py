@@ -1,4 +1,4 @@
-"""Which run is watched: the newest that goes on, then the next that begins."""
+"""Choose the run to watch: the newest live one, then the next that begins."""
 
 import os
 import time
@@ -15,21 +15,22 @@ from spillgrad_tools.inspect.words import died, swept_by
 
 
 class Follower:
-    """Follows a run, opening nothing of it but its journal, of which it reads what is new.
+    """Follows a run by reading the new lines of its journal; it opens no other file.
 
-    When a run ended, and another one goes on at the path, it is that one's turn.
+    When the run has ended and another at the path is live, it follows that one.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._reader: RunReader | None = None
         self._last: Watched | None = None
-        self._news_s = 0.0  # when the run was heard of last, by `time.monotonic`
+        self._news_s = 0.0  # when the journal last grew, by `time.monotonic`
 
     def look(self) -> Watched | None:
         """Return what is known now; None while there is no run.
 
-        Raises OSError for what cannot be read, SpillFormatError for what is no journal, or of a newer version.
+        Raises OSError for a file that cannot be read, SpillFormatError for one that is no journal or is of a newer
+        version.
         """
         if self._reader is not None:
             self._last = self._take_in(self._reader)
@@ -63,7 +64,7 @@ class Follower:
         return Watched(run, now_s, reader.phase, _ended(run), reader.step)
 
     def _find(self) -> None:
-        """Take on the newest run that goes on; where nothing was shown yet and none does, show how the newest ended."""
+        """Follow the newest live run. If there is none, and none was shown yet, show how the newest ended."""
         places = self._places()
         place = next(filter(goes_on, places), None)
         if place is None:
@@ -91,7 +92,7 @@ class Follower:
 
 
 def _began_ns(place: Path) -> int:
-    """Return when a run began, or, of a journal, when it was last heard of; only the order counts."""
+    """Return when a run began, or when a journal was last written; only the order counts."""
     try:
         return os.stat(place / LOCK_NAME if place.is_dir() else place).st_mtime_ns
     except FileNotFoundError:

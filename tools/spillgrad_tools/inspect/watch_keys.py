@@ -16,7 +16,7 @@ _HEEDED = (*_ENDING, signal.SIGTSTP, signal.SIGWINCH)
 
 
 class Keys:
-    """Hands out keys and signals inside its block; afterwards the terminal and the signals are as they were."""
+    """Reads keys and signals inside its block, and restores the terminal and the signals afterwards."""
 
     def __enter__(self) -> Self:
         self._stdin: int | None = None
@@ -25,7 +25,7 @@ class Keys:
             self._stdin = sys.stdin.fileno() if sys.stdin.isatty() else None
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake_before = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        # What they do is to write their number to the pipe.
+        # Python writes the number of each handled signal to the pipe.
         self._handlers = {number: signal.signal(number, lambda *_: None) for number in _HEEDED}
         if self._stdin is not None:
             self._settings = termios.tcgetattr(self._stdin)
@@ -45,7 +45,7 @@ class Keys:
         os.close(self._wake)
 
     def wait(self, timeout_s: float) -> tuple[str, set[int]]:
-        """Return what was pressed, and signals that came, as soon as there is any, or after `timeout_s`."""
+        """Wait for keys or signals, at most `timeout_s`, and return them."""
         watched = [fd for fd in (self._stdin, self._woken) if fd is not None]
         ready = select.select(watched, [], [], timeout_s)[0]
         signals = set(os.read(self._woken, 256)) if self._woken in ready else set()
@@ -62,6 +62,6 @@ class Keys:
 
 
 def ending(signals: set[int]) -> int | None:
-    """Return the exit status that signals ask for: 128 and the number of one that ends; None where none does."""
+    """Return the exit status that signals ask for, 128 plus the signal's number; None where none ends the view."""
     found = signals.intersection(_ENDING)
     return 128 + min(found) if found else None

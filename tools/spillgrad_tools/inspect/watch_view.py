@@ -18,9 +18,9 @@ from spillgrad_tools.inspect.groups import COLUMNS
 from spillgrad_tools.inspect.tables import group_column
 from spillgrad_tools.inspect.words import HIT, duration, many, percent, rate, short_bytes
 
-# What is so now is what was so over the last seconds.
+# Rates are averages over the last seconds.
 NOW_S = 3.0
-# Steps whose speed is that of the run.
+# The run's speed is that of its last steps.
 _STEPS = 10
 # A little plot has a bar for each second.
 _PLOT_S = 30
@@ -31,7 +31,7 @@ _MOST_FAILURES = 3
 _MOST_OPERATIONS = 12
 _KEYS = "q leaves"
 
-# The parts of what is in RAM, told apart by more than colour: what they are called, drawn with, and coloured.
+# The parts of RAM: name, sign, colour and bytes. Signs differ, so that colour is not needed to tell them apart.
 _PARTS: tuple[tuple[str, str, str, Callable[[Sample], int]], ...] = (
     ("hot", "█", "blue", lambda sample: sample.hot_bytes),
     ("writing", "▓", "magenta", lambda sample: sample.writing_bytes),
@@ -50,7 +50,7 @@ _NOTHING = Sample(**{field.name: 0 for field in dataclasses.fields(Sample)})
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """A run at `now_s` since it began: what it does, what is to be said of its end, and the training step it is in."""
+    """A run at `now_s` since it began: its phase, how it ended, and its training step."""
 
     run: Run
     now_s: float
@@ -68,7 +68,7 @@ class Line:
 
 
 class View:
-    """Fills the screen: with what is most worth knowing, as far as there is room for it."""
+    """Fills the screen with the most important lines that fit."""
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
@@ -131,7 +131,7 @@ def _lines(watched: Watched, width: int) -> Iterator[Line]:
 
 
 def _rates(watched: Watched, sample: Sample, width: int) -> Iterator[Line]:
-    """Yield what is written, read and waited for now, with the last seconds where there is room; in the end, in all."""
+    """Yield the rates of writing, reading and waiting, with plots where they fit; after the end, of the whole run."""
     samples, now_s = watched.run.samples, watched.now_s
     over_s = now_s if watched.ended else min(NOW_S, now_s)
     written_s, read_s, share = (_rise(samples, now_s, over_s, of) for of in _COUNTERS)
@@ -142,7 +142,7 @@ def _rates(watched: Watched, sample: Sample, width: int) -> Iterator[Line]:
     )
     widest = max(map(len, words))
     for rank, label, each, of in zip((5, 6, 3), ("writing", "reading", "waiting"), words, _COUNTERS, strict=True):
-        # A second has a second to wait.
+        # A thread waits for one second a second at most.
         plot = _plot(samples, now_s, of, full=1.0 if label == "waiting" else 0.0)
         room = _LABEL + widest + _PLOT_GAP + _PLOT_S <= width
         yield Line(rank, _labelled(label, f"{each:<{widest + _PLOT_GAP}}", plot) if room else _labelled(label, each))
@@ -181,7 +181,7 @@ def _step(watched: Watched) -> str:
     label = next((step.label for step in reversed(run.steps) if step.label is not None), None)
     number = (last.number if label is None else label) + bool(phase)
     if phase and watched.step is not None and label is not None:
-        number = watched.step  # perhaps the same, and another batch of it
+        number = watched.step  # perhaps another batch of the same step
     return f"{number}{now}{speed}, the last took {duration(last.took_s)}"
 
 
@@ -196,7 +196,7 @@ def _peak(run: Run, sample: Sample) -> int:
 
 
 def _bar(run: Run, sample: Sample, width: int) -> Text:
-    """Return the RAM as a bar, with marks at the budget and at the most there was; the larger of them is its end."""
+    """Return the RAM as a bar with marks at the budget and the peak; the larger of the two is the bar's end."""
     peak = _peak(run, sample)
     full = max(run.settings.budget_bytes or 0, peak, 1)
     bar, end, held = Text(), 0, 0
@@ -230,7 +230,7 @@ def _more(run: Run, sample: Sample) -> str:
 
 
 def _at(samples: Sequence[Sample], t: float) -> Sample:
-    """Return what was so at `t`: nothing changes where no sample says so."""
+    """Return the last sample before `t`: between samples nothing changed."""
     place = bisect.bisect_right(samples, t, key=lambda sample: sample.t)
     return samples[place - 1] if place else samples[0]
 
@@ -243,7 +243,7 @@ def _rise(samples: Sequence[Sample], now_s: float, over_s: float, of: Callable[[
 
 
 def _plot(samples: Sequence[Sample], now_s: float, of: Callable[[Sample], float], full: float = 0.0) -> Text:
-    """Return a bar for how much a counter rose in each of the last seconds; a full one is `full`, or the largest."""
+    """Return a bar for each of the last seconds: how much a counter rose. A full bar is `full`, or the largest rise."""
     if not samples:
         return Text(" " * _PLOT_S)
     values = [of(_at(samples, now_s - ago)) for ago in range(_PLOT_S, -1, -1)]

@@ -9,9 +9,9 @@ from spillgrad.storage.budget import format_bytes
 from spillgrad.storage.inspection.printable import printable
 from spillgrad.storage.inspection.records import Run, Sample
 
-# What is not known.
+# Stands for an unknown value.
 UNKNOWN = "–"
-# What a hit is: nobody waited for it.
+# A hit: no caller waited for it.
 HIT = "in RAM, or read ahead in time"
 
 
@@ -77,7 +77,7 @@ def state(run: Run) -> str:
 
 
 def died(run: Run) -> str:
-    """Return what can be known of how a dead run ended: one that is killed leaves its folder, until it is swept."""
+    """Return how a dead run ended, as far as that can be known: a killed run leaves its folder until it is swept."""
     words = "its process ended without closing its store"
     if run.folder is not None:
         return words
@@ -95,7 +95,7 @@ def swept_by(run: Run) -> str:
 
 
 def beyond_budget(run: Run) -> Iterator[str]:
-    """Yield when and why RAM was beyond the budget, as far as the journal says; nothing where it never was."""
+    """Yield when and why RAM exceeded the budget, as far as the journal tells."""
     budget = run.settings.budget_bytes
     if budget is None or run.stats.peak_ram_bytes <= budget:
         return

@@ -1,4 +1,4 @@
-"""What the plots of a report show, as numbers: memory and disk over time, and bytes by module."""
+"""The numbers behind a report's plots: memory and disk over time, and bytes by module."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from spillgrad.storage.moved import Moved, Origin, total
 
 # Samples that a page draws: more than a screen has pixels.
 MOST_SAMPLES = 4_000
-# Tiles of a treemap that anybody can see, and its deepest level: paths of modules may be made up.
+# The most tiles of a treemap, and its deepest level: a journal may hold forged module paths.
 MOST_TILES = 1_000
 DEEPEST = 12
 ROOT, NO_MODULE, OTHERS = "everything", "(none)", "(others)"
@@ -20,7 +20,7 @@ ROOT, NO_MODULE, OTHERS = "everything", "(none)", "(others)"
 def memory(run: Run, most_samples: int = MOST_SAMPLES) -> dict[str, Any]:
     """Return what the store held over time, as columns: microseconds and bytes.
 
-    Of more than `most_samples`, those stay that are extreme in their stretch of time.
+    If there are more than `most_samples`, only the extremes of each stretch of time stay.
     """
     samples = run.samples if len(run.samples) <= most_samples else _extremes(run.samples, most_samples)
     columns: dict[str, Any] = {"t": [round(sample.t * 1e6) for sample in samples]}
@@ -48,7 +48,7 @@ Path = tuple[str, ...]
 def modules(origins: dict[Origin, Moved], most_tiles: int = MOST_TILES) -> dict[str, Any]:
     """Return a tree of what came from where, as columns: modules by the dots of their paths, in them operations.
 
-    Numbers of parents take the place of names, of which nothing needs to be unique; -1 is above the root. Units: bytes
+    Parents are given by number, as names need not be unique; the root's parent is -1. Units: bytes
     and microseconds. Beyond `most_tiles`, the smallest are one tile.
     """
     leaves: dict[Path, list[Moved]] = {}
@@ -81,7 +81,7 @@ def modules(origins: dict[Origin, Moved], most_tiles: int = MOST_TILES) -> dict[
 
 
 def _without_chains(tree: Iterable[Path]) -> dict[Path, Path | None]:
-    """Return the paths to show, and what each is shown in: a module whose only part is a module adds nothing to it."""
+    """Return the paths to show, each with its parent; a module with a single module inside is left out."""
     children: dict[Path, list[Path]] = {path: [] for path in tree}
     for path in children:
         if path:
@@ -97,7 +97,7 @@ def _without_chains(tree: Iterable[Path]) -> dict[Path, Path | None]:
 
 
 def _label(path: Path, parent: Path | None) -> str:
-    """Return what stands on a tile: the end of its path, of which a number alone would not say what it counts."""
+    """Return a tile's label: the end of its path, with the name before a number."""
     if parent is None:
         return ROOT
     begin = len(parent)

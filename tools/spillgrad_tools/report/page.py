@@ -25,7 +25,7 @@ from spillgrad_tools.report import tables as report_tables
 from spillgrad_tools.report import text as report_text
 from spillgrad_tools.report import timeline as report_timeline
 
-# What a page is made with; the extra `report` installs it.
+# The packages that a page needs; the extra `report` installs them.
 NEEDED = ("jinja2", "plotly")
 SCRIPTS = ("page.js", "time.js", "modules.js", "tables.js")
 MOST_FAILURES = 100
@@ -41,8 +41,8 @@ def require_packages(option: str) -> None:
 def report(path: Path, page_path: Path) -> None:
     """Write the page of the run at `path`.
 
-    Raises ArgumentError where there are several, or a package is missing; what `inspect` raises; OSError for a page
-    that cannot be written.
+    Raises ArgumentError for several runs or a missing package, OSError for a page that cannot be written, and the
+    errors of `inspect`.
     """
     require_packages("--html")
     require_not_stored(page_path)
@@ -70,7 +70,7 @@ def write_report(run: Run, timed: Iterable[Span], advice: Sequence[Advice], path
         else:
             _replace(Path(os.path.realpath(path)), text)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # of the file that was asked for
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # name the page, not the temporary file
 
 
 def _replace(path: Path, text: bytes) -> None:
@@ -102,7 +102,7 @@ def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    # A long name may go on in the next line where one of its parts ends; who copies it copies no break.
+    # A long name may break after a part; <wbr> adds nothing to a copy of it.
     environment.filters["breakable"] = lambda text: Markup(re.sub(r"(?<=[._])(?=\w)", "<wbr>", escape(text)))
     return environment.from_string(_part("page.html")).render(
         run=run,

@@ -10,12 +10,12 @@ from spillgrad.storage.moved import Moved, total
 from spillgrad_tools.report.text import format_duration
 
 NAMES = {"module": "module", "op": "operation", "dtype": "dtype", "step": "step"}
-# Rows of a table in a page; beyond them, those with the fewest bytes are one.
+# The most rows of a table; those with the fewest bytes are left out.
 MOST_ROWS = 1_000
 
 
 class Cell(NamedTuple):
-    """What a cell says, and the number that sorts it."""
+    """A cell's text, and the number that sorts it."""
 
     text: str
     value: float
@@ -42,7 +42,7 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("read", "read_bytes", format_bytes),
     ("waited", "wait_s", format_duration),
 )
-# Nothing is lost without these where they are all zero, or stored as written.
+# These columns are left out where they are all zero.
 _OPTIONAL = ("deduplicated", "kept")
 
 

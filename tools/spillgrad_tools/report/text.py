@@ -1,4 +1,4 @@
-"""A run in words, for people: what was spilled, what it cost, and how to say so."""
+"""Describe a run in words: what was spilled, and what it cost."""
 
 import json
 import statistics
@@ -114,20 +114,20 @@ def _share(part: float, whole: float, of_what: str) -> str:
 
 
 def name(run: Run) -> str:
-    """Return what a run is called: its directory, or its journal with the folder it is in."""
+    """Return the name of a run: its directory, or its journal and the folder of that."""
     path = run.path.absolute()
     return printable(path.name if path.suffix != ".jsonl" else f"{path.parent.name}/{path.name}")
 
 
 def ram_words(run: Run) -> str:
-    """Return what a plot of RAM shows, for who cannot see it."""
+    """Return the text alternative of the plot of RAM."""
     budget = run.settings.budget_bytes
     most = f"at most {format_bytes(run.stats.peak_ram_bytes)}"
     return most if budget is None else f"{most}, of a budget of {format_bytes(budget)}"
 
 
 def disk_words(run: Run) -> str:
-    """Return what a plot of the disk shows, for who cannot see it."""
+    """Return the text alternative of the plot of the disk."""
     live = max((sample.live_bytes for sample in run.samples), default=0)
     return f"at most {format_bytes(run.stats.peak_disk_bytes)} on the disk, arrays of {format_bytes(live)} alive"
 
@@ -138,13 +138,13 @@ def call(advice: Advice) -> str:
 
 
 def _as_argument(value: object) -> str:
-    """Return a value as somebody would write it, whole MiB as such."""
+    """Return a value as a person would write it: whole MiB as text."""
     whole = isinstance(value, int) and value >= _MIB and not value % _MIB
     return printable(f'"{value // _MIB}MiB"' if whole else json.dumps(value))  # type: ignore[operator]
 
 
 def settings(run: Run) -> list[tuple[str, str]]:
-    """Return what a run was told, and where and when it ran: names and values, as far as they are known."""
+    """Return the known settings of a run, and where and when it ran, as names and values."""
     told = run.settings
     budget = None if told.budget_bytes is None else f"{format_bytes(told.budget_bytes)} ({told.budget_bytes:,} bytes)"
     known = (

@@ -1,4 +1,4 @@
-"""The timeline of a report: what took time, in lanes, as few bars as a page can hold."""
+"""The timeline of a report: spans in lanes, merged into as many bars as a page can hold."""
 
 import array
 from collections.abc import Iterable
@@ -10,14 +10,14 @@ from spillgrad.storage.inspection.printable import printable
 from spillgrad.storage.inspection.records import Span
 from spillgrad.storage.moved import Origin
 
-# A bar is some 40 bytes of a page, which holds so many in all, and so many names.
+# The most bars and names in a page; a bar takes some 40 bytes.
 MOST_BARS = 40_000
 MOST_NAMES = 2_000
-# Spans at the same time lie in rows of their lane; more than so many at once share the last one.
+# Simultaneous spans lie in rows of their lane. Where more overlap, they share the last row.
 MOST_ROWS = 3
-# Journals have microseconds: what follows at once must not seem to overlap.
+# Journals round to microseconds: a span that follows at once must not seem to overlap.
 ROUNDING_S = 2e-6
-# Numbers of a page are floats: what is larger is made up.
+# JavaScript's numbers are floats, exact up to this; larger numbers in a journal are forged.
 EXACT = 2**53
 
 LANES = (
@@ -89,7 +89,7 @@ def name(origin: Origin) -> str:
 def timeline(spans: Spans, most_bars: int = MOST_BARS) -> dict[str, Any]:
     """Return lanes and bars, as the page has them: times in microseconds, bars by kind, in order of their beginning.
 
-    A bar is one span, or `spans` shorter than `merged_below_us` that began within that time; of these it has the sums.
+    A bar is one span, or the sum of `spans` that are shorter than `merged_below_us` and began within that time.
     """
     rows = _rows(spans)
     below_s, cells = _merged(spans, rows, most_bars)

@@ -39,12 +39,12 @@ from spillgrad_tools.train.training import MakeOffload, StepRecord, Training
 SAMPLE_BYTES = 300
 # Train loss and speed are reported over this many last steps: a single batch is noisy.
 REPORTED_STEPS = 20
-# A store closes on its own soon after the last who held it.
+# A store closes soon after its last owner is gone.
 CLOSING_S = 10.0
 
 
 class StopRequest:
-    """Set by the first Ctrl-C or SIGTERM, which is answered at once; a second one acts as if none were caught."""
+    """Notes the first Ctrl-C or SIGTERM and says so at once; a second one acts as if none were caught."""
 
     def __init__(self, console: Console) -> None:
         self.received = False
@@ -107,8 +107,8 @@ def _run(
 
 
 def _write_page(out: Path, journal: Path) -> Path:
-    """Write what a journal says to a page, and return its path: of a run that nobody holds."""
-    gc.collect()  # models are full of cycles, and hold their store
+    """Write the page of a run, once its store is closed, and return the page's path."""
+    gc.collect()  # models have reference cycles, and hold their store
     with RunReader(journal) as reader:
         deadline_s = time.monotonic() + CLOSING_S
         while (reader.read() or reader.run().state == "live") and time.monotonic() < deadline_s:
@@ -160,7 +160,7 @@ def _offload(options: TrainOptions, out: Path, journal: Path) -> MakeOffload | N
 
 
 def _journal(out: Path) -> Path:
-    """Return where the journal of what is spilled stays: beside those of the runs that this one resumes."""
+    """Return a path for the journal, beside those of the runs that this one resumes."""
     names = itertools.chain(["journal.jsonl"], (f"journal-{number}.jsonl" for number in itertools.count(2)))
     return next(out / name for name in names if not (out / name).exists())
 
@@ -189,12 +189,12 @@ def _begin_spilling(training: Training, options: TrainOptions, out: Path, journa
 
 
 def _as_named(found: Preflight, place: Path) -> Preflight:
-    """Return what a run's disk offers, with its path below that of the command line."""
+    """Return a preflight whose path begins as on the command line."""
     return dataclasses.replace(found, directory=place / found.directory.name)
 
 
 def _places(options: TrainOptions) -> list[str]:
-    """Return the words that a resumed run needs again, as a checkpoint does not hold them."""
+    """Return the options that a resumed run needs again, as a checkpoint does not hold them."""
     words = ["--offload"] if options.offload else []
     words += [] if options.spill else ["--no-spill"]
     words += ["--device", options.device] if options.device != "cpu" else []
@@ -227,7 +227,7 @@ def _settings(options: TrainOptions) -> TrainSettings:
         return dataclasses.replace(TrainSettings(), **options.settings)
     settings, done = Training.settings_of(options.resume)
     for name, value in options.settings.items():
-        # A base may lie somewhere else now; whether it is the same, its checksum says.
+        # A base may have moved; its checksum tells whether it is the same.
         if name not in ("steps", "weights") and value != getattr(settings, name):
             raise ArgumentError(
                 f"train: got {_words(name, value)}, but {options.resume} was trained with "
@@ -255,8 +255,7 @@ def _words(name: str, value: Any) -> str:
 def _output_directory(options: TrainOptions) -> Iterator[Path]:
     """Make the folder of the checkpoint: without --out, that of the resumed run or a new one in runs/.
 
-    Still empty at the end, it is removed. A new one gets the spill files, as those beside it did: what killed runs left
-    in them goes.
+    An empty folder is removed at the end. Beside a new one in runs/, the spill files of killed runs are removed.
     Raises OSError when it cannot be written, ArgumentError when it holds the checkpoint of another run, or another
     training writes to it.
     """
@@ -291,9 +290,9 @@ def _output_directory(options: TrainOptions) -> Iterator[Path]:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder, which leaves nothing in it, for as long as the descriptor that is returned is open.
+    """Lock a folder for as long as the returned descriptor is open; no file is made in it.
 
-    None where another process has it, or removed it meanwhile.
+    Return None where another process has locked it, or has removed it meanwhile.
     """
     fd = None
     try:

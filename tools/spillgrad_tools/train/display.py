@@ -16,7 +16,7 @@ from spillgrad.storage.budget import format_bytes
 from spillgrad_kernels.compile import counts
 from spillgrad_tools.train.training import Evaluation, StepRecord
 
-# Where lines cannot be redrawn, at least this long passes between two of them.
+# The least time between two lines where lines cannot be redrawn.
 LINE_EVERY_S = 10.0
 
 
@@ -29,7 +29,7 @@ def numbers(record: StepRecord) -> str:
 
 
 class _Preparation:
-    """What the first step waits for; drawn again and again while it does."""
+    """Shows what the first step waits for."""
 
     def __rich__(self) -> Text:
         return Text(f"compiling kernels: {counts.compiled}" if counts.compiled else "preparing", style="dim")
@@ -76,7 +76,7 @@ def _lines(console: Console, records: Iterable[StepRecord], last: int) -> Iterat
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a finished run comes to; losses in nats per byte."""
+    """The results of a finished run; losses in nats per byte."""
 
     train_loss: float
     held_out: Evaluation
@@ -87,7 +87,7 @@ class Report:
     deduplicated_bytes: int
     written_bytes: int
     written_bytes_per_step: int
-    stored_bytes: int  # what a codec made of them
+    stored_bytes: int  # their size after a codec
     read_bytes: int
     read_bytes_per_step: int
     waited_s: float
@@ -133,7 +133,7 @@ def _share(evaluation: Evaluation) -> str:
 
 
 def show_sample(console: Console, sample: str) -> None:
-    """Print text a model made up, with control characters, which could command the terminal, made visible."""
+    """Print a model's text; replace control characters, which could command the terminal."""
     console.rule("sample")
     shown = "".join(
         letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in sample

@@ -9,23 +9,23 @@ from spillgrad.storage.budget import format_bytes
 from spillgrad.storage.file_system import free_bytes
 from spillgrad_tools.train.training import Training
 
-# Where no number of steps is named, so much training may be lost; saving may take a share of the time.
+# The default interval between checkpoints, and the largest share of the time that saving may take.
 EVERY_S = 600.0
 MOST_SHARE = 0.05
 
 
 class Saves:
-    """Saves a run's checkpoints: after every so many steps, or None: every ten minutes, or 0: at the end alone.
+    """Saves a run's checkpoints every so many steps; None means every ten minutes, and 0 at the end alone.
 
-    A save replaces the former checkpoint only once it is whole. So two need room at a time, and a run saves at the end
-    alone where there is room for one. One that cannot be written costs a line, and training goes on; at the end it
-    raises. Both say which checkpoint stays.
-    Raises CheckpointError, before training, where one, or what was asked for, has no room.
+    A new checkpoint replaces the former once it is whole, so that two need room at a time. With room for one, a run
+    saves at the end alone. When a checkpoint cannot be written, training prints a line and goes on; at the end, the
+    error is raised. Both say which checkpoint stays.
+    Raises CheckpointError before training where the disk has too little room.
     """
 
     def __init__(self, training: Training, out: Path, every: int | None, say: Callable[[str], None]) -> None:
         self._training, self._out, self._every, self._say = training, out, every, say
-        # The step of the checkpoint that is there.
+        # The step of the checkpoint in the folder.
         self._saved = training.first_step if (out / "checkpoint.json").exists() else None
         self._ended_s = time.monotonic()  # the last save, or the beginning
         self._last_s = 0.0
@@ -91,7 +91,7 @@ class Saves:
         self._say(f"a checkpoint is saved at the end alone: it and the next one would need {lack}")
 
     def _bytes_for_another(self) -> int:
-        """Return the bytes of a checkpoint and, where there is none that it replaces, of the next one."""
+        """Return the bytes of one checkpoint, or of two where none is in the folder yet."""
         return self._training.checkpoint_bytes * (2 if self._saved is None else 1)
 
     def _lack(self, wanted_bytes: int) -> str | None:

@@ -30,8 +30,8 @@ MAX_GRADIENT_NORM = 1.0
 SAMPLE_PROMPT = b"The "
 # The learning rate rises for this share of the steps.
 WARMUP_SHARE = 0.1
-# What a run begins with where the user names no rate: so much for a model of 256 features, less for wider ones. That is
-# 7e-4 for GPT-2 and 3e-4 for its largest; those of GPT-3's sizes are 6e-4 and 2.5e-4 (Brown et al. 2020, table 2.1).
+# The default learning rate of a model with 256 features; wider ones get less. It is 7e-4 for GPT-2 and 3e-4 for its
+# largest size; GPT-3's sizes have 6e-4 and 2.5e-4 (Brown et al. 2020, table 2.1).
 LR, LR_WIDTH = 2e-3, 256
 _BYTES = 256
 
@@ -63,7 +63,7 @@ class StepRecord:
 
 
 class Evaluation(NamedTuple):
-    """A mean loss, in nats per byte, over so many batches of those there are."""
+    """A mean loss in nats per byte, over `batches` of `all_batches`."""
 
     loss: float
     batches: int
@@ -73,8 +73,8 @@ class Evaluation(NamedTuple):
 class Training:
     """A language model of bytes in training; saved and resumed, it goes through the same numbers, bit for bit.
 
-    `offload`, which takes a function that builds the model, one that makes the optimizer, and options, as
-    `disk_offload` does, keeps both on disk. `spill`, which may be set at any time, takes what steps save for backward.
+    `offload` keeps model and optimizer on disk; it takes the arguments of `disk_offload`. `spill` takes what steps save
+    for backward; it may be set at any time.
     Raises CheckpointError when the checkpoint to resume from is of another model, or was trained on another text or
     base; ArgumentError for more context than the model has; DeviceError for a device that is not there.
     """
@@ -95,7 +95,7 @@ class Training:
         self._config = _config(settings, state)
         self.lr = LR * min(1.0, LR_WIDTH / _width(self._config)) if settings.lr is None else settings.lr
         self.settings = dataclasses.replace(settings, lr=self.lr)
-        # A step's batches lie in one, so that steps, their data and resuming know nothing of them.
+        # The data set draws all batches of a step as one, so that only `_parts` knows of them.
         step_batch = settings.batch * settings.accumulate
         self.data = sg.data.ByteDataset(text, settings.context, step_batch, settings.seed)
         self._base = _checksums(settings)
@@ -112,7 +112,7 @@ class Training:
             model = build()
             optimizer = self._make_optimizer([p for p in model.parameters() if p.requires_grad])
         else:
-            # Several batches' gradients must pile up on disk before the step.
+            # With several batches, gradients must accumulate before the step.
             found = self.offload = offload(
                 build, self._make_optimizer, step_in_backward=settings.accumulate == 1, max_grad_norm=MAX_GRADIENT_NORM
             )
@@ -137,7 +137,7 @@ class Training:
             yield self._advance(*next(batches))
 
     def held_out_loss(self) -> Evaluation:
-        """Return the mean loss on the text kept out of training, of which half as many batches as steps are enough."""
+        """Return the mean loss on the text kept out of training, over half as many batches as there are steps."""
         batches = min(max(1, self.settings.steps // 2), self.data.held_out_count)
         total, count = 0.0, 0
         self.model.eval()
@@ -153,8 +153,8 @@ class Training:
     def sample(self, length: int) -> str:
         """Return `length` bytes that the model makes up after a first word, as text; fewer after a short training.
 
-        Each of them is a pass through the model over what is there: all take a small share of the tokens that trained,
-        and, where the model is read from disk for each, no more passes than steps.
+        Each byte takes a pass through the model. All of them together take a small share of the tokens trained on and,
+        with a model on disk, no more passes than there were steps.
         """
         trained_tokens = self.settings.steps * self.settings.accumulate * self.settings.batch * self.settings.context
         length = min(length, math.isqrt(trained_tokens // 8), self.settings.steps if self.offload else length)
@@ -162,7 +162,7 @@ class Training:
         with self._precision():
             made = self.model.generate(prompt, length, temperature=0.8, top_k=40, seed=self.settings.seed)
         tokens = made.numpy(force=True)[0]
-        # A token that is no byte may still seem likely to a model that knew others, or is new.
+        # A model with more tokens than bytes may draw one that is no byte.
         return b"".join(bytes([token]) if token < _BYTES else b"\xff" for token in tokens).decode(errors="replace")
 
     def save(self, directory: Path) -> None:
@@ -180,7 +180,7 @@ class Training:
     def checkpoint_bytes(self) -> int:
         """Return the bytes of a checkpoint's tensors."""
         need = disk_need(self.model, self.optimizer, gradients=True)
-        # As many as there are gradients are trained.
+        # Only parameters with gradients are trained.
         return need.state + (need.parameters if self.settings.lora is None else need.gradients)
 
     def stats(self) -> StoreStats:
@@ -198,7 +198,7 @@ class Training:
         return TrainSettings(**state["extra"]["settings"]), state["step"]
 
     def _build(self, is_new: bool) -> sg.models.LanguageModel:
-        """Return the model; one that goes on, but for a base of adapters, gets its weights later."""
+        """Return the model. A resumed one gets its weights later, except for the base of adapters."""
         weights, rank = self.settings.weights, self.settings.lora
         if weights is not None and (is_new or rank is not None):
             model = sg.models.from_safetensors(weights).train()
@@ -231,7 +231,7 @@ class Training:
             norm = self.offload.grad_norm
         self.schedule.step()
         self.step += 1
-        # Weights that either has reached are worth no checkpoint: who saves never sees them.
+        # Raise before a checkpoint of such weights could be saved.
         for what, found in (("loss", value), ("gradient norm", norm)):
             if found is not None and not math.isfinite(found):
                 raise ArgumentError(
@@ -250,7 +250,7 @@ class Training:
         )
 
     def _parts(self, x: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the batches, one after the other, of which the model sees one at a time."""
+        """Yield the batches of a step, one after the other."""
         size = self.settings.batch
         return ((x[start : start + size], y[start : start + size]) for start in range(0, len(x), size))
 
