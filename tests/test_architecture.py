@@ -59,11 +59,10 @@ STORAGE_FREE_FOR_ALL = ("spillgrad.storage.sizes", "spillgrad.storage.runs.file_
 STORAGE_USERS = (*DOORS, "spillgrad.storage", "spillgrad.inspection", "spillgrad_tools")
 FRAMEWORK_USERS = (
     "spillgrad.interop",
-    "spillgrad_tools.bench_torch",
-    "spillgrad_tools.bench_torch_cuda",
-    "spillgrad_tools.bench_train_torch",
-    "spillgrad_tools.bench_train_torch_hooks",
-    "spillgrad_tools.bench_train_paddle",
+    "spillgrad_tools.bench.torch",
+    "spillgrad_tools.bench.torch_cuda",
+    "spillgrad_tools.bench.gpt_torch",
+    "spillgrad_tools.bench.paddle",
 )
 # Imports inside functions hide a dependency. Each of these has a reason.
 LATE_IMPORTS = {
@@ -78,7 +77,7 @@ LATE_IMPORTS = {
     "spillgrad.data.bpe": "only byte-pair tokens need tokenizers, which may not be installed",
     "spillgrad.storage.codecs": "`import spillgrad` must not wait for zstd, which only codec='lossless' needs",
     "spillgrad.storage.encryption": "only encrypt=True needs cryptography, which may not be installed",
-    "spillgrad_tools.report": "only a page needs plotly and Jinja2, which may not be installed",
+    "spillgrad_tools.report.page": "only a page needs plotly and Jinja2, which may not be installed",
     "spillgrad.storage.journal.late_events": "`import spillgrad` must not wait for msgspec, which only stores need",
     "spillgrad.storage.disk.hdf5": "`import spillgrad` must not wait for HDF5, which only spilling needs",
 }
@@ -250,7 +249,7 @@ def test_a_forbidden_import_is_found(module: str, source: str):
             "spillgrad.autograd.core.engine",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n import spillgrad.tensor",
         ),
-        ("spillgrad_tools.train", "import spillgrad as sg"),
+        ("spillgrad_tools.train.training", "import spillgrad as sg"),
         ("spillgrad.interop.torch", "import torch"),
     ],
 )

@@ -1,8 +1,8 @@
 """Run every check of the CUDA side on a machine with a GPU, in under ten minutes: `python tools/check_gpu.py`.
 
-Nothing has to be installed but what spillgrad and its extra `cuda` need; PyTorch is compared with, and pytest runs the
-tests, where they are there. Every part is a process of its own with a time limit, and the others go on if it fails. All
-it prints is kept in the folder `--out`; the last lines say what came out, and the status whether all passed.
+It needs only spillgrad and its extra `cuda`; where they are installed, PyTorch is compared with and pytest runs the
+tests. Every part is a process of its own with a time limit; if one fails, the others still run. The folder `--out`
+keeps all output; the last lines are a summary, and the exit status is 0 if all parts passed.
 
 NUMBA_ENABLE_CUDASIM=1 runs all of it in Numba's simulator, which takes many minutes.
 """
@@ -33,14 +33,14 @@ PACKAGES = (
     "msgspec", "zstandard", "psutil", "rich", "typer", "torch", "pytest", "hypothesis",
 )  # fmt: skip
 STEPS = 6
-# Sums in another order, and what six steps make of that.
+# Relative: devices sum in different orders, and six steps amplify that.
 LOSS_TOLERANCE = 1e-3
 SHOWN_FAILURES = 8
 HOST_LOSSES = "host-losses.json"
 
 
 class Outcome(NamedTuple):
-    """What came out of a part: whether it passed, in a few words, and lines for the reader to see before the table."""
+    """The result of a part: whether it passed, a summary, and lines to print before the table."""
 
     passed: bool
     text: str
@@ -78,7 +78,7 @@ def execute(command: Sequence[str], log: Path, limit_s: float, output: Path | No
         except subprocess.TimeoutExpired:
             return None
         finally:
-            # Its own children too; some live on when it ended before them.
+            # Kill its children, too; they may outlive it.
             with contextlib.suppress(ProcessLookupError):  # all of them ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -89,7 +89,8 @@ def ended(status: int | None) -> str:
     return "ran out of time" if status is None else f"ended with status {status}"
 
 
-# What a process of its own does: `python tools/check_gpu.py --part NAME`. The last line it prints is its result.
+# Parts that run in a process of their own: `python tools/check_gpu.py --part NAME`. The last printed line is the
+# result.
 
 
 def say_machine() -> str:
@@ -119,37 +120,21 @@ def train(device: str, spills: bool) -> list[float]:
     """Return the losses of a small GPT's first steps."""
     import tempfile
 
-    import numpy as np
-
-    import spillgrad as sg
+    from spillgrad_tools.bench.gpt import BETAS, SIMULATED_GPT, WEIGHT_DECAY, tokens
+    from spillgrad_tools.bench.gpt_ours import Training
 
     small = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
-    sizes = {"vocab_size": 11, "context": 4, "n_layer": 1, "n_head": 1, "n_embd": 4} if small else {
-        "vocab_size": 256, "context": 128, "n_layer": 4, "n_head": 4, "n_embd": 128,
-    }  # fmt: skip
-    sg.manual_seed(0)
-    model = sg.models.GPT(sg.models.GPTConfig(**sizes)).to(device)
-    optimizer = sg.optim.AdamW(model.parameters(), lr=1e-3)
-    random, losses = np.random.default_rng(0), []
+    sizes = {"vocab_size": 256, "context": 128, "n_layer": 4, "n_head": 4, "n_embd": 128}
+    sizes = SIMULATED_GPT if small else sizes
+    batch, steps = (1, 2) if small else (8, STEPS)
     with tempfile.TemporaryDirectory() as directory:
-        store = None
-        if spills:
-            store = sg.save_on_disk(directory, ram_budget=0 if small else "1MiB", device_budget=0, min_bytes=1)
-        for _ in range(2 if small else STEPS):
-            tokens = random.integers(0, sizes["vocab_size"], (1 if small else 8, sizes["context"] + 1))
-            inputs, targets = (
-                sg.tensor(np.ascontiguousarray(t), device=device) for t in (tokens[:, :-1], tokens[:, 1:])
-            )
-            optimizer.zero_grad()
-            with store or contextlib.nullcontext():
-                loss = model(inputs, targets)[1]
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        if store is not None:
-            stats = store.stats()
-            print(stats)
-            if stats.written_bytes == 0:
+        budgets = {"spill_budget": 0 if small else "1MiB", "device_budget": 0, "min_bytes": 1} if spills else {}
+        training = Training(sizes, None, 1e-3, BETAS, WEIGHT_DECAY, directory, device=device, **budgets)
+        losses = [training.step(*tokens(sizes["vocab_size"], (batch, sizes["context"]), step)) for step in range(steps)]
+        if training.spill is not None:
+            traffic = training.spill.traffic()
+            print(traffic)
+            if traffic["written_bytes"] == 0:
                 raise RuntimeError("training with spilling: nothing was written to disk")
     print(f"{device}{', spilled' if spills else ''}: {losses}")
     return losses
@@ -171,7 +156,7 @@ def say_training(out: Path, spills: bool) -> str:
 
 
 def say_memory() -> str:
-    """Ask for more than the device has, several times, and see that what is there works as before."""
+    """Ask for more memory than the device has, several times, and check that it still works."""
     import spillgrad as sg
 
     x = sg.ones(1000).to("cuda")
@@ -195,11 +180,11 @@ def say_memory() -> str:
     return f"refused {refused} times, computes on, all came back"
 
 
-# What the parts make of their processes.
+# The checks, each of which runs processes and judges them.
 
 
 def by_process(name: str, *options: str) -> Callable[[Path, float], Outcome]:
-    """Return the check that is this file's part of a name, in a process of its own."""
+    """Return the check that runs the named part of this file in a process of its own."""
 
     def check(log: Path, limit_s: float) -> Outcome:
         status = execute([__file__, "--part", name, "--out", str(log.parent), *options], log, limit_s)
@@ -247,7 +232,7 @@ def tests(*paths: str) -> Callable[[Path, float], Outcome]:
         failures += [line for outcome in outcomes for line in outcome[2]]
         others = len(names) - passed - skipped
         text = f"{passed} passed, {skipped} skipped, {others} failed"
-        # Of a test with many parameters, the first that failed.
+        # For a test with many parameters, the first failure.
         shown = list({line.partition("[")[0]: line for line in reversed(failures)}.values())[::-1][:SHOWN_FAILURES]
         more = [f"and {len(failures) - len(shown)} more"] if len(failures) > len(shown) else []
         return Outcome(not failures and passed > 0, text, [*shown, *more])
@@ -257,9 +242,9 @@ def tests(*paths: str) -> Callable[[Path, float], Outcome]:
 
 def as_markdown(answer: dict[str, Any]) -> str:
     """Return the README's table of what the benchmark found."""
-    from spillgrad_tools.bench_cases import Result
-    from spillgrad_tools.bench_cuda_cases import CUDA_BY_NAME
-    from spillgrad_tools.bench_report import cuda_as_markdown
+    from spillgrad_tools.bench.cases import Result
+    from spillgrad_tools.bench.cuda_cases import CUDA_BY_NAME
+    from spillgrad_tools.bench.report import cuda_as_markdown
 
     results = [
         Result(CUDA_BY_NAME[row["case"]], row["seconds"], row["rounds"], row.get("failures", {}))

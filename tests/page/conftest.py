@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, sync_playwright
 
-from spillgrad_tools.report import write_report
+from spillgrad_tools.report.page import write_report
 from tests.page import runs
 
 DESKTOP = {"width": 1280, "height": 900}

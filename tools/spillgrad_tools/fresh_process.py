@@ -1,4 +1,4 @@
-"""A call in a process that compiles no kernel: one that does keeps the compiler's memory, 200 MiB, until it ends."""
+"""Call a function in a process that compiles no kernel: a compiler keeps 200 MiB until its process ends."""
 
 import os
 import pickle
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 def call(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what a function of a module returns in a process of its own, which finds its kernels on disk.
+    """Call a module's function in a process of its own, and return its result.
 
-    Where they are not there yet, another process compiles them before; where nothing can be kept there, it compiles
-    them all the same, as every process does then.
-    Raises what the function raises; ChildProcessError when the process ends without an answer.
+    If that process had to compile kernels, a second one repeats the call with the kernels on disk. Without a kernel
+    cache that can be written, the second one compiles them, too. Raises the function's exceptions; ChildProcessError
+    when the process ends without an answer.
     """
     request = pickle.dumps((function, args, kwargs))
     for _ in range(2):
@@ -59,7 +59,7 @@ def _answer() -> None:
     """Answer the call on standard input."""
     function, args, kwargs = pickle.load(sys.stdin.buffer)
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # what is printed is no answer
+        os.dup2(2, 1)  # keep printed text apart from the answer
         outcome: Any
         try:
             with warnings_for_users():

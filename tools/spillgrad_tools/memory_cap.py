@@ -1,4 +1,4 @@
-"""Run a program within so much memory and no more, and say how much of it a process has taken."""
+"""Run programs within a memory limit, and tell how much memory a process has used."""
 
 import contextlib
 import secrets
@@ -9,16 +9,16 @@ from types import TracebackType
 from typing import NamedTuple
 
 _OWN_GROUPS = Path("/proc/self/cgroup")
-# Beside what is touched, RLIMIT_DATA counts the stacks of threads and what was given back and stays mapped.
+# RLIMIT_DATA also counts thread stacks, and freed memory that stays mapped.
 _UNTOUCHED_BYTES = 144 << 20
 # How long the kernel may take to empty a group whose processes have ended.
 _EMPTY_S = 10.0
 
 
 class _Hierarchy(NamedTuple):
-    """Where a version of control groups keeps memory limits, and how it names them and the most that was used.
+    """The files of one version of control groups: the memory limit and the peak.
 
-    `swap` and memory together must not be more than the limit, or swap alone nothing.
+    The value of `swap` is None where the file bounds swap and memory together.
     """
 
     controller: str
@@ -41,9 +41,9 @@ _HIERARCHIES = (
 class MemoryCap:
     """Bounds the memory of programs started by the words of `command`.
 
-    A memory control group bounds all of them together, page cache included: who needs more is killed. Where none can
-    be made (`is_group` is False) RLIMIT_DATA bounds each: it gets no more memory. Leaving the context, by which
-    time they must have ended, removes the group.
+    A memory control group bounds all of them together, page cache included, and kills a process that needs more. Where
+    no group can be made (`is_group` is False), RLIMIT_DATA bounds each process, whose allocations then fail. Leaving
+    the context removes the group; its processes must have ended.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -62,7 +62,7 @@ class MemoryCap:
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._group.path / "cgroup.procs"), *words]
 
     def peak_bytes(self) -> int | None:
-        """Return the most memory that all of them had together, page cache included; None where nobody counts."""
+        """Return the peak memory of all of them together, page cache included; None where it is not counted."""
         if self._group is None:
             return None
         with contextlib.suppress(FileNotFoundError):  # v2 counts it since Linux 5.19
@@ -131,7 +131,7 @@ def _own_and_outer(hierarchy: _Hierarchy) -> Iterator[Path]:
 
 
 def peak_rss_bytes() -> int:
-    """Return the most memory this process ever had; getrusage would count its parent's, from before it was started."""
+    """Return this process's peak memory; getrusage would include its parent's from before the start."""
     status = Path("/proc/self/status").read_text()
     (kibibytes,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(kibibytes) * 1024

@@ -1,4 +1,4 @@
-"""Long answers: through a pager on a terminal, quietly cut short where nobody reads on."""
+"""Print long answers: through a pager on a terminal; quietly cut short where the reader closes the pipe."""
 
 import os
 import pydoc
@@ -7,11 +7,11 @@ import sys
 import typer
 from rich.console import Console, RenderableType
 
-# What a shell reports of a program that a closed pipe ended: 128 and SIGPIPE.
+# The status of a program that a closed pipe ended: 128 plus SIGPIPE.
 NOBODY_READS = 141
-# Where PYTHONUNBUFFERED is set, Python does not notice that it wrote a part only; with the next piece it does.
+# With PYTHONUNBUFFERED, Python notices a partial write only when it writes the next piece.
 _PIECE = 1 << 16
-# No line is longer; a tree of rich's cuts its lines at the width, whatever is said of them.
+# Longer than any line: rich cuts the lines of a tree at the console's width, even without wrapping.
 _ENDLESS = 1 << 30
 
 
@@ -29,14 +29,14 @@ def show(console: Console, answer: RenderableType, soft_wrap: bool = False) -> N
     if len(lines) < console.height or not (sys.stdin.isatty() and sys.stdout.isatty()):
         write(text)
         return
-    os.environ.setdefault("LESS", "-R")  # show colours; who set it knows better
+    os.environ.setdefault("LESS", "-R")  # show colours, unless the user chose options
     pydoc.pager(text)
 
 
 def write(text: str) -> None:
-    """Write to standard output what it can encode, the rest as escapes.
+    """Write text to standard output; write characters that it cannot encode as escapes.
 
-    Raises typer.Exit where nobody reads any more.
+    Raises typer.Exit where the reader is gone.
     """
     encoding = sys.stdout.encoding or "utf-8"
     try:
@@ -49,5 +49,5 @@ def write(text: str) -> None:
 
 
 def close_output() -> None:
-    """Give up standard output, where nobody reads it: Python flushes it once more as it exits."""
+    """Replace standard output, whose reader is gone, by /dev/null: Python flushes it once more as it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -20,6 +20,8 @@ from spillgrad.spill.planning.profile import HEAD, OUTSIDE, Profile, profile
 from spillgrad.spill.planning.record import Part, Unit
 from spillgrad.spill.save_on_disk import SpillStats
 from spillgrad.storage.residency.belady import Event, Item
+from spillgrad_tools.bench.harness import Worker
+from spillgrad_tools.bench.plan_run import PlannedRun
 from tests.waiting import wait_until
 
 IDX = np.random.default_rng(0).integers(0, 256, (8, 65))
@@ -348,7 +350,8 @@ def test_memory_and_bytes_of_a_run_are_within_15_percent_of_the_plan(
     predicted = told["prediction"]
     how = {"policy": told["policy"], "budget": predicted["budget_bytes"], "offload": offload, "steps": 1}
     ran = {**sizes, **how, "directory": str(tmp_path)}
-    taken = json.loads(_run("-m", "spillgrad_tools.bench_plan_run", json.dumps(ran)))
+    with Worker(PlannedRun, "ours", threads=0) as worker:
+        taken = worker.ask(do="train", **ran)
     assert predicted["peak_bytes"] == pytest.approx(taken["peak_bytes"], rel=0.15)
     written, read = taken["written_bytes"], taken["read_bytes"]
     assert written + read > 0

@@ -1,0 +1,247 @@
+"""The kernels' benchmark: every library computes the same, every bar is judged, and the README shows every row."""
+
+import dataclasses
+import importlib.util
+import json
+import re
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spillgrad_tools.bench import case_runner
+from spillgrad_tools.bench.bars import (
+    ComputeOrCopy,
+    CopySpeed,
+    Microseconds,
+    MoreThanNumpy,
+    Ratio,
+    TwoThreads,
+    Verdict,
+)
+from spillgrad_tools.bench.cases import CASES, Case, Result
+from spillgrad_tools.bench.cuda_cases import CUDA_BY_NAME
+from spillgrad_tools.bench.harness import Worker
+from spillgrad_tools.bench.kernels import Contenders, measure
+from spillgrad_tools.bench.numpy import NumPy
+from spillgrad_tools.bench.operations import COMPUTING, MOVING, call_of
+from spillgrad_tools.bench.operations import OPERATIONS as TABLE
+from spillgrad_tools.bench.report import kernels_as_markdown
+from spillgrad_tools.cli import main
+
+README = (Path(__file__).parents[3] / "README.md").read_text()
+LIBRARIES = ("ours", "numpy", *(["torch"] if importlib.util.find_spec("torch") else []))
+
+# Small operands for each operation: what counts is that all libraries compute the same.
+SMALL = {
+    "matmul": ((3, 33, 20), (3, 20, 41)),
+    "linear": ((5, 20), (41, 20), (41,)),
+    "softmax": ((7, 33),),
+    "softmax+": ((7, 33),) * 2,
+    "layer_norm": ((7, 33), (33,), (33,)),
+    "layer_norm+": ((7, 33), (33,), (33,), (7, 33)),
+    "cross_entropy": ((7, 33), (7,)),
+    "cross_entropy+": ((7, 33), (7,)),
+    "attention+": ((2, 3, 17, 8),) * 4,
+}
+OPERATIONS = {case.operation: case for case in CASES}
+
+
+def small(case: Case) -> Case:
+    return dataclasses.replace(case, shapes=SMALL.get(case.operation, ((100,),) * len(case.kinds)))
+
+
+def test_every_operation_of_a_case_is_in_the_table_and_of_the_table_in_a_case():
+    assert {case.operation.removesuffix(" out=") for case in (*CASES, *CUDA_BY_NAME.values())} == TABLE.keys()
+
+
+@pytest.mark.parametrize("operation", [each.name for each in (*COMPUTING, *MOVING)])
+def test_numpy_times_what_it_has_under_a_name(operation: str):
+    known = operation in ("exp", "tanh", "add", "mul", "copy")
+    assert (call_of(operation, NumPy(), [np.ones(2)] * 2) is not None) == known
+    assert (call_of(f"{operation} out=", NumPy(), [np.ones(2)] * 2) is not None) == known
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_library_agrees_with_the_reference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library, operation):
+    case = small(OPERATIONS[operation])
+    monkeypatch.setitem(case_runner.CASES_ON, "cpu", {case.name: case})
+    runner = case_runner.CaseRunner(library, threads=1)
+    runner.reference(case.name, str(tmp_path))
+    share = runner.check(case.name, str(tmp_path))
+    if share is None:
+        assert library == "numpy"
+        pytest.skip("NumPy would have to compose it, or records no graph")
+    assert share <= 1
+    assert 0 < runner.time() < 1
+
+
+@pytest.mark.parametrize(
+    ("case", "gradients"),
+    [
+        ("layer_norm+", lambda x, w, b, g: TABLE["layer_norm"].expected(x, w, b)),
+        ("softmax+", lambda x, g: TABLE["softmax"].expected(x)),
+        ("attention+", lambda q, k, v, g: TABLE["attention+"].expected(q, k, v, g)[0]),
+    ],
+)
+def test_the_references_gradients_are_central_differences(case: str, gradients: Any):
+    operands = [x.astype(np.float64) for x in small(OPERATIONS[case]).operands()]
+    *inputs, g = operands
+    random = np.random.default_rng(1)
+    for position, gradient in enumerate(TABLE[case].expected(*operands)[1:]):
+        direction = random.standard_normal(inputs[position].shape)
+        sides = []
+        for sign in (1e-6, -1e-6):
+            moved = [x + sign * direction * (i == position) for i, x in enumerate(inputs)]
+            sides.append((gradients(*moved, g) * g).sum())
+        assert (sides[0] - sides[1]) / 2e-6 == pytest.approx((gradient * direction).sum(), rel=1e-6)
+
+
+def test_operands_are_the_same_every_time_and_laid_out_as_asked():
+    case = Case("x", "x", "matmul", ((2, 3, 4), (4, 5), (6,), (3, 5)), "ntio", (), "float64")
+    first, again = list(case.operands()), list(case.operands())
+    assert all((x == y).all() for x, y in zip(first, again, strict=True))
+    assert [x.shape for x in first] == list(case.shapes)
+    assert [x.flags.c_contiguous for x in first] == [True, False, True, True]
+    assert first[2].max() < 4
+    assert [x.dtype.kind for x in first] == ["f", "f", "i", "f"]
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted", "share"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0),
+        ([1.0, 1.0], [1.0, 1.0 + 1e-4], 5),  # allowed is 1e-5 times the number and the root mean square, both 1
+        ([1.0, np.nan], [1.0, 1.0], np.nan),
+        ([1.0], [1.0, 1.0], np.inf),
+        ([], [], 0),
+    ],
+)
+def test_disagreement_is_measured_in_what_is_allowed(got: list[float], wanted: list[float], share: float):
+    found = case_runner.disagreement(np.array(got), np.array(wanted), tolerance=1e-5)
+    assert found == pytest.approx(share, rel=1e-3, nan_ok=True)
+
+
+def test_a_disagreement_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    case = next(case for case in CASES if case.name.startswith("matmul float32 16x16x16"))
+    with ExitStack() as stack:
+        contenders = Contenders.__new__(Contenders)
+        contenders.device, contenders._threads, contenders._stack = "cpu", 1, stack
+        contenders._open, contenders.workers = {}, {}
+        contenders.start("numpy")
+        (result,) = measure([case], contenders, threads=1, rounds=1)
+        assert result.seconds.keys() == {"numpy"}
+        ask = contenders.workers["numpy"].ask
+        monkeypatch.setattr(
+            contenders.workers["numpy"], "ask", lambda do, **request: 7.0 if do == "check" else ask(do, **request)
+        )
+        with pytest.raises(RuntimeError, match="numpy differs from NumPy by 7 × what is allowed"):
+            list(measure([case], contenders, threads=1, rounds=1))
+
+
+def test_a_worker_that_dies_says_so(capfd: pytest.CaptureFixture[str]):
+    with (
+        Worker(case_runner.CaseRunner, "numpy", threads=1) as worker,
+        pytest.raises(RuntimeError, match="the numpy process ended with status 1"),
+    ):
+        worker.ask(do="nothing known")
+    assert "nothing known" in capfd.readouterr().err
+
+
+SECONDS = {"ours": 2.0, "numpy": 3.0, "torch": 3.5, "numpy copy": 2.0, "torch copy": 1.5, "ours 1 thread": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("bar", "reached", "wanted", "met"),
+    [
+        (Ratio("numpy", 1.5), 1.5, 1.5, True),
+        (Ratio("torch", 1.8), 1.75, 1.8, False),
+        (ComputeOrCopy(), 1.75, 1.5, True),
+        (CopySpeed(arrays=3, nbytes=10), 1.125, 0.85, True),
+        (TwoThreads(), 1.5, 1.8, False),
+        (MoreThanNumpy(4), -1e6, 4, True),
+        (Microseconds(5), 2e6, 5, False),
+    ],
+)
+def test_a_bar_judges_times(bar: Any, reached: float, wanted: float, met: bool):
+    verdict = bar.judge(SECONDS)
+    assert (verdict.reached, verdict.wanted, verdict.met) == (pytest.approx(reached), wanted, met)
+
+
+def test_an_operation_as_slow_as_a_copy_need_not_be_beaten():
+    assert ComputeOrCopy().judge({**SECONDS, "torch copy": 1.75}).wanted == 0.95
+
+
+@pytest.mark.parametrize("bar", [Ratio("torch", 2), ComputeOrCopy(), TwoThreads()])
+def test_a_bar_without_its_peer_is_not_judged(bar: Any):
+    assert bar.judge({"ours": 1.0, "numpy": 1.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("verdict", "text"),
+    [
+        (Verdict("× NumPy", 1.7, 1.6), "× NumPy 1.70 / 1.6 ✓"),
+        (Verdict("× NumPy", 1.2, 1.6), "× NumPy 1.20 / 1.6 ✗ -25%"),
+        (Verdict("us", 12.3, 15, most=True), "us 12.3 / 15 ✓"),
+        (Verdict("us", 6.0, 5, most=True), "us 6.00 / 5 ✗ +20%"),
+    ],
+)
+def test_a_verdict_shows_what_is_missing(verdict: Verdict, text: str):
+    assert str(verdict) == text
+
+
+def test_kernels_are_timed_in_processes_of_their_own(capsys: pytest.CaptureFixture[str]):
+    assert main(["bench", "kernels", "--filter", "32x32x32", "--rounds", "1", "--threads", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["machine"]["threads"] == 1
+    assert [result["case"] for result in found["results"]] == [case.name for case in CASES if "32x32x32" in case.name]
+    for result in found["results"]:
+        assert result["seconds"].keys() == set(LIBRARIES)
+        assert all(0 < seconds < 1 for seconds in result["seconds"].values())
+        (bar,) = result["bars"]
+        assert bar["reached"] == pytest.approx((result["seconds"]["ours"] - result["seconds"]["numpy"]) * 1e6)
+
+
+def test_the_table_shows_times_and_bars(capsys: pytest.CaptureFixture[str]):
+    assert main(["bench", "kernels", "--filter", "tanh 1000", "--rounds", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("tanh 1000", "NumPy", "–", "/ 5"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--filter", "no such"], "no case has 'no such'"),
+        (["--filter", "softmax", "--write", "README.md"], "a page gets every row"),
+        (["--quick", "--write", "README.md"], "a page gets every row"),
+        (["--filter", "4096x4096x4096", "--quick"], "no case has"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str):
+    assert main(["bench", "kernels", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def rows(page: str) -> list[str]:
+    """Return the first cells of the table of every row."""
+    details = page.partition("<summary>Every row</summary>")[2].partition("</details>")[0]
+    return re.findall(r"^\| (.*?) \|", details, re.M)[1:]
+
+
+def test_the_readme_has_the_rows_the_benchmark_knows():
+    table = README.partition("<!-- bench kernels -->")[2].partition("<!-- end of bench kernels -->")[0]
+    assert rows(table) == [case.name for case in CASES]
+
+
+def test_markdown_has_a_row_per_case_and_a_line_per_bar_and_group():
+    seconds = {"ours": 1e-3, "numpy": 2e-3, "torch": 2e-3, "torch copy": 1e-3, "numpy copy": 1e-3}
+    results = [Result(case, seconds, rounds=9) for case in CASES]
+    about = {"cpu": "CPU", "threads": 2, "rounds": 9, "libraries": ["NumPy 0"], "python": "3", "date": "today"}
+    page = kernels_as_markdown(about, results)
+    assert rows(page) == [case.name for case in CASES]
+    summary = page.partition("\n\n")[0].splitlines()
+    assert "| matmul float64 | ≥ 0.95 or 1.3 × NumPy | 2.00 … 2.00 | 15 of 15 |" in summary
+    assert len(summary) - 2 == len({(r.case.group, v.bar) for r in results for v in r.verdicts})

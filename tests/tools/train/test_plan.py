@@ -1,0 +1,87 @@
+"""`spillgrad plan` and `spillgrad bench plan`: what they print."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from spillgrad_tools.bench import plan as bench_plan
+from spillgrad_tools.bench.plan import Comparison
+from spillgrad_tools.cli import main
+
+TINY = ["plan", "--model", "tiny", "--batch", "2", "--context", "64"]
+
+
+def test_a_plan_shows_what_becomes_of_everything_and_the_command_that_does_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main([*TINY, "--ram", "4GiB", "--dir", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    for words in (
+        "saved in transformer.h.0", "parameters, gradients, optimizer state", "peak RAM of the process",
+        "the least --ram that works", "written a step", "a step", "with RAM of", "GFLOP/s", "free",
+    ):  # fmt: skip
+        assert words in printed
+    command = shlex.split(printed.splitlines()[-1])
+    assert command == ["spillgrad", "train", "--model", "tiny", "--batch", "2", "--context", "64", "--no-spill"]
+
+
+def test_the_command_of_a_plan_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    assert main([*TINY, "--ram", "4GiB", "--offload", "--lora", "2", "--autocast", "--accumulate", "2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    words = shlex.split(told["command"])[1:]
+    assert {"--offload", "--lora", "--autocast", "--ram-budget", "--policy", "--accumulate"} <= set(words)
+    assert (told["offload"], told["accumulate"]) == (True, 2)
+    assert main([*words, "--steps", "1", "--out", "out"]) == 0
+    assert "peak RSS" in capsys.readouterr().out
+
+
+def test_too_little_memory_is_status_2_and_says_the_least_that_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main([*TINY, "--ram", "40MiB", "--dir", str(tmp_path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "the least that works is" in printed.err
+
+
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
+def test_a_plan_is_the_same_whether_or_not_kernels_were_to_be_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    told = []
+    for _ in range(2):
+        assert main([*TINY, "--ram", "4GiB", "--dir", str(tmp_path), "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    first, second = told
+    assert first["least_bytes"] == second["least_bytes"] < 300 << 20  # a compiler is another 200 MiB
+    assert first["prediction"]["peak_bytes"] == pytest.approx(second["prediction"]["peak_bytes"], rel=0.01)
+
+
+def test_a_comparison_judges_bytes_and_seconds_by_their_own_limits():
+    predicted = {"moved_bytes": 110.0, "peak_bytes": 120.0, "step_s": 1.25}
+    compared = Comparison("run", predicted, {"moved_bytes": 100.0, "peak_bytes": 100.0, "step_s": 1.0}, 1000)
+    assert [compared.within(name) for name in predicted] == [True, False, True]
+    assert compared.ratio("step_s") == 1.25
+    assert Comparison("run", {"moved_bytes": 9.0}, {"moved_bytes": 0.0}, 1000).within("moved_bytes")
+    assert not Comparison("run", {"moved_bytes": 90.0}, {"moved_bytes": 0.0}, 1000).within("moved_bytes")
+
+
+def test_the_benchmark_runs_what_it_predicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(bench_plan, "SHARES", (0.5,))
+    monkeypatch.setattr(bench_plan, "POLICIES", ("spill",))
+    command = ["bench", "plan", "--model", "tiny", "--batch", "2", "--context", "64", "--steps", "1"]
+    assert main([*command, "--dir", str(tmp_path), "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert len(runs) == 2  # in RAM, and offloaded
+    assert all(each["measured"]["step_s"] > 0 and each["predicted"]["peak_bytes"] > 0 for each in runs)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,1 @@
+"""Benchmarks: spillgrad beside its peers, each in a process of its own."""

@@ -1,0 +1,134 @@
+"""The runner of a process that checks and times the cases of `spillgrad bench kernels` in one library."""
+
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spillgrad_tools.bench.cases import BY_NAME, Case
+from spillgrad_tools.bench.cuda_cases import CUDA_BY_NAME
+from spillgrad_tools.bench.operations import OPERATIONS, Call, call_of, load
+
+# A timing covers as many calls as fill this time, so that the clock and one-off delays do not matter.
+TIMING_S = 0.04
+# In this pause, the threads of the last library fall asleep.
+SETTLE_S = 0.005
+# Results may differ by this much of a number and of the root mean square of all: libraries sum in different orders.
+TOLERANCE = {"float32": 3e-5, "float64": 1e-12, "bfloat16": 1e-2}
+BLOCK = 1 << 22
+CASES_ON = {"cpu": BY_NAME, "cuda": CUDA_BY_NAME}
+
+
+def write_reference(case: Case, directory: Path) -> None:
+    """Write what the case should give, computed by NumPy in float64, one file for each result."""
+    inputs = [x if x.dtype.kind == "i" else x.astype(np.float64) for x in case.operands(whole=False)]
+    inputs = inputs[: len(case.kinds.rstrip("o"))]
+    results = OPERATIONS[case.operation.removesuffix(" out=")].expected(*inputs)
+    for number, result in enumerate(as_list(results)):
+        np.save(directory / f"{number}.npy", result)
+
+
+def disagreement(got: np.ndarray, wanted: np.ndarray, tolerance: float) -> float:
+    """Return the largest difference, in units of what is allowed; above 1, or NaN, the results disagree."""
+    if got.shape != wanted.shape:
+        return float("inf")
+    # In blocks: the largest reference has 0.8 GB, and several copies of it need not fit.
+    got, wanted = got.reshape(-1), wanted.reshape(-1)
+    blocks = [slice(start, start + BLOCK) for start in range(0, got.size, BLOCK)]
+    rms = np.sqrt(sum(float(wanted[b] @ wanted[b]) for b in blocks) / max(1, got.size))
+    shares = [np.abs(got[b] - wanted[b]) / (tolerance * (np.abs(wanted[b]) + rms)) for b in blocks]
+    return float(np.max([share.max() for share in shares], initial=0))
+
+
+def as_list(results: Any) -> Sequence[Any]:
+    """Return one result, or several, as a sequence."""
+    return results if isinstance(results, list | tuple) else [results]
+
+
+class CaseRunner:
+    """Runs the cases of one library on a device: `check` takes one up, `time` times it."""
+
+    def __init__(self, library: str, threads: int, device: str = "cpu") -> None:
+        self.library = load(library, device)
+        self.version = self.library.version
+        self.survives = device != "cpu"
+        self.cases = CASES_ON[device]
+        self.threads = threads
+        self.library.set_num_threads(threads)
+        self.case: Case | None = None
+        self.calls: dict[str, Call] = {}
+        self.counts: dict[str, int] = {}
+
+    def about(self) -> dict[str, Any]:
+        """Return what a reader needs to know of the device."""
+        return self.library.about()
+
+    def reference(self, case: str, directory: str) -> None:
+        """Write the case's reference."""
+        write_reference(self.cases[case], Path(directory))
+
+    def check(self, case: str, directory: str) -> float | None:
+        """Take up a case: run it once, and return how far it is from the reference; None where the library lacks it."""
+        self.calls, self.counts = {}, {}  # release the last case's operands first
+        self.library.release_memory()
+        self.case = self.cases[case]
+        if self.case.wants_gradient and not self.library.has_gradients:
+            return None
+        operands = [
+            self.library.prepare(operand, kind.isupper())
+            for operand, kind in zip(self.case.operands(), self.case.kinds, strict=True)
+        ]
+        call = call_of(self.case.operation, self.library, operands)
+        copy = call_of("copy out=", self.library, [operands[0], operands[-1]])
+        if call is None or copy is None:
+            return None
+        self.calls = {"case": call, "copy": copy}
+        with self._gradients():
+            results = as_list(call())
+        tolerance = TOLERANCE[self.case.dtype]
+        shares = [
+            disagreement(part, np.load(Path(directory) / f"{number}.npy", "r"), tolerance)
+            for number, result in enumerate(results)
+            for part in self._periods(self.library.as_numpy(result))
+        ]
+        return float(np.max(shares))
+
+    def time(self, what: str = "case", threads: int | None = None) -> float:
+        """Return the seconds of one call of the case taken up last, or of a copy of its first operand."""
+        if threads:
+            self.library.set_num_threads(threads)
+        time.sleep(SETTLE_S)
+        with self._gradients():
+            key = f"{what} {threads}"
+            if key not in self.counts:
+                self.counts[key] = self._count(self.calls[what])
+            # Another library's turn has cooled caches and put this one's threads to sleep.
+            self.library.seconds_of(self.counts[key] // 2, self.calls[what])
+            seconds = self.library.seconds_of(self.counts[key], self.calls[what]) / self.counts[key]
+        if threads:
+            self.library.set_num_threads(self.threads)
+        return seconds
+
+    def _periods(self, result: np.ndarray) -> Sequence[np.ndarray]:
+        """Return the periods of a result, each of which must equal the reference; equal ones only once."""
+        assert self.case
+        if not self.case.period:
+            return [result]
+        first, *others = result.reshape(-1, self.case.period)
+        return [first, *(part for part in others if not np.array_equal(part, first))]
+
+    def _count(self, call: Call) -> int:
+        """Return how many calls fill a timing; the first ones, with caches and threads still cold, do not tell."""
+        assert self.case
+        if self.case.heavy:
+            return 1
+        count = max(1, round(TIMING_S / self.library.seconds_of(1, call)))
+        seconds = self.library.seconds_of(count, call)
+        return max(1, round(TIMING_S * count / seconds))
+
+    def _gradients(self) -> Any:
+        assert self.case
+        return nullcontext() if self.case.wants_gradient else self.library.no_grad()

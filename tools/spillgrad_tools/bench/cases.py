@@ -1,0 +1,244 @@
+"""The cases of `spillgrad bench kernels`: operations, their operands, and the bars of each row."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from spillgrad_tools.bench.bars import (
+    Bar,
+    ComputeOrCopy,
+    CopySpeed,
+    Microseconds,
+    MoreThanNumpy,
+    Ratio,
+    TwoThreads,
+    Verdict,
+)
+from spillgrad_tools.bench.gpt import GPT2_WORDS
+from spillgrad_tools.bench.operations import COMPUTING, MOVING
+
+LAYOUTS = ("NN", "NT", "TN", "TT")
+FLOATS = 1 << 24
+TOKENS = 2048
+# GPT-2's linear layers, inputs to outputs: queries, keys and values; attention's and the MLP's projections.
+GPT2_LAYERS = ((768, 2304), (768, 768), (768, 3072), (3072, 768))
+
+_DTYPES: dict[str, Any] = {"float32": np.float32, "float64": np.float64, "bfloat16": ml_dtypes.bfloat16}
+
+# A row of more operations than this takes a second or so a call.
+HEAVY_FLOP = 5e10
+
+NUMPY_AND_TORCH = (Ratio("numpy", 1.6), Ratio("torch", 1.8))
+NOT_SLOWER = (Ratio("numpy", 0.95), Ratio("torch", 0.95))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One row: an operation and its operands.
+
+    `kinds` has a letter per operand: "n" normal numbers, "t" the same with the last two axes transposed in memory,
+    "i" numbers below `classes`, or the first operand's columns, "o" memory for the result. A capital wants a gradient.
+
+    With a `period`, numbers and results repeat after it, and the reference has one period. `beside`
+    names a contender, and the case whose time on our side is that contender's.
+    """
+
+    name: str
+    group: str
+    operation: str
+    shapes: tuple[tuple[int, ...], ...]
+    kinds: str
+    bars: tuple[Bar, ...]
+    dtype: str = "float32"
+    heavy: bool = False
+    classes: int = 0
+    period: int = 0
+    beside: tuple[str, str] | None = None
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Return whether a graph is recorded."""
+        return not self.kinds.islower()
+
+    @property
+    def computes(self) -> tuple[object, ...]:
+        """Return what determines the result; cases that share it share a reference."""
+        inputs = len(self.kinds.rstrip("o"))
+        return self.operation.removesuffix(" out="), self.shapes[:inputs], self.kinds[:inputs], self.dtype
+
+    def operands(self, whole: bool = True) -> Iterator[np.ndarray]:
+        """Yield the operands, the same in every process; unless `whole`, only one period of each."""
+        random, dtype = np.random.default_rng(0), _DTYPES[self.dtype]
+        drawn = np.float32 if self.dtype == "bfloat16" else dtype
+        for shape, kind in zip(self.shapes, self.kinds.lower(), strict=True):
+            if kind == "i":
+                yield random.integers(0, self.classes or self.shapes[0][-1], shape)
+            elif kind == "t":
+                turned = random.standard_normal((*shape[:-2], shape[-1], shape[-2]), drawn)
+                yield turned.astype(dtype, copy=False).swapaxes(-1, -2)
+            elif kind == "o":
+                yield np.zeros(shape, dtype)
+            elif self.period:
+                numbers = random.standard_normal(self.period, drawn).astype(dtype, copy=False)
+                yield np.resize(numbers, shape) if whole else numbers
+            else:
+                yield random.standard_normal(shape, drawn).astype(dtype, copy=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The result of one case: seconds by contender, judged by its bars.
+
+    `failures` says why a contender was not timed.
+    """
+
+    case: Case
+    seconds: dict[str, float]
+    rounds: int
+    failures: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """Return what each bar says, where we and its peer were timed."""
+        if "ours" not in self.seconds:
+            return []
+        return [verdict for bar in self.case.bars if (verdict := bar.judge(self.seconds))]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as plain values."""
+        return {
+            "case": self.case.name,
+            "group": self.case.group,
+            "rounds": self.rounds,
+            "seconds": self.seconds,
+            **({"failures": self.failures} if self.failures else {}),
+            "bars": [verdict.as_json() for verdict in self.verdicts],
+        }
+
+
+def _matmul(
+    group: str,
+    sizes: tuple[int, int, int],
+    bars: tuple[Bar, ...],
+    layout: str = "NN",
+    dtype: str = "float32",
+    batch: int | None = None,
+) -> Case:
+    rows, inner, columns = sizes
+    lead = () if batch is None else (batch,)
+    return Case(
+        f"matmul {dtype} {'' if batch is None else f'{batch} of '}{rows}x{inner}x{columns} {layout}",
+        group,
+        "matmul",
+        ((*lead, rows, inner), (*lead, inner, columns)),
+        layout.lower(),
+        bars,
+        dtype,
+        heavy=2 * rows * inner * columns * (batch or 1) > HEAVY_FLOP,
+    )
+
+
+def _matmul_cases() -> Iterator[Case]:
+    for size, layout in itertools.product((512, 1024, 2048, 4096), LAYOUTS):
+        threads = (TwoThreads(),) if layout == "NN" and size in (1024, 2048) else ()
+        yield _matmul("matmul float32, squares from 512", (size,) * 3, (*NUMPY_AND_TORCH, *threads), layout)
+    for inputs, outputs in GPT2_LAYERS:
+        group = "matmul float32, GPT-2's layers"
+        yield _matmul(group, (TOKENS, inputs, outputs), NUMPY_AND_TORCH)
+        yield _matmul(group, (TOKENS, outputs, inputs), NUMPY_AND_TORCH, "NT")
+        yield _matmul(group, (inputs, TOKENS, outputs), NUMPY_AND_TORCH, "TN")
+    # The last layer's weight is the embedding's, which is transposed.
+    for sizes, layout in (
+        ((TOKENS, 768, GPT2_WORDS), "NT"),
+        ((TOKENS, GPT2_WORDS, 768), "NN"),
+        ((GPT2_WORDS, TOKENS, 768), "TN"),
+    ):
+        yield _matmul("matmul float32, GPT-2's words", sizes, NUMPY_AND_TORCH, layout)
+    for layout in LAYOUTS:
+        yield _matmul("matmul float32, 256", (256,) * 3, (Ratio("numpy", 1.2), Ratio("torch", 1.2)), layout)
+    for layout in LAYOUTS:
+        yield _matmul("matmul float32, 128", (128,) * 3, NOT_SLOWER, layout)
+    for sizes, layout in (
+        ((1000, 333, 77), "NN"),
+        ((1000, 333, 77), "TT"),
+        ((511, 513, 515), "NN"),
+        ((1, 4096, 4096), "NN"),
+        ((1, 4096, 4096), "NT"),
+        ((4096, 4096, 1), "NN"),
+        ((4096, 4096, 1), "TN"),
+        ((8, 4096, 4096), "NN"),
+        ((8, 4096, 4096), "NT"),
+        ((2048, 1, 2048), "NN"),
+    ):
+        yield _matmul("matmul float32, odd and skinny", sizes, NOT_SLOWER, layout)
+    for batch, sizes, layout in (
+        (96, (64, 64, 64), "NN"),
+        (48, (512, 64, 512), "NT"),
+        (48, (512, 512, 64), "NN"),
+    ):
+        yield _matmul("matmul float32, batches", sizes, NOT_SLOWER, layout, batch=batch)
+    for dtype, size in itertools.product(("float32", "float64"), (16, 32, 64)):
+        yield _matmul("matmul, below 128", (size,) * 3, (MoreThanNumpy(4),), dtype=dtype)
+    for size, layout in itertools.product((256, 512, 1024), LAYOUTS):
+        yield _matmul("matmul float64", (size,) * 3, (Ratio("numpy", 1.3),), layout, "float64")
+    for size in (2048, 4096):
+        yield _matmul("matmul float64", (size,) * 3, (Ratio("numpy", 1.3),), dtype="float64")
+    yield _matmul("matmul float64", (128,) * 3, (Ratio("numpy", 0.95),), dtype="float64")
+
+
+def _elementwise_cases() -> Iterator[Case]:
+    size = ((FLOATS,),)
+    for operation in COMPUTING:
+        name, extra = operation.name, (Ratio("numpy", 0.9),) if operation.numpy_function() else ()
+        yield Case(name, "elementwise", name, size, "n", (Ratio("torch", 3), *extra))
+        yield Case(f"{name} out=", "elementwise, out=", f"{name} out=", size * 2, "no", (ComputeOrCopy(), *extra))
+    for operation in MOVING:
+        name, inputs = operation.name, 1 if operation.name == "copy" else 2
+        bars = (Ratio("torch", 0.95), CopySpeed(inputs + 1, 4 * FLOATS))
+        yield Case(name, "add, mul, copy", name, size * inputs, "n" * inputs, (Ratio("torch", 3),))
+        yield Case(
+            f"{name} out=", "add, mul, copy, out=", f"{name} out=", size * (inputs + 1), "n" * inputs + "o", bars
+        )
+
+
+def _attention(length: int) -> Case:
+    shape = (4, 12, length, 64)
+    # Five products backward and two forward, of which causality leaves half.
+    heavy = 7 * math.prod(shape) * length > HEAVY_FLOP
+    bars = (Ratio("torch", 1.5),)
+    name = f"causal attention 4x12x{length}x64, forward and backward"
+    return Case(name, "attention", "attention+", (shape,) * 4, "NNNn", bars, heavy=heavy)
+
+
+def _structured_cases() -> Iterator[Case]:
+    group, twice = "softmax, layer_norm, cross_entropy", (Ratio("torch", 2),)
+    for rows, columns in ((4096, 1024), (TOKENS, 512)):
+        shape = (rows, columns)
+        yield Case(f"softmax {rows}x{columns}", group, "softmax", (shape,), "n", twice)
+        yield Case(f"softmax {rows}x{columns}, forward and backward", group, "softmax+", (shape, shape), "Nn", twice)
+    shape = (TOKENS, 768)
+    yield Case(f"layer_norm {TOKENS}x768", group, "layer_norm", (shape, (768,), (768,)), "nnn", twice)
+    shapes = (shape, (768,), (768,), shape)
+    yield Case(f"layer_norm {TOKENS}x768, forward and backward", group, "layer_norm+", shapes, "NNNn", twice)
+    logits = ((512, GPT2_WORDS), (512,))
+    yield Case(f"cross_entropy 512x{GPT2_WORDS}", group, "cross_entropy", logits, "ni", twice)
+    yield Case(f"cross_entropy 512x{GPT2_WORDS}, forward and backward", group, "cross_entropy+", logits, "Ni", twice)
+    yield _attention(512)
+    yield _attention(2048)
+    yield Case("adamw", "adamw", "adamw", ((FLOATS,),) * 2, "Nn", (Ratio("torch", 1),))
+    group, bars = "small, recorded", (Microseconds(5),)
+    for name, inputs in (("add", 2), ("mul", 2), ("add number", 1), ("relu", 1), ("tanh", 1), ("sum", 1)):
+        yield Case(f"{name} 1000, recorded", group, name, ((1000,),) * inputs, "N" * inputs, bars)
+    yield Case("matmul 32x32, recorded", group, "matmul", ((32, 32),) * 2, "NN", bars)
+    yield Case("linear 32x32, recorded", group, "linear", ((32, 32), (32, 32), (32,)), "NNN", bars)
+    for name in ("reshape", "select"):
+        yield Case(f"{name} 32x32, recorded", group, name, ((32, 32),), "N", bars)
+
+
+CASES = (*_matmul_cases(), *_elementwise_cases(), *_structured_cases())
+BY_NAME = {case.name: case for case in CASES}

@@ -1,0 +1,74 @@
+"""The GPT-2 that benchmarks train, the same in every process: its sizes, parameters, tokens and optimizer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from spillgrad.storage.store import StoreStats
+from spillgrad_kernels.cuda.driver.availability import SIMULATED
+
+GPT2_WORDS = 50257
+# The published model of 124 million parameters, and its substitute in Numba's simulator.
+GPT2: dict[str, Any] = {"vocab_size": GPT2_WORDS, "context": 512, "n_layer": 12, "n_head": 12, "n_embd": 768}
+SIMULATED_GPT: dict[str, Any] = {"vocab_size": 11, "context": 3, "n_layer": 1, "n_head": 1, "n_embd": 4}
+GPT_CONFIG = SIMULATED_GPT if SIMULATED else GPT2
+
+LR = 3e-4
+BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.1
+
+
+def gpt_weights(config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return parameters of a GPT-2 by Hugging Face's names."""
+    width, random = config["n_embd"], np.random.default_rng(1)
+    shapes: dict[str, tuple[int, ...]] = {
+        "wte.weight": (config["vocab_size"], width), "wpe.weight": (config["context"], width),
+    }  # fmt: skip
+    for layer in range(config["n_layer"]):
+        for name, rows, columns in (
+            ("ln_1", 0, 1), ("attn.c_attn", 1, 3), ("attn.c_proj", 1, 1), ("ln_2", 0, 1), ("mlp.c_fc", 1, 4),
+            ("mlp.c_proj", 4, 1),
+        ):  # fmt: skip
+            shapes[f"h.{layer}.{name}.weight"] = (rows * width, columns * width) if rows else (width,)
+            shapes[f"h.{layer}.{name}.bias"] = (columns * width,)
+    shapes |= {"ln_f.weight": (width,), "ln_f.bias": (width,)}
+    weights = {}
+    for name, shape in shapes.items():
+        drawn = random.standard_normal(shape, np.float32) * np.float32(0.02)
+        weights[f"transformer.{name}"] = drawn + 1 if "ln_" in name and name.endswith("weight") else drawn
+    return weights
+
+
+def tokens(vocabulary: int, shape: tuple[int, int], seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a batch of random tokens, and those that follow each."""
+    return inputs_and_targets(np.random.default_rng(seed).integers(0, vocabulary, (shape[0], shape[1] + 1)))
+
+
+def inputs_and_targets(sequences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return all tokens but the last, and those that follow each."""
+    return np.ascontiguousarray(sequences[:, :-1]), np.ascontiguousarray(sequences[:, 1:])
+
+
+class Spilling:
+    """The context of forward passes under hooks that spill. It notes what they leave in RAM."""
+
+    def __init__(self, hooks: Any) -> None:
+        self.hooks = hooks
+        self.left_in_ram_bytes = 0
+
+    def __enter__(self) -> None:
+        self.hooks.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.hooks.__exit__(*error)
+        self.left_in_ram_bytes = self.hooks.stats().ram_bytes
+
+    def traffic(self) -> dict[str, float]:
+        """Return what was saved so far, went to disk and came back, and how long training waited for it."""
+        stats: StoreStats = self.hooks.stats()
+        return {
+            "saved_bytes": stats.packed_bytes - stats.deduplicated_bytes, "left_in_ram_bytes": self.left_in_ram_bytes,
+            "written_bytes": stats.written_bytes, "read_bytes": stats.read_bytes,
+            "waited_s": stats.wait_write_s + stats.wait_read_s,
+        }  # fmt: skip

@@ -1,0 +1,84 @@
+"""A GPT and its training step in spillgrad."""
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import spillgrad as sg
+from spillgrad.nn import init
+from spillgrad.storage.store_owner import MIN_BYTES
+from spillgrad_tools.bench.gpt import Spilling
+
+
+class Training:
+    """A model with given parameters, or drawn ones, and its optimizer.
+
+    `spill_budget` bounds the RAM of saved tensors, `offload_budget` that of the whole model; the rest goes to
+    `directory`. `lora` is the rank of adapters, which are trained in place of the model. The model is on `device`,
+    unless it is offloaded; `device_budget` of its saved tensors stay there.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, np.ndarray] | None,
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        directory: str | None = None,
+        spill_budget: int | str | None = None,
+        offload_budget: int | str | None = None,
+        lora: int | None = None,
+        policy: str = "spill",
+        device: str = "cpu",
+        device_budget: int | str = 0,
+        min_bytes: int | str = MIN_BYTES,
+    ) -> None:
+        sg.manual_seed(0)
+        self.device = device
+
+        def build() -> sg.nn.Module:
+            with contextlib.nullcontext() if weights is None else init.skipped():
+                model = sg.models.GPT(sg.models.GPTConfig(**config))
+            return model if lora is None else sg.nn.lora(model, lora)
+
+        def make_optimizer(parameters: list[sg.nn.Parameter]) -> sg.optim.Optimizer:
+            return sg.optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=weight_decay)
+
+        self.offload: sg.disk_offload | None = None
+        self.model: sg.nn.Module
+        self.optimizer: Any
+        if offload_budget is None:
+            self.model = build().to(device)
+            self.optimizer = make_optimizer([p for p in self.model.parameters() if p.requires_grad])
+        else:
+            self.offload = sg.disk_offload(
+                build, make_optimizer, directory, ram_budget=offload_budget, step_in_backward=True
+            )
+            self.model, self.optimizer = self.offload.model, self.offload.optimizer
+        if weights is not None:
+            with sg.no_grad():
+                for name, parameter in self.model.named_parameters():
+                    parameter.copy_(sg.from_numpy(weights[name]))
+        self.spill: Spilling | None = None
+        if self.offload is not None:
+            self.spill = Spilling(sg.save_on_disk(self.offload, policy=policy))
+        elif spill_budget is not None:
+            self.spill = Spilling(
+                sg.save_on_disk(
+                    directory, ram_budget=spill_budget, device_budget=device_budget, min_bytes=min_bytes, policy=policy
+                )
+            )
+
+    def step(self, inputs: np.ndarray, targets: np.ndarray) -> float:
+        """Run forward, backward and the optimizer's step; return the loss."""
+        given = [sg.from_numpy(array).to(self.device) for array in (inputs, targets)]
+        self.optimizer.zero_grad()
+        with self.spill or contextlib.nullcontext():
+            loss = self.model(*given)[1]
+        loss.backward()
+        self.optimizer.step()
+        value: float = loss.item()
+        return value

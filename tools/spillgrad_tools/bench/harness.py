@@ -1,0 +1,155 @@
+"""The harness of all benchmarks: contenders in processes of their own take turns, and must agree.
+
+A process knows one library. It answers one JSON line at a time, by the methods of its runner.
+"""
+
+import importlib
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Self, TypeVar
+
+from spillgrad_tools.memory_cap import MemoryCap
+
+Measured = dict[str, float]
+Turn = TypeVar("Turn")
+
+LIBRARY_NAMES = {"ours": "spillgrad", "numpy": "NumPy", "torch": "PyTorch"}
+# The names for `pip install`, by those that Python imports.
+PIP_NAMES = {"torch": "torch==2.13.0", "paddle": "paddlepaddle"}
+
+
+def is_installed(library: str) -> bool:
+    """Return whether the package of a library can be imported."""
+    return library == "ours" or importlib.util.find_spec(library) is not None
+
+
+class WorkerEnded(RuntimeError):
+    """A process ended before it answered, with `status`: minus the number of the signal that killed it."""
+
+    def __init__(self, library: str, status: int) -> None:
+        super().__init__(f"bench: the {library} process ended with status {status}")
+        self.library, self.status = library, status
+
+
+class RequestFailed(RuntimeError):
+    """A process failed to answer a request, and said why."""
+
+    def __init__(self, library: str, why: str) -> None:
+        super().__init__(why)
+        self.library = library
+
+
+class Worker:
+    """A process that knows one library on a device; an object of the class `runner` answers its requests.
+
+    `threads` limits the BLAS libraries, too; 0 leaves them as they are. The process has the memory that `cap` leaves
+    it, if one is given. Raises WorkerEnded when it does not even start.
+    """
+
+    def __init__(
+        self, runner: type, library: str, threads: int, cap: MemoryCap | None = None, device: str = "cpu"
+    ) -> None:
+        limits = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+        # OpenBLAS's idle threads spin for 2^26 cycles, into the turn of the next library; 2^20 bridge the gap between
+        # two calls just as well.
+        limits["OPENBLAS_THREAD_TIMEOUT"] = "20"
+        self.library = library
+        words = [f"{runner.__module__}:{runner.__qualname__}", library, str(threads), device]
+        command = [sys.executable, "-m", __name__, *words]
+        self._process = subprocess.Popen(
+            command if cap is None else cap.command(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(limits if threads else {}), "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        try:
+            self.version: str | None = self._answer()["version"]
+        except WorkerEnded:
+            self._process.communicate()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:  # it may be busy for minutes
+            self._process.kill()
+        self._process.communicate()
+
+    def ask(self, do: str, **request: Any) -> Any:
+        """Have the runner's method `do` called, and return its answer.
+
+        Raises WorkerEnded when the process has died; its stderr says why. Raises RequestFailed when it answers that
+        it could not.
+        """
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **request}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise WorkerEnded(self.library, self._process.wait()) from None
+        answer = self._answer()
+        if "failed" in answer:
+            raise RequestFailed(self.library, answer["failed"])
+        return answer["answer"]
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            raise WorkerEnded(self.library, self._process.wait())
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def _serve(runner: Any) -> None:
+    """Answer requests on standard input by the runner's methods, until the input ends.
+
+    An error ends the process. A runner that survives errors prints it and answers with it.
+    """
+    print(json.dumps({"version": runner.version}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = {"answer": getattr(runner, request.pop("do"))(**request)}
+        except Exception as error:
+            if not runner.survives:
+                raise
+            traceback.print_exc()
+            answer = {"failed": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+
+
+def in_turns(turns: Mapping[str, Callable[[], Turn]], rounds: int) -> Iterator[dict[str, Turn]]:
+    """Yield the results of each round, in which all contenders take their turn."""
+    for _ in range(rounds):
+        yield {name: turn() for name, turn in turns.items()}
+
+
+def medians(rounds: Iterable[Mapping[str, float]]) -> Measured:
+    """Return each contender's median of all rounds."""
+    taken = list(rounds)
+    return {name: statistics.median(each[name] for each in taken) for name in taken[0]}
+
+
+def require_agreement(what: str, found: Mapping[str, Any], step: int, tolerance: float = 0.0) -> None:
+    """Raise RuntimeError unless all contenders found the same in a step, or numbers within a share of each other."""
+    values = list(found.values())
+    if tolerance:
+        allowed = tolerance * max(values)
+        if not max(values) - min(values) <= allowed:
+            raise RuntimeError(f"{what} {dict(found)} of step {step} differ by more than {allowed:.2g}")
+    elif any(value != values[0] for value in values):
+        raise RuntimeError(f"{what} {dict(found)} of step {step} differ")
+
+
+if __name__ == "__main__":
+    module, _, name = sys.argv[1].partition(":")
+    _serve(getattr(importlib.import_module(module), name)(sys.argv[2], int(sys.argv[3]), sys.argv[4]))

@@ -1,0 +1,111 @@
+"""`spillgrad bench hooks`: training steps of PyTorch's and Paddle's models, in RAM and with saved tensors on disk."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import spillgrad as sg
+from spillgrad.errors import ArgumentError, MissingPackageError
+from spillgrad_tools.bench.bars import Verdict
+from spillgrad_tools.bench.harness import PIP_NAMES, is_installed, require_agreement
+from spillgrad_tools.bench.options import HookOptions
+from spillgrad_tools.bench.report import machine
+from spillgrad_tools.bench.train import (
+    SPILL_BUDGET,
+    Contender,
+    Process,
+    Results,
+    gpt_config,
+    measure_in_turns,
+    sizes_of,
+    tell,
+)
+
+MARKER = "bench hooks"
+SPILLED, FILES = "spilled", "a file per tensor"
+WARM_STEPS = 1
+_SPILLS, _IN_FILES = {"spill_budget": SPILL_BUDGET}, {"file_per_tensor": True}
+# By package: training in RAM first, then under spillgrad's hooks, then under others.
+CONTENDERS = {
+    "torch": (
+        Contender("PyTorch", "torch"),
+        Contender(f"PyTorch, {SPILLED}", "torch", options=_SPILLS),
+        Contender(f"PyTorch, {FILES}", "torch", options=_IN_FILES),
+    ),
+    "paddle": (
+        Contender("Paddle", "paddle"),
+        Contender(f"Paddle, {SPILLED}", "paddle", options=_SPILLS),
+    ),
+}
+
+
+def check_gradients(processes: Sequence[Process], step: int) -> None:
+    """Raise RuntimeError unless all have the same loss and gradients, to the last bit."""
+    losses = {process.contender.name: [answer["loss"] for answer in process.taken] for process in processes}
+    require_agreement("bench hooks: losses", losses, step)
+    digests = {process.contender.name: process.gradients() for process in processes}
+    require_agreement("bench hooks: gradients", digests, step)
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """Return what was reached, of each framework that ran."""
+    judged = []
+    for in_ram, spilled, *others in CONTENDERS.values():
+        if in_ram.name not in results:
+            continue
+        seconds = {name: result["seconds"] for name, result in results.items()}
+        saved = results[spilled.name]
+        off_ram = 1 - saved["left_in_ram_bytes"] / saved["saved_bytes_per_step"]
+        extra_s = seconds[spilled.name] - seconds[in_ram.name]
+        judged.append(Verdict(f"{spilled.name}: × {in_ram.name}", 1 + extra_s / seconds[in_ram.name], 1.08, most=True))
+        judged.append(Verdict(f"{spilled.name}: share of what is saved that is off RAM after forward", off_ram, 0.9))
+        for other in others:
+            times = (seconds[other.name] - seconds[in_ram.name]) / max(extra_s, 1e-9)
+            judged.append(Verdict(f"{other.name}: extra time × that of spilled", times, 3))
+    return judged
+
+
+def run(options: HookOptions) -> None:
+    """Time training steps under each framework's hooks, print them, and write them into a page.
+
+    Raises UnknownModelError for a model that is not in the catalogue, ArgumentError for one that is no GPT-2, and
+    MissingPackageError when a framework is not installed, or none is.
+    """
+    config = gpt_config(options.model, options.context)
+    packages = [name for name in CONTENDERS if options.framework in (None, name)]
+    if not packages:
+        raise ArgumentError(f"bench hooks: got --framework {options.framework}; it takes {' or '.join(CONTENDERS)}")
+    installed = [name for name in packages if is_installed(name)]
+    missing = [name for name in packages if name not in installed]
+    if not installed or (options.page and missing):
+        commands = " and ".join(f"pip install {PIP_NAMES[name]}" for name in missing)
+        raise MissingPackageError(
+            f"bench hooks: got no package {' and no '.join(missing)}; {commands}", name=missing[0]
+        )
+    threads = options.threads or sg.get_num_threads()
+    about: dict[str, Any] = {
+        **machine(), "threads": threads, **sizes_of(options),
+        "libraries": [],
+    }  # fmt: skip
+    results: Results = {}
+    with (
+        tempfile.TemporaryDirectory(dir=options.directory.absolute(), prefix="spillgrad-bench-") as folder,
+        Console(stderr=True).status("training"),
+    ):
+        for name in installed:
+            found, versions = measure_in_turns(
+                CONTENDERS[name],
+                config,
+                options.batch,
+                options.steps,
+                threads,
+                Path(folder),
+                check_gradients,
+                WARM_STEPS,
+            )
+            results |= found
+            about["libraries"] += versions
+    tell(options.as_json, options.page, MARKER, about, results, verdicts(results))

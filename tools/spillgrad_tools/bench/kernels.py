@@ -1,0 +1,220 @@
+"""`spillgrad bench kernels`: each library in its own process, results compared first, then timed in turns."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+
+from spillgrad.device.device import as_device
+from spillgrad.errors import ArgumentError
+from spillgrad_kernels.cuda.driver.availability import SIMULATED
+from spillgrad_kernels.threads.dispatch import get_num_threads
+from spillgrad_tools.bench.bars import Yardstick
+from spillgrad_tools.bench.case_runner import CaseRunner
+from spillgrad_tools.bench.cases import CASES, Case, Result
+from spillgrad_tools.bench.cuda_cases import FLOATS_LOG2, cuda_cases
+from spillgrad_tools.bench.harness import RequestFailed, Worker, WorkerEnded, in_turns, is_installed, medians
+from spillgrad_tools.bench.options import KernelOptions
+from spillgrad_tools.bench.report import (
+    cuda_as_markdown,
+    kernels_as_markdown,
+    machine,
+    print_json,
+    row_as_text,
+    show_kernels,
+    write_between_markers,
+)
+
+# The libraries that are timed on each device.
+TIMED = {"cpu": ("ours", "numpy", "torch"), "cuda": ("ours", "torch")}
+# Arrays of a GPU's elementwise rows that two processes hold at once.
+ARRAYS = 24
+
+
+class Contenders:
+    """The processes that are timed in turns on a device, and NumPy's, which also computes the references.
+
+    On a GPU, a process that failed is replaced, as its memory may be lost. A PyTorch that does not load, or finds no
+    device, is left out. A simulated device is not compared with PyTorch.
+    """
+
+    def __init__(self, device: str, threads: int, stack: ExitStack) -> None:
+        self.device = device
+        self._threads, self._stack = threads, stack
+        self._open: dict[str, ExitStack] = {}
+        self.workers: dict[str, Worker] = {}
+        for library in dict.fromkeys((*TIMED[device], "numpy")):
+            if library != "torch" or (is_installed("torch") and not (device == "cuda" and SIMULATED)):
+                self._try_to_start(library)
+
+    def start(self, library: str) -> None:
+        """Start a process."""
+        self._open[library] = self._stack.enter_context(ExitStack())
+        worker = Worker(CaseRunner, library, self._threads, device=self.device)
+        self.workers[library] = self._open[library].enter_context(worker)
+
+    def stop(self, library: str) -> None:
+        """End a process."""
+        del self.workers[library]
+        self._open.pop(library).close()
+
+    def timed(self) -> list[Worker]:
+        """Return those that are timed."""
+        return [self.workers[library] for library in TIMED[self.device] if library in self.workers]
+
+    def _try_to_start(self, library: str) -> None:
+        try:
+            self.start(library)
+        except WorkerEnded:  # it has said why
+            if self.device == "cpu" or library != "torch":
+                raise
+            return
+        if self.workers[library].version is None:
+            self.stop(library)
+
+
+def matching(every: Sequence[Case], name: str, quick: bool) -> list[Case]:
+    """Return the cases whose name contains `name`, without the heavy ones if it has to be quick.
+
+    Raises ArgumentError when there is none.
+    """
+    cases = [case for case in every if name in case.name and not (quick and case.heavy)]
+    if not cases:
+        words = ", ".join(dict.fromkeys(case.name.split()[0].rstrip(",") for case in every))
+        raise ArgumentError(f"bench: no case has '{name}' in its name; filter by one of {words}")
+    return cases
+
+
+def rounds_of(case: Case, rounds: int) -> int:
+    """Return the rounds of a case. Heavy ones, whose times vary less, get a third."""
+    return min(rounds, max(3, rounds // 3)) if case.heavy else rounds
+
+
+def log2_floats(gpu_bytes: int) -> int:
+    """Return the logarithm of how many numbers the elementwise rows have on a device of so much memory."""
+    fitting = max(1, gpu_bytes * 4 // 5 // (4 * ARRAYS)).bit_length() - 1
+    return max(min(FLOATS_LOG2), min(max(FLOATS_LOG2), fitting))
+
+
+def time_case(case: Case, workers: Sequence[Worker], threads: int, rounds: int) -> Result:
+    """Return the medians of so many rounds, in each of which the workers, and the yardsticks, take turns."""
+    known = {worker.library: worker for worker in workers}
+    wanted = [Yardstick(library, library) for library in known]
+    for yardstick in {yardstick: None for bar in case.bars for yardstick in bar.yardsticks}:
+        if yardstick.library in known and (yardstick.threads is None or threads == 2):
+            wanted.append(yardstick)
+    turns = {
+        yardstick.name: partial(
+            known[yardstick.library].ask,
+            do="time",
+            what="copy" if yardstick.copies else "case",
+            threads=yardstick.threads,
+        )
+        for yardstick in wanted
+    }
+    return Result(case, medians(in_turns(turns, rounds)), rounds)
+
+
+def measure(cases: Sequence[Case], contenders: Contenders, threads: int, rounds: int) -> Iterator[Result]:
+    """Check and time each case.
+
+    Raises RuntimeError where a library disagrees with float64 or fails; on a GPU, the result says so, and the others
+    are timed.
+    """
+    ours: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        computed: tuple[object, ...] | None = None
+        for case in cases:
+            if case.computes != computed:
+                contenders.workers["numpy"].ask(do="reference", case=case.name, directory=directory)
+                computed = case.computes
+            result = _measured(case, contenders, directory, threads, rounds_of(case, rounds))
+            if case.beside is not None and case.beside[1] in ours:
+                result.seconds[case.beside[0]] = ours[case.beside[1]]
+            if "ours" in result.seconds:
+                ours[case.name] = result.seconds["ours"]
+            yield result
+
+
+def _measured(case: Case, contenders: Contenders, directory: str, threads: int, rounds: int) -> Result:
+    failures: dict[str, str] = {}
+
+    def note(worker: Worker, why: str, error: Exception | None = None) -> None:
+        """Note why a library is not timed; on the CPU, raise it."""
+        if contenders.device == "cpu":
+            raise error or RuntimeError(f"bench {case.name}: {worker.library} differs from NumPy by {why}")
+        failures[worker.library] = why if error else f"wrong: {why}"
+        if error:
+            contenders.stop(worker.library)
+            contenders.start(worker.library)
+
+    able = []
+    for worker in contenders.timed():
+        try:
+            share = worker.ask(do="check", case=case.name, directory=directory)
+        except (RequestFailed, WorkerEnded) as error:
+            note(worker, str(error), error)
+            continue
+        if share is not None and not share <= 1:
+            note(worker, f"{share:.3g} × what is allowed")
+        elif share is not None:
+            able.append(worker)
+    while able:
+        try:
+            return Result(case, time_case(case, able, threads, rounds).seconds, rounds, failures)
+        except (RequestFailed, WorkerEnded) as error:
+            failing = next(worker for worker in able if worker.library == error.library)
+            note(failing, str(error), error)
+            able = [worker for worker in able if worker is not failing]
+    return Result(case, {}, rounds, failures)
+
+
+def run(options: KernelOptions) -> None:
+    """Time the cases whose name contains `options.name`, print them, and write them into a page.
+
+    Raises DeviceError where there is no GPU to time them on, ArgumentError when there is no such case, or when the page
+    would not get every row of every library.
+    """
+    on_gpu, rounds = options.device == "cuda", options.rounds
+    every: Sequence[Case] = CASES
+    if on_gpu:
+        as_device("cuda")
+    else:
+        matching(every, options.name, options.quick)  # before processes start
+        _require_whole_page(options, every, is_installed("torch"))
+    threads = options.threads or get_num_threads()
+    with ExitStack() as stack:
+        contenders = Contenders(options.device, threads, stack)
+        about: dict[str, Any] = {**machine(), "threads": threads}
+        if on_gpu:
+            gpu = contenders.workers["ours"].ask(do="about")
+            every = cuda_cases(SIMULATED, log2_floats(gpu["gpu_bytes"]))
+            _require_whole_page(options, every, "torch" in contenders.workers)
+            about = {**machine(), **gpu}
+        cases = matching(every, options.name, options.quick)
+        about |= {"rounds": rounds, "libraries": [worker.version for worker in contenders.timed()]}
+        results: list[Result] = []
+        with Console(stderr=True).status("checking and timing") as status:
+            for result in measure(cases, contenders, threads, rounds):
+                results.append(result)
+                if on_gpu:  # minutes of work: an early end leaves at least the rows so far
+                    status.console.print(row_as_text(result, TIMED["cuda"]), highlight=False, soft_wrap=True)
+                status.update(f"{len(results)} of {len(cases)}, {result.case.name} done")
+    if options.page:
+        table = cuda_as_markdown(every, about, results) if on_gpu else kernels_as_markdown(about, results)
+        write_between_markers(options.page, "bench cuda" if on_gpu else "bench kernels", table)
+    if options.as_json:
+        print_json(machine=about, results=[result.as_json() for result in results])
+    else:
+        show_kernels(about, results, TIMED[options.device])
+
+
+def _require_whole_page(options: KernelOptions, every: Sequence[Case], has_torch: bool) -> None:
+    if options.page and (len(matching(every, options.name, options.quick)) < len(every) or not has_torch):
+        mend = "install a PyTorch that finds the GPU" if options.device == "cuda" else "pip install torch"
+        raise ArgumentError(
+            f"bench: a page gets every row and PyTorch's times; leave out --filter and --quick, and {mend}"
+        )

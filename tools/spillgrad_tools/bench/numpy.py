@@ -1,0 +1,48 @@
+"""NumPy: it times the operations that it has, and computes what all should give."""
+
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from spillgrad_tools.bench.operations import Call, Library, Operation
+
+
+class NumPy(Library):
+    """NumPy, which records no graph."""
+
+    version = f"NumPy {np.__version__}"
+    has_gradients = False
+
+    def set_num_threads(self, count: int) -> None:
+        """Do nothing: the process's environment told the BLAS library before it was loaded."""
+
+    def no_grad(self) -> Any:
+        """Return a context in which no graph is recorded."""
+        return nullcontext()
+
+    def prepare(self, operand: np.ndarray, requires_grad: bool) -> np.ndarray:
+        """Return the operand as it is."""
+        return operand
+
+    def as_numpy(self, result: Any) -> np.ndarray:
+        """Return a result as an array."""
+        return np.asarray(result)
+
+    def call(self, operation: Operation, *operands: Any) -> Call | None:
+        """Return NumPy's own function with its operands; None where it would have to compose one."""
+        function = operation.numpy_function()
+        return None if function is None else partial(function, *operands)
+
+    def into(self, operation: Operation, *operands: Any) -> Call | None:
+        """Return the same; functions take memory for their result after their operands."""
+        return partial(_copy, *operands) if operation.name == "copy" else self.call(operation, *operands)
+
+
+def _copy(x: np.ndarray, out: np.ndarray) -> np.ndarray:
+    np.copyto(out, x)
+    return out
+
+
+LIBRARY = NumPy

@@ -1,0 +1,241 @@
+"""The operations that `spillgrad bench kernels` times: how libraries spell them, and what should come out.
+
+spillgrad and PyTorch have one interface, so that one spelling serves both. NumPy times the operations that it has under
+a name; those that it would have to compose are no fair comparison, and NumPy only computes their reference.
+"""
+
+import importlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from spillgrad_tools.bench import references
+from spillgrad_tools.bench.gpt import BETAS, GPT_CONFIG, LR, WEIGHT_DECAY, gpt_weights, inputs_and_targets
+
+Function = Callable[..., Any]
+# The timed call: an operation with its operands.
+Call = Callable[[], Any]
+
+
+class Library:
+    """A library in a process of its own: how it calls operations, and makes, reads and times arrays.
+
+    PyTorch's interface is spillgrad's: `top` has its functions, `functional` those of layers. `training` is the class
+    that trains a GPT-2. Without a `version`, the library cannot be used here.
+    """
+
+    version: str | None
+    has_gradients = True
+    top: Any
+    functional: Any
+    training: Callable[..., Any]
+    grad: Function
+    adamw: Function
+
+    def set_num_threads(self, count: int) -> None:
+        """Use so many threads."""
+        self.top.set_num_threads(count)
+
+    def no_grad(self) -> Any:
+        """Return a context in which no graph is recorded."""
+        return self.top.no_grad()
+
+    def about(self) -> dict[str, Any]:
+        """Return what a reader needs to know of the device."""
+        return {}
+
+    def release_memory(self) -> None:
+        """Keep what memory there is: the next case's operands take it over."""
+
+    def prepare(self, operand: np.ndarray, requires_grad: bool) -> Any:
+        """Return the operand as this library takes it; strides are kept."""
+        return self.top.from_numpy(operand).requires_grad_(requires_grad)
+
+    def as_numpy(self, result: Any) -> np.ndarray:
+        """Return a result as an array."""
+        array: np.ndarray = result.detach().numpy()
+        return array
+
+    def seconds_of(self, calls: int, call: Call) -> float:
+        """Return how long so many calls take."""
+        started = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return time.perf_counter() - started
+
+    def fuse(self, function: Function) -> Function:
+        """Return a function that computes a chain of operations at once, where the library can."""
+        return function
+
+    def call(self, operation: "Operation", *operands: Any) -> Call | None:
+        """Return an operation with its operands; None where the library lacks it."""
+        if operation.prepared:
+            made: Call | None = getattr(self, operation.prepared)(*operands)
+            return made
+        return partial(operation.function(self), *operands)
+
+    def into(self, operation: "Operation", *operands: Any) -> Call | None:
+        """Return an operation that writes to its last operand; None where the library lacks it."""
+        raise NotImplementedError
+
+    def adamw_step(self, param: Any, grad: Any) -> Call:
+        """Return the update of one parameter, given its gradient."""
+        optimizer = self.adamw([param])
+        param.grad = grad
+
+        def step() -> Any:
+            optimizer.step()
+            return param
+
+        return step
+
+    def gpt_step(self, tokens: Any, **options: Any) -> Call:
+        """Return a training step of a GPT-2 on a CUDA device."""
+        training = self.training(GPT_CONFIG, gpt_weights(GPT_CONFIG), LR, BETAS, WEIGHT_DECAY, device="cuda", **options)
+        inputs, targets = inputs_and_targets(tokens.cpu().numpy())
+
+        def step() -> Any:
+            with self.top.enable_grad():
+                return training.step(inputs, targets)
+
+        return step
+
+    def spilled_gpt_step(self, tokens: Any) -> Call | None:
+        """Return a training step that keeps few of its saved tensors on the device; only spillgrad has one."""
+        return None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation, called `spelled` in spillgrad and PyTorch, or composed of what they have; NumPy's is `numpy`.
+
+    By default, all three libraries spell it as it is named. `options` go with every call. `composed` returns the
+    function to call; `prepared` names the library's method that takes the operands and returns what is timed. With
+    `reference`, NumPy lacks it.
+    """
+
+    name: str
+    reference: Function | None = None
+    spelled: str = ""
+    numpy: str = ""
+    is_functional: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    composed: Callable[[Library], Function] | None = None
+    prepared: str = ""
+
+    def function(self, library: Library) -> Function:
+        """Return what a library with PyTorch's interface calls with the operands."""
+        if self.composed is not None:
+            return self.composed(library)
+        found: Function = getattr(library.functional if self.is_functional else library.top, self.spelled or self.name)
+        return partial(found, **self.options) if self.options else found
+
+    def numpy_function(self) -> Function | None:
+        """Return NumPy's own function; None where there is none."""
+        return None if self.reference else getattr(np, self.numpy or self.name)
+
+    def expected(self, *inputs: np.ndarray) -> Any:
+        """Return what should come out."""
+        function = self.reference or self.numpy_function()
+        assert function is not None
+        return function(*inputs)
+
+
+# Of the CPU's elementwise cases, those that compute and those that mostly move memory.
+COMPUTING = (
+    Operation("exp"),
+    Operation("tanh"),
+    Operation("sigmoid", references.sigmoid),
+    Operation("gelu", references.gelu, is_functional=True),
+    Operation("gelu_tanh", references.gelu_tanh, spelled="gelu", is_functional=True, options={"approximate": "tanh"}),
+    Operation("erf", references.erf),
+    Operation("silu", lambda x: x / (1 + np.exp(-x)), is_functional=True),
+    Operation("softplus", lambda x: np.logaddexp(0, x), is_functional=True),
+)
+MOVING = (Operation("add"), Operation("mul", numpy="multiply"), Operation("copy", spelled="clone"))
+
+
+def _softmax(library: Library) -> Function:
+    return lambda x: library.functional.softmax(x, -1)
+
+
+def _layer_norm(library: Library) -> Function:
+    return lambda x, weight, bias: library.functional.layer_norm(x, weight.shape, weight, bias, 1e-5)
+
+
+def _attention(library: Library) -> Function:
+    return partial(library.functional.scaled_dot_product_attention, is_causal=True)
+
+
+def _cross_entropy_and_gradient(library: Library) -> Function:
+    def forward_and_backward(logits: Any, target: Any) -> Any:
+        loss = library.functional.cross_entropy(logits, target)
+        return loss, *library.grad(loss, logits)
+
+    return forward_and_backward
+
+
+def _chain_of_5(library: Library) -> Function:
+    return library.fuse(lambda x: ((x * 2 + 1).sigmoid() * x).clamp(min=0.1))
+
+
+def _chain_of_7(library: Library) -> Function:
+    return library.fuse(lambda x, y: ((x * y + x).tanh() * y.sigmoid() - x).relu())
+
+
+def _with_gradients(forward: Callable[[Library], Function]) -> Callable[[Library], Function]:
+    """Return the operation that computes the gradients of its inputs, too; its last operand is that of the result."""
+
+    def composed(library: Library) -> Function:
+        function, grad = forward(library), library.grad
+
+        def forward_and_backward(*operands: Any) -> Any:
+            *inputs, g = operands
+            y = function(*inputs)
+            return y, *grad(y, inputs, g)
+
+        return forward_and_backward
+
+    return composed
+
+
+_OTHERS = (
+    Operation("matmul"),
+    Operation("add number", lambda x: x + 1, composed=lambda library: lambda x: x + 1.0),
+    Operation("relu", lambda x: np.maximum(x, 0)),
+    Operation("sum"),
+    Operation("linear", lambda x, weight, bias: x @ weight.T + bias, is_functional=True),
+    Operation("reshape", np.ravel, composed=lambda library: lambda x: x.reshape(-1)),
+    Operation("select", lambda x: x[3], composed=lambda library: lambda x: x[3]),
+    Operation("softmax", references.softmax, composed=_softmax),
+    Operation("softmax+", references.softmax_and_gradient, composed=_with_gradients(_softmax)),
+    Operation("layer_norm", references.layer_norm, composed=_layer_norm),
+    Operation("layer_norm+", references.layer_norm_and_gradients, composed=_with_gradients(_layer_norm)),
+    Operation("cross_entropy", references.cross_entropy, is_functional=True),
+    Operation("cross_entropy+", references.cross_entropy_and_gradient, composed=_cross_entropy_and_gradient),
+    Operation("attention+", references.attention_and_gradients, composed=_with_gradients(_attention)),
+    Operation("adamw", references.adamw_first_step, prepared="adamw_step"),
+    Operation("chain of 5", references.chain_of_5, composed=_chain_of_5),
+    Operation("chain of 7", references.chain_of_7, composed=_chain_of_7),
+    Operation("chain of 7+", references.chain_of_7_and_gradients, composed=_with_gradients(_chain_of_7)),
+    Operation("gpt step", references.gpt_step, prepared="gpt_step"),
+    Operation("gpt step spilled", references.gpt_step, prepared="spilled_gpt_step"),
+)
+OPERATIONS = {operation.name: operation for operation in (*COMPUTING, *MOVING, *_OTHERS)}
+
+
+def call_of(name: str, library: Library, operands: list[Any]) -> Call | None:
+    """Return what is timed of a case: its operation with the operands; None where the library lacks it."""
+    operation = OPERATIONS[name.removesuffix(" out=")]
+    return (library.into if name.endswith(" out=") else library.call)(operation, *operands)
+
+
+def load(name: str, device: str = "cpu") -> Library:
+    """Return a library by its name in `LIBRARY_NAMES`, for a device."""
+    on_device = "_cuda" if device == "cuda" and name != "numpy" else ""
+    made: Library = importlib.import_module(f"spillgrad_tools.bench.{name}{on_device}").LIBRARY()
+    return made

@@ -1,0 +1,150 @@
+"""References in NumPy for benchmarked operations that NumPy lacks."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from spillgrad_tools.bench.gpt import GPT_CONFIG, gpt_weights
+
+
+def sigmoid(x: np.ndarray) -> Any:
+    """Return the logistic function."""
+    return 1 / (1 + np.exp(-x))
+
+
+def erf(x: np.ndarray) -> np.ndarray:
+    """Return the error function, number by number."""
+    return np.fromiter(map(math.erf, x.ravel()), np.float64, x.size).reshape(x.shape)
+
+
+def gelu(x: np.ndarray) -> Any:
+    """Return GELU."""
+    return 0.5 * x * (1 + erf(x / math.sqrt(2)))
+
+
+def gelu_tanh(x: np.ndarray) -> Any:
+    """Return GELU by its approximation with tanh."""
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def softmax(x: np.ndarray) -> Any:
+    """Return the softmax of each row."""
+    exponentials = np.exp(x - x.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def _softmax_gradient(y: np.ndarray, g: np.ndarray) -> Any:
+    return y * (g - (g * y).sum(-1, keepdims=True))
+
+
+def softmax_and_gradient(x: np.ndarray, g: np.ndarray) -> Any:
+    """Return the softmax of each row, and the gradient of its input."""
+    y = softmax(x)
+    return y, _softmax_gradient(y, g)
+
+
+def layer_norm_and_gradients(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, g: np.ndarray) -> Any:
+    """Return each row normalised, scaled and shifted, and the gradients of input, weight and bias."""
+    centred = x - x.mean(-1, keepdims=True)
+    rstd = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    normal, scaled = centred * rstd, g * weight
+    means = scaled.mean(-1, keepdims=True) + normal * (scaled * normal).mean(-1, keepdims=True)
+    return normal * weight + bias, rstd * (scaled - means), (g * normal).sum(0), g.sum(0)
+
+
+def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Any:
+    """Return each row normalised, scaled and shifted."""
+    return layer_norm_and_gradients(x, weight, bias, x)[0]
+
+
+def cross_entropy_and_gradient(logits: np.ndarray, target: np.ndarray) -> Any:
+    """Return the mean cross-entropy, and the gradient of the logits."""
+    rows, probabilities = np.arange(len(target)), softmax(logits)
+    loss = -np.log(probabilities[rows, target]).mean()
+    probabilities[rows, target] -= 1
+    return loss, probabilities / len(target)
+
+
+def cross_entropy(logits: np.ndarray, target: np.ndarray) -> Any:
+    """Return the mean cross-entropy."""
+    return cross_entropy_and_gradient(logits, target)[0]
+
+
+def attention_and_gradients(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray) -> Any:
+    """Return causal attention, and the gradients of queries, keys and values."""
+    results = tuple(np.empty_like(x) for x in (q, q, k, v))
+    length, width = q.shape[-2:]
+    masked = np.triu(np.full((length, length), -np.inf), 1)
+    # Head by head: all scores at once would take 1.6 GB.
+    for head in np.ndindex(q.shape[:-2]):
+        p = softmax(q[head] @ k[head].T / math.sqrt(width) + masked)
+        scores = _softmax_gradient(p, g[head] @ v[head].T) / math.sqrt(width)
+        for result, value in zip(
+            results, (p @ v[head], scores @ k[head], scores.T @ q[head], p.T @ g[head]), strict=True
+        ):
+            result[head] = value
+    return results
+
+
+def adamw_first_step(param: np.ndarray, grad: np.ndarray) -> Any:
+    """Return a parameter after the first step of AdamW."""
+    return param * (1 - 1e-3 * 1e-2) - 1e-3 * grad / (np.abs(grad) + 1e-8)
+
+
+def chain_of_5(x: np.ndarray) -> Any:
+    """Return five elementwise operations, one after the other."""
+    return np.maximum(sigmoid(x * 2 + 1) * x, 0.1)
+
+
+def chain_of_7(x: np.ndarray, y: np.ndarray) -> Any:
+    """Return seven elementwise operations, one after the other."""
+    return np.maximum(np.tanh(x * y + x) * sigmoid(y) - x, 0)
+
+
+def chain_of_7_and_gradients(x: np.ndarray, y: np.ndarray, g: np.ndarray) -> Any:
+    """Return seven elementwise operations, and the gradients of their inputs."""
+    t, s, result = np.tanh(x * y + x), sigmoid(y), chain_of_7(x, y)
+    g = g * (result > 0)
+    inner = g * s * (1 - t * t)
+    return result, inner * (y + 1) - g, inner * x + g * t * s * (1 - s)
+
+
+def gpt_loss(config: Mapping[str, Any], weights: Mapping[str, np.ndarray], tokens: np.ndarray) -> float:
+    """Return the loss of a GPT-2 whose parameters have Hugging Face's names, one sequence at a time."""
+    width, heads = config["n_embd"], config["n_head"]
+    length = tokens.shape[1] - 1
+    masked = np.triu(np.full((length, length), -np.inf), 1)
+    layers = [
+        {
+            name.removeprefix(f"transformer.h.{n}."): x.astype(np.float64)
+            for name, x in weights.items()
+            if f".h.{n}." in name
+        }
+        for n in range(config["n_layer"])
+    ]
+    words, places, scale, shift = (
+        weights[f"transformer.{name}"].astype(np.float64)
+        for name in ("wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias")
+    )
+    losses = []
+    for sequence in tokens:
+        x = words[sequence[:-1]] + places[:length]
+        for layer in layers:
+            y = layer_norm(x, layer["ln_1.weight"], layer["ln_1.bias"]) @ layer["attn.c_attn.weight"]
+            y = (y + layer["attn.c_attn.bias"]).reshape(length, 3, heads, width // heads)
+            q, k, v = y.transpose(1, 2, 0, 3)
+            p = softmax(q @ k.swapaxes(1, 2) / math.sqrt(width // heads) + masked)
+            y = (p @ v).transpose(1, 0, 2).reshape(length, width)
+            x = x + y @ layer["attn.c_proj.weight"] + layer["attn.c_proj.bias"]
+            y = layer_norm(x, layer["ln_2.weight"], layer["ln_2.bias"]) @ layer["mlp.c_fc.weight"]
+            y = gelu_tanh(y + layer["mlp.c_fc.bias"])
+            x = x + y @ layer["mlp.c_proj.weight"] + layer["mlp.c_proj.bias"]
+        losses.append(cross_entropy(layer_norm(x, scale, shift) @ words.T, sequence[1:]))
+    return float(np.mean(losses))
+
+
+def gpt_step(tokens: np.ndarray) -> Any:
+    """Return the loss of a GPT-2 with the benchmark's parameters."""
+    return np.asarray(gpt_loss(GPT_CONFIG, gpt_weights(GPT_CONFIG), tokens))

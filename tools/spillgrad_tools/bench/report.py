@@ -1,0 +1,221 @@
+"""How benchmarks say what they ran on and what came out."""
+
+import datetime
+import json
+import platform
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from spillgrad.errors import ArgumentError
+from spillgrad.storage.sizes import format_bytes
+from spillgrad_tools.bench.bars import Row, Verdict
+from spillgrad_tools.bench.cases import Case, Result
+from spillgrad_tools.bench.harness import LIBRARY_NAMES
+
+ABSENT = "–"
+
+
+def machine() -> dict[str, Any]:
+    """Return what a reader needs to place the numbers."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor() or platform.machine(),
+        "memory": format_bytes(psutil.virtual_memory().total),
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration with a unit that keeps the number between 1 and 1000: 12.3 us, 4.56 ms, 7.8 s."""
+    for unit, scale in (("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3)):
+        if seconds < 999.5 * scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def format_measured(value: float, unit: str) -> str:
+    """Return a value of a row with its unit: seconds, bytes, bytes a second, percent, or none for a count."""
+    if unit == "s":
+        return format_seconds(value)
+    if unit == "B":
+        return format_bytes(int(value))
+    if unit == "B/s":
+        return f"{value / 1e9:.2f} GB/s"
+    return f"{value:.1f} %" if unit == "%" else f"{value:,.0f}"
+
+
+def print_json(**answer: Any) -> None:
+    """Print what was measured as JSON."""
+    print(json.dumps(answer, indent=2))
+
+
+def show_kernels(about: dict[str, Any], results: Sequence[Result], libraries: Sequence[str]) -> None:
+    """Print a table with a row per case: times, or why there are none, and what was reached beside what was wanted."""
+    named = "numpy" in libraries
+    table = Table(box=SIMPLE)
+    if named:
+        table.caption = "× NumPy 1.70 / 1.6: NumPy's time is 1.7 of ours; wanted is 1.6"
+    table.add_column("case", no_wrap=named)
+    for library in libraries:
+        table.add_column(LIBRARY_NAMES[library], justify="right" if named else "left", no_wrap=named)
+    table.add_column("reached / wanted")
+    for result in results:
+        table.add_row(result.case.name, *_times(result, libraries), "\n".join(map(str, result.verdicts)))
+    _show(about, table, _reached([verdict for result in results for verdict in result.verdicts]))
+
+
+def show_rows(about: dict[str, Any], rows: Sequence[Row]) -> None:
+    """Print a table with a row per case: what was measured, and what was reached beside what was wanted."""
+    table = Table("case", "measured", "reached / wanted", box=SIMPLE)
+    for row in rows:
+        measured = (f"{name} {format_measured(value, row.unit)}" for name, value in row.measured.items())
+        table.add_row(row.case, "\n".join(measured), "\n".join(map(str, row.verdicts)))
+    _show(about, table, _reached([verdict for row in rows for verdict in row.verdicts]))
+
+
+def kernels_as_markdown(about: dict[str, Any], results: Sequence[Result]) -> str:
+    """Return the bars, summed up by group, and below them a row per case, as Markdown."""
+
+    def cells(result: Result) -> str:
+        return " | ".join(_times(result, list(LIBRARY_NAMES)))
+
+    lines = [
+        "| what | wanted | reached: worst … best | bars reached |",
+        "|---|---|---|---|",
+        *_summary_rows(results),
+        "",
+        f"{_about_as_text(about)}; medians of {about['rounds']} rounds ({min(r.rounds for r in results)} where long).",
+        "",
+        "<details><summary>Every row</summary>",
+        "",
+        f"| row | {' | '.join(LIBRARY_NAMES.values())} | reached / wanted |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {r.case.name} | {' | '.join(_times(r, list(LIBRARY_NAMES)))} | {', '.join(map(str, r.verdicts))} |"
+            for r in results
+        ),
+        "",
+        "</details>",
+    ]
+    return "\n".join(lines)
+
+
+def row_as_text(result: Result, libraries: Sequence[str]) -> str:
+    """Return a row in one line."""
+    cells = zip(libraries, _times(result, libraries), strict=True)
+    times = [f"{LIBRARY_NAMES[library]} {cell}" for library, cell in cells]
+    return f"{result.case.name}: {', '.join((*times, *map(str, result.verdicts)))}"
+
+
+def cuda_as_markdown(cases: Sequence[Case], about: dict[str, Any], results: Sequence[Result]) -> str:
+    """Return a row per case as Markdown; its cells are empty as long as nothing was measured."""
+    by_name = {result.case.name: result for result in results}
+    lines = ["| on a GPU | at least | spillgrad | PyTorch | reached / wanted |", "|---|---|---|---|---|"]
+    for case in cases:
+        cells = ["", "", ""]
+        if case.name in by_name:
+            result = by_name[case.name]
+            cells = [*_times(result, ("ours", "torch")), ", ".join(map(str, result.verdicts))]
+        lines.append(f"| {case.name} | {', '.join(map(str, case.bars))} | {' | '.join(cells)} |")
+    if results:
+        libraries = ", ".join(about["libraries"])
+        lines += ["", f"{about['gpu']}; {libraries}; {about['date']}; medians of {about['rounds']} rounds."]
+    return "\n".join(lines)
+
+
+def show_train(about: dict[str, Any], results: dict[str, dict[str, Any]], verdicts: Sequence[Verdict]) -> None:
+    """Print training steps' time, tokens a second, memory and traffic by contender, and what bars were reached."""
+    table = Table("contender", box=SIMPLE)
+    for heading in _TRAIN_COLUMNS:
+        table.add_column(heading, justify="right")
+    for name, result in results.items():
+        table.add_row(name, *_train_row(result))
+    _show(about, table, *map(str, verdicts))
+
+
+def train_as_markdown(about: dict[str, Any], results: dict[str, dict[str, Any]], verdicts: Sequence[Verdict]) -> str:
+    """Return training steps' table as Markdown; `results` is by contender."""
+    lines = [
+        f"| {about['model']}, batch {about['batch']} × {about['context']}, float32 | {' | '.join(_TRAIN_COLUMNS)} |",
+        "|" + "---|" * (1 + len(_TRAIN_COLUMNS)),
+        *(f"| {name} | {' | '.join(_train_row(result))} |" for name, result in results.items()),
+        "",
+        *(f"* {verdict}" for verdict in verdicts),
+        "",
+        f"{_about_as_text(about)}; medians of {about['steps']} steps.",
+    ]
+    return "\n".join(lines)
+
+
+def write_between_markers(page: Path, name: str, text: str) -> None:
+    """Replace what stands between `<!-- name -->` and `<!-- end of name -->` in a page.
+
+    Raises ArgumentError when the page has no such markers, OSError when it cannot be read or written.
+    """
+    start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, found_start, rest = page.read_text().partition(start)
+    _, found_end, after = rest.partition(end)
+    if not (found_start and found_end):
+        raise ArgumentError(f"bench: {page} lacks the lines {start} and {end}; put them where the table belongs")
+    page.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}")
+
+
+def _reached(verdicts: Sequence[Verdict]) -> str:
+    return f"{sum(verdict.met for verdict in verdicts)} of {len(verdicts)} bars reached"
+
+
+def _show(about: dict[str, Any], table: Table, *lines: str) -> None:
+    """Print what a benchmark ran on, its table, and the lines below it."""
+    console = Console()
+    console.print(*(f"{key}: {value}" for key, value in about.items()), sep="\n", highlight=False)
+    console.print(table)
+    for line in lines:
+        console.print(line, highlight=False)
+
+
+def _about_as_text(about: dict[str, Any]) -> str:
+    libraries = ", ".join(about["libraries"])
+    return f"{about['cpu']}, {about['threads']} threads; {libraries}; Python {about['python']}; {about['date']}"
+
+
+_TRAIN_COLUMNS = ("tokens/s", "a step", "peak memory", "capped at", "written a step", "read a step")
+
+
+def _train_row(result: dict[str, Any]) -> list[str]:
+    cap = format_bytes(result["cap_bytes"]) if "cap_bytes" in result else ABSENT
+    if "ended_with_status" in result:
+        return [f"ended with status {result['ended_with_status']}", ABSENT, ABSENT, cap, ABSENT, ABSENT]
+    traffic = (result.get(f"{name}_bytes_per_step") for name in ("written", "read"))
+    return [
+        f"{result['tokens_per_s']:,.0f}", format_seconds(result["seconds"]),
+        format_bytes(result["peak_rss_bytes"]), cap,
+        *(ABSENT if nbytes is None else format_bytes(int(nbytes)) for nbytes in traffic),
+    ]  # fmt: skip
+
+
+def _times(result: Result, libraries: Sequence[str]) -> list[str]:
+    """Return a cell for each library: its time, or why there is none."""
+    times = {name: format_seconds(seconds) for name, seconds in result.seconds.items()}
+    return [result.failures.get(library, times.get(library, ABSENT)) for library in libraries]
+
+
+def _summary_rows(results: Sequence[Result]) -> Iterator[str]:
+    """Yield a row for every kind of bar in every group."""
+    groups: dict[tuple[str, str], list[Verdict]] = {}
+    for result in results:
+        for verdict in result.verdicts:
+            groups.setdefault((result.case.group, verdict.bar), []).append(verdict)
+    for (group, bar), verdicts in groups.items():
+        reached = sorted((verdict.reached for verdict in verdicts), reverse=verdicts[0].most)
+        wanted = " or ".join(f"{value:g}" for value in sorted({verdict.wanted for verdict in verdicts}))
+        sign = "≤" if verdicts[0].most else "≥"
+        met = sum(verdict.met for verdict in verdicts)
+        yield f"| {group} | {sign} {wanted} {bar} | {reached[0]:.2f} … {reached[-1]:.2f} | {met} of {len(verdicts)} |"

@@ -1,0 +1,320 @@
+"""`spillgrad bench soak`: use stores at random from several threads on a failing disk, and check what comes back."""
+
+import contextlib
+import dataclasses
+import errno
+import gc
+import mmap
+import os
+import random
+import tempfile
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from rich.console import Console
+
+from spillgrad.errors import SpillCorruptionError, SpillError
+from spillgrad.storage.disk.chunks import PAGE_BYTES
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.sizes import format_bytes
+from spillgrad.storage.store import Handle
+from spillgrad_kernels.memory import buffers
+from spillgrad_tools.bench.bars import Row, Verdict
+from spillgrad_tools.bench.harness import Measured
+from spillgrad_tools.bench.report import machine, print_json, show_rows
+
+THREADS = 4
+# The life of a store in seconds; nothing may be left of it afterwards.
+CYCLE_S = 5.0
+LARGEST_ELEMENTS = 300_000
+KEPT_PER_THREAD = 24
+BUDGETS_BYTES = (0, 1 << 20, 8 << 20, 64 << 20)
+DTYPES = ("uint8", "float16", "float32", "float64")
+# One call in this many fails, or flips a bit.
+CALLS_PER_FAULT = 150
+# The errors that the disk reports.
+REFUSALS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO}
+# Errors that callers get, and the faults that cause them.
+TOLD: dict[str, tuple[str, ...]] = {
+    "damage told": ("flip on write", "flip on read"),
+    "EIO told": ("EIO on write", "EIO on read"),
+    "ENOSPC told": ("ENOSPC",),
+}
+# Resident memory that the stores after the first quarter may add: 12 MiB were measured over 40 stores, and 38 over 30
+# longer ones, while caches by shape fill up.
+MOST_GROWN_BYTES = 64 << 20
+# The longest time for a thread to end, or a file to close.
+PATIENCE_S = 30.0
+# With fewer stores, growth after the first quarter shows nothing.
+LEAST_STORES = 8
+
+
+class FailingDisk:
+    """Makes `os.pwritev` and `os.preadv` fail now and then inside a `with` block, and counts the faults.
+
+    Only payloads are hit: HDF5's own structure has no checksums; the writers' threads move it.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.injected: Counter[str] = Counter()
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self._real: dict[str, Callable[..., int]] = {}
+
+    def __enter__(self) -> "FailingDisk":
+        self._real = {"pwritev": os.pwritev, "preadv": os.preadv}
+        os.pwritev, os.preadv = self._pwritev, self._preadv  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.pwritev, os.preadv = self._real["pwritev"], self._real["preadv"]
+
+    def _draw(self, faults: tuple[str, ...]) -> str | None:
+        if threading.current_thread().name.startswith("spillgrad-writer"):
+            return None
+        with self._lock:
+            fault = self._random.choice(faults) if self._random.randrange(CALLS_PER_FAULT) == 0 else None
+            if fault is not None:
+                self.injected[fault] += 1
+        return fault
+
+    def _refuse(self, fault: str | None) -> None:
+        number = REFUSALS.get(fault.split()[0]) if fault else None
+        if number is not None:
+            raise OSError(number, os.strerror(number))
+
+    def _pwritev(self, descriptor: int, buffers: list[memoryview], place: int) -> int:
+        fault = self._draw(("ENOSPC", "EIO on write", "flip on write"))
+        self._refuse(fault)
+        count = self._real["pwritev"](descriptor, buffers, place)
+        if fault == "flip on write":
+            nbytes = min(PAGE_BYTES, len(buffers[0]))
+            with mmap.mmap(-1, PAGE_BYTES) as page, memoryview(page)[:nbytes] as damaged:  # for direct I/O
+                damaged[:] = buffers[0][:nbytes]
+                damaged[0] ^= 1
+                self._real["pwritev"](descriptor, [damaged], place)
+        return count
+
+    def _preadv(self, descriptor: int, buffers: list[memoryview], place: int) -> int:
+        fault = self._draw(("EIO on read", "flip on read"))
+        self._refuse(fault)
+        count = self._real["preadv"](descriptor, buffers, place)
+        if fault == "flip on read":
+            buffers[0][0] ^= 1
+        return count
+
+
+@dataclasses.dataclass
+class Kept:
+    """An array in a store, and what it must come back as."""
+
+    handle: Handle
+    wanted: np.ndarray
+
+
+class Client:
+    """One thread's use of a store, beside a dictionary in RAM: `seen` counts what happened, `wrong` what must not."""
+
+    def __init__(self, store: DiskStore, seed: int) -> None:
+        self.seen: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self._store = store
+        self._random = random.Random(seed)
+        self._numpy = np.random.default_rng(seed)
+        self._kept: dict[int, Kept] = {}
+        self._held: list[np.ndarray] = []
+
+    def run(self, until_s: float) -> None:
+        """Do anything until then, and drop all in the end."""
+        try:
+            while time.monotonic() < until_s and not self.wrong:
+                self._act()
+        except Exception as error:
+            self.wrong.append(f"{type(error).__name__}: {error}")
+        finally:
+            self._held.clear()
+            for kept in self._kept.values():
+                self._store.drop(kept.handle)
+            self._kept.clear()
+
+    def _act(self) -> None:
+        drawn = self._random.random()
+        self.seen["operations"] += 1
+        if drawn < 0.4 or not self._kept:
+            self._put()
+        elif drawn < 0.75:
+            self._get(self._random.choice(list(self._kept)))
+        elif drawn < 0.9 or len(self._kept) > KEPT_PER_THREAD:
+            self._drop(self._random.choice(list(self._kept)))
+        elif drawn < 0.99:
+            self._store.prefetch([self._kept[key].handle for key in self._random.sample(list(self._kept), 1)])
+        else:
+            with self._told("flush"):
+                self._store.flush()
+        while len(self._held) > self._random.randrange(3):
+            self._held.pop(0)
+
+    def _put(self) -> None:
+        elements = self._random.choice((0, 1, 1000, self._random.randrange(LARGEST_ELEMENTS)))
+        dtype = np.dtype(self._random.choice(DTYPES))
+        shape = (elements,) if self._random.random() < 0.5 else (self._random.choice((1, 2, 3, 7)), elements // 7)
+        wanted = buffers.empty(shape, dtype)
+        wanted.reshape(-1).view(np.uint8)[:] = np.frombuffer(self._numpy.bytes(wanted.nbytes), np.uint8)
+        with self._told("put"):
+            handle = self._store.put(buffers.copy(wanted))
+            self._kept[handle.sequence] = Kept(handle, wanted)
+
+    def _get(self, key: int) -> None:
+        kept = self._kept[key]
+        for _ in range(2):
+            with self._told("get"):
+                got = self._store.get(kept.handle)
+                if (got.shape, got.dtype) != (kept.wanted.shape, kept.wanted.dtype) or bytes(got) != bytes(kept.wanted):
+                    self.wrong.append(f"get: {kept.handle!r} came back as something else")
+                self._held.append(got)
+                return
+        self.seen["arrays given up"] += 1  # damaged on the disk, or refused twice
+        self._drop(key)
+
+    def _drop(self, key: int) -> None:
+        self._store.drop(self._kept.pop(key).handle)
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Count an error that the failing disk may have caused."""
+        try:
+            yield
+        except SpillCorruptionError:
+            self.seen["damage told"] += 1
+        except SpillError as error:
+            (name,) = [name for name, number in REFUSALS.items() if os.strerror(number) in str(error)] or [""]
+            if not name:
+                self.wrong.append(f"{what}: {error}")
+            self.seen[f"{name} told"] += 1
+
+
+def _leaks(store: DiskStore, directory: Path) -> list[str]:
+    """Return what is left of a store that nobody uses any more, and close it."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    state = store._state
+
+    def counted() -> dict[str, int]:
+        stats, ram = store.stats(), state.ram
+        return {
+            "live bytes": stats.live_bytes,
+            "bytes in RAM": stats.ram_bytes,
+            "pinned bytes": ram.pinned_bytes,
+            "unwritten bytes": ram.dirty.nbytes,
+            "entries": len(state.entries) + len(ram.dirty) + len(ram.clean) + len(ram.absent),
+            "readers": state.readers,
+            "waiting puts": store._room.waiting_puts,
+        }
+
+    while any(counted().values()) and time.monotonic() < deadline_s:
+        time.sleep(0.005)  # one may be on its way to or from the disk
+    left = [f"{count} {what}" for what, count in counted().items() if count]
+    store.close()
+    return left + [f"file {path.name}" for path in directory.iterdir()]
+
+
+def _threads_and_files() -> tuple[int, int]:
+    """Return how many threads and open files this process has, but for the I/O threads that serve all stores."""
+    threads = [thread for thread in threading.enumerate() if not thread.name.startswith("spillgrad-io-")]
+    return len(threads), len(os.listdir("/proc/self/fd"))
+
+
+def cycle(seed: int, seconds: float, directory: Path) -> tuple[Counter[str], list[str]]:
+    """Use one store of random options from several threads; return what happened, and what was wrong."""
+    drawn = random.Random(seed)
+    store = DiskStore(
+        directory,
+        ram_budget=drawn.choice(BUDGETS_BYTES),
+        segment_bytes=drawn.choice((2 << 20, 256 << 20)),
+        direct_io=drawn.choice((None, False, True)),
+        on_full=drawn.choice(("raise", "ram")),
+    )
+    clients = [Client(store, seed * THREADS + i) for i in range(THREADS)]
+    until_s = time.monotonic() + seconds
+    threads = [threading.Thread(target=client.run, args=(until_s,), name="soak") for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds + PATIENCE_S)
+    if hung := sum(thread.is_alive() for thread in threads):
+        return Counter(), [f"{hung} threads hang"]  # the store is theirs
+    stats = store.stats()
+    seen: Counter[str] = sum((client.seen for client in clients), Counter())
+    seen.update({"bytes written": stats.written_bytes, "bytes read": stats.read_bytes})
+    wrong = [what for client in clients for what in client.wrong]
+    return seen, wrong + _leaks(store, directory)
+
+
+def soak(seconds: float, directory: Path, seed: int = 0) -> tuple[list[Row], list[str]]:
+    """Use stores one after another for `seconds`, at least `LEAST_STORES`; return what happened, and what was wrong."""
+    process = psutil.Process()
+    seen: Counter[str] = Counter()
+    rss_bytes: list[int] = []
+    began_s = time.monotonic()
+    with FailingDisk(seed) as disk, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of on_full="ram"
+        _, wrong = cycle(seed, 0.1, directory)  # starts what lasts
+        before = _threads_and_files()
+        while (time.monotonic() < began_s + seconds or len(rss_bytes) < LEAST_STORES) and not wrong:
+            seed += 1
+            gc.disable()  # memory must be freed without the garbage collector
+            try:
+                happened, wrong = cycle(seed, min(CYCLE_S, seconds / 4), directory)
+            finally:
+                gc.enable()
+            seen += happened
+            gc.collect()
+            buffers.empty_cache()
+            rss_bytes.append(process.memory_info().rss)
+            after = _threads_and_files()
+            if not wrong and any(now > then for now, then in zip(after, before, strict=True)):
+                wrong.append(f"threads and open files: {before} before, {after} after")
+    injected = disk.injected
+    for what, causes in TOLD.items():
+        # Damage by a write is reported at each read; the client reads twice, then gives the array up.
+        most = 2 * sum(injected[cause] for cause in causes)
+        if seen[what] > most:
+            wrong.append(f"{seen[what]} times {what}, which {most} faults do not explain")
+    warm_up = max(1, len(rss_bytes) // 4)
+    grown_bytes = max(0, max(rss_bytes[warm_up:], default=0) - max(rss_bytes[:warm_up], default=0))
+    if grown_bytes > MOST_GROWN_BYTES:
+        wrong.append(f"memory grew by {format_bytes(grown_bytes)} after a quarter of the stores")
+    grown = Verdict("MiB grown", grown_bytes / (1 << 20), MOST_GROWN_BYTES / (1 << 20), most=True)
+    bytes_moved: Measured = {name.removeprefix("bytes "): seen.pop(name, 0) for name in ("bytes written", "bytes read")}
+    return [
+        Row(f"{len(rss_bytes)} stores, {THREADS} threads each", "", dict(seen)),
+        Row("moved", "B", bytes_moved),
+        Row("faults injected", "", dict(injected)),
+        Row("not asked for: errors, leaks", "", {"found": len(wrong)}, (Verdict("found", len(wrong), 0, most=True),)),
+        Row("memory", "B", {"grown after a quarter": grown_bytes}, (grown,)),
+    ], wrong
+
+
+def run(as_json: bool, directory: Path, minutes: float) -> None:
+    """Soak a store in a temporary folder below `directory` and print what happened.
+
+    Raises SpillError when something was wrong, OSError when the folder cannot be written.
+    """
+    with (
+        tempfile.TemporaryDirectory(dir=directory.absolute(), prefix="spillgrad-soak-") as folder,
+        Console(stderr=True).status(f"soaking for {minutes:g} minutes"),
+    ):
+        rows, wrong = soak(60 * minutes, Path(folder))
+    about: dict[str, Any] = {**machine(), "minutes": minutes}
+    if as_json:
+        print_json(machine=about, results=[row.as_json() for row in rows], wrong=wrong)
+    else:
+        show_rows(about, rows)
+    if wrong:
+        raise SpillError(f"soak: found what nobody asked for: {'; '.join(wrong)}; report it, please")

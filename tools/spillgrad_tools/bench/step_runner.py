@@ -1,0 +1,47 @@
+"""The runner of a process that trains a GPT-2 in one library, step by step."""
+
+import contextlib
+import time
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from spillgrad_tools.bench.gpt import BETAS, LR, WEIGHT_DECAY, tokens
+from spillgrad_tools.bench.operations import load
+from spillgrad_tools.memory_cap import peak_rss_bytes
+
+
+class StepRunner:
+    """Trains one model in one library: `build` makes it, `step` trains it by one batch, `gradients` tells its own."""
+
+    survives = False
+
+    def __init__(self, library: str, threads: int, device: str = "cpu") -> None:
+        self.library = load(library, device)
+        self.version = self.library.version
+        self.library.set_num_threads(threads)
+        self.training: Any = None
+        self.config: dict[str, Any] = {}
+
+    def build(self, config: dict[str, Any], weights: str | None, lr: float = LR, **options: Any) -> None:
+        """Build the model of these sizes with the parameters in a file, or with drawn ones."""
+        self.config = config
+        with contextlib.nullcontext() if weights is None else np.load(weights) as arrays:
+            self.training = self.library.training(config, arrays, lr, BETAS, WEIGHT_DECAY, **options)
+
+    def step(self, number: int, batch: int) -> dict[str, Any]:
+        """Train by one batch; return its loss, the seconds it took, traffic and the most memory so far."""
+        inputs, targets = tokens(self.config["vocab_size"], (batch, self.config["context"]), number)
+        started = time.perf_counter()
+        loss = self.training.step(inputs, targets)
+        seconds = time.perf_counter() - started
+        traffic = {} if self.training.spill is None else self.training.spill.traffic()
+        return {"loss": loss, "seconds": seconds, "peak_rss_bytes": peak_rss_bytes(), **traffic}
+
+    def gradients(self) -> str:
+        """Return a digest of the gradients of the last step, in the parameters' order."""
+        digest = xxhash.xxh3_128()
+        for gradient in self.training.gradients():
+            digest.update(np.ascontiguousarray(gradient).data)
+        return digest.hexdigest()

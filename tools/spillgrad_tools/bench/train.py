@@ -1,0 +1,377 @@
+"""`spillgrad bench train`: training steps in RAM, spilled and offloaded, beside the same model in plain PyTorch."""
+
+import contextlib
+import dataclasses
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+import spillgrad as sg
+from spillgrad.errors import ArgumentError
+from spillgrad.storage.disk.file_system import free_bytes
+from spillgrad.storage.sizes import format_bytes, parse_bytes
+from spillgrad_tools.bench.bars import Verdict
+from spillgrad_tools.bench.harness import Worker, WorkerEnded, in_turns, is_installed, require_agreement
+from spillgrad_tools.bench.options import StepOptions, TrainOptions
+from spillgrad_tools.bench.report import machine, print_json, show_train, train_as_markdown, write_between_markers
+from spillgrad_tools.bench.step_runner import StepRunner
+from spillgrad_tools.memory_cap import MemoryCap
+
+MARKER = "bench train"
+# Relative. Libraries sum some 10^8 products in different orders: after three steps of GPT-2 124M, losses differ by
+# 1e-7.
+TOLERANCE = 1e-5
+
+OURS, TORCH = "in RAM", "PyTorch"
+SPILLED, OFFLOADED = "spilled", "offloaded"
+LARGE, ADAPTERS = "large, offloaded", "large, adapters"
+TORCH_CAPPED = "large, PyTorch"
+
+Result = dict[str, Any]
+Results = dict[str, Result]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A process that trains: a library, how much memory it gets, and what it is asked to build."""
+
+    name: str
+    library: str = "ours"
+    cap: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+SPILL_BUDGET = "128MiB"
+OFFLOAD_CAP, OFFLOAD_BUDGET = "1GiB", "592MiB"
+LARGE_CAP, LARGE_BUDGET = "4GiB", "2GiB"
+# Without a warm-up, the loss of so deep a model rises at first with a larger one.
+LARGE_LR = 3e-5
+ADAPTERS_CAP, ADAPTERS_BUDGET, ADAPTERS_RANK = "2GiB", "768MiB", 8
+PEAK_GB = 2.7
+
+IN_TURNS = (
+    Contender(OURS),
+    Contender(TORCH, "torch"),
+    Contender(SPILLED, options={"spill_budget": SPILL_BUDGET}),
+    Contender(OFFLOADED, cap=OFFLOAD_CAP, options={"offload_budget": OFFLOAD_BUDGET}),
+)
+ONE_BY_ONE = (
+    Contender(LARGE, cap=LARGE_CAP, options={"offload_budget": LARGE_BUDGET, "lr": LARGE_LR}),
+    Contender(TORCH_CAPPED, "torch", cap=LARGE_CAP),
+    Contender(ADAPTERS, cap=ADAPTERS_CAP, options={"offload_budget": ADAPTERS_BUDGET, "lora": ADAPTERS_RANK}),
+)
+LARGE_MODEL, LARGE_BATCH, LARGE_CONTEXT, LARGE_STEPS = "gpt2-xl", 2, 1024, 3
+# Models as wide with so few blocks fit the RAM; the difference of their times is that of the further blocks.
+FEW_BLOCKS = (1, 3)
+
+
+def check_losses(processes: Sequence["Process"], step: int) -> None:
+    """Raise RuntimeError unless those that are alive had losses that `check` lets pass."""
+    alive = [process for process in processes if process.status is None]
+    check({process.contender.name: process.taken[-1]["loss"] for process in alive}, step)
+
+
+def check(losses: Mapping[str, float], step: int) -> None:
+    """Raise RuntimeError unless all libraries have the same loss, and spillgrad the very same wherever it trains."""
+    require_agreement("bench train: losses", losses, step, TOLERANCE)
+    require_agreement("bench train: losses", {name: losses[name] for name in losses if name != TORCH}, step)
+
+
+def write_weights(model: sg.models.GPT, path: Path) -> None:
+    """Write the parameters by name."""
+    arrays: dict[str, Any] = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+    np.savez(path, **arrays)
+
+
+class Process:
+    """A contender at work. If its process ends early, its result says so, and it takes no further steps."""
+
+    def __init__(self, contender: Contender, threads: int, directory: Path, stack: ExitStack) -> None:
+        self.contender = contender
+        self.taken: list[dict[str, Any]] = []
+        self.timed: list[float] = []
+        self.status: int | None = None
+        cap = None if contender.cap is None else parse_bytes(contender.cap)
+        self._cap = None if cap is None else stack.enter_context(MemoryCap(cap))
+        self._options = {**contender.options, "directory": str(directory)}
+        self._worker: Worker | None = None
+        with self._noting_the_end():
+            self._worker = stack.enter_context(Worker(StepRunner, contender.library, threads, self._cap))
+        self.version = None if self._worker is None else self._worker.version
+
+    def build(self, config: sg.models.GPTConfig, weights: Path | None) -> None:
+        """Build the model."""
+        if self._worker is not None:
+            with self._noting_the_end():
+                self._worker.ask(
+                    do="build", config=vars(config), weights=None if weights is None else str(weights), **self._options
+                )
+
+    def step(self, number: int, batch: int, is_timed: bool = True) -> None:
+        """Train by one batch, and note what it took."""
+        if self._worker is not None:
+            with self._noting_the_end():
+                self.taken.append(self._worker.ask(do="step", number=number, batch=batch))
+                if is_timed:
+                    self.timed.append(self.taken[-1]["seconds"])
+
+    def turn(self, batch: int, warm_steps: int) -> None:
+        """Train by one batch that is timed, after others that are not; in the first turn, none is."""
+        is_first = not self.taken
+        for i in range(1 if is_first else warm_steps + 1):
+            self.step(len(self.taken), batch, is_timed=i == warm_steps and not is_first)
+
+    def gradients(self) -> str:
+        """Return a digest of the last step's gradients."""
+        assert self._worker is not None
+        return str(self._worker.ask(do="gradients"))
+
+    def result(self, tokens: int) -> Result:
+        """Return the medians of the steps that were timed."""
+        found: Result = {"losses": [answer["loss"] for answer in self.taken]}
+        if self._cap is not None:
+            found |= {
+                "cap_bytes": self._cap.limit_bytes,
+                "capped_by": "cgroup" if self._cap.is_group else "RLIMIT_DATA",
+            }
+            found["cgroup_peak_bytes"] = self._cap.peak_bytes()
+        if self.status is not None:
+            return found | {"ended_with_status": self.status}
+        seconds = statistics.median(self.timed)
+        found |= {
+            "seconds": seconds,
+            "tokens_per_s": tokens / seconds,
+            "peak_rss_bytes": self.taken[-1]["peak_rss_bytes"],
+        }
+        if "left_in_ram_bytes" in self.taken[-1]:
+            found["left_in_ram_bytes"] = max(answer["left_in_ram_bytes"] for answer in self.taken)
+        for name in ("saved_bytes", "written_bytes", "read_bytes", "waited_s"):
+            if name in self.taken[-1]:
+                found[f"{name}_per_step"] = (self.taken[-1][name] - self.taken[0][name]) / (len(self.taken) - 1)
+        return found
+
+    @contextlib.contextmanager
+    def _noting_the_end(self) -> Iterator[None]:
+        """Note that a capped process got no more memory; whatever else ends one is an error."""
+        try:
+            yield
+        except WorkerEnded as error:
+            if self._cap is None:
+                raise
+            self.status, self._worker = error.status, None
+
+
+def measure_in_turns(
+    contenders: Iterable[Contender],
+    config: sg.models.GPTConfig,
+    batch: int,
+    steps: int,
+    threads: int,
+    folder: Path,
+    compare: Callable[[Sequence[Process], int], None] = check_losses,
+    warm_steps: int = 0,
+) -> tuple[Results, list[str]]:
+    """Return the results of steps made in turns, from the same weights, and the libraries' versions.
+
+    A first step, in which kernels compile and memory is touched for the first time, is compared and not timed; nor are
+    the first `warm_steps` of each turn: while a process waits for the others, it closes files and returns memory that a
+    training in progress would have. `compare` gets the processes and the step's number, and raises where they differ.
+    """
+    weights = folder / "weights.npz"
+    sg.manual_seed(0)
+    write_weights(sg.models.GPT(config), weights)
+    with ExitStack() as stack:
+        processes = [Process(contender, threads, folder, stack) for contender in contenders]
+        for process in processes:
+            process.build(config, weights)
+        turns = {process.contender.name: partial(process.turn, batch, warm_steps) for process in processes}
+        for turn, _ in enumerate(in_turns(turns, steps + 1)):
+            compare(processes, turn * (warm_steps + 1))
+        versions = list(dict.fromkeys(process.version for process in processes if process.version))
+        return {p.contender.name: p.result(batch * config.context) for p in processes}, versions
+
+
+def measure_one_by_one(
+    contenders: Iterable[Contender], config: sg.models.GPTConfig, batch: int, steps: int, threads: int, folder: Path
+) -> Results:
+    """Return the results of steps on one and the same batch, of one process after the other, from drawn weights."""
+    results = {}
+    for contender in contenders:
+        with ExitStack() as stack:
+            process = Process(contender, threads, folder, stack)
+            process.build(config, None)
+            for step in range(steps):
+                process.step(0, batch, is_timed=step > 0)
+            results[contender.name] = process.result(batch * config.context)
+    return results
+
+
+def pure_compute_s(
+    config: sg.models.GPTConfig, batch: int, threads: int, folder: Path, lora: int | None = None
+) -> float:
+    """Return how long a step would take if all were in RAM.
+
+    The time of a block is measured on models with few blocks, and multiplied.
+    """
+    seconds = []
+    options = {} if lora is None else {"lora": lora}
+    for blocks in FEW_BLOCKS:
+        few = Contender(f"{blocks} blocks", options=options)
+        found = measure_one_by_one([few], dataclasses.replace(config, n_layer=blocks), batch, 4, threads, folder)
+        seconds.append(found[few.name]["seconds"])
+    fewest, more = FEW_BLOCKS
+    a_block_s = (seconds[1] - seconds[0]) / (more - fewest)
+    return float(seconds[0] + (config.n_layer - fewest) * a_block_s)
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """Return what was reached, of each bar whose contenders ran."""
+    judged: list[Verdict] = []
+
+    def ratio(name: str, to: str, wanted: float) -> None:
+        if name in results and "tokens_per_s" in results.get(to, {}):
+            reached = results[name].get("tokens_per_s", 0.0) / results[to]["tokens_per_s"]
+            judged.append(Verdict(f"{name}: × {'PyTorch' if to == TORCH else to}", reached, wanted))
+
+    def memory(name: str, wanted_bytes: float, unit: str, unit_bytes: float) -> None:
+        if "peak_rss_bytes" in results.get(name, {}):
+            peak = results[name]["peak_rss_bytes"]
+            judged.append(Verdict(f"{name}: {unit} at most", peak / unit_bytes, wanted_bytes / unit_bytes, most=True))
+
+    ratio(OURS, TORCH, 2)
+    ratio(SPILLED, OURS, 0.95)
+    ratio(SPILLED, TORCH, 1.8)
+    memory(SPILLED, PEAK_GB * 1e9, "GB", 1e9)
+    ratio(OFFLOADED, TORCH, 1)
+    for name, cap in ((OFFLOADED, OFFLOAD_CAP), (LARGE, LARGE_CAP), (ADAPTERS, ADAPTERS_CAP)):
+        if name in results:
+            judged.append(Verdict(f"{name}: finishes within {cap}", float("seconds" in results[name]), 1))
+        memory(name, parse_bytes(cap), "GiB", 1 << 30)
+    for name in (LARGE, ADAPTERS):
+        if name not in results:
+            continue
+        losses = results[name]["losses"]
+        judged.append(Verdict(f"{name}: steps", len(losses), 2))
+        if len(losses) > 1:
+            judged.append(Verdict(f"{name}: last × first loss", losses[-1] / losses[0], 0.999, most=True))
+        if {"seconds", "pure_compute_s"} <= results[name].keys():
+            times = results[name]["seconds"] / results[name]["pure_compute_s"]
+            judged.append(Verdict(f"{name}: × pure compute", times, 2, most=True))
+    if TORCH_CAPPED in results:
+        was_ended = float("ended_with_status" in results[TORCH_CAPPED])
+        judged.append(Verdict(f"{TORCH_CAPPED}: ended by the same cap", was_ended, 1))
+    return judged
+
+
+def chosen(contenders: Sequence[Contender], name: str) -> list[Contender]:
+    """Return the contenders whose name contains this, those they are compared with, and none that is not installed."""
+    found = [contender for contender in contenders if name in contender.name]
+    if found and contenders is IN_TURNS:
+        found = [contender for contender in contenders if contender in found or contender.name in (OURS, TORCH)]
+    return [contender for contender in found if is_installed(contender.library)]
+
+
+def disk_bytes_needed(config: sg.models.GPTConfig, batch: int) -> int:
+    """Return what parameters, gradients and moments take, and about what is saved for backward."""
+    parameters = (config.vocab_size + config.context) * config.n_embd + config.n_layer * 12 * config.n_embd**2
+    # Of each block, its stream of features and the wider ones of attention and MLP; of attention its sums.
+    saved = batch * config.context * config.n_layer * 16 * config.n_embd
+    return 4 * (4 * parameters + saved)
+
+
+def run(options: TrainOptions) -> None:
+    """Time training steps, print them, and write them into a page.
+
+    Raises UnknownModelError for a model that is not in the catalogue; ArgumentError when the page would lack PyTorch,
+    for a name that fits nothing, or where the disk is too small for the large model.
+    """
+    config = gpt_config(options.model, options.context)
+    in_turns, one_by_one = chosen(IN_TURNS, options.name), chosen(ONE_BY_ONE, options.name) if options.large else []
+    if not in_turns and not one_by_one:
+        known = ", ".join(contender.name for contender in (*IN_TURNS, *ONE_BY_ONE))
+        raise ArgumentError(
+            f"bench: got --filter {options.name}; the contenders are {known}; the large ones need --large"
+        )
+    if options.page and not is_installed("torch"):
+        raise ArgumentError("bench: a page gets PyTorch's times; pip install torch")
+    threads = options.threads or sg.get_num_threads()
+    about = {
+        **machine(),
+        "threads": threads,
+        "model": options.model,
+        "batch": options.batch,
+        "context": options.context,
+        "steps": options.steps,
+    }
+    results: Results = {}
+    console = Console(stderr=True)
+    with (
+        tempfile.TemporaryDirectory(dir=options.directory.absolute(), prefix="spillgrad-bench-") as made,
+        console.status("training") as status,
+    ):
+        folder = Path(made)
+        if one_by_one:
+            console.print(_room_for_large(folder))
+        if in_turns:
+            results, about["libraries"] = measure_in_turns(
+                in_turns, config, options.batch, options.steps, threads, folder
+            )
+        for contender in one_by_one:
+            status.update(f"training; {contender.name}")
+            results |= measure_large(contender, threads, folder)
+    tell(options.as_json, options.page, MARKER, about, results, verdicts(results))
+
+
+def sizes_of(options: StepOptions) -> dict[str, Any]:
+    """Return the sizes that a command line names, as the report has them."""
+    return {name: getattr(options, name) for name in ("model", "batch", "context", "steps")}
+
+
+def tell(
+    as_json: bool, page: Path | None, marker: str, about: dict[str, Any], results: Results, judged: Sequence[Verdict]
+) -> None:
+    """Print what was measured, as a table or JSON, and write it between a page's markers."""
+    if page:
+        write_between_markers(page, marker, train_as_markdown(about, results, judged))
+    if as_json:
+        print_json(machine=about, results=results, bars=[verdict.as_json() for verdict in judged])
+    else:
+        show_train(about, results, judged)
+
+
+def measure_large(contender: Contender, threads: int, folder: Path) -> Results:
+    """Return the result of one contender that trains the large model; for spillgrad, with its pure compute time."""
+    config = gpt_config(LARGE_MODEL, LARGE_CONTEXT)
+    compute: Result = {}
+    if contender.library == "ours":  # first: it takes a minute, and shows whether there is enough RAM
+        lora = contender.options.get("lora")
+        compute["pure_compute_s"] = pure_compute_s(config, LARGE_BATCH, threads, folder, lora)
+    found = measure_one_by_one([contender], config, LARGE_BATCH, LARGE_STEPS, threads, folder)
+    return {name: result | compute for name, result in found.items()}
+
+
+def gpt_config(model: str, context: int) -> sg.models.GPTConfig:
+    """Return the sizes of a GPT-2. Raises UnknownModelError for no model's name, ArgumentError for another kind's."""
+    config = sg.models.config(model, context=context)
+    if not isinstance(config, sg.models.GPTConfig):
+        raise ArgumentError(f"bench: got model {model}; PyTorch's twin is a GPT-2: take gpt2 or a size of it")
+    return config
+
+
+def _room_for_large(folder: Path) -> str:
+    """Return a line about the disk that the large model needs. Raises ArgumentError where there is less."""
+    needed, free = disk_bytes_needed(gpt_config(LARGE_MODEL, LARGE_CONTEXT), LARGE_BATCH), free_bytes(folder)
+    if free < needed:
+        raise ArgumentError(
+            f"bench: {LARGE_MODEL} needs about {format_bytes(needed)} of disk, {folder} has {format_bytes(free)}; name "
+            "another folder with --dir"
+        )
+    return f"{LARGE_MODEL}: needs about {format_bytes(needed)} in {folder}, {format_bytes(free)} free"

@@ -1,0 +1,1 @@
+"""What `spillgrad inspect`, `verify` and `sweep` do with what runs stored."""

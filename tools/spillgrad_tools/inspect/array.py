@@ -1,0 +1,231 @@
+"""`spillgrad inspect --tensor`: one array of the files, its values, and a copy of them."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from spillgrad.errors import ArgumentError
+from spillgrad.inspection.arrays import Segment, StoredArray
+from spillgrad.inspection.contents import ArrayContents, Bin, array_contents
+from spillgrad.inspection.export import export_npy
+from spillgrad.inspection.find import find_array, require_not_stored
+from spillgrad.inspection.placed import there
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.slices import MOST_SHOWN, Selection, parse_index, read_selection, read_shown
+from spillgrad.inspection.values import StoredValues
+from spillgrad.storage.sizes import format_bytes
+from spillgrad_tools.inspect import json_output
+from spillgrad_tools.paged import show, write
+
+_PATH_LENGTH = 4096
+_PROBLEM_LENGTH = 1000
+_BAR = 30
+_SHOWN_CHUNKS, _SHOWN_VIEWS = 4, 8
+_CHECKSUMS = {"verified": "green", "wrong": "bold red", "none": "yellow"}
+
+
+def show_array(
+    console: Console, path: Path, key: str, slice_text: str | None, export: Path | None, overwrite: bool, as_json: bool
+) -> bool:
+    """Print an array; with `slice_text` its values there; or write them to the file `export`.
+
+    Return False for an array whose checksum is wrong, or that cannot be read. Its values are printed all the same;
+    standard error, or the "problem" of JSON, names the problem.
+    Raises as `find_array`, `parse_index`, `Selection`, `array_contents`, `read_shown` and `export_npy`.
+    """
+    index = (...,) if slice_text is None else parse_index(slice_text)
+    segment, array = find_array(path, key)
+    told: dict[str, Any] = {}
+    if slice_text is None and export is None:
+        contents = None if array.problem is not None else array_contents(segment.path, array)
+        if contents is not None:
+            array = _judged(array, contents.checksum)
+        told["contents"] = None if contents is None else contents_as_dict(contents)
+        if not as_json:
+            show(console, _table(segment, array, contents))
+    else:
+        with there(segment.path, array) as values:
+            selection = Selection(index, array.shape)
+            if export is not None:
+                require_not_stored(export)
+                nbytes = export_npy(values, selection, export, overwrite)
+                told["export"] = {"path": str(export), "shape": selection.shape, "nbytes": nbytes}
+                text = _exported(export, values.dtype, selection.shape, nbytes)
+            elif as_json:
+                told["slice"] = {"shape": selection.shape, "values": _json_values(values, selection)}
+            else:
+                text = _as_numpy_prints(*read_shown(values, selection))
+            array = _judged(array, values.verdict())
+        if not as_json:  # the checksum was verified only now
+            write(text + "\n")
+        if array.problem is not None and not as_json:
+            place = f"{printable(str(segment.path), _PATH_LENGTH)}/{printable(array.key)}"
+            print(f"spillgrad: {place}: {array.problem}", file=sys.stderr)
+    if as_json:
+        json_output.show({"path": str(segment.path), **array_as_dict(array), **told})
+    return array.problem is None
+
+
+def _judged(array: StoredArray, checksum: str) -> StoredArray:
+    """Return an array with what is wrong with it, where that is its checksum."""
+    if checksum != "wrong":
+        return array
+    return dataclasses.replace(array, problem="its bytes are not those that were written: the checksum is wrong")
+
+
+def array_as_dict(array: StoredArray) -> dict[str, Any]:
+    """Return what `--json` prints of an array. Units: bytes; of `start` and `length` of a chunk, elements."""
+    return {
+        "key": array.key,
+        "sequence": array.sequence,
+        **vars(array.label),
+        "views": [view._asdict() for view in array.views],
+        "dtype": None if array.dtype is None else array.dtype.name,
+        "shape": array.shape,
+        "nbytes": array.nbytes,
+        "stored_bytes": array.stored_bytes,
+        "codec": array.codec,
+        "chunk_shape": array.chunk_shape,
+        "chunks": [chunk._asdict() for chunk in array.chunks],
+        "checksum": array.checksum,
+        "problem": array.problem,
+    }
+
+
+def contents_as_dict(contents: ArrayContents) -> dict[str, Any]:
+    """Return what `--tensor --json` prints of an array's values."""
+    return {**vars(contents), "histogram": [vars(one) for one in contents.histogram]}
+
+
+def _table(segment: Segment, array: StoredArray, contents: ArrayContents | None) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in _rows(segment, array, contents):
+        table.add_row(name, value if isinstance(value, Text) else Text(value))
+    return table
+
+
+def _rows(segment: Segment, array: StoredArray, contents: ArrayContents | None) -> list[tuple[str, str | Text]]:
+    dtype = "unknown" if array.dtype is None else array.dtype.name
+    rows: list[tuple[str, str | Text]] = [
+        ("array", printable(array.key)),
+        ("file", printable(str(segment.path), _PATH_LENGTH)),
+        ("saved by", printable(str(array.label)) if array.sequence is not None else "unknown: the run died in a flush"),
+        ("dtype", dtype),
+        ("shape", f"{array.shape}: {array.size:,} elements, {format_bytes(array.nbytes)}"),
+    ]
+    if array.codec is not None:
+        rows.append(("codec", f"{array.codec}: {format_bytes(array.stored_bytes)} are stored"))
+    chunks = [f"{format_bytes(chunk.nbytes)} at {chunk.offset:,}" for chunk in array.chunks[:_SHOWN_CHUNKS]]
+    more = ["…"] if len(array.chunks) > _SHOWN_CHUNKS else []
+    not_chunked = "told by HDF5 after a flush" if array.from_journal and array.shape else "not chunked"
+    rows.append(("chunk shape", not_chunked if array.chunk_shape is None else f"{array.chunk_shape}"))
+    pieces = "a piece" if len(array.chunks) == 1 else f"{len(array.chunks):,} pieces"
+    rows.append(("stored", f"{pieces}: {', '.join(chunks + more)}" if chunks else "no bytes"))
+    for view in array.views[:_SHOWN_VIEWS]:
+        saved = ".".join(part for part in (view.op, view.slot) if part) or "view"
+        where = f"strides {view.strides}, {view.offset} bytes in"
+        rows.append(("view", printable(f"{saved}: {view.dtype} {view.shape}, {where}", _PROBLEM_LENGTH)))
+    if len(array.views) > _SHOWN_VIEWS:
+        rows.append(("", f"… and {len(array.views) - _SHOWN_VIEWS} more"))
+    if array.problem is not None:
+        rows.append(("problem", Text(printable(array.problem, _PROBLEM_LENGTH), "bold red")))
+    return rows if contents is None else rows + _contents_rows(array, contents)
+
+
+def _contents_rows(array: StoredArray, contents: ArrayContents) -> list[tuple[str, str | Text]]:
+    checksum = Text(contents.checksum, _CHECKSUMS[contents.checksum]).append(
+        "" if array.checksum is None else f"  {array.checksum}", "default"
+    )
+    rows: list[tuple[str, str | Text]] = [("checksum", checksum)]
+    if array.encrypted:
+        return [*rows, ("values", "encrypted, under a key that only the run's own process has")]
+    if contents.nan_count is None:
+        return [*rows, ("values", "are no numbers")]
+    if contents.min is None:
+        rows.append(("values", "none is finite" if array.size else "there are none"))
+    for name, value in (("min", contents.min), ("max", contents.max), ("mean", contents.mean)):
+        if value is not None:
+            rows.append((name, f"{value:.9g}" if isinstance(value, float) else f"{value}"))
+    rows.append(("NaN", f"{contents.nan_count:,}"))
+    rows.append(("infinite", f"{contents.infinite_count:,}"))
+    most = max((one.count for one in contents.histogram), default=0)
+    return rows + [("" if i else "histogram", _bar(one, most)) for i, one in enumerate(contents.histogram)]
+
+
+def _bar(one: Bin, most: int) -> Text:
+    length = -(-one.count * _BAR // most)
+    return Text(f"{one.low:>11.4g} … {one.high:<11.4g} ").append("█" * length, "cyan").append(f" {one.count:,}")
+
+
+def _exported(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], nbytes: int) -> str:
+    name = printable(str(path), _PATH_LENGTH)
+    told = f"wrote {dtype.name} {shape}, {format_bytes(nbytes)}, to {name}"
+    if dtype.type.__module__ == "ml_dtypes":  # NumPy's format cannot name this dtype
+        told += f"; read it with np.load({name!r}).view(ml_dtypes.{dtype.name})"
+    return told
+
+
+def _as_numpy_prints(shown: np.ndarray, cut: bool) -> str:
+    """Return values as NumPy prints them; text without what a terminal obeys."""
+    if shown.dtype.kind == "U":
+        shown = _printable_text(shown)
+    with np.printoptions(threshold=0 if cut else shown.size + 1, formatter={"object": "'{}'".format}):
+        return str(shown)
+
+
+def _printable_text(texts: np.ndarray) -> np.ndarray:
+    """Return text as objects; code points that are none become U+FFFD."""
+    points = texts.astype(texts.dtype.newbyteorder("=")).reshape(-1, 1).view(np.uint32)
+    valid = np.where(points > 0x10FFFF, 0xFFFD, points)
+    shown = np.empty(texts.size, object)
+    shown[:] = [printable("".join(map(chr, row)).rstrip("\0")) for row in valid.tolist()]
+    return shown.reshape(texts.shape)
+
+
+def _json_values(values: StoredValues, selection: Selection) -> Any:
+    """Return values as nested lists: dates as text, complex numbers as pairs; what JSON lacks as "NaN" or "Infinity".
+
+    Raises ArgumentError for too many values.
+    """
+    if selection.size > MOST_SHOWN:
+        raise ArgumentError(f"slice: got {selection.size:,} values to print; name fewer, or write them with --export")
+    pieces = list(read_selection(values, selection))
+    found = np.concatenate(pieces) if pieces else np.empty(0, values.dtype)
+    pairs = found.dtype.kind == "c"
+    if found.dtype.type.__module__ == "ml_dtypes":
+        found = found.astype(np.int64 if "int" in found.dtype.name else np.float64)
+    elif pairs:
+        found = found.astype(np.complex128).view(np.float64)
+    elif found.dtype.kind in "mM":
+        found = found.astype(str)
+    elif found.dtype.kind == "b":
+        found = found.view(np.uint8) != 0
+    elif found.dtype.kind == "f":
+        found = found.astype(np.float64)
+    elif found.dtype.kind == "U":
+        found = _printable_text(found)
+    elif found.dtype.kind in "SV":
+        found = np.array([bytes(one).hex() for one in found.tolist()], object)
+    flat = [_json_number(one) for one in found.tolist()]
+    return _nested(flat, (*selection.shape, 2) if pairs else selection.shape)
+
+
+def _json_number(value: Any) -> Any:
+    if isinstance(value, float) and not np.isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _nested(flat: list[Any], shape: tuple[int, ...]) -> Any:
+    if not shape:
+        return flat[0]
+    step = int(np.prod(shape[1:], dtype=np.int64))
+    return [_nested(flat[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]

@@ -1,0 +1,106 @@
+"""`spillgrad inspect`: show what is stored at a path, as the options ask."""
+
+from rich.console import Console
+
+from spillgrad.errors import ArgumentError
+from spillgrad.inspection.find import is_segment_file
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.runs import inspect
+from spillgrad.inspection.segments import inspect_segment
+from spillgrad_tools.inspect import json_output
+from spillgrad_tools.inspect import tables as inspect_tables
+from spillgrad_tools.inspect.array import show_array
+from spillgrad_tools.inspect.groups import choose
+from spillgrad_tools.inspect.options import InspectOptions
+from spillgrad_tools.inspect.segment import is_sound, of_segment
+from spillgrad_tools.inspect.tree import segment_as_dict, show_tree
+from spillgrad_tools.inspect.watch import watch
+from spillgrad_tools.paged import show, write
+from spillgrad_tools.report.page import report
+
+# The default number of rows; JSON has all.
+TOP = 20
+
+
+# The options that each mode allows. Modes exclude each other; without one, runs are shown.
+_MODES = {
+    "--tree": ("--json",),
+    "--tensor": ("--json", "--slice", "--export", "--force"),
+    "--html": (),
+    "--watch": (),
+}
+
+
+def run(options: InspectOptions) -> bool:
+    """Show what is there; return whether all of it is right.
+
+    Raises ArgumentError for options that do not go together.
+    """
+    _require_consistent(options.given())
+    if options.watch:
+        watch(options.path)
+    elif options.html is not None:
+        report(options.path, options.html)
+        if options.html.is_file():
+            write(f"wrote {printable(str(options.html), 4096)}\n")
+    elif options.tree:
+        return show_tree(Console(), options.path, options.as_json)
+    elif options.tensor is not None:
+        return show_array(
+            Console(), options.path, options.tensor, options.slice_text, options.export, options.force, options.as_json
+        )
+    elif is_segment_file(options.path):
+        return _show_segment(options)
+    else:
+        return _show_runs(options)
+    return True
+
+
+def _require_consistent(given: list[str]) -> None:
+    modes = [word for word in given if word in _MODES]
+    if len(modes) > 1:
+        raise ArgumentError(f"inspect: got {' and '.join(modes)}, which show different things; leave one out")
+    for word in given:
+        if word in ("--slice", "--export") and "--tensor" not in modes:
+            raise ArgumentError(f"inspect: got {word} without --tensor; name an array with --tensor KEY")
+        if word == "--force" and "--export" not in given:
+            raise ArgumentError("inspect: got --force without --export; name the file with --export FILE")
+        if modes and word != modes[0] and word not in _MODES[modes[0]]:
+            raise ArgumentError(f"inspect: got {word} with {modes[0]}, which does not heed it; leave one out")
+
+
+def _show_runs(options: InspectOptions) -> bool:
+    found = inspect(options.path)
+    by = options.by or "module"
+    several = [word for word in options.given() if word in ("--by", "--sort", "--top")] if len(found.runs) > 1 else []
+    if several and not options.as_json:
+        raise ArgumentError(
+            f"inspect: got {several[0]} with {len(found.runs)} runs; name one, such as the newest: "
+            f"{found.runs[-1].path}"
+        )
+    if options.as_json:
+        json_output.show(json_output.of_runs(found, by, options.sort, options.top))
+    else:
+        console = Console()
+        if len(found.runs) == 1:
+            groups = choose(found.runs[0], by, options.sort, options.top or TOP)
+            show(console, inspect_tables.of_run(found.runs[0], groups, console.width))
+        else:
+            show(console, inspect_tables.of_runs(found.path, found.runs, console.width))
+    return not any(run.damaged_lines for run in found.runs)
+
+
+def _show_segment(options: InspectOptions) -> bool:
+    for word in options.given():
+        if word in ("--by", "--sort"):
+            raise ArgumentError(
+                f"inspect: got {word} with a segment, whose arrays are shown one by one; leave it out, or name the "
+                "run's folder"
+            )
+    segment = inspect_segment(options.path)
+    if options.as_json:
+        json_output.show({"segments": [segment_as_dict(segment)]})
+    else:
+        console = Console()
+        show(console, of_segment(segment, options.top or TOP, console.width))
+    return is_sound(segment)

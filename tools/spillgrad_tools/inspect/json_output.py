@@ -1,0 +1,92 @@
+"""`spillgrad inspect --json`: the records of an inspection as JSON, which `FORMAT.md` describes."""
+
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from spillgrad.inspection.records import Inspection, Run
+from spillgrad.storage.origin_counters import Origin
+from spillgrad_tools.inspect.groups import Groups, choose
+from spillgrad_tools.paged import write
+
+FORMAT = 1
+# The number of records and fields written at a time.
+_AT_ONCE = 1000
+_encode = json.JSONEncoder(allow_nan=False).encode
+
+
+def of_runs(found: Inspection, by: str, sort: str | None, top: int | None) -> dict[str, Any]:
+    """Return the runs that were found, each with its groups."""
+    return {"path": found.path, "runs": [_of_run(run, choose(run, by, sort, top)) for run in found.runs]}
+
+
+def _of_run(run: Run, groups: Groups) -> dict[str, Any]:
+    # An origin cannot be the key of a JSON object.
+    origins = [{**origin._asdict(), **_fields(moved)} for origin, moved in run.origins.items()]
+    return {**_fields(run), "origins": origins, "groups": groups}
+
+
+def show(document: Mapping[str, Any]) -> None:
+    """Print a document as strict JSON, with the version of its format.
+
+    Raises typer.Exit where the reader is gone.
+    """
+    left = pieces(document)
+    while some := "".join(itertools.islice(left, _AT_ONCE)):
+        write(some)
+
+
+def pieces(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the text that `show` prints. A long list is encoded one record at a time, each on a line."""
+    yield from _lines({"format": FORMAT, **document}, "\n")
+    yield "\n"
+
+
+def _lines(value: Any, margin: str) -> Iterator[str]:
+    if dataclasses.is_dataclass(value):
+        value = _fields(value)
+    inner = margin + "  "
+    before = inner
+    if isinstance(value, Mapping) and value:
+        yield "{"
+        for key, each in value.items():
+            yield f"{before}{_encode(str(key))}: "
+            yield from _lines(each, inner)
+            before = "," + inner
+        yield margin + "}"
+    elif isinstance(value, list | tuple) and value:
+        yield "["
+        for each in value:
+            yield before
+            yield from _lines(each, inner) if isinstance(each, Mapping) else (_encode(plain(each)),)
+            before = "," + inner
+        yield margin + "]"
+    else:
+        yield _encode(plain(value))
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+
+
+def plain(value: Any) -> Any:
+    """Return a record as plain JSON values: its fields by name, and null for a number that is not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, int | str):  # most are: asked first
+        return value
+    if dataclasses.is_dataclass(value):
+        return plain(_fields(value))
+    if isinstance(value, Origin):
+        return plain(value._asdict())
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value

@@ -1,0 +1,223 @@
+"""What `spillgrad inspect` prints of runs: one in detail, or a line for each of several."""
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group as Lines
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import Group, Run
+from spillgrad.storage.sizes import format_bytes
+from spillgrad_tools.inspect.fitted_table import Column, fitted
+from spillgrad_tools.inspect.groups import COLUMNS, Groups
+from spillgrad_tools.inspect.words import (
+    HIT,
+    UNKNOWN,
+    began,
+    beyond_budget,
+    duration,
+    many,
+    percent,
+    short_bytes,
+    state,
+)
+
+_HEADS = {"deduplicated": "dedup", "wait": "waited"}
+# The columns by their worth where not all have room.
+_WORTH = ("arrays", "kept", "deduplicated", "stored", "packed", "wait", "read", "written")
+_FAILURES = 3
+
+
+def of_run(run: Run, groups: Groups, width: int) -> RenderableType:
+    """Return the summary of a run and the table of its groups."""
+    return Lines(summary(_lines(run)), Text(), *_table(run, groups, width))
+
+
+def of_runs(path: Path, runs: Sequence[Run], width: int) -> RenderableType:
+    """Return a table of runs, from the oldest to the newest, and how to see that one."""
+    stats = [run.stats for run in runs]
+    bytes_of = {
+        "packed": ([each.packed_bytes for each in stats], 5),
+        "written": ([each.written_bytes for each in stats], 7),
+        "read": ([each.read_bytes for each in stats], 6),
+    }
+    peaks = [(each.peak_ram_bytes, run.settings.budget_bytes) for each, run in zip(stats, runs, strict=True)]
+    columns = [
+        _words("state", [run.state for run in runs], 9),
+        _words("host", [_known(run.host) for run in runs], 0),
+        _words("process", [_known(run.process) for run in runs], 1),
+        Column("began", [began(run) for run in runs], [began(run, fine=False) for run in runs], 10),
+        _words("lasted", [duration(run.duration_s) for run in runs], 3),
+        *(
+            Column(head, [*map(format_bytes, values)], [*map(short_bytes, values)], worth)
+            for head, (values, worth) in bytes_of.items()
+        ),
+        _words("waited", [duration(each.wait_write_s + each.wait_read_s) for each in stats], 2),
+        Column(
+            "RAM, budget",
+            [f"{format_bytes(peak)}, {UNKNOWN if of is None else format_bytes(of)}" for peak, of in peaks],
+            [f"{short_bytes(peak)}, {UNKNOWN if of is None else short_bytes(of)}" for peak, of in peaks],
+            8,
+        ),
+    ]
+    names = [printable(_below(run.path, path)) for run in runs]
+    table, left_out = fitted("run", names, columns, width, least_name=max(map(len, names)))
+    # Not folded, so that it can be copied.
+    newest = printable(shlex.quote(str(runs[-1].path)), 1000)
+    words = f"{len(runs)} runs, the newest last; to see it: spillgrad inspect {newest}"
+    end = Text(words, no_wrap=True, overflow="ignore")
+    return Lines(table, *lack(left_out), Text(), end)
+
+
+def _below(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+
+
+def _known(value: object) -> str:
+    return UNKNOWN if value is None else printable(str(value))
+
+
+def _words(head: str, cells: Sequence[str], worth: int) -> Column:
+    return Column(head, cells, cells, worth)
+
+
+def summary(lines: Iterable[tuple[str, str]]) -> Table:
+    """Return names and what is to be said of them, which folds."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for name, value in lines:
+        table.add_row(Text(name), Text(value))
+    return table
+
+
+def _lines(run: Run) -> Iterator[tuple[str, str]]:
+    stats = run.stats
+    yield "run", printable(str(run.path), 1000)
+    yield "state", state(run)
+    if run.process is not None:
+        yield "process", f"{run.process} on {_known(run.host)}"
+    if run.command:
+        yield "command", printable(run.command)
+    if run.version:
+        yield "version", f"spillgrad {printable(run.version)}"
+    yield "began", f"{began(run)}, {'for' if run.state != 'live' else 'until now'} {duration(run.duration_s)}"
+    if settings := ", ".join(_settings(run)):
+        yield "settings", settings
+    yield (
+        "packed",
+        f"{format_bytes(stats.packed_bytes)} in {many(sum(each.arrays for each in run.origins.values()), 'array')}",
+    )
+    yield "deduplicated", f"{format_bytes(stats.deduplicated_bytes)}{_share(stats.deduplicated_bytes, run)}"
+    yield "kept in RAM", f"{format_bytes(run.kept_bytes)}, beside the store"
+    written = f"{format_bytes(stats.written_bytes)}{_share(stats.written_bytes, run)}"
+    if stats.stored_bytes and stats.stored_bytes != stats.written_bytes:
+        written += f", stored as {format_bytes(stats.stored_bytes)} ({stats.written_bytes / stats.stored_bytes:.1f}:1)"
+    yield "written", f"{written}{_speed(stats.written_bytes, stats.writing_s)}"
+    yield "read", f"{format_bytes(stats.read_bytes)}{_speed(stats.read_bytes, stats.reading_s)}"
+    hits, misses = stats.cache_hits, stats.cache_misses
+    if hits + misses:
+        yield "hits", f"{hits:,}, and {misses:,} misses ({percent(hits, hits + misses)} were {HIT})"
+    yield (
+        "waited",
+        ", ".join(
+            f"{duration(waited_s)} for {cause} ({percent(waited_s, run.duration_s)} of the time)"
+            for cause, waited_s in (("room", stats.wait_write_s), ("reads", stats.wait_read_s))
+        ),
+    )
+    budget = run.settings.budget_bytes
+    of = "" if budget is None else f" of {format_bytes(budget)} ({percent(stats.peak_ram_bytes, budget)})"
+    now = f", now {format_bytes(stats.ram_bytes)}" if run.state == "live" else ""
+    yield "RAM", f"peak {format_bytes(stats.peak_ram_bytes)}{of}{now}"
+    for words in beyond_budget(run):
+        yield "", words
+    held = format_bytes(sum(run.segments.values()))
+    files = f", now {held} in {many(len(run.segments), 'file')}" if run.segments else ""
+    yield "disk", f"peak {format_bytes(stats.peak_disk_bytes)}{files}"
+    if run.failure_count:
+        yield "failures", f"the disk refused {many(run.failure_count, 'time')}; the last reasons:"
+        for failure in run.failures[-_FAILURES:]:
+            yield "", f"at {duration(failure.t)}: {printable(failure.reason, 1000)}"
+    if run.lost_lines:
+        yield "lost", f"{many(run.lost_lines, 'line')} of the journal, which the disk refused"
+    if run.damaged_lines:
+        yield "damaged", f"{many(run.damaged_lines, 'line')} of the journal, without sense: not counted"
+
+
+def _settings(run: Run) -> Iterator[str]:
+    settings = run.settings
+    if settings.budget_bytes is not None:
+        yield f"RAM budget {format_bytes(settings.budget_bytes)}"
+    if settings.codec:
+        yield f"codec {printable(settings.codec)}"
+    if settings.encrypt:
+        yield "encrypted"
+    if settings.checksums is False:
+        yield "without checksums"
+    if settings.on_full:
+        yield f"when the disk is full: {printable(settings.on_full)}"
+
+
+def _share(part_bytes: int, run: Run) -> str:
+    return f" ({percent(part_bytes, run.stats.packed_bytes)} of that packed)" if part_bytes else ""
+
+
+def _speed(nbytes: int, seconds: float) -> str:
+    return f", at {format_bytes(round(nbytes / seconds))}/s" if nbytes and seconds else ""
+
+
+def _table(run: Run, groups: Groups, width: int) -> Iterator[RenderableType]:
+    shown = list(groups.shown)
+    if groups.left_out:
+        shown.append(Group(many(groups.left_out, "other"), groups.rest))
+    shown.append(Group("total", groups.total))
+    names = [printable(group.name, 80) for group in shown]
+    columns = [group_column(name, shown) for name in COLUMNS if _matters(name, groups)]
+    table, left_out = fitted(groups.by, names, columns, width, footers=1 + bool(groups.left_out))
+    yield table
+    if groups.by == "step" and run.steps and run.steps[0].number > 1:
+        yield Text(f"not in the journal any more: the first {many(run.steps[0].number - 1, 'step')}", style="dim")
+    yield from lack(left_out)
+
+
+def group_column(name: str, groups: Sequence[Group]) -> Column:
+    """Return a column of groups, by the name that `--sort` knows it by."""
+    values = [COLUMNS[name](group.moved) for group in groups]
+    cells, short = (
+        [write(value) if value else "0" for value in values]
+        for write in _WRITTEN.get(name, (format_bytes, short_bytes))
+    )
+    return Column(_HEADS.get(name, name), cells, short, _WORTH.index(name))
+
+
+def _short_seconds(seconds: float) -> str:
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f}ms"
+    return f"{seconds:.1f}s" if seconds < 99.95 else f"{seconds:.0f}s"
+
+
+# How a column formats its values, in full and in short. The other columns hold bytes.
+_WRITTEN: dict[str, tuple[Callable[[Any], str], Callable[[Any], str]]] = {
+    "arrays": ("{:,}".format, str),
+    "wait": (duration, _short_seconds),
+}
+
+
+def _matters(name: str, groups: Groups) -> bool:
+    """Return whether a column is informative: `stored` is, where a codec changed the size."""
+    if name == groups.sort:
+        return True
+    if name == "stored":
+        return groups.total.stored_bytes not in (0, groups.total.written_bytes)
+    return name in ("packed", "written", "read") or COLUMNS[name](groups.total) > 0
+
+
+def lack(left_out: Sequence[str]) -> Iterator[Text]:
+    """Yield what to say of columns that had no room."""
+    if left_out:
+        yield Text(f"no room for: {', '.join(left_out)}; --json has all", style="dim")

@@ -1,0 +1,110 @@
+"""Choose the run to watch: the newest live one, then the next that begins."""
+
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from spillgrad.errors import SpillError
+from spillgrad.inspection.records import Run
+from spillgrad.inspection.runs import RunReader, find_runs, goes_on
+from spillgrad.storage.runs.run_directory import LOCK_NAME
+from spillgrad_tools.inspect.watch_view import Watched
+from spillgrad_tools.inspect.words import died, swept_by
+
+
+class Follower:
+    """Follows a run by reading the new lines of its journal; it opens no other file.
+
+    When the run has ended and another at the path is live, it follows that one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._reader: RunReader | None = None
+        self._last: Watched | None = None
+        self._news_s = 0.0  # when the journal last grew, by `time.monotonic`
+
+    def look(self) -> Watched | None:
+        """Return what is known now; None while there is no run.
+
+        Raises OSError for a file that cannot be read, SpillFormatError for one that is no journal or is of a newer
+        version.
+        """
+        if self._reader is not None:
+            self._last = self._take_in(self._reader)
+            if self._last.ended is not None:
+                self._let_go()
+        if self._reader is None:
+            self._find()
+        return self._last
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _take_in(self, reader: RunReader) -> Watched:
+        try:
+            if reader.read():
+                self._news_s = time.monotonic()
+        except FileNotFoundError:  # it was removed
+            pass
+        run = reader.run()
+        now_s = run.duration_s + (time.monotonic() - self._news_s if run.state == "live" else 0.0)
+        return Watched(run, now_s, reader.phase, _ended(run), reader.step)
+
+    def _find(self) -> None:
+        """Follow the newest live run. If there is none, and none was shown yet, show how the newest ended."""
+        places = self._places()
+        place = next(filter(goes_on, places), None)
+        if place is None:
+            if self._last is not None or not places:
+                return
+            place = places[0]
+        try:
+            self._reader = RunReader(place)
+        except FileNotFoundError:  # it was removed meanwhile: the next look finds what is there then
+            return
+        self._news_s = time.monotonic()
+        found = self._take_in(self._reader)
+        if found.ended is not None:
+            self._let_go()
+        if found.ended is None or self._last is None:
+            self._last = found
+
+    def _places(self) -> list[Path]:
+        """Return the runs that are there, the newest first."""
+        try:
+            found = find_runs(self._path)
+        except (FileNotFoundError, SpillError):  # there is none
+            return []
+        return sorted((place for place in found if place.exists()), key=_began_ns, reverse=True)
+
+
+def _began_ns(place: Path) -> int:
+    """Return when a run began, or when a journal was last written; only the order counts."""
+    try:
+        return os.stat(place / LOCK_NAME if place.is_dir() else place).st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _ended(run: Run) -> str | None:
+    """Return how a run ended; None while it goes on."""
+    if run.state == "live":
+        return None
+    if run.state == "finished":
+        return "it finished: its store was closed"
+    if not run.path.exists():
+        return "it ended, and its files are gone"
+    return f"its process died{swept_by(run)}" if run.folder is not None else died(run)

@@ -1,0 +1,131 @@
+"""Values of an inspection as people read them."""
+
+import datetime
+import shlex
+import socket
+from collections.abc import Iterator
+
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import Run, Sample
+from spillgrad.storage.sizes import format_bytes
+
+# Stands for an unknown value.
+UNKNOWN = "–"
+# A hit: no caller waited for it.
+HIT = "in RAM, or read ahead in time"
+
+
+def short_bytes(nbytes: float) -> str:
+    """Return a count of bytes in at most five characters, in binary units: `1.5G`, `980M`."""
+    for unit in "BKMGT":
+        if nbytes < 1000 or unit == "T":
+            break
+        nbytes /= 1024
+    return f"{nbytes:.1f}{unit}" if nbytes < 9.95 and unit != "B" else f"{nbytes:.0f}{unit}"
+
+
+def rate(bytes_per_s: float) -> str:
+    """Return a speed."""
+    return f"{format_bytes(round(bytes_per_s))}/s"
+
+
+def duration(seconds: float) -> str:
+    """Return a time with the two largest of its units."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, smaller, size, small in (("d", "h", 86400, 3600), ("h", "min", 3600, 60), ("min", "s", 60, 1)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // small} {smaller}"
+    return f"{whole} s"
+
+
+def many(count: int, noun: str) -> str:
+    """Return how many there are of something."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def percent(part: float, whole: float) -> str:
+    """Return a share; of nothing it is not known. Only nothing is 0%, and only all is 100%."""
+    if not whole:
+        return UNKNOWN
+    if 0 < part < whole * 0.01:
+        return "<1%"
+    return ">99%" if whole * 0.99 < part < whole else f"{part / whole:.0%}"
+
+
+def began(run: Run, fine: bool = True) -> str:
+    """Return when a run began: UTC, to the second, or to the minute."""
+    try:
+        when = datetime.datetime.fromisoformat(run.began or "").astimezone(datetime.UTC)
+    except (ValueError, OverflowError):  # the file may say anything
+        return printable(run.began, 40) if run.began else UNKNOWN
+    return f"{when:%Y-%m-%d %H:%M:%S} UTC" if fine else f"{when:%Y-%m-%d %H:%M}"
+
+
+def state(run: Run) -> str:
+    """Return what became of a run, and what to do about it."""
+    if run.state == "live":
+        return "live: its process runs"
+    if run.state == "finished":
+        return "finished: its store was closed"
+    left = sum(run.segments.values())
+    what = f", which frees {format_bytes(left)}" if left else ""
+    return f"dead: {died(run)}" + swept_by(run) + what
+
+
+def died(run: Run) -> str:
+    """Return how a dead run ended, as far as that can be known: a killed run leaves its folder until it is swept."""
+    words = "its process ended without closing its store"
+    if run.folder is not None:
+        return words
+    host = run.host or socket.gethostname()
+    goes_on = f", or it goes on, on {printable(host)}" if host != socket.gethostname() else ""
+    return f"{words}, or the disk refused the journal's last lines{goes_on}"
+
+
+def swept_by(run: Run) -> str:
+    """Return what removes the folder that a run left; nothing where there is none."""
+    if run.folder is None:
+        return ""
+    place = printable(shlex.quote(str(run.folder.parent)), 1000)
+    return f"; `spillgrad sweep {place}` removes what it left"
+
+
+def beyond_budget(run: Run) -> Iterator[str]:
+    """Yield when and why RAM exceeded the budget, as far as the journal tells."""
+    budget = run.settings.budget_bytes
+    if budget is None or run.stats.peak_ram_bytes <= budget:
+        return
+    beyond = [sample for sample in run.samples if sample.ram_bytes > budget]
+    if beyond:
+        most = max(beyond, key=lambda sample: sample.ram_bytes)
+        yield (
+            f"beyond the budget in {len(beyond):,} of {many(len(run.samples), 'sample')}, most after "
+            f"{duration(most.t)}: {', '.join(_parts(most))}"
+        )
+    else:
+        yield "beyond the budget for so short a time, or so long ago, that no sample in the journal shows it"
+    if run.settings.on_full == "ram" and run.failure_count:
+        yield f"the disk refused {many(run.failure_count, 'time')}, and then arrays stay in RAM, as on_full says"
+    largest = max((nbytes for nbytes, _ in run.step_plan.arrays), default=0) if run.step_plan else 0
+    if largest > budget:
+        yield f"a step has an array of {format_bytes(largest)}: more than the budget, and read whole when it is needed"
+    elif any(sample.lent_bytes for sample in beyond):
+        yield "what is asked for is read also while callers hold so much that it does not fit beside that"
+
+
+def _parts(sample: Sample) -> Iterator[str]:
+    """Yield what is in RAM, the largest part first."""
+    parts = {
+        "held by callers": sample.lent_bytes,
+        "not on disk yet": sample.hot_bytes,
+        "being written": sample.writing_bytes,
+        "on disk as well": sample.cached_bytes,
+    }
+    parts["being read, or encoded"] = sample.ram_bytes - sum(parts.values())
+    for words, nbytes in sorted(parts.items(), key=lambda part: -part[1]):
+        if nbytes > 0:
+            yield f"{format_bytes(nbytes)} {words}"

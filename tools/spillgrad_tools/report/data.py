@@ -1,0 +1,106 @@
+"""The numbers behind a report's plots: memory and disk over time, and bytes by module."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import Run, Sample
+from spillgrad.storage.origin_counters import Origin, OriginCounters, total
+
+# Samples that a page draws: more than a screen has pixels.
+MOST_SAMPLES = 4_000
+# The most tiles of a treemap, and its deepest level: a journal may hold forged module paths.
+MOST_TILES = 1_000
+DEEPEST = 12
+ROOT, NO_MODULE, OTHERS = "everything", "(none)", "(others)"
+
+
+def memory(run: Run, most_samples: int = MOST_SAMPLES) -> dict[str, Any]:
+    """Return what the store held over time, as columns: microseconds and bytes.
+
+    If there are more than `most_samples`, only the extremes of each stretch of time stay.
+    """
+    samples = run.samples if len(run.samples) <= most_samples else _extremes(run.samples, most_samples)
+    columns: dict[str, Any] = {"t": [round(sample.t * 1e6) for sample in samples]}
+    for part in ("lent", "hot", "writing", "cached", "ram", "rss", "live", "disk"):
+        columns[part] = [getattr(sample, f"{part}_bytes") for sample in samples]
+    named = zip(columns["lent"], columns["hot"], columns["writing"], columns["cached"], strict=True)
+    columns["other"] = [max(0, ram - sum(parts)) for ram, parts in zip(columns["ram"], named, strict=True)]
+    return {**columns, "budget": run.settings.budget_bytes, "samples": len(run.samples)}
+
+
+def _extremes(samples: Sequence[Sample], most: int) -> list[Sample]:
+    """Return the samples that are largest or smallest in their stretch of time, and the first and last of all."""
+    held = np.array([[s.ram_bytes, s.hot_bytes, s.live_bytes, s.disk_bytes, s.rss_bytes] for s in samples])
+    kept = {0, len(samples) - 1}
+    stretches = max(1, (most - 2) // (2 * held.shape[1]))
+    for places in np.array_split(np.arange(len(samples)), stretches):
+        stretch = held[places]
+        kept.update((places[0] + np.concatenate([stretch.argmax(0), stretch.argmin(0)])).tolist())
+    return [samples[place] for place in sorted(kept)]
+
+
+Path = tuple[str, ...]
+
+
+def modules(origins: dict[Origin, OriginCounters], most_tiles: int = MOST_TILES) -> dict[str, Any]:
+    """Return a tree of what came from where, as columns: modules by the dots of their paths, in them operations.
+
+    Parents are given by number, as names need not be unique; the root's parent is -1. Units: bytes
+    and microseconds. Beyond `most_tiles`, the smallest are one tile.
+    """
+    leaves: dict[Path, list[OriginCounters]] = {}
+    for origin, moved in origins.items():
+        parts = origin.module.split(".", DEEPEST - 1) if origin.module else [NO_MODULE]
+        leaves.setdefault((*parts, f"{origin.op or 'array'}()"), []).append(moved)
+    sums = {path: total(parts) for path, parts in leaves.items()}
+    largest = sorted(sums, key=lambda path: -sums[path].packed_bytes)
+    tree: dict[Path, list[int]] = {(): [0, 0, 0, 0]}
+    for rank, leaf in enumerate(largest):
+        path = leaf if rank < most_tiles else (OTHERS,)
+        moved = sums[leaf]
+        values = (moved.packed_bytes, moved.written_bytes, moved.read_bytes, round(moved.wait_s * 1e6))
+        for depth in range(len(path) + 1):
+            node = tree.setdefault(path[:depth], [0, 0, 0, 0])
+            node[:] = [former + value for former, value in zip(node, values, strict=True)]
+    kept = _without_chains(tree)
+    number = {path: place for place, path in enumerate(kept)}
+    packed, written, read, waited = (list(column) for column in zip(*(tree[path] for path in kept), strict=True))
+    return {
+        "parent": [number[parent] if parent is not None else -1 for parent in kept.values()],
+        "label": [_label(path, parent) for path, parent in kept.items()],
+        "path": [printable(".".join(path)) if path else ROOT for path in kept],
+        "packed": packed,
+        "written": written,
+        "read": read,
+        "waited": waited,
+        "left_out": max(0, len(largest) - most_tiles),
+    }
+
+
+def _without_chains(tree: Iterable[Path]) -> dict[Path, Path | None]:
+    """Return the paths to show, each with its parent; a module with a single module inside is left out."""
+    children: dict[Path, list[Path]] = {path: [] for path in tree}
+    for path in children:
+        if path:
+            children[path[:-1]].append(path)
+    kept: dict[Path, Path | None] = {(): None}
+    for path in children:
+        if path and not (len(children[path]) == 1 and children[children[path][0]]):
+            parent = path[:-1]
+            while parent not in kept:
+                parent = parent[:-1]
+            kept[path] = parent
+    return kept
+
+
+def _label(path: Path, parent: Path | None) -> str:
+    """Return a tile's label: the end of its path, with the name before a number."""
+    if parent is None:
+        return ROOT
+    begin = len(parent)
+    if path[begin].isdigit() and begin:
+        begin -= 1
+    return printable(".".join(path[begin:]), 60)

@@ -1,0 +1,155 @@
+"""`spillgrad inspect --html` and `spillgrad train --report`: a page that says what a run did, and needs no network."""
+
+import base64
+import datetime
+import hashlib
+import importlib.resources
+import importlib.util
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from spillgrad.errors import ArgumentError
+from spillgrad.inspection.advice import advise
+from spillgrad.inspection.find import is_segment_file, require_not_stored
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import Advice, Run, Span
+from spillgrad.inspection.runs import inspect, spans
+from spillgrad_tools.inspect.words import beyond_budget
+from spillgrad_tools.report import data as report_data
+from spillgrad_tools.report import tables as report_tables
+from spillgrad_tools.report import text as report_text
+from spillgrad_tools.report import timeline as report_timeline
+
+# The packages that a page needs; the extra `report` installs them.
+NEEDED = ("jinja2", "plotly")
+SCRIPTS = ("page.js", "time.js", "modules.js", "tables.js")
+MOST_FAILURES = 100
+
+
+def require_packages(option: str) -> None:
+    """Raise ArgumentError where a package is missing that makes pages."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ArgumentError(f"report: got {option} without {' and '.join(missing)}; pip install 'spillgrad[report]'")
+
+
+def report(path: Path, page_path: Path) -> None:
+    """Write the page of the run at `path`.
+
+    Raises ArgumentError for several runs or a missing package, OSError for a page that cannot be written, and the
+    errors of `inspect`.
+    """
+    require_packages("--html")
+    require_not_stored(page_path)
+    if is_segment_file(path):
+        raise ArgumentError(f"report: got {path}, a segment; a page is about a run: name its folder, or a journal")
+    runs = inspect(path).runs
+    if len(runs) != 1:
+        newest = printable(str(runs[-1].path), 4096)
+        raise ArgumentError(
+            f"report: got {len(runs)} runs in {path}, wanted one; name one, such as the newest: {newest}"
+        )
+    write_report(runs[0], spans(runs[0]), advise(runs[0]), page_path)
+
+
+def write_report(run: Run, timed: Iterable[Span], advice: Sequence[Advice], path: Path) -> None:
+    """Write the page of a run to `path`, in place of what is there: as a whole, or not at all.
+
+    Raises ArgumentError where a package is missing, OSError where it cannot be written.
+    """
+    require_packages(f"a page to write, {path}")
+    text = page(run, timed, advice).encode()
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(text)  # a pipe or a terminal is not replaced
+        else:
+            _replace(Path(os.path.realpath(path)), text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # name the page, not the temporary file
+
+
+def _replace(path: Path, text: bytes) -> None:
+    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
+    try:
+        new.write_bytes(text)
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
+    """Return the page of a run: HTML that holds all it needs."""
+    import jinja2
+    from markupsafe import Markup, escape
+    from plotly.offline import get_plotlyjs
+
+    data: dict[str, Any] = {
+        "memory": report_data.memory(run),
+        "timeline": report_timeline.timeline(report_timeline.Spans(timed)),
+        "modules": report_data.modules(run.origins),
+        "steps": [[name, step.began_s, step.took_s] for name, step in zip(run.step_names(), run.steps, strict=True)],
+        "from_s": run.first_s,
+        "to_s": run.duration_s,
+    }
+    theme = _part("theme.js")
+    scripts = [get_plotlyjs(), *map(_part, SCRIPTS)]
+    styles = _part("page.css")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    # A long name may break after a part; <wbr> adds nothing to a copy of it.
+    environment.filters["breakable"] = lambda text: Markup(re.sub(r"(?<=[._])(?=\w)", "<wbr>", escape(text)))
+    return environment.from_string(_part("page.html")).render(
+        run=run,
+        name=report_text.name(run),
+        host=printable(run.host or ""),
+        state=report_text.state(run),
+        made=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        headline=report_text.headline(run),
+        figures=report_text.figures(run),
+        advice=[(printable(each.text, 1000), report_text.call(each)) for each in advice],
+        data=data,
+        ram_words=report_text.ram_words(run),
+        beyond_budget=list(beyond_budget(run)),
+        disk_words=report_text.disk_words(run),
+        lanes_words=", ".join(lane["name"] for lane in data["timeline"]["lanes"]),
+        names=report_tables.NAMES,
+        tables=report_tables.tables(run),
+        settings=report_text.settings(run),
+        failures=[(report_text.format_duration(f.t), printable(f.reason, 1000)) for f in run.failures[-MOST_FAILURES:]],
+        duration=report_text.format_duration,
+        policy=_policy([theme, *scripts]),
+        theme=Markup(theme),
+        scripts=[Markup(script) for script in scripts],
+        styles=Markup(styles),
+        json=Markup(in_script(data)),
+    )
+
+
+def in_script(data: object) -> str:
+    """Return JSON that no HTML parser takes for the end of the element it is in."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)  # ASCII: U+2028 too is written as an escape
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _part(name: str) -> str:
+    return importlib.resources.files("spillgrad_tools.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """Return a content security policy that runs these scripts and no others, and lets nothing be fetched."""
+    runs = " ".join(map(_hash, scripts))
+    # Plotly makes styles of its own.
+    return (
+        f"default-src 'none'; script-src {runs}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

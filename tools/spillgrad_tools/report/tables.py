@@ -1,0 +1,86 @@
+"""The tables of a report: what came from where, by module, operation, dtype and step."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import KEYS, Group, Run
+from spillgrad.storage.origin_counters import OriginCounters, total
+from spillgrad.storage.sizes import format_bytes
+from spillgrad_tools.report.text import format_duration
+
+NAMES = {"module": "module", "op": "operation", "dtype": "dtype", "step": "step"}
+# The most rows of a table; those with the fewest bytes are left out.
+MOST_ROWS = 1_000
+
+
+class Cell(NamedTuple):
+    """A cell's text, and the number that sorts it."""
+
+    text: str
+    value: float
+
+
+class Table(NamedTuple):
+    """A table: rows of a name and cells, and their sum; `left_out` rows are in the sum alone."""
+
+    key: str
+    titles: list[str]
+    rows: list[tuple[str, list[Cell]]]
+    total: list[Cell]
+    left_out: int
+
+
+_COUNT: Callable[[Any], str] = "{:,}".format
+_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("arrays", "arrays", _COUNT),
+    ("packed", "packed_bytes", format_bytes),
+    ("deduplicated", "deduplicated_bytes", format_bytes),
+    ("kept", "kept_bytes", format_bytes),
+    ("written", "written_bytes", format_bytes),
+    ("stored", "stored_bytes", format_bytes),
+    ("read", "read_bytes", format_bytes),
+    ("waited", "wait_s", format_duration),
+)
+# These columns are left out where they are all zero.
+_OPTIONAL = ("deduplicated", "kept")
+
+
+def tables(run: Run, most_rows: int = MOST_ROWS) -> list[Table]:
+    """Return a table for each key that a run can be added up by."""
+    made = [_table(key, run.by(key), most_rows) for key in KEYS]
+    return [_with_times(run, table) if table.key == "step" else table for table in made]
+
+
+def _table(key: str, groups: Sequence[Group], most_rows: int) -> Table:
+    shown = list(groups)
+    if key != "step":
+        shown.sort(key=lambda group: -group.moved.packed_bytes)
+    left_out = max(0, len(shown) - most_rows)
+    shown = shown[left_out:] if key == "step" else shown[:most_rows]
+    everything = total([group.moved for group in groups])
+    columns = [column for column in _COLUMNS if _is_worth_showing(column[0], everything)]
+
+    def cells(moved: OriginCounters) -> list[Cell]:
+        return [Cell(shape(getattr(moved, name)), getattr(moved, name)) for _, name, shape in columns]
+
+    rows = [(printable(group.name), cells(group.moved)) for group in shown]
+    return Table(key, [title for title, _, _ in columns], rows, cells(everything), left_out)
+
+
+def _with_times(run: Run, table: Table) -> Table:
+    """Return the table of steps with when each began, and how long it took."""
+    steps = run.steps[len(run.steps) - len(table.rows) :]
+    rows = [
+        (name, [*(Cell(format_duration(each), each) for each in (step.began_s, step.took_s)), *cells])
+        for step, (name, cells) in zip(steps, table.rows, strict=True)
+    ]
+    took_s = sum(step.took_s for step in run.steps)
+    whole = [Cell("", 0), Cell(format_duration(took_s), took_s), *table.total]
+    return table._replace(titles=["began", "took", *table.titles], rows=rows, total=whole)
+
+
+def _is_worth_showing(title: str, everything: OriginCounters) -> bool:
+    if title == "stored":
+        return everything.stored_bytes != everything.written_bytes
+    return title not in _OPTIONAL or bool(getattr(everything, f"{title}_bytes"))

@@ -1,0 +1,174 @@
+"""Describe a run in words: what was spilled, and what it cost."""
+
+import json
+import statistics
+from typing import NamedTuple
+
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import Advice, Run
+from spillgrad.storage.sizes import format_bytes
+from spillgrad_tools.inspect.words import died
+
+_MIB = 1 << 20
+
+STATES = {
+    "live": "running when this page was made",
+    "finished": "finished",
+}
+
+
+class Figure(NamedTuple):
+    """A number worth seeing first, and what to compare it with."""
+
+    name: str
+    value: str
+    note: str
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in the units people use: `4.6 ms`, `12.3 s`, `5 min 3 s`, `2 h 5 min`."""
+    if not seconds:
+        return "0 s"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+    if seconds < 99.95:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def format_share(part: float, whole: float) -> str:
+    """Return how much of `whole` a part is, in percent; nothing where there is no whole."""
+    if not whole:
+        return ""
+    share = 100 * part / whole
+    return f"{share:.1f} %" if 0.05 <= share < 9.95 else f"{share:.0f} %"
+
+
+def state(run: Run) -> str:
+    """Return what became of a run."""
+    return STATES.get(run.state) or f"dead: {died(run)}"
+
+
+def headline(run: Run) -> str:
+    """Return in a few sentences what was spilled, and what it cost."""
+    stats, took = run.stats, format_duration(run.duration_s)
+    if not stats.packed_bytes:
+        return f"In {took}, nothing was given to the store."
+    came = f"In {took}, {format_bytes(stats.packed_bytes)} came to the store."
+    if not stats.written_bytes:
+        return f"{came} All of it fitted in RAM: nothing went to disk."
+    share = format_share(stats.written_bytes, stats.packed_bytes)
+    moved = (
+        f"{format_bytes(stats.written_bytes)} ({share}) went to disk, and {format_bytes(stats.read_bytes)} came back."
+    )
+    waited_s = stats.wait_write_s + stats.wait_read_s
+    if not waited_s:
+        return f"{came} {moved} Nobody waited for it."
+    parts = ((stats.wait_write_s, "for room in RAM"), (stats.wait_read_s, "for data to be read"))
+    causes = ", ".join(f"{format_duration(each)} {what}" for each, what in parts if each)
+    share = f" ({format_share(waited_s, run.duration_s)} of the time)" if run.duration_s else ""
+    return f"{came} {moved} Callers waited {format_duration(waited_s)}{share}: {causes}."
+
+
+def figures(run: Run) -> list[Figure]:
+    """Return the numbers worth seeing first."""
+    stats = run.stats
+    waited_s = stats.wait_write_s + stats.wait_read_s
+    asked = stats.cache_hits + stats.cache_misses
+    arrays = sum(moved.arrays for moved in run.origins.values())
+    written = _share(stats.written_bytes, stats.packed_bytes, "of what came")
+    if stats.stored_bytes != stats.written_bytes:
+        written += f", stored as {format_bytes(stats.stored_bytes)}"
+    budget = run.settings.budget_bytes
+    limit = "" if budget is None else f"of a budget of {format_bytes(budget)}"
+    left = f"{format_bytes(stats.disk_bytes)} at the end" if stats.disk_bytes else ""
+    found = [
+        Figure("packed", format_bytes(stats.packed_bytes), f"{arrays:,} arrays came" if arrays else ""),
+        Figure("written", format_bytes(stats.written_bytes), written),
+        Figure("read", format_bytes(stats.read_bytes), "came back"),
+        Figure("waited", format_duration(waited_s), _share(waited_s, run.duration_s, "of the time")),
+        Figure("most RAM", format_bytes(stats.peak_ram_bytes), limit),
+        Figure("most disk", format_bytes(stats.peak_disk_bytes), left),
+    ]
+    if run.steps:
+        median = format_duration(statistics.median(step.took_s for step in run.steps))
+        found.append(Figure("steps", f"{run.steps[-1].number:,}", f"{median} each (median)"))
+    if asked:
+        found.append(
+            Figure(
+                "found in RAM", format_share(stats.cache_hits, asked), f"of {asked:,} asked for, or read ahead in time"
+            )
+        )
+    if stats.deduplicated_bytes:
+        found.append(Figure("deduplicated", format_bytes(stats.deduplicated_bytes), "there already, stored once"))
+    if run.kept_bytes:
+        found.append(Figure("kept", format_bytes(run.kept_bytes), "in RAM beside the store"))
+    return found
+
+
+def _share(part: float, whole: float, of_what: str) -> str:
+    return f"{format_share(part, whole)} {of_what}" if whole else ""
+
+
+def name(run: Run) -> str:
+    """Return the name of a run: its directory, or its journal and the folder of that."""
+    path = run.path.absolute()
+    return printable(path.name if path.suffix != ".jsonl" else f"{path.parent.name}/{path.name}")
+
+
+def ram_words(run: Run) -> str:
+    """Return the text alternative of the plot of RAM."""
+    budget = run.settings.budget_bytes
+    most = f"at most {format_bytes(run.stats.peak_ram_bytes)}"
+    return most if budget is None else f"{most}, of a budget of {format_bytes(budget)}"
+
+
+def disk_words(run: Run) -> str:
+    """Return the text alternative of the plot of the disk."""
+    live = max((sample.live_bytes for sample in run.samples), default=0)
+    return f"at most {format_bytes(run.stats.peak_disk_bytes)} on the disk, arrays of {format_bytes(live)} alive"
+
+
+def call(advice: Advice) -> str:
+    """Return the arguments that an advice names as they stand in a program."""
+    return ", ".join(f"{name}={_as_argument(value)}" for name, value in advice.arguments.items())
+
+
+def _as_argument(value: object) -> str:
+    """Return a value as a person would write it: whole MiB as text."""
+    whole = isinstance(value, int) and value >= _MIB and not value % _MIB
+    return printable(f'"{value // _MIB}MiB"' if whole else json.dumps(value))  # type: ignore[operator]
+
+
+def settings(run: Run) -> list[tuple[str, str]]:
+    """Return the known settings of a run, and where and when it ran, as names and values."""
+    told = run.settings
+    budget = None if told.budget_bytes is None else f"{format_bytes(told.budget_bytes)} ({told.budget_bytes:,} bytes)"
+    known = (
+        ("command", run.command),
+        ("host", run.host),
+        ("process", run.process),
+        ("spillgrad", run.version),
+        ("began", run.began),
+        ("took", format_duration(run.duration_s)),
+        ("RAM budget", budget),
+        ("codec", told.codec or (None if told.encrypt is None else "none: arrays as they are")),
+        ("encrypted", _yes_or_no(told.encrypt)),
+        ("checksums", _yes_or_no(told.checksums)),
+        ("on a full disk", told.on_full),
+        ("journal", run.journal),
+        (
+            "segments",
+            f"{len(run.segments):,}, {format_bytes(sum(run.segments.values()))}" if run.segments else "none left",
+        ),
+        ("lines of the journal lost to a full disk", f"{run.lost_lines:,}" if run.lost_lines else None),
+        ("damaged lines of the journal", f"{run.damaged_lines:,}" if run.damaged_lines else None),
+    )
+    return [(name, printable(str(value), 1000)) for name, value in known if value is not None]
+
+
+def _yes_or_no(value: bool | None) -> str | None:
+    return None if value is None else "yes" if value else "no"

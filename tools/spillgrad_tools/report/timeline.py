@@ -1,0 +1,174 @@
+"""The timeline of a report: spans in lanes, merged into as many bars as a page can hold."""
+
+import array
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import Span
+from spillgrad.storage.origin_counters import Origin
+
+# The most bars and names in a page; a bar takes some 40 bytes.
+MOST_BARS = 40_000
+MOST_NAMES = 2_000
+# Simultaneous spans lie in rows of their lane. Where more overlap, they share the last row.
+MOST_ROWS = 3
+# Journals round to microseconds: a span that follows at once must not seem to overlap.
+ROUNDING_S = 2e-6
+# JavaScript's numbers are floats, exact up to this; larger numbers in a journal are forged.
+EXACT = 2**53
+
+LANES = (
+    ("computing", ("forward", "backward", "update")),
+    ("waiting", ("wait for room", "wait for data")),
+    ("writing", ("write",)),
+    ("reading, asked for", ("read",)),
+    ("reading ahead", ("read ahead",)),
+)
+KINDS = tuple(kind for _, kinds in LANES for kind in kinds)
+_LANE_OF = np.array([lane for lane, (_, kinds) in enumerate(LANES) for _ in kinds])
+_NUMBER_OF = {kind: number for number, kind in enumerate(KINDS)}
+
+
+def kind_of(span: Span) -> str | None:
+    """Return which of `KINDS` a span is; None for one that has no place here."""
+    kind = span.kind
+    if kind == "wait":
+        kind = "wait for room" if span.cause == "put" else "wait for data"
+    elif kind == "read" and span.ahead:
+        kind = "read ahead"
+    return kind if kind in _NUMBER_OF else None
+
+
+class Spans:
+    """All spans of a run, by column: 46 bytes each, where a `Span` takes some 300."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        kinds, names = array.array("b"), array.array("i")
+        began, took = array.array("d"), array.array("d")
+        nbytes, arrays = array.array("q"), array.array("q")
+        self.names: list[str] = []
+        number_of: dict[Origin, int] = {}
+        for span in spans:
+            kind = kind_of(span)
+            if kind is None:
+                continue
+            kinds.append(_NUMBER_OF[kind])
+            began.append(span.began_s)
+            took.append(max(span.took_s, 0.0))
+            nbytes.append(span.nbytes)
+            arrays.append(span.array if span.array is not None and 0 <= span.array < EXACT else -1)
+            number = number_of.get(span.origin)
+            if number is None:
+                number = number_of[span.origin] = self._name(span.origin)
+            names.append(number)
+        self.kind = np.array(kinds, np.int8)
+        self.name = np.array(names, np.int32)
+        self.began_s, self.took_s = np.array(began, np.float64), np.array(took, np.float64)
+        self.nbytes, self.array = np.array(nbytes, np.int64), np.array(arrays, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def _name(self, origin: Origin) -> int:
+        if origin == Origin() or len(self.names) >= MOST_NAMES:
+            return -1
+        self.names.append(name(origin))
+        return len(self.names) - 1
+
+
+def name(origin: Origin) -> str:
+    """Return what comes from `origin` in words: `mul.self in h.0.mlp, float32`."""
+    what = ".".join(part for part in (origin.op, origin.slot) if part) or "array"
+    where = f" in {origin.module}" if origin.module else ""
+    return printable(what + where) + (f", {printable(origin.dtype, 30)}" if origin.dtype else "")
+
+
+def timeline(spans: Spans, most_bars: int = MOST_BARS) -> dict[str, Any]:
+    """Return lanes and bars, as the page has them: times in microseconds, bars by kind, in order of their beginning.
+
+    A bar is one span, or the sum of `spans` that are shorter than `merged_below_us` and began within that time.
+    """
+    rows = _rows(spans)
+    below_s, cells = _merged(spans, rows, most_bars)
+    lanes, first_row = [], 0
+    for number, (title, _) in enumerate(LANES):
+        count = int(rows[_LANE_OF[spans.kind] == number].max(initial=0)) + 1
+        lanes.append({"name": title, "first_row": first_row, "rows": count})
+        first_row += count
+    bars = [
+        {"kind": kind, "lane": int(_LANE_OF[number]), **_bars(spans, rows, cells, np.flatnonzero(spans.kind == number))}
+        for number, kind in enumerate(KINDS)
+    ]
+    return {
+        "lanes": lanes,
+        "bars": bars,
+        "names": spans.names,
+        "spans": len(spans),
+        "merged_below_us": round(below_s * 1e6),
+    }
+
+
+def _rows(spans: Spans) -> np.ndarray:
+    """Return the row of each span in its lane: the first one that is free."""
+    rows = np.zeros(len(spans), np.int8)
+    ends: list[list[float]] = [[] for _ in LANES]
+    lanes, began, ended = _LANE_OF[spans.kind], spans.began_s, spans.began_s + spans.took_s
+    for span in np.argsort(began, kind="stable").tolist():
+        taken = ends[lanes[span]]
+        start = began[span] + ROUNDING_S
+        row = next((row for row, end in enumerate(taken) if end <= start), len(taken))
+        if row == MOST_ROWS:
+            row -= 1
+            taken[row] = max(taken[row], ended[span])
+        elif row == len(taken):
+            taken.append(ended[span])
+        else:
+            taken[row] = ended[span]
+        rows[span] = row
+    return rows
+
+
+def _merged(spans: Spans, rows: np.ndarray, most_bars: int) -> tuple[float, np.ndarray]:
+    """Return the seconds below which spans must be merged to leave no more than `most_bars` (0: none need be).
+
+    And for each span a number that it shares with those it is merged with; -1 for one that stays alone.
+    """
+    cells = np.full(len(spans), -1, np.int64)
+    if len(spans) <= most_bars:
+        return 0.0, cells
+    from_first_s = spans.began_s - spans.began_s.min()
+    lines = spans.kind.astype(np.int64) * MOST_ROWS + rows
+    below_s = max(float(from_first_s.max()), ROUNDING_S) / most_bars / 8
+    while True:
+        cells[:] = np.floor(from_first_s / below_s).astype(np.int64) * (len(KINDS) * MOST_ROWS) + lines
+        cells[spans.took_s >= below_s] = -1
+        if np.count_nonzero(cells < 0) + len(np.unique(cells[cells >= 0])) <= most_bars:
+            return below_s, cells
+        below_s *= 2**0.5
+
+
+def _bars(spans: Spans, rows: np.ndarray, cells: np.ndarray, chosen: np.ndarray) -> dict[str, list[int]]:
+    """Return the columns of the bars of the spans `chosen`."""
+    if not len(chosen):
+        return {key: [] for key in ("row", "began", "took", "spans", "bytes", "busy", "name", "array")}
+    chosen = chosen[np.argsort(cells[chosen], kind="stable")]
+    cell, began, took = cells[chosen], spans.began_s[chosen], spans.took_s[chosen]
+    starts = np.flatnonzero(np.append(True, (cell[1:] < 0) | (cell[1:] != cell[:-1])))
+    count = np.diff(np.append(starts, len(chosen)))
+    ended = np.maximum.reduceat(began + took, starts)
+    began = np.minimum.reduceat(began, starts)
+    columns = {
+        "row": rows[chosen][starts],
+        "began": np.rint(began * 1e6),
+        "took": np.rint((ended - began) * 1e6),
+        "spans": count,
+        "bytes": np.add.reduceat(spans.nbytes[chosen].astype(np.float64), starts),
+        "busy": np.rint(np.add.reduceat(took, starts) * 1e6),
+        "name": np.where(count == 1, spans.name[chosen][starts], -1),
+        "array": np.where(count == 1, spans.array[chosen][starts], -1),
+    }
+    by_time = np.lexsort((columns["row"], columns["began"]))
+    return {key: np.clip(column[by_time], -EXACT, EXACT).astype(np.int64).tolist() for key, column in columns.items()}

@@ -1,0 +1,1 @@
+"""What `spillgrad train` and `spillgrad plan` do."""

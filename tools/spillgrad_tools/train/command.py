@@ -1,0 +1,340 @@
+"""`spillgrad train`: turn a command line into a training run, and show it."""
+
+import collections
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import functools
+import gc
+import itertools
+import os
+import shlex
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+import spillgrad as sg
+from spillgrad.device.device import as_device
+from spillgrad.errors import ArgumentError
+from spillgrad.inspection.runs import RunReader
+from spillgrad.storage.disk.preflight import Preflight
+from spillgrad.storage.runs.sweep import sweep
+from spillgrad.storage.sizes import parse_bytes
+from spillgrad_kernels.memory.system_memory import system_memory
+from spillgrad_tools.memory_cap import peak_rss_bytes
+from spillgrad_tools.report.page import report, require_packages
+from spillgrad_tools.train.display import Report, show_line, show_preparation, show_progress, show_report, show_sample
+from spillgrad_tools.train.saves import Saves
+from spillgrad_tools.train.settings import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
+from spillgrad_tools.train.training import MakeOffload, StepRecord, Training
+
+SAMPLE_BYTES = 300
+# Train loss and speed are reported over this many last steps: a single batch is noisy.
+REPORTED_STEPS = 20
+# A store closes soon after its last owner is gone.
+CLOSING_S = 10.0
+
+
+class StopRequest:
+    """Notes the first Ctrl-C or SIGTERM and says so at once; a second one acts as if none were caught."""
+
+    def __init__(self, console: Console) -> None:
+        self.received = False
+        self._console = console
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        show_line(self._console, "stopping after this step; Ctrl-C again stops at once, without saving")
+
+
+@contextlib.contextmanager
+def stop_request(console: Console) -> Iterator[StopRequest]:
+    """Catch the first Ctrl-C or SIGTERM inside the block, so that a step can be finished."""
+    request = StopRequest(console)
+    former = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def run(options: TrainOptions) -> bool:
+    """Train, save and report; return False when stopped before the last step (a checkpoint is saved all the same)."""
+    console = Console()
+    _require_consistent(options)
+    settings = _settings(options)
+    text = sg.data.load_text(options.data)
+    with _output_directory(options) as out:
+        journal = _journal(out)
+        finished = _run(options, settings, text, out, journal, console)
+        if options.report:
+            show_line(console, f"report: {_write_page(out, journal)}")
+    return finished
+
+
+def _run(
+    options: TrainOptions, settings: TrainSettings, text: bytes, out: Path, journal: Path, console: Console
+) -> bool:
+    try:
+        with show_preparation(console):
+            training = Training(settings, text, options.resume, _offload(options, out, journal), options.device)
+        show_line(console, _begin_spilling(training, options, out, journal))
+        saves = Saves(training, out, options.save_every, functools.partial(show_line, console))
+    except BaseException:
+        journal.unlink(missing_ok=True)  # of a run that never began
+        raise
+    records, duration_s = _train(training, console, saves)
+    if training.step < settings.steps:
+        data = ["--data", str(options.data)] if options.data else []
+        again = shlex.join(["spillgrad", "train", *data, "--resume", str(out), *_places(options)])
+        show_line(console, f"stopped after step {training.step}; go on with: {again}")
+        return False
+    show_sample(console, training.sample(SAMPLE_BYTES))
+    show_report(console, _report(training, records, duration_s, saves))
+    show_line(console, f"checkpoint: {out}")
+    return True
+
+
+def _write_page(out: Path, journal: Path) -> Path:
+    """Write the page of a run, once its store is closed, and return the page's path."""
+    gc.collect()  # models have reference cycles, and hold their store
+    with RunReader(journal) as reader:
+        deadline_s = time.monotonic() + CLOSING_S
+        while (reader.read() or reader.run().state == "live") and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+    page = out / "report.html"
+    report(journal, page)
+    return page
+
+
+def _require_consistent(options: TrainOptions) -> None:
+    """Raise ArgumentError for options that contradict each other, BudgetError for a budget that is none."""
+    if options.ram_budget is not None:
+        parse_bytes(options.ram_budget)
+    if not options.spill and options.policy != "spill":
+        raise ArgumentError(
+            f"train: got --policy {options.policy} with --no-spill, which keeps all in RAM; leave one out"
+        )
+    if not options.spill and options.ram_budget is not None and not options.offload:
+        raise ArgumentError(
+            f"train: got --ram-budget {options.ram_budget} with --no-spill, which keeps all in RAM; leave one out"
+        )
+    if options.report:
+        require_packages("--report")
+        if not options.spill and not options.offload:
+            raise ArgumentError("train: got --report with --no-spill, which leaves no journal; leave one out")
+    as_device(options.device)  # whether it is there
+    if options.offload:
+        for option in ("codec", "encrypt"):
+            if getattr(options, option):
+                raise ArgumentError(
+                    f"train: got --{option} with --offload, which keeps parameters exact and as they are; leave one out"
+                )
+    if options.settings.get("weights") is not None and "model" in options.settings:
+        raise ArgumentError(
+            f"train: got --model {options.settings['model']} with --weights, whose config says the model; leave one out"
+        )
+
+
+def _offload(options: TrainOptions, out: Path, journal: Path) -> MakeOffload | None:
+    if not options.offload:
+        return None
+    return functools.partial(
+        sg.disk_offload,
+        directory=options.spill_dir or out,
+        ram_budget=_offload_budget(options),
+        on_full=options.on_full,
+        keep_journal=journal,
+    )
+
+
+def _journal(out: Path) -> Path:
+    """Return a path for the journal, beside those of the runs that this one resumes."""
+    names = itertools.chain(["journal.jsonl"], (f"journal-{number}.jsonl" for number in itertools.count(2)))
+    return next(out / name for name in names if not (out / name).exists())
+
+
+def _offload_budget(options: TrainOptions) -> int:
+    if options.ram_budget is not None:
+        return parse_bytes(options.ram_budget)
+    memory = system_memory()
+    return parse_bytes(DEFAULT_RAM_BUDGET) if memory is None else memory.available_bytes // 4
+
+
+def _begin_spilling(training: Training, options: TrainOptions, out: Path, journal: Path) -> str:
+    """Let saved tensors go to disk as the options say; return a line about where they, and the model, go."""
+    if training.offload is not None:
+        if options.spill:
+            training.spill = sg.save_on_disk(training.offload, policy=options.policy)
+        return f"offloading to {_as_named(training.offload.preflight(), options.spill_dir or out)}"
+    if not options.spill:
+        return "all in RAM"
+    budget = parse_bytes(options.ram_budget or DEFAULT_RAM_BUDGET)
+    training.spill = sg.save_on_disk(
+        options.spill_dir or out, ram_budget=budget, keep_journal=journal, codec=options.codec, on_full=options.on_full,
+        encrypt=options.encrypt, policy=options.policy,
+    )  # fmt: skip
+    return f"spilling to {_as_named(training.spill.preflight(), options.spill_dir or out)}"
+
+
+def _as_named(found: Preflight, place: Path) -> Preflight:
+    """Return a preflight whose path begins as on the command line."""
+    return dataclasses.replace(found, directory=place / found.directory.name)
+
+
+def _places(options: TrainOptions) -> list[str]:
+    """Return the options that a resumed run needs again, as a checkpoint does not hold them."""
+    words = ["--offload"] if options.offload else []
+    words += [] if options.spill else ["--no-spill"]
+    words += ["--device", options.device] if options.device != "cpu" else []
+    words += ["--ram-budget", options.ram_budget] if options.ram_budget is not None else []
+    words += ["--save-every", str(options.save_every)] if options.save_every is not None else []
+    return words + (["--spill-dir", str(options.spill_dir)] if options.spill_dir else [])
+
+
+def _train(training: Training, console: Console, saves: Saves) -> tuple[collections.deque[StepRecord], float]:
+    """Train until done or told to stop, and save; return the last records and how long it took."""
+    records: collections.deque[StepRecord] = collections.deque(maxlen=REPORTED_STEPS)
+    started = time.perf_counter()
+    with stop_request(console) as stop:
+        for record in show_progress(console, training.steps(), training.step, training.settings.steps):
+            records.append(record)
+            saves.after_step()
+            if stop.received:
+                break
+        duration_s = time.perf_counter() - started
+        saves.at_end()
+    return records, duration_s
+
+
+def _settings(options: TrainOptions) -> TrainSettings:
+    """Return what was named on the command line, over the defaults or the settings of the run to resume.
+
+    Raises ArgumentError when a resumed run would go through other numbers than without the interruption.
+    """
+    if options.resume is None:
+        return dataclasses.replace(TrainSettings(), **options.settings)
+    settings, done = Training.settings_of(options.resume)
+    for name, value in options.settings.items():
+        # A base may have moved; its checksum tells whether it is the same.
+        if name not in ("steps", "weights") and value != getattr(settings, name):
+            raise ArgumentError(
+                f"train: got {_words(name, value)}, but {options.resume} was trained with "
+                f"{_words(name, getattr(settings, name))}; leave that out to go on, or leave --resume out to start anew"
+            )
+    settings = dataclasses.replace(settings, **options.settings)
+    if done >= settings.steps:
+        raise ArgumentError(
+            f"train: {options.resume} has gone through {done} steps, wanted {settings.steps}; give --steps a larger "
+            "number"
+        )
+    return settings
+
+
+def _words(name: str, value: Any) -> str:
+    """Return a setting as it stands on a command line."""
+    if value is None:
+        return f"no --{name}"
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name} {value}"
+
+
+@contextlib.contextmanager
+def _output_directory(options: TrainOptions) -> Iterator[Path]:
+    """Make the folder of the checkpoint: without --out, that of the resumed run or a new one in runs/.
+
+    An empty folder is removed at the end. Beside a new one in runs/, the spill files of killed runs are removed.
+    Raises OSError when it cannot be written, ArgumentError when it holds the checkpoint of another run, or another
+    training writes to it.
+    """
+    runs = Path("runs")
+    named = options.out or options.resume
+    if (named is None or named.parent == runs) and runs.exists():
+        sweep(runs, below=True)
+    new = (runs / str(number) for number in itertools.count(1))
+    for out in [named] if named is not None else (directory for directory in new if not directory.exists()):
+        made = [directory for directory in (out, *out.parents) if not directory.exists()]
+        out.mkdir(parents=True, exist_ok=True)
+        lock_fd = _lock(out)
+        if lock_fd is not None:
+            break
+    else:
+        raise ArgumentError(
+            f"train: another training is writing to {named}; wait until it ends, or name another folder with --out"
+        )
+    try:
+        if out != options.resume and (out / "checkpoint.json").exists():
+            raise ArgumentError(
+                f"train: --out {out} holds a checkpoint; continue it with --resume {out}, or name another folder"
+            )
+        with tempfile.TemporaryFile(dir=out):
+            pass
+        yield out
+    finally:
+        for directory in made or [out]:
+            if not any(directory.iterdir()):
+                directory.rmdir()
+        os.close(lock_fd)
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder for as long as the returned descriptor is open; no file is made in it.
+
+    Return None where another process has locked it, or has removed it meanwhile.
+    """
+    fd = None
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            return fd  # a network's file system, which has no locks for folders
+        else:
+            if os.path.samestat(os.fstat(fd), os.stat(folder)):
+                return fd
+    except FileNotFoundError:
+        pass
+    if fd is not None:
+        os.close(fd)
+    return None
+
+
+def _report(training: Training, records: collections.deque[StepRecord], duration_s: float, saves: Saves) -> Report:
+    stats = training.stats()
+    waited_s = stats.wait_write_s + stats.wait_read_s
+    last = records[-1]
+    steps = last.step - training.first_step
+    return Report(
+        train_loss=statistics.fmean(record.loss for record in records),
+        held_out=training.held_out_loss(),
+        tokens_per_s=sum(record.tokens for record in records) / sum(record.duration_s for record in records),
+        peak_rss_bytes=peak_rss_bytes(),
+        peak_device_bytes=sg.cuda.max_memory_allocated() if training.device.type == "cuda" else None,
+        packed_bytes=stats.packed_bytes,
+        deduplicated_bytes=stats.deduplicated_bytes,
+        written_bytes=stats.written_bytes,
+        written_bytes_per_step=last.written_bytes // steps,
+        stored_bytes=stats.stored_bytes,
+        read_bytes=stats.read_bytes,
+        read_bytes_per_step=last.read_bytes // steps,
+        waited_s=waited_s,
+        wait_share=waited_s / duration_s,
+        saves=saves.count,
+        saving_s=saves.seconds,
+    )

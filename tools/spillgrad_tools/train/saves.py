@@ -1,0 +1,107 @@
+"""The checkpoints of a run: when it saves, whether there is room, and what becomes of those that cannot be written."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from spillgrad.errors import CheckpointError
+from spillgrad.storage.disk.file_system import free_bytes
+from spillgrad.storage.sizes import format_bytes
+from spillgrad_tools.train.training import Training
+
+# The default interval between checkpoints, and the largest share of the time that saving may take.
+EVERY_S = 600.0
+MOST_SHARE = 0.05
+
+
+class Saves:
+    """Saves a run's checkpoints every so many steps; None means every ten minutes, and 0 at the end alone.
+
+    A new checkpoint replaces the former once it is whole, so that two need room at a time. With room for one, a run
+    saves at the end alone. When a checkpoint cannot be written, training prints a line and goes on; at the end, the
+    error is raised. Both say which checkpoint stays.
+    Raises CheckpointError before training where the disk has too little room.
+    """
+
+    def __init__(self, training: Training, out: Path, every: int | None, say: Callable[[str], None]) -> None:
+        self._training, self._out, self._every, self._say = training, out, every, say
+        # The step of the checkpoint in the folder.
+        self._saved = training.first_step if (out / "checkpoint.json").exists() else None
+        self._ended_s = time.monotonic()  # the last save, or the beginning
+        self._last_s = 0.0
+        self.count = 0
+        self.seconds = 0.0
+        self._require_room()
+
+    def after_step(self) -> None:
+        """Save, if it is time."""
+        if not self._is_due():
+            return
+        lack = self._lack(self._bytes_for_another())
+        try:
+            if lack is not None:
+                raise CheckpointError(f"a checkpoint needs {lack}; free space there")
+            self._save()
+        except CheckpointError as error:
+            self._ended_s = time.monotonic()
+            self._say(f"step {self._training.step}: not saved: {error}. Training goes on; {self._what_stays()}")
+
+    def at_end(self) -> None:
+        """Save, unless that was done after the last step. Raises CheckpointError when it cannot be written."""
+        if self._saved == self._training.step:
+            return
+        try:
+            self._save()
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; step {self._training.step} is not saved, {self._what_stays()}") from error
+
+    def _is_due(self) -> bool:
+        training = self._training
+        if training.step >= training.settings.steps:  # the end comes
+            return False
+        if self._every is not None:
+            return self._every > 0 and training.step % self._every == 0
+        return time.monotonic() - self._ended_s >= max(EVERY_S, self._last_s * (1 / MOST_SHARE - 1))
+
+    def _save(self) -> None:
+        began_s = time.monotonic()
+        try:
+            self._training.save(self._out)
+        finally:
+            self._ended_s = time.monotonic()
+            self._last_s = self._ended_s - began_s
+            self.seconds += self._last_s
+        self.count += 1
+        self._saved = self._training.step
+        steps = self._training.settings.steps
+        self._say(f"step {self._saved}/{steps}  checkpoint saved in {self._last_s:.1f} s")
+
+    def _require_room(self) -> None:
+        lack = self._lack(self._training.checkpoint_bytes)
+        if lack is not None:
+            raise CheckpointError(f"train: a checkpoint needs {lack}; free space there, or name another --out")
+        lack = self._lack(self._bytes_for_another())
+        if lack is None or self._every == 0:
+            return
+        if self._every is not None:
+            raise CheckpointError(
+                f"train: got --save-every {self._every}, but a checkpoint and the next one need {lack}; free space "
+                "there, name another --out, or save at the end alone with --save-every 0"
+            )
+        self._say(f"a checkpoint is saved at the end alone: it and the next one would need {lack}")
+
+    def _bytes_for_another(self) -> int:
+        """Return the bytes of one checkpoint, or of two where none is in the folder yet."""
+        return self._training.checkpoint_bytes * (2 if self._saved is None else 1)
+
+    def _lack(self, wanted_bytes: int) -> str | None:
+        """Return how much is wanted and how much is there; None where that is enough."""
+        free = free_bytes(self._out)
+        if free >= wanted_bytes:
+            return None
+        return f"{format_bytes(wanted_bytes)}, and {self._out} has {format_bytes(free)} free"
+
+    def _what_stays(self) -> str:
+        if self._saved is None:
+            return "no checkpoint is there yet"
+        return f"the checkpoint of step {self._saved} stays"

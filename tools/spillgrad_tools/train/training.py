@@ -1,0 +1,312 @@
+"""The training loop: settings and text in, one record per step out; prints nothing."""
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Set
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import psutil
+import xxhash
+
+import spillgrad as sg
+from spillgrad import labels
+from spillgrad.device.device import as_device
+from spillgrad.errors import ArgumentError, CheckpointError
+from spillgrad.files import safetensors_io
+from spillgrad.files.checkpoint import dataclass_of
+from spillgrad.models import pretrained
+from spillgrad.models.catalogue import Config
+from spillgrad.nn import init
+from spillgrad.spill.offload.needs import disk_need
+from spillgrad.storage.store import StoreStats
+from spillgrad_tools.train.settings import TrainSettings
+
+BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.1
+MAX_GRADIENT_NORM = 1.0
+SAMPLE_PROMPT = b"The "
+# The learning rate rises for this share of the steps.
+WARMUP_SHARE = 0.1
+# The default learning rate of a model with 256 features; wider ones get less. It is 7e-4 for GPT-2 and 3e-4 for its
+# largest size; GPT-3's sizes have 6e-4 and 2.5e-4 (Brown et al. 2020, table 2.1).
+LR, LR_WIDTH = 2e-3, 256
+_BYTES = 256
+
+MakeOffload = Callable[..., sg.disk_offload]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step; `written_bytes` and `read_bytes` count from the start of training."""
+
+    step: int
+    loss: float
+    tokens: int
+    duration_s: float
+    waited_s: float
+    rss_bytes: int
+    written_bytes: int
+    read_bytes: int = 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Return how many bytes of text the step went through in a second."""
+        return self.tokens / self.duration_s
+
+    @property
+    def wait_share(self) -> float:
+        """Return the share of the step that the training thread spent waiting for the disk."""
+        return self.waited_s / self.duration_s
+
+
+class Evaluation(NamedTuple):
+    """A mean loss in nats per byte, over `batches` of `all_batches`."""
+
+    loss: float
+    batches: int
+    all_batches: int
+
+
+class Training:
+    """A language model of bytes in training; saved and resumed, it goes through the same numbers, bit for bit.
+
+    `offload` keeps model and optimizer on disk; it takes the arguments of `disk_offload`. `spill` takes what steps save
+    for backward; it may be set at any time.
+    Raises CheckpointError when the checkpoint to resume from is of another model, or was trained on another text or
+    base; ArgumentError for more context than the model has; DeviceError for a device that is not there.
+    """
+
+    def __init__(
+        self, settings: TrainSettings, text: bytes, resume_from: Path | None = None, offload: MakeOffload | None = None,
+        device: str = "cpu",
+    ) -> None:  # fmt: skip
+        self.device = as_device(device)
+        sg.manual_seed(settings.seed)
+        self.spill: sg.save_on_disk | None = None
+        self.offload: sg.disk_offload | None = None
+        self.step = 0
+        state = None if resume_from is None else _state_of(resume_from)
+        self._text_hash = xxhash.xxh3_128_hexdigest(text)
+        if state is not None and state["extra"]["text"] != self._text_hash:
+            raise CheckpointError(f"resume: {resume_from} was trained on another text; name that one with --data")
+        self._config = _config(settings, state)
+        if resume_from is not None:
+            pretrained.require_layers(_layers(self._config), pretrained.read(resume_from)[0], resume_from)
+        self.lr = LR * min(1.0, LR_WIDTH / _width(self._config)) if settings.lr is None else settings.lr
+        self.settings = dataclasses.replace(settings, lr=self.lr)
+        # The data set draws all batches of a step as one, so that only `_parts` knows of them.
+        step_batch = settings.batch * settings.accumulate
+        self.data = sg.data.ByteDataset(text, settings.context, step_batch, settings.seed)
+        self._base = _checksums(settings)
+        if state is not None and state["extra"].get("base") != self._base:
+            raise CheckpointError(
+                f"resume: {resume_from} holds adapters of other weights than those at {settings.weights}; name theirs "
+                "with --weights"
+            )
+
+        def build() -> sg.models.LanguageModel:
+            return self._build(is_new=state is None).to(self.device)
+
+        if offload is None:
+            model = build()
+            optimizer = self._make_optimizer([p for p in model.parameters() if p.requires_grad])
+        else:
+            # With several batches, gradients must accumulate before the step.
+            found = self.offload = offload(
+                build, self._make_optimizer, step_in_backward=settings.accumulate == 1, max_grad_norm=MAX_GRADIENT_NORM
+            )
+            model, optimizer = cast(sg.models.LanguageModel, found.model), cast(sg.optim.Optimizer, found.optimizer)
+        self.model, self.optimizer = model, optimizer
+        warmup_steps = round(settings.steps * WARMUP_SHARE)
+        self.schedule = sg.optim.lr_scheduler.CosineWithWarmup(self.optimizer, warmup_steps, settings.steps)
+        self._process = psutil.Process()
+        if resume_from is not None:
+            loaded = sg.load_checkpoint(resume_from, self.model, self.optimizer, scheduler=self.schedule)
+            self.step = loaded["step"]
+        self.first_step = self.step
+        self._before = self.stats()
+
+    def steps(self) -> Iterator[StepRecord]:
+        """Train through the steps that are left and yield a record of each.
+
+        Raises ArgumentError when the loss, or the gradients' norm, is no longer finite.
+        """
+        batches = self.data.train_batches(self.step)
+        while self.step < self.settings.steps:
+            yield self._advance(*next(batches))
+
+    def held_out_loss(self) -> Evaluation:
+        """Return the mean loss on the text kept out of training, over half as many batches as there are steps."""
+        batches = min(max(1, self.settings.steps // 2), self.data.held_out_count)
+        total, count = 0.0, 0
+        self.model.eval()
+        with sg.no_grad(), self._precision():
+            for batch in itertools.islice(self.data.held_out_batches(), batches):
+                for x, y in self._parts(*batch):
+                    _, loss = self.model(x, y)
+                    total += loss.item() * y.size
+                    count += y.size
+        self.model.train()
+        return Evaluation(total / count, batches, self.data.held_out_count)
+
+    def sample(self, length: int) -> str:
+        """Return `length` bytes that the model makes up after a first word, as text; fewer after a short training.
+
+        Each byte takes a pass through the model. All of them together take a small share of the tokens trained on and,
+        with a model on disk, no more passes than there were steps.
+        """
+        trained_tokens = self.settings.steps * self.settings.accumulate * self.settings.batch * self.settings.context
+        length = min(length, math.isqrt(trained_tokens // 8), self.settings.steps if self.offload else length)
+        prompt = np.frombuffer(SAMPLE_PROMPT, np.uint8).astype(np.int64)[np.newaxis]
+        with self._precision():
+            made = self.model.generate(prompt, length, temperature=0.8, top_k=40, seed=self.settings.seed)
+        tokens = made.numpy(force=True)[0]
+        # A model with more tokens than bytes may draw one that is no byte.
+        return b"".join(bytes([token]) if token < _BYTES else b"\xff" for token in tokens).decode(errors="replace")
+
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint to resume from; of a model with adapters, these alone.
+
+        Raises CheckpointError when it cannot be written.
+        """
+        extra = {"settings": dataclasses.asdict(self.settings), "text": self._text_hash, "base": self._base}
+        sg.save_checkpoint(
+            directory, self.model, self.optimizer, scheduler=self.schedule, step=self.step, extra=extra,
+            trainable_only=self.settings.lora is not None,
+        )  # fmt: skip
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Return the bytes of a checkpoint's tensors."""
+        need = disk_need(self.model, self.optimizer, gradients=True)
+        # Only parameters with gradients are trained.
+        return need.state + (need.parameters if self.settings.lora is None else need.gradients)
+
+    def stats(self) -> StoreStats:
+        """Return what went to disk and came back, of everything."""
+        stores = [store for store in (self.offload, self.spill) if store is not None]
+        return stores[0].stats() if stores else StoreStats()
+
+    @staticmethod
+    def settings_of(directory: Path) -> tuple[TrainSettings, int]:
+        """Return the settings of the run whose checkpoint is in `directory`, and how many steps it has gone through.
+
+        Raises CheckpointError when there is none, or none of a run.
+        """
+        state = _state_of(directory)
+        return dataclass_of(TrainSettings, state["extra"]["settings"], f"resume: {directory}"), state["step"]
+
+    def _build(self, is_new: bool) -> sg.models.LanguageModel:
+        """Return the model. A resumed one gets its weights later, except for the base of adapters."""
+        weights, rank = self.settings.weights, self.settings.lora
+        if weights is not None and (is_new or rank is not None):
+            model = sg.models.from_safetensors(weights).train()
+        else:
+            with contextlib.nullcontext() if is_new or rank is not None else init.skipped():
+                model = sg.models.build(self._config)
+        return model if rank is None else sg.nn.lora(model, rank)  # type: ignore[return-value]
+
+    def _make_optimizer(self, parameters: list[sg.nn.Parameter]) -> sg.optim.Optimizer:
+        return sg.optim.AdamW(parameters, lr=self.lr, betas=BETAS, weight_decay=WEIGHT_DECAY)
+
+    def _precision(self) -> contextlib.AbstractContextManager[object]:
+        return sg.autocast(self.device.type) if self.settings.autocast else contextlib.nullcontext()
+
+    def _advance(self, x: np.ndarray, y: np.ndarray) -> StepRecord:
+        started, waited_before_s = time.perf_counter(), _waited_s(self.stats())
+        self.optimizer.zero_grad()
+        value = 0.0
+        for part_x, part_y in self._parts(x, y):
+            with labels.step_scope(self.step + 1), self.spill or contextlib.nullcontext(), self._precision():
+                _, loss = self.model(part_x, part_y)
+            share = part_x.shape[0] / x.shape[0]
+            (loss if share == 1 else loss * share).backward()
+            value += loss.item() * share
+        norm: float | None
+        if self.offload is None:
+            norm = sg.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT_NORM).item()
+        self.optimizer.step()
+        if self.offload is not None:
+            norm = self.offload.grad_norm
+        self.schedule.step()
+        self.step += 1
+        # Raise before a checkpoint of such weights could be saved.
+        for what, found in (("loss", value), ("gradient norm", norm)):
+            if found is not None and not math.isfinite(found):
+                raise ArgumentError(
+                    f"train: got a {what} of {found} in step {self.step}, wanted a finite one; lower --lr {self.lr}"
+                )
+        stats = self.stats()
+        return StepRecord(
+            step=self.step,
+            loss=value,
+            tokens=x.size,
+            duration_s=time.perf_counter() - started,
+            waited_s=_waited_s(stats) - waited_before_s,
+            rss_bytes=self._process.memory_info().rss,
+            written_bytes=stats.written_bytes - self._before.written_bytes,
+            read_bytes=stats.read_bytes - self._before.read_bytes,
+        )
+
+    def _parts(self, x: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the batches of a step, one after the other."""
+        size = self.settings.batch
+        return ((x[start : start + size], y[start : start + size]) for start in range(0, len(x), size))
+
+
+def _state_of(directory: Path) -> dict[str, Any]:
+    """Return a checkpoint's state. Raises CheckpointError when there is none, or none of a run."""
+    state = sg.load_checkpoint(directory)
+    if not {"settings", "text"} <= state["extra"].keys():
+        raise CheckpointError(f"resume: {directory} holds a model, but no run; give a folder that a run has saved to")
+    return state
+
+
+def _config(settings: TrainSettings, state: Mapping[str, Any] | None) -> Config:
+    """Return the model's sizes: those of the run to resume, of the weights to begin with, or those named."""
+    if state is not None:
+        kind: type[Config] = sg.models.GPTConfig if state["model"] == "GPT" else sg.models.LlamaConfig
+        return dataclass_of(kind, state["config"], "resume: the checkpoint")
+    if settings.weights is not None:
+        config, name = sg.models.config_of(settings.weights), settings.weights
+    else:
+        config, name = sg.models.config(settings.model), settings.model
+        if config.vocab_size == _BYTES or settings.context <= config.context:
+            return sg.models.config(config, context=settings.context)
+    if settings.context > config.context:
+        raise ArgumentError(f"train: got --context {settings.context}; {name} has {config.context} positions at most")
+    return config
+
+
+def _width(config: Config) -> int:
+    return config.n_embd if isinstance(config, sg.models.GPTConfig) else config.hidden_size
+
+
+def _layers(config: Config) -> int:
+    return config.n_layer if isinstance(config, sg.models.GPTConfig) else config.num_hidden_layers
+
+
+def _checksums(settings: TrainSettings) -> dict[str, str] | None:
+    """Return the checksums of the files that adapters are for; None where a checkpoint holds the whole model."""
+    if settings.weights is None or settings.lora is None:
+        return None
+    return pretrained.load(settings.weights, lambda saved, _: _checksums_of({tensor.path for tensor in saved.values()}))
+
+
+def _checksums_of(paths: Set[Path]) -> dict[str, str]:
+    checksums = {}
+    for path in sorted(paths):
+        try:
+            checksums[path.name] = safetensors_io.checksum(path)
+        except OSError as error:
+            raise safetensors_io.damaged(path, safetensors_io.reason(error)) from error
+    return checksums
+
+
+def _waited_s(stats: StoreStats) -> float:
+    return stats.wait_write_s + stats.wait_read_s
