@@ -39,6 +39,10 @@ FRAMEWORKS = ("torch", "paddle", "transformers", "lightning")
 # A room here imports, of these packages, nothing but what stands beside it.
 ONLY = {
     "spillgrad_kernels": ("spillgrad_kernels",),
+    "spillgrad_kernels.jit": ("spillgrad_kernels.jit",),
+    "spillgrad_kernels.memory": ("spillgrad_kernels.memory",),
+    "spillgrad_kernels.threads": ("spillgrad_kernels.threads", "spillgrad_kernels.jit"),
+    "spillgrad_kernels.tables": ("spillgrad_kernels.tables", "spillgrad_kernels.jit"),
     "spillgrad.errors": (),
     "spillgrad.labels": (),
     "spillgrad.storage": (
@@ -51,6 +55,7 @@ ONLY = {
 # A room here imports everything but what stands beside it.
 NEVER = {
     "spillgrad": ("spillgrad_tools",),
+    "spillgrad_kernels.cpu": ("spillgrad_kernels.cuda",),
     **dict.fromkeys(("spillgrad.tensor", "spillgrad.ops", "spillgrad.autograd"), (*LAYERS_ABOVE_TENSORS, *DOORS)),
     **dict.fromkeys(LAYERS_ABOVE_TENSORS, DOORS),
 }
