@@ -37,8 +37,8 @@ larger_number = _number_extreme(maximum, "llvm.maxnum")
 _smaller_number = _number_extreme(minimum, "llvm.minnum")
 
 
-# Rows are contiguous. The sum of a row is float64, but runs of it are summed in the row's own precision. In float32 that
-# is twice as fast, and the rounding error of a run is below that of the result.
+# Rows are contiguous. The sum of a row is float64, but runs of it are summed in the row's own precision. In float32
+# that is twice as fast, and the rounding error of a run is below that of the result.
 
 
 @jit
