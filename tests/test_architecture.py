@@ -34,6 +34,10 @@ FRAMEWORKS = ("torch", "paddle", "transformers", "lightning")
 # A room here imports, of these packages, nothing but what stands beside it.
 ONLY = {
     "spillgrad_kernels": ("spillgrad_kernels",),
+    "spillgrad_kernels.jit": ("spillgrad_kernels.jit",),
+    "spillgrad_kernels.memory": ("spillgrad_kernels.memory",),
+    "spillgrad_kernels.threads": ("spillgrad_kernels.threads", "spillgrad_kernels.jit"),
+    "spillgrad_kernels.tables": ("spillgrad_kernels.tables", "spillgrad_kernels.jit"),
     "spillgrad.errors": (),
     "spillgrad.labels": (),
     "spillgrad.storage": (
@@ -47,6 +51,7 @@ ONLY = {
 # A room here imports everything but what stands beside it.
 NEVER = {
     "spillgrad": ("spillgrad_tools",),
+    "spillgrad_kernels.cpu": ("spillgrad_kernels.cuda",),
     **dict.fromkeys(
         ("spillgrad.tensor", "spillgrad.tensor_data", "spillgrad.ops", "spillgrad.autograd"),
         (*LAYERS_ABOVE_TENSORS, *DOORS),

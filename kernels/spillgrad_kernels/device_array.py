@@ -400,7 +400,7 @@ def _require_device(function: Callable[..., Any], arguments: Sequence[Any]) -> N
 
 @functools.cache
 def device_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands for a function of the CPU's kernels on a device. Raises NotOnDevice where nothing does."""
+    """Return the device form of a function of the CPU's kernels. Raises NotOnDevice if there is none."""
     name = function.__name__
     module: str = function.device_module  # type: ignore[attr-defined]
     try:

@@ -12,12 +12,12 @@ from spillgrad_kernels.tables.scalar_math import exp, where
 
 # Elements of a row that are summed in its own precision.
 RUN = 1024
-# Elements looked through together for a value.
+# Elements that are searched together for a value.
 _SCAN = 256
 
 
 def _number_extreme(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a twin of `function` that is undefined for NaN: one instruction, where LLVM's own takes five."""
+    """Return a form of `function` that is undefined for NaN: one instruction, where LLVM's own takes five."""
     if DISABLE_JIT:
         return function
 
@@ -25,8 +25,8 @@ def _number_extreme(function: Callable[..., Any], name: str) -> Callable[..., An
     def instruction(typing_context: Any, x: Any, y: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             kind = arguments[0].type
-            twin = builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind, kind]))
-            return builder.call(twin, arguments, fastmath=("nnan", "nsz"))
+            declared = builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind, kind]))
+            return builder.call(declared, arguments, fastmath=("nnan", "nsz"))
 
         return x(x, y), codegen
 
@@ -37,8 +37,8 @@ larger_number = _number_extreme(maximum, "llvm.maxnum")
 _smaller_number = _number_extreme(minimum, "llvm.minnum")
 
 
-# Rows are contiguous. What a row is summed up to is float64, but runs of it are summed in its own precision: in float32
-# twice as fast, and the rounding error of a run is below that of the result.
+# Rows are contiguous. The sum of a row is float64, but runs of it are summed in the row's own precision. In float32
+# that is twice as fast, and the rounding error of a run is below that of the result.
 
 
 @jit

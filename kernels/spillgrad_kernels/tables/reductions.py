@@ -49,11 +49,11 @@ _compiled_as(minimum, "llvm.minimum")
 
 
 class Rule(NamedTuple):
-    """What a fold does.
+    """The rule of a fold.
 
-    `term(x, shift, j)` maps element x at position j of the fold, where `shift` holds one value per result; `combine`
-    folds it in, beginning from `identity`.
-    `finish(folded, n)` makes the result of what n elements, or a block of them, were folded to.
+    `term(x, shift, j)` maps element x at position j of the fold. `shift` is one value for each result. `combine` folds
+    the term into what was folded before, beginning with `identity`. `finish(folded, n)` makes the result of a fold of n
+    elements, or of a block of them.
     """
 
     term: Callable[..., Any]
