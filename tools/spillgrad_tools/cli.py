@@ -5,8 +5,7 @@ import errno
 import importlib.metadata
 import os
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +16,7 @@ from spillgrad_tools.bench.options import PlanOptions as BenchPlanOptions
 from spillgrad_tools.bench.options import TrainOptions as BenchTrainOptions
 from spillgrad_tools.inspect.options import InspectOptions, Place
 from spillgrad_tools.options import Disk, Json, named_path, takes
+from spillgrad_tools.plain_warnings import warnings_for_users
 from spillgrad_tools.train.settings import PlanOptions, TrainOptions, TrainSettings
 
 WRONG = 1
@@ -228,20 +228,6 @@ def _require_output() -> None:
         from spillgrad.errors import ArgumentError
 
         raise ArgumentError("standard output is closed; lead it to a file, or to /dev/null")
-
-
-@contextlib.contextmanager
-def warnings_for_users() -> Iterator[None]:
-    """Inside the block, print of a warning what it says."""
-
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        print(f"spillgrad: warning: {' '.join(str(message).split())}", file=sys.stderr)
-
-    former, warnings.showwarning = warnings.showwarning, show
-    try:
-        yield
-    finally:
-        warnings.showwarning = former
 
 
 def _errors_of_the_user() -> tuple[type[Exception], ...]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from spillgrad_kernels.jit.compile import counts
-from spillgrad_tools.cli import warnings_for_users
+from spillgrad_tools.plain_warnings import warnings_for_users
 
 P = ParamSpec("P")
 T = TypeVar("T")
