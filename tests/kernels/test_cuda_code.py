@@ -345,7 +345,7 @@ def test_pooling_and_resampling_compile_for_every_generation(dtype):
 @pytest.mark.parametrize("rule, states", [(ADAM, 2), (LION, 1), (SGD, 0), (SGD_MOMENTUM, 1), (SCALE, 0)])
 def test_every_update_moves_16_bytes_at_a_time_on_every_generation(rule, states, dtype, access):
     kind = np.dtype(dtype)
-    array = ((1024,), (kind.itemsize,), kind)
+    array = dense((1024,), kind)
     numbers = len(parameters(rule.formula)) - 2 - states
     operands, outs = (array,) * (2 + states) + (kind,) * numbers, (array,) * (1 + states)
     kernel = elementwise.prepare(rule.formula, "update", (kind,) * len(outs), operands, outs, True).kernel
