@@ -1,1 +1,1 @@
-"""Look at what a store did and does, without disturbing it: runs, their journals, their files."""
+"""Read what a store left or is writing, without disturbing it: runs, their journals, their files."""

@@ -1,4 +1,4 @@
-"""What would make a run better, in plain words with numbers.
+"""Advise what would make a run better, in plain words with numbers.
 
 What another budget comes to is what the store's own simulation says of the step that was recorded: the one by which it
 decides what goes to disk (`traffic`). What compression comes to is what it made of samples.
@@ -20,19 +20,19 @@ _MIB = 1 << 20
 # The budgets that may be advised are so many, up to the one in which everything stays. Few of them are tried: a step of
 # the most that journals tell takes 0.4 s each (2-core Zen 5).
 _STAGES = 16
-# Less of a gain is not worth a change.
+# A smaller gain is not worth a change.
 _WORTH = 0.1
 _MUCH = 0.5
-# What a step does not need may be an eighth of the budget: nobody has to care.
+# Up to an eighth of the budget may be more than a step needs, without advice.
 _SPARE = 0.125
-# From this share of the time on, callers wait for the disk too long.
+# Callers that wait for the disk for a larger share of the time wait too long.
 _WAITS = 0.05
-# The share of their bytes that dtypes take as bfloat16; others stay as they are.
+# The share of its bytes that a dtype takes as bfloat16; other dtypes stay as they are.
 _AS_BF16: dict[str | None, float] = {"float32": 0.5, "float64": 0.25}
 
 
 def advise(run: Run) -> list[Advice]:
-    """Return what to change, what saves most first."""
+    """Return what to change; the change that saves most comes first."""
     return [*_budgets(run), *_codecs(run), *_waits(run)]
 
 
@@ -62,7 +62,7 @@ def _budgets(run: Run) -> Iterator[Advice]:
         return
     stages = sorted({_whole_mib(needed_bytes * part // _STAGES) for part in range(1, _STAGES + 1)})
     *fewer, most = [each for each in stages if each > budget_bytes] or [budget_bytes]
-    # More RAM never reads more: the first that saves much is found by halving.
+    # More RAM never means more reads, so the first budget that saves much is found by bisection.
     much = bisect.bisect_left(fewer, True, key=lambda each: read_bytes(each) <= now_bytes * (1 - _MUCH))
     for each in [*(budget for budget in fewer[much : much + 1] if read_bytes(budget)), most]:
         left_bytes = read_bytes(each)
@@ -80,12 +80,12 @@ def _budgets(run: Run) -> Iterator[Advice]:
 
 
 def _batches(run: Run) -> int:
-    """Return how many batches most steps have: each asks the same of the store."""
+    """Return how many batches most steps have; each asks the same of the store."""
     return statistics.mode([step.batches for step in run.steps] or [1])
 
 
 def _reads(plan: StepPlan, batches: int) -> Callable[[int], int]:
-    """Return what says how many bytes a step of so many batches reads within a budget."""
+    """Return a function that says how many bytes a step of so many batches reads within a budget."""
     items = [belady.Item(nbytes, persistent) for nbytes, persistent in plan.arrays]
     events = [belady.Event(kind, place) for kind, place in plan.happened]
 
@@ -97,7 +97,7 @@ def _reads(plan: StepPlan, batches: int) -> Callable[[int], int]:
 
 
 def _needed_bytes(plan: StepPlan) -> int:
-    """Return the most bytes that are there at once in a step."""
+    """Return the most bytes that are live at once in a step."""
     live_bytes = most_bytes = sum(nbytes for nbytes, persistent in plan.arrays if persistent)
     for kind, place in plan.happened:
         live_bytes += {"put": 1, "use": 0, "drop": -1}[kind] * plan.arrays[place][0]
@@ -153,7 +153,7 @@ def _by_kind(run: Run) -> dict[Kind, OriginCounters]:
 
 
 def _ratios(run: Run) -> dict[Kind, float]:
-    """Return the share that is left of what was written of each kind, if it is compressed.
+    """Return, for each kind of array, the share of the written bytes that compression leaves.
 
     Where an origin has no sample of its own, those of its kind speak for it.
     """
@@ -189,7 +189,7 @@ def _name(kind: Kind) -> str:
 def _waits(run: Run) -> Iterator[Advice]:
     share = _wait_share(run)
     in_modules = sum(moved.written_bytes for origin, moved in run.origins.items() if origin.module)
-    if share > _WAITS and in_modules > run.stats.written_bytes * _MUCH:  # what is computed again are modules
+    if share > _WAITS and in_modules > run.stats.written_bytes * _MUCH:  # only modules can be recomputed
         yield Advice(
             f'Callers waited {share:.0%} of the time for the disk: policy="auto", where it is not set yet, computes '
             "again what takes less time than writing and reading it.".replace("%", " %"),

@@ -1,4 +1,4 @@
-"""What the arrays of a segment are and where they lie, whoever wrote the file."""
+"""List the arrays of a segment and their places, in a file that anybody may have written."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ from spillgrad.storage.format_version import check_version
 from spillgrad.storage.sizes import format_bytes
 from spillgrad.storage.store import NO_LABEL, Label, View
 
-# More than so many times what the file has on disk is not read, but for a first GiB: the rest of it would be holes.
+# Beyond a first GiB, no more is read than so many times what the file has on disk: the rest would be holes.
 _MOST_PER_DISK_BYTE, _HOLES_BYTES = 64, 1 << 30
 _MOST_DIMENSIONS = 64
 _DTYPE_NAME = re.compile(
@@ -69,7 +69,7 @@ class StoredArray:
 
     @property
     def encrypted(self) -> bool:
-        """Whether only the run's own process could read it."""
+        """Whether only the process of the run could read it."""
         return self.codec is not None and self.codec.endswith("aes256gcm")
 
     @property
@@ -80,7 +80,7 @@ class StoredArray:
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """Something that an HDF5 file names: `kind` is group, dataset, soft link, external link, type or unreadable.
+    """An object that an HDF5 file names: `kind` is group, dataset, soft link, external link, type or unreadable.
 
     `target` is where a link leads, `members` how many a group has; `layout`, `chunk_shape` and `filters` (numbers) are
     a dataset's. `attributes` are names and bytes.
@@ -126,7 +126,7 @@ class Segment:
 
 
 def read_structure(path: Path, reader: UntrustedReader) -> Segment:
-    """Return what HDF5 has in a segment, without opening it in this process.
+    """Return what HDF5 finds in a segment, without opening the file in this process.
 
     Raises SpillError for what is no HDF5 file, or one that HDF5 cannot take; SpillFormatError, which is one, for a file
     of a newer version; OSError for one that cannot be opened.
@@ -156,7 +156,7 @@ def read_structure(path: Path, reader: UntrustedReader) -> Segment:
                 chunks = []
         except SpillFormatError:
             raise
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # not what the child would say
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # the child would not say this
             raise refusal(str(path), DAMAGED) from error
     if (problem := overlap(arrays, most_bytes)) is not None:
         problems.append(problem)
@@ -165,26 +165,26 @@ def read_structure(path: Path, reader: UntrustedReader) -> Segment:
 
 
 def foreign(item: Item) -> str | None:
-    """Return that something is in a file which no store puts there; what cannot be read may be a store's."""
+    """Return the problem of a file with objects that no store makes; an unreadable object may be a store's."""
     if item.kind == "unreadable" or (item.kind == "dataset" and item.path.count("/") == 1):
         return None
     return f"{item.path}: {item.problem or f'is of a kind that no store makes: {item.kind}'}"
 
 
 def held_bytes(found: os.stat_result) -> int:
-    """Return how much a file can hold whose arrays are read."""
+    """Return how many bytes of arrays a file can hold."""
     return min(found.st_size, _MOST_PER_DISK_BYTE * found.st_blocks * 512 + _HOLES_BYTES)
 
 
 def overlap(arrays: Sequence[StoredArray], most_bytes: int) -> str | None:
-    """Return what is wrong with arrays that are more than their file can hold."""
+    """Return the problem of arrays that are larger than their file can hold."""
     if sum(array.stored_bytes for array in arrays if array.problem is None) <= most_bytes:
         return None
     return f"its arrays are more than the {format_bytes(most_bytes)} it can hold: they overlap, or are holes"
 
 
 class Unreadable(Exception):
-    """Why the values of an array cannot be read."""
+    """Raised with the reason why the values of an array cannot be read."""
 
 
 def _item(line: dict[str, Any]) -> Item:
@@ -302,13 +302,13 @@ def _check(item: Item, about: "_About", dtype: np.dtype[Any] | None, shape: tupl
 
 
 def check_codec(codec: str | None, dtype: np.dtype[Any] | None, shape: tuple[int, ...], stored: int) -> None:
-    """Raise Unreadable unless a codec makes so many stored bytes of an array, as far as that is known."""
+    """Raise Unreadable if a codec cannot make so many stored bytes of an array."""
     if codec in (None, Lossless.name) or dtype is None:
         return
     inner = codec.removesuffix("aes256gcm").removesuffix("+")
     if inner in (Bfloat16.name, Int8.name) and dtype not in (np.float32, np.float64):
         raise Unreadable(f"its dtype is {dtype.name}, of which codec {inner} makes nothing")
-    if inner == Lossless.name:  # how much that made is not written
+    if inner == Lossless.name:  # how many bytes it made is not written down
         return
     expected = stored_bytes(inner, math.prod(shape)) if inner else math.prod(shape) * dtype.itemsize
     if inner != codec:
@@ -399,7 +399,7 @@ def _shape(value: object) -> tuple[int, ...]:
 
 
 def dtype_named(name: str | None, itemsize: int | None) -> np.dtype[Any] | None:
-    """Return the dtype of this name, None for a name that no store writes; of `itemsize` bytes, where that is known."""
+    """Return the dtype of this name, of `itemsize` bytes if that is given; None for a name that no store writes."""
     if name is None:
         return None
     found: np.dtype[Any] | None = None

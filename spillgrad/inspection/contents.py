@@ -1,4 +1,4 @@
-"""What the values of a stored array are, in a few numbers."""
+"""Summarize the values of a stored array in a few numbers."""
 
 import dataclasses
 import math
@@ -63,7 +63,7 @@ def array_contents(path: str | os.PathLike[str], array: StoredArray) -> ArrayCon
 def _numbers(values: StoredValues, checksum: str) -> ArrayContents:
     nan = infinite = finite = 0
     lows, highs, sums = [], [], []
-    with np.errstate(all="ignore"):  # whatever bytes mean as numbers, they may
+    with np.errstate(all="ignore"):  # the bytes may mean any numbers
         for piece in map(_plain, values.pieces()):
             nan += int(np.isnan(piece).sum())
             infinite += int(np.isinf(piece).sum())
@@ -91,7 +91,7 @@ def _histogram(values: StoredValues, low: Any, high: Any) -> tuple[Bin, ...]:
     bins = min(BINS, high - low + 1) if whole else BINS if high > low else 1
     if bins == 1:
         return (Bin(float(low), float(high), sum(piece.size for piece in _finite(values))),)
-    scale = 0.5 if not math.isfinite(float(high) - float(low)) else 1.0  # from one end of all floats to the other
+    scale = 0.5 if not math.isfinite(float(high) - float(low)) else 1.0  # the difference may be infinite
     first, last = float(low) * scale, float(high) * scale
     counts = np.zeros(bins, np.int64)
     for piece in _finite(values):
@@ -107,11 +107,11 @@ def _finite(values: StoredValues) -> Iterator[np.ndarray]:
 
 
 def _plain(piece: np.ndarray) -> np.ndarray:
-    """Return values as numbers that NumPy compares and adds up: of complex ones, the magnitudes."""
+    """Return values as numbers that NumPy compares and adds; for complex ones, their magnitudes."""
     kind = piece.dtype.kind
     dtype: np.dtype[Any] = np.dtype(np.float64)
     if kind == "b":
-        piece, dtype = piece.view(np.uint8) != 0, np.dtype(np.int8)  # whatever byte stands for true
+        piece, dtype = piece.view(np.uint8) != 0, np.dtype(np.int8)  # any nonzero byte means true
     elif kind == "c":
         piece = np.abs(piece)
     elif _is_narrow(piece.dtype):
@@ -122,7 +122,7 @@ def _plain(piece: np.ndarray) -> np.ndarray:
 
 
 def _is_narrow(dtype: np.dtype[Any]) -> bool:
-    """Whether it is one that NumPy has from ml_dtypes."""
+    """Return whether a dtype is one of ml_dtypes."""
     return dtype.type.__module__ == "ml_dtypes"
 
 

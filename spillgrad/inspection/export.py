@@ -1,4 +1,4 @@
-"""Write a stored array as NumPy does."""
+"""Write a stored array to a file of NumPy."""
 
 import contextlib
 import math

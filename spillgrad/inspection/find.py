@@ -1,4 +1,4 @@
-"""Find segments, and arrays in them, by what a person calls them."""
+"""Find segments, and the arrays in them, by the names that people give them."""
 
 import difflib
 import os
@@ -20,7 +20,7 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 def is_segment_file(path: Path) -> bool:
-    """Return whether a file is to be read as a segment: by its name, or by how it begins.
+    """Return whether to read a file as a segment: by its name, or by its first bytes.
 
     Raises OSError for a file that cannot be read.
     """
@@ -33,17 +33,17 @@ def is_segment_file(path: Path) -> bool:
 
 
 def require_not_stored(path: Path) -> None:
-    """Raise ArgumentError for what is a store's own file: nothing else may be written there."""
+    """Raise ArgumentError for a file of a store: nothing else may be written there."""
     try:
         is_own = is_segment_file(path) or (path.is_file() and path.stat().st_size > 0 and is_journal(path))
-    except OSError:  # whoever writes there says so
+    except OSError:  # the write will raise
         return
     if is_own:
         raise ArgumentError(f"inspect: {path} is a segment or a journal, not to be overwritten; name another file")
 
 
 def segment_files(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the segments in a folder, and in the folders of runs in it; what is a link is none.
+    """Return the segments in a folder, and in the folders of runs in it; links do not count.
 
     Raises OSError for a folder that cannot be read.
     """

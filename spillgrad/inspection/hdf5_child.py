@@ -1,4 +1,4 @@
-"""The process that opens HDF5 files whoever wrote them: says what is in them, and reads no payload.
+"""The child process that opens HDF5 files of unknown origin: it says what is in them, and reads no payload.
 
 `untrusted.py` starts it. HDF5 may crash, hang or allocate without bound on bytes that are not HDF5's own, so here it
 may: memory, time, files and what it may write are limited before a file is opened. Questions come as lines of JSON on
@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from h5py import h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
-MORE_BYTES = 128 << 20  # of address space, beside what the libraries take
+MORE_BYTES = 128 << 20  # of address space, beside that of the libraries
 MOST_OBJECTS = 100_000
 MOST_DEPTH = 8
 MOST_NAME_BYTES = 16 << 20
-MOST_TEXT_BYTES = 64 << 10  # of an attribute; a compact one, which all of ours are, has no more
+MOST_TEXT_BYTES = 64 << 10  # of an attribute; a compact one, as stores write, has no more
 MOST_ATTRIBUTES = 64
 MOST_CHUNKS = 1 << 18
 CHUNKS_A_LINE = 2048
@@ -37,7 +37,7 @@ Line = dict[str, Any]
 
 def main() -> None:
     """Answer until stdin ends."""
-    codecs.lookup("ascii")  # in which h5py looks up names; no file is opened later
+    codecs.lookup("ascii")  # with which h5py looks up names; later no file can be opened
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     size = int(_read("/proc/self/statm").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MORE_BYTES,) * 2)
@@ -51,7 +51,7 @@ def main() -> None:
         try:
             for answer in about(os.fsencode(question["path"]), most_files):
                 _send(answer)
-        except Exception as error:  # whatever HDF5 makes of hostile bytes, the parent says
+        except Exception as error:  # hostile bytes may raise anything; the parent reports it
             _send({"refused": f"{error}" or type(error).__name__, "errno": getattr(error, "errno", None)})
 
 
@@ -65,7 +65,7 @@ def about(path: bytes, most_files: tuple[int, int]) -> Iterator[Line]:
     access.set_file_locking(False, True)
     free = os.open(os.devnull, os.O_RDONLY)
     os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, most_files[1]))  # one more file, and no other
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, most_files[1]))  # only one more file can be opened
     walk = Walk()
     try:
         file = h5f.open(path, h5f.ACC_RDONLY, fapl=access)
@@ -176,7 +176,7 @@ class Walk:
 
 
 def _type(kind: Any) -> tuple[str | None, int]:
-    """Return what NumPy calls a type with the same bytes, None where it has no name, and the bytes of an item."""
+    """Return the name of NumPy's dtype with the same bytes, or None, and the bytes of an item."""
     size = kind.get_size()
     if kind.get_class() == h5t.OPAQUE:
         tag = kind.get_tag()
@@ -186,14 +186,14 @@ def _type(kind: Any) -> tuple[str | None, int]:
         ours = kind.get_ebias() == 127 and kind.get_order() == h5t.ORDER_LE
         return ("bfloat16" if ours else None), size
     found = kind.dtype
-    # What has variable length points elsewhere in the file, and h5py widens what NumPy has no equal of.
+    # Types of variable length point elsewhere in the file, and h5py widens types that NumPy lacks.
     if found.hasobject or found.itemsize != size or (found.kind != "V" and not h5t.py_create(found).equal(kind)):
         return None, size
     return found.str, size
 
 
 def _attributes(found: Any) -> list[Line]:
-    """Return name and bytes of attributes; of none if there are many, which HDF5 would sort first."""
+    """Return the names and bytes of attributes; nothing if there are many, which HDF5 would sort first."""
     count = h5a.get_num_attrs(found)
     if count > MOST_ATTRIBUTES:
         return [{"name": f"({count} attributes)", "bytes": None}]
@@ -202,7 +202,7 @@ def _attributes(found: Any) -> list[Line]:
 
 
 def _text(dataset: Any) -> str | None:
-    """Return what a store says of an array, None where it says nothing."""
+    """Return the attribute that a store gives an array; None if there is none."""
     if not h5a.exists(dataset, ATTRIBUTE):
         return None
     found = h5a.open(dataset, ATTRIBUTE)

@@ -1,4 +1,4 @@
-"""Read a journal, also one that is still being written."""
+"""Read a journal, even while it is being written."""
 
 import contextlib
 import os
@@ -16,17 +16,17 @@ from spillgrad.storage.journal.files import FORMAT_VERSION, is_of, old_path
 from spillgrad.storage.runs import file_lock
 
 _PIECE_BYTES = 256 << 10
-# A journal and the one before it are not so long; who follows one gets the rest with the next call.
+# No journal is longer, with its old file; the next call reads the rest.
 _READ_MAX_BYTES, _READ_MAX_LINES = 256 << 20, 4_000_000
 _MOMENT_S, _PATIENCE = 0.01, 50
 
 
 class JournalReader:
-    """Follows a journal and the one before it: `read()` takes in what is new.
+    """Follows a journal and its old file: `read()` takes in the new lines.
 
-    Of the journal to which a run's `directory` leads, nothing is taken in where it is another run's.
+    If a run's `directory` leads to the journal of another run, nothing is taken in.
 
-    Raises OSError for what cannot be read, SpillFormatError for what is no journal, or of a newer version.
+    Raises OSError for a file that cannot be read, SpillFormatError for one that is no journal, or of a newer version.
     """
 
     def __init__(self, path: Path, state: JournalState | None = None, directory: Path | None = None) -> None:
@@ -37,8 +37,8 @@ class JournalReader:
         self._file: _File | None = None
         self._read_bytes = self._read_lines = 0
         self._began: str | None = None
-        self._is_over = False  # another run's journal has the place of this one
-        self.is_others = False  # it had it from the beginning
+        self._is_over = False  # the journal of another run took the place
+        self.is_others = False  # it had the place from the beginning
 
     def read(self) -> bool:
         """Take in the lines that came since; return whether there were any."""
@@ -46,11 +46,11 @@ class JournalReader:
 
     @property
     def is_cut(self) -> bool:
-        """Whether there was more than a journal has, and the last call left some of it."""
+        """Whether the file is longer than a journal can be, and the last call left a part of it."""
         return self._read_bytes > _READ_MAX_BYTES or self._read_lines > _READ_MAX_LINES
 
     def pieces(self) -> Iterator[bool]:
-        """Take in the lines that came since, in pieces; yield for each whether it had any."""
+        """Take in the lines that came since, in pieces; yield for each piece whether it had any."""
         self._read_bytes = self._read_lines = 0
         if self._file is None:
             yield from self._begin()
@@ -65,7 +65,7 @@ class JournalReader:
 
     @property
     def is_written(self) -> bool:
-        """Whether the process that writes it lives, as the file that was read last says."""
+        """Whether the process that writes the journal lives: then the file read last is locked."""
         return self._file is not None and not self._is_over and self._file.is_locked
 
     def close(self) -> None:
@@ -87,14 +87,14 @@ class JournalReader:
         except FileNotFoundError:
             return
         try:
-            # It was not replaced between these two lines; nor left by the run before, or put there by somebody.
+            # Not the same file, replaced meanwhile; and neither of the run before, nor put there by somebody.
             if former.identity != self._file.identity and former.is_before(self._file):
                 yield from self._read(former)
         finally:
             former.close()
 
     def _present(self) -> "_File":
-        """Open the file; between one and the next there is none for a moment."""
+        """Open the file. While one replaces another, there is none for a moment."""
         for _ in range(_PATIENCE):
             with contextlib.suppress(FileNotFoundError):
                 return _File(self.path)
@@ -131,7 +131,7 @@ class JournalReader:
 
 
 def head_of(path: Path) -> tuple[Head, bool]:
-    """Return how a journal begins (nothing where it does not yet), and whether the process that writes it lives.
+    """Return the head of a journal, empty if it is not written yet, and whether the process that writes it lives.
 
     Raises what `JournalReader` raises.
     """
@@ -207,11 +207,11 @@ class _File:
 
     @property
     def is_locked(self) -> bool:
-        """Whether who writes it lives."""
+        """Whether the process that writes the file lives."""
         return file_lock.is_locked(self._fd)
 
     def was_replaced(self) -> bool:
-        """Return whether another file has the name now."""
+        """Return whether another file has its name now."""
         try:
             found = os.stat(self._path)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the lines of a journal come to."""
+"""Add up the lines of a journal."""
 
 import collections
 import dataclasses
@@ -15,19 +15,19 @@ from spillgrad.storage.journal.writer import LONGEST_PLAN
 from spillgrad.storage.origin_counters import IN_STATS, NO_ORIGIN, Origin, OriginCounters, total
 from spillgrad.storage.store import StoreStats
 
-# No journal has more; one that was made to have takes no more memory for it.
+# No journal of a store has more. A forged one that has takes no more memory.
 _LIVE_MAX, _ORIGINS_MAX, _STEPS_MAX, _FAILURES_MAX = 600_000, 20_000, 50_000, 100
 _PLANS_MAX = 16
-# Of all places together, pieces and chunks.
+# Of pieces and chunks, in all places together.
 _PLACED_MAX = 1 << 20
-# Characters of all origins' names; 20,000 of a model have two thirds of that.
+# Characters in the names of all origins; 20,000 origins of a model have two thirds of that.
 _NAMES_MAX = 2 << 20
-# Beyond that every other sample goes.
+# If there are more, every other sample is dropped.
 _SAMPLES_MAX = 20_000
-# Of an array that is live the bytes, and, in so many bits, which source it has: a number takes a third of a tuple.
+# A live array is one number, a third of the size of a tuple: its bytes, and in so many low bits its source.
 _SOURCE_BITS = _ORIGINS_MAX.bit_length()
-_OfArray = events.Write | events.Read | events.Shrink | events.Wait
-_WithOrigin = events.Pack | events.Keep | _OfArray
+_OfArray = events.Write | events.ToldEvent
+_WithOrigin = events.Keep | _OfArray
 _T = TypeVar("_T")
 _KINDS = {"p": "put", "u": "use", "d": "drop"}
 
@@ -41,8 +41,8 @@ class _Live(NamedTuple):
 class Place(NamedTuple):
     """Where an array lies, as its journal says: `dataset` is its name, `pieces` are offsets in the file and bytes.
 
-    `pieces` is None where the journal does not say so much. `chunks` are the bytes of each of what compression made.
-    `retold` is before which totals a line said so that was not the first to.
+    `pieces` is None if the journal does not tell them. `chunks` are the bytes of each compressed chunk. `retold` is the
+    number of the totals before which a `place` line repeated this; None if a `write` line said it.
     """
 
     segment: str
@@ -68,10 +68,10 @@ _UNKNOWN = _Live(0, NO_ORIGIN, OriginCounters())
 
 
 class JournalState:
-    """Takes in the lines of a journal, one after the other, and says what they come to.
+    """Takes in the lines of a journal, one after the other, and says what they add up to.
 
-    Sums are those of all the run, also where older lines are no longer there: a file begins with them.
-    `is_flushed` says whether HDF5 has in the files what there is; where arrays lie is kept `with_places` only.
+    Sums cover the whole run, even if older lines are gone, because each file begins with totals.
+    `is_flushed` says whether the structure of the files has every array. Places are kept only `with_places`.
     """
 
     def __init__(self, on_span: Callable[[Span], None] | None = None, with_places: bool = False) -> None:
@@ -90,7 +90,7 @@ class JournalState:
         self.last_s = 0.0
         self.ended = False
         self.phase: str | None = None
-        self.step: int | None = None  # of training, as the last array says that came
+        self.step: int | None = None  # the training step of the array that came last
         self._stats = StoreStats()
         self._live: dict[int, int] = {}
         self._live_bytes = 0
@@ -100,8 +100,8 @@ class JournalState:
         self._steps: dict[int, int] = {}  # of training, of live arrays
         self._placed = 0
         self._totals = 0  # how many there were
-        self.knows_places = True  # all of them: no line of one is missing
-        self.unplaced = 0  # arrays on disk that are more than is looked at
+        self.knows_places = True  # of all arrays: no line is missing
+        self.unplaced = 0  # how many arrays on disk are left out
         self._plans: dict[int, StepPlan] = {}
         self._uses: collections.Counter[int] = collections.Counter()
         self._last_plan: int | None = None
@@ -145,13 +145,13 @@ class JournalState:
 
     @property
     def stats(self) -> StoreStats:
-        """What the store did so far; what it held, as of the last sample."""
+        """What the store did so far; what it holds is as of the last sample."""
         moved = {name: getattr(self.moved, name) for name in IN_STATS}
         return dataclasses.replace(self._stats, **moved, live_bytes=self._live_bytes)
 
     @property
     def plan(self) -> StepPlan | None:
-        """What the most steps asked of the store."""
+        """What most steps asked of the store."""
         best = max(self._uses, key=lambda number: (self._uses[number], number == self._last_plan), default=None)
         return None if best is None else self._plans.get(best)
 
@@ -283,7 +283,7 @@ class JournalState:
         self.is_flushed = True
 
     def placed(self, segment: str) -> list[Placed]:
-        """Return what lies in a segment."""
+        """Return the arrays in a segment."""
         return [
             Placed(live.origin, self._steps.get(number), place)
             for number, place in self._places.items()
@@ -304,7 +304,7 @@ class JournalState:
     def _lost(self, line: events.Lost) -> None:
         self.lost_lines += line.lines
         self.knows_places = False
-        for number in list(self._places):  # it may have gone, and another one may be there
+        for number in list(self._places):  # it may be gone, and another array in its place
             self._leaves(number)
 
     def _phase_began(self, line: events.Phase) -> None:

@@ -6,7 +6,7 @@ import msgspec
 
 from spillgrad.storage.journal.events import AnyEvent, Head
 
-# Longer than any line of a journal; what goes on beyond that is no line of one.
+# Longer than any line of a journal.
 LONGEST_BYTES = 4 << 20
 
 _lines = msgspec.json.Decoder(AnyEvent)

@@ -1,4 +1,4 @@
-"""What the journal of a run says of the arrays in its segments: what no flush told HDF5 yet is there, too."""
+"""List the arrays of a segment as the journal of its run tells them, even those that no flush told HDF5 yet."""
 
 import contextlib
 import math
@@ -32,7 +32,7 @@ _DATASET_NAME = re.compile("[0-9]{8,19}")
 
 
 class Journals:
-    """The journals beside segments. That of the last run asked for stays open, and is followed.
+    """The journals beside segments. The one of the last run that was asked for stays open, and is followed.
 
     A store writes the journal before it gives the place of an array to another: what lies in a place is what the
     journal says, if it still says so when that was read.
@@ -50,7 +50,7 @@ class Journals:
         self._close()
 
     def of(self, segment: Path) -> JournalState | None:
-        """Return what the journal says until now of the run in whose folder a segment lies; None where there is none.
+        """Return what the journal beside a segment says until now; None if there is no journal.
 
         Nor is one that cannot be read, or one that a link leads to and that is another run's by now.
         """
@@ -67,7 +67,7 @@ class Journals:
                 self._keys.clear()
         except FileNotFoundError:
             return None
-        except (OSError, SpillFormatError):  # who reads it for itself says why
+        except (OSError, SpillFormatError):  # a reader of the journal itself gets the reason
             self._close()
             return None
         linked = os.path.islink(directory / JOURNAL_NAME)
@@ -75,7 +75,7 @@ class Journals:
         return reader.state if reader.head.format is not None and is_ours and not reader.is_cut else None
 
     def has(self, segment: Path, array: StoredArray) -> bool:
-        """Return whether the journal still says that an array lies where it did."""
+        """Return whether the journal still says that an array is in its place."""
         state = self.of(segment)
         if state is None:
             return False
@@ -168,7 +168,7 @@ def _chunks(
 
 
 def _compressed(place: Place, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[Chunk]:
-    """Yield the chunks of what is compressed: each in one piece, and all of that."""
+    """Yield the chunks of a compressed array: each is in one piece, and they fill the pieces."""
     if not math.prod(shape) or dtype.itemsize > MAX_ITEM_BYTES:
         raise Unreadable("it is not compressed as a store does it")
     rows = zip(shape, compressed_chunk_shape(shape, dtype.itemsize), strict=True)
@@ -177,7 +177,7 @@ def _compressed(place: Place, shape: tuple[int, ...], dtype: np.dtype[Any]) -> I
         raise Unreadable(f"it has {len(place.chunks)} chunks, and {shape} makes {count}")
     pieces = iter(place.pieces or ())
     offset = left = 0
-    # What others make up is not to fill the cache.
+    # Forged arrays must not fill the cache.
     starts = compressed_chunks.__wrapped__(shape, dtype.itemsize)[1].values()
     for (start, length), nbytes in zip(starts, place.chunks, strict=True):
         if not left:

@@ -1,6 +1,6 @@
-"""Text from files that anybody may have written, made fit to be printed."""
+"""Make text from files of unknown origin safe to print."""
 
-# What is longer is no word, or most of the text, and cut in its middle.
+# A longer run of letters is no word, or is most of the text, and is cut in its middle.
 _LONGEST_WORD = 20
 
 

@@ -1,4 +1,4 @@
-"""What an inspection says of runs: plain values, the same for the library and the command line.
+"""The records of an inspection: plain values, the same for the library and the command line.
 
 Units: bytes and seconds; times are since the run began.
 """
@@ -69,7 +69,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """Something that took time: a phase (`forward`, `backward`, `update`), a `write`, a `read`, or a `wait`.
+    """A span of time: a phase (`forward`, `backward`, `update`), a `write`, a `read`, or a `wait`.
 
     `array` is None for a phase, `cause` is None but for a wait: `put` or `get`.
     """
@@ -94,7 +94,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a store was told; None where a journal of the first version does not say."""
+    """How a store was made; None for what a journal of the first version does not say."""
 
     budget_bytes: int | None = None
     codec: str | None = None
@@ -105,7 +105,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Shrinkage:
-    """What lossless compression makes of an origin's arrays: of `nbytes`, by samples of them, `stored_bytes`."""
+    """What lossless compression makes of the arrays of an origin: `stored_bytes` of `nbytes`, as samples say."""
 
     origin: Origin
     nbytes: int
@@ -114,7 +114,7 @@ class Shrinkage:
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """What most batches asked of the store: their arrays' bytes, whether they last, and what happened to them.
+    """What most batches asked of the store: for each array its bytes and whether it is persistent; and the events.
 
     `happened` holds "put", "use" or "drop" and the place of the array in `arrays`. Of more than a journal tells, both
     are empty, and `untold` says how much happened.
@@ -177,7 +177,7 @@ class Run:
         return [Group(name, total(each)) for name, each in parts.items()]
 
     def step_names(self) -> list[str]:
-        """Return what to call each of `steps`: its label; where no step has one, its number.
+        """Return the name of each of `steps`: its label; if no step has one, its number.
 
         One without a label among others, such as an evaluation, is `(none, store's 8)`: of two countings.
         """
@@ -188,7 +188,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """Something to change: in plain words with numbers, the arguments of `save_on_disk`, and the figures in `text`.
+    """A change to make: in plain words with numbers, the arguments of `save_on_disk`, and the figures in `text`.
 
     A figure is what a run with those arguments reaches, within 20 %.
     """
@@ -200,7 +200,7 @@ class Advice:
 
 @dataclasses.dataclass(frozen=True)
 class Inspection:
-    """What is at `path`: runs, from the oldest to the newest, or a segment."""
+    """The runs at `path`, from the oldest to the newest; or the segment there."""
 
     path: Path
     runs: list[Run]

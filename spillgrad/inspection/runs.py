@@ -1,4 +1,4 @@
-"""Find runs and read their journals: of living, finished and dead ones."""
+"""Find runs, live, finished and dead ones, and read their journals."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ _PATIENCE_S = 1.0
 
 
 class RunReader:
-    """Follows a run, by its directory or its journal: `read()` takes in what is new, `run()` says what is known.
+    """Follows a run, by its directory or its journal: `read()` takes in new lines, `run()` says what is known.
 
     Raises what `inspect` raises.
     """
@@ -35,7 +35,7 @@ class RunReader:
         self._journal = JournalReader(journal, directory=self._directory)
 
     def read(self) -> bool:
-        """Take in what came since; return whether there was anything. A run may have no journal yet, or none more."""
+        """Take in new lines; return whether there were any. A run may have no journal yet, or none any more."""
         try:
             return self._journal.read()
         except FileNotFoundError:
@@ -45,17 +45,17 @@ class RunReader:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the last `read()` left something, as there was more than a journal has."""
+        """Whether the last `read()` left lines because the file is longer than a journal can be."""
         return self._journal.is_cut
 
     @property
     def phase(self) -> str | None:
-        """What the last lines are about: "forward", "backward", "update", or None."""
+        """The phase of the step that goes on: "forward", "backward", "update", or None."""
         return self._journal.state.phase
 
     @property
     def step(self) -> int | None:
-        """The training step of the array that came last; None where nobody said."""
+        """The training step of the array that came last; None if it is unknown."""
         return self._journal.state.step
 
     def run(self) -> Run:
@@ -95,7 +95,7 @@ class RunReader:
             if self._journal.is_written or (directory is not None and is_locked(directory)):
                 return "live"
             with contextlib.suppress(FileNotFoundError):
-                self.read()  # it may have ended just now: that is told before the locks go
+                self.read()  # it may have ended just now: the journal says so before the locks go
         return "finished" if self._journal.state.ended else "dead"
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class RunReader:
 
 
 def inspect(path: str | os.PathLike[str]) -> Inspection:
-    """Return what is known of the runs at `path`: a run's directory, one that has some, or a journal; or of a segment.
+    """Return what is known of the runs at `path`: a run's directory, a directory of runs, a journal, or a segment.
 
     Runs may be going on: they are not disturbed. Of this process's, all is told that happened until now; of others',
     what is a fifth of a second old.
@@ -122,7 +122,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         return Inspection(Path(path), [], inspect_segment(path))
     write_journals(_PATIENCE_S)
     runs: list[Run] = []
-    while not runs:  # until there are some, or none to be found
+    while not runs:  # until there are some, or certainly none
         runs = list(_read_runs(find_runs(path), Path(path)))
     return Inspection(Path(path), sorted(runs, key=lambda run: run.began or ""))
 
@@ -150,7 +150,7 @@ def _read_run(place: Path) -> Run:
 
 
 def find_runs(path: str | os.PathLike[str], below: bool = True) -> list[Path]:
-    """Return the runs at `path`: directories, and journals that stayed of runs without one.
+    """Return the runs at `path`: directories, and kept journals of runs whose directory is gone.
 
     Where there are none they are those in the folders `below` it.
 
@@ -184,7 +184,7 @@ def find_runs(path: str | os.PathLike[str], below: bool = True) -> list[Path]:
 
 
 def goes_on(place: Path) -> bool:
-    """Return whether the process of a run lives, whose directory or journal this is; of that the head alone is read.
+    """Return whether the process of a run lives, by its directory or its journal; only the head of that is read.
 
     Raises what `inspect` raises.
     """
@@ -212,19 +212,19 @@ def spans(run: Run) -> Iterator[Span]:
 def _has_own_journal(directory: Path) -> bool:
     try:
         return is_of(directory, head_of(directory / JOURNAL_NAME)[0].run)
-    except (OSError, SpillError):  # it has none, or one that cannot be read: whoever reads it says so
+    except (OSError, SpillError):  # no journal, or one that cannot be read: to read it raises
         return True
 
 
 def _is_filled_journal(path: Path) -> bool:
     try:
         return is_journal(path) and os.path.getsize(path) > 0
-    except OSError:  # a link to nothing, or to itself; or it goes meanwhile
+    except OSError:  # a link to nothing, or to itself; or it was removed meanwhile
         return False
 
 
 def _directory(head: Head) -> Path | None:
-    """Return the directory of the run whose journal begins so, if it is one of this machine.
+    """Return the directory of the run whose journal has this head, if it is on this machine.
 
     Whatever else a journal names is no run's: nobody is to be told to sweep there.
     """
@@ -241,6 +241,6 @@ def _segments(directory: Path | None) -> dict[Path, int]:
         for name in names:
             if is_segment(name):
                 found[directory / name] = os.lstat(directory / name).st_blocks * 512  # type: ignore[operator]
-    except (OSError, ValueError):  # it goes meanwhile, is another user's, or is what a hostile journal names
+    except (OSError, ValueError):  # removed meanwhile, another user's, or named by a hostile journal
         return {}
     return found

@@ -1,4 +1,4 @@
-"""What is in a segment: as the journal of its run says while there is one, else as HDF5 does."""
+"""List what is in a segment: as the journal of its run says, or if there is none, as HDF5 does."""
 
 import contextlib
 import dataclasses
@@ -21,14 +21,14 @@ from spillgrad.inspection.placed import Journals, placed_array
 from spillgrad.inspection.untrusted import UntrustedReader
 from spillgrad.storage.runs.run_directory import is_locked
 
-# As many chunks as are looked at in HDF5's structure.
+# As many chunks as are read of HDF5's structure.
 _CHUNKS_MAX = 1 << 18
 
 
 def inspect_segment(
     path: str | os.PathLike[str], reader: UntrustedReader | None = None, journals: Journals | None = None
 ) -> Segment:
-    """Return what is in a segment, of a living or dead run, without opening it in this process.
+    """Return what is in a segment, of a live or dead run, without opening the file in this process.
 
     `reader` opens several, and `journals` is for several of a run.
     Raises SpillError for what is no HDF5 file, or one that HDF5 cannot take and of which no journal tells;
@@ -45,7 +45,7 @@ def inspect_segment(
             raise
         except SpillError as error:
             refused = error
-        # The journal last: while HDF5 is asked, a run goes on. It does not tell of what a link leads to.
+        # The journal is read last, because the run goes on while HDF5 is asked. It does not tell where links lead.
         state = journals.of(path) if stat.S_ISREG(os.lstat(path).st_mode) else None
         if state is not None:
             return _of_run(path, structure or Segment(path, 0, 0, (), (), 0, ()), refused, state)
@@ -55,7 +55,7 @@ def inspect_segment(
 
 
 def _of_run(path: Path, structure: Segment, refused: SpillError | None, state: JournalState) -> Segment:
-    """Return what is in a segment of a run: as its journal says, with what HDF5 has, if it did not refuse the file."""
+    """Return what is in a segment of a run: as its journal says, and with what HDF5 adds if it can read the file."""
     placed, is_flushed, is_live = state.placed(path.name), state.is_flushed, is_locked(path.parent)
     found = os.stat(path)
     in_hdf5 = {array.key: array for array in structure.arrays}
@@ -73,7 +73,7 @@ def _of_run(path: Path, structure: Segment, refused: SpillError | None, state: J
         problems.append(problem)
         arrays = [dataclasses.replace(array, problem=array.problem or problem) for array in arrays]
     note = None
-    if is_flushed and not is_live:  # since then HDF5 wrote nothing
+    if is_flushed and not is_live:  # HDF5 has written nothing since
         problems += [str(refused)] if refused is not None else filter(None, (_differs(a, in_hdf5) for a in arrays))
     else:
         note = _note(state, is_live, sum(array.key not in in_hdf5 for array in arrays), len(arrays), refused is None)
@@ -83,7 +83,7 @@ def _of_run(path: Path, structure: Segment, refused: SpillError | None, state: J
 
 
 def _completed(array: StoredArray, is_elsewhere: bool, in_hdf5: StoredArray | None) -> StoredArray:
-    """Return an array with what HDF5 alone has of it: all, where the journal does not say where it is."""
+    """Return an array with what only HDF5 knows of it: everything, if the journal does not tell its place."""
     if in_hdf5 is None or (in_hdf5.problem is not None and not is_elsewhere):
         return array
     if is_elsewhere:
@@ -92,7 +92,7 @@ def _completed(array: StoredArray, is_elsewhere: bool, in_hdf5: StoredArray | No
 
 
 def _differs(array: StoredArray, in_hdf5: dict[str, StoredArray]) -> str | None:
-    """Return in what HDF5 has another array than the journal."""
+    """Return how an array of HDF5 differs from that of the journal."""
     other = in_hdf5.get(array.key)
     if other is None:
         return f"{array.key}: is in the journal, and HDF5 does not have it"
@@ -104,7 +104,7 @@ def _differs(array: StoredArray, in_hdf5: dict[str, StoredArray]) -> str | None:
 
 
 def _note(state: JournalState, is_live: bool, unflushed: int, total: int, is_readable: bool) -> str | None:
-    """Return what HDF5 does not have, in a run that flushes later, or that was killed."""
+    """Return the note on arrays that HDF5 does not have: the run will flush later, or was killed."""
     if not state.knows_places:
         return (
             f"the disk refused lines of the run's journal: what was in it before, but for {total} arrays, is not known"

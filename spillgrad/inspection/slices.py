@@ -1,4 +1,4 @@
-"""Parts of an array by an index that is written as NumPy's: parsed, never evaluated."""
+"""Read a part of an array by an index in NumPy's notation, which is parsed, never evaluated."""
 
 import itertools
 import math
@@ -16,9 +16,9 @@ from spillgrad.inspection.values import PIECE_BYTES, StoredValues
 Index = int | slice | EllipsisType
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-# Rows that lie no further apart are read with what is between them.
+# Rows that are no further apart are read together with the bytes between them.
 _GAP_BYTES = 64 << 10
-# NumPy prints so many from each end of an axis, of an array of more than so many elements.
+# NumPy prints so many elements from each end of an axis if an array has more than so many.
 EDGE, THRESHOLD = 3, 1000
 MOST_SHOWN = 100_000
 
@@ -113,7 +113,7 @@ def read_selection(values: StoredValues, selection: Selection) -> Iterator[np.nd
 
 
 def read_shown(values: StoredValues, selection: Selection) -> tuple[np.ndarray, bool]:
-    """Return a selection as it is to be printed, and whether that is a part: NumPy prints the corners of a large one.
+    """Return a selection as it will be printed, and whether that is a part: NumPy prints the corners of a large array.
 
     Of an axis from which something is left out the part has the first and last `EDGE` elements, and one between them.
     Raises ArgumentError for one of which NumPy would print very much.
@@ -139,7 +139,7 @@ def _edges(axis: range) -> list[range]:
 
 
 def _placed(parts: list[range]) -> list[tuple[slice, range]]:
-    """Return each part with its place among them."""
+    """Return each part with its position."""
     ends = list(itertools.accumulate(map(len, parts)))
     return [(slice(end - len(part), end), part) for end, part in zip(ends, parts, strict=True)]
 

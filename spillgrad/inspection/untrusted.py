@@ -1,4 +1,4 @@
-"""Ask what an HDF5 file holds, whoever wrote it, without opening it in this process."""
+"""Ask what an HDF5 file of unknown origin holds, without opening it in this process."""
 
 import json
 import os
@@ -15,16 +15,16 @@ from spillgrad.errors import SpillError
 from spillgrad.inspection.printable import printable
 from spillgrad.storage.runs.run_directory import is_segment
 
-# Of processor time, for a file of any size, and for each so many bytes more; and of all that, at most.
+# Processor time for a file of any size, further time by its bytes, and the most in all.
 _SECONDS, _BYTES_PER_S, _MOST_SECONDS = 30, 4 << 20, 600  # 100,000 datasets take 10 s
-# A busy machine gives the child a part of its time.
+# On a busy machine the child gets only a part of the time.
 _WALL_PER_CPU = 3
 _MOST_ANSWER_BYTES = 128 << 20
 _HEAD_BYTES = 4096
 _PATH_LENGTH, _REASON_LENGTH = 4096, 1000
 DAMAGED = "HDF5 damaged the memory of its process"
 _CHILD = Path(__file__).with_name("hdf5_child.py")
-# Its own interpreter would look for packages elsewhere, and load what they ask for at every start.
+# An interpreter with site packages would load whatever they ask for at every start.
 _START = (
     "import json, runpy, sys; sys.path[:] = json.loads(sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
 )
@@ -37,14 +37,14 @@ _ENVIRONMENT = {
 
 
 class UntrustedReader:
-    """A process in which HDF5 may crash, hang or fill its memory, and is started anew when it did.
+    """A process in which HDF5 may crash, hang or fill its memory; then it is started anew.
 
     The process begins with the first question and ends with the context. One thread uses it.
     """
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
-        self.peak_bytes = 0  # the most memory the process had, as far as it lived to say
+        self.peak_bytes = 0  # the most memory that the process had, if it lived to tell
 
     def __enter__(self) -> Self:
         return self
@@ -97,7 +97,7 @@ class UntrustedReader:
         while True:
             began = time.monotonic()
             ready = poll.poll(max(0.0, patience_s) * 1000)
-            patience_s -= time.monotonic() - began  # what the caller does meanwhile does not count
+            patience_s -= time.monotonic() - began  # the time of the caller does not count
             if not ready:
                 raise refusal(path, f"HDF5 took more than {seconds * _WALL_PER_CPU} s")
             data = os.read(output, 1 << 16)
@@ -129,7 +129,7 @@ class UntrustedReader:
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, **_ENVIRONMENT},
                 cwd="/",
-                start_new_session=True,  # Ctrl-C is this process's to handle
+                start_new_session=True,  # only this process handles Ctrl-C
             )
         return self._child
 
@@ -153,7 +153,7 @@ class UntrustedReader:
 
 
 def is_unflushed(path: str | os.PathLike[str]) -> bool:
-    """Return whether a segment was never flushed, as its run goes on, or was killed early: it begins with nothing yet.
+    """Return whether a segment was never flushed, because its run goes on or was killed early: its begin is empty.
 
     Raises OSError for one that cannot be read.
     """
@@ -164,7 +164,7 @@ def is_unflushed(path: str | os.PathLike[str]) -> bool:
 
 
 def refusal(path: str, reason: str, number: int | None = None) -> OSError:
-    """Return the error for a file that cannot be read, as the system numbers it, or else as HDF5 says it."""
+    """Return the error for a file that cannot be read: with the system's number, or with the text of HDF5."""
     if number is not None:
         return OSError(number, os.strerror(number), path)
     return SpillError(

@@ -18,7 +18,7 @@ from spillgrad.storage.codecs import INT8_BLOCK, Bfloat16, Codec, Encoding, Int8
 from spillgrad.storage.codecs import stored_bytes as encoded_bytes
 from spillgrad.storage.store import Handle
 
-# What statistics of a piece take beside it is some times as much.
+# Statistics of a piece take some times its memory.
 PIECE_BYTES = 4 << 20
 _ELEMENTWISE: dict[str, Codec] = {Bfloat16.name: Bfloat16(), Int8.name: Int8()}
 
@@ -39,7 +39,7 @@ class StoredValues:
         self.path = path
         self.array = array
         self._who = who
-        self._decompressed: tuple[Chunk, np.ndarray] | None = None  # the last chunk that was needed
+        self._decompressed: tuple[Chunk, np.ndarray] | None = None  # the chunk that was needed last
         self._starts = [chunk.start for chunk in array.chunks]
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
@@ -65,7 +65,7 @@ class StoredValues:
         return digest.hexdigest()
 
     def verdict(self) -> str:
-        """Return what reading it all says of its checksum: "verified", "wrong", or "none" where the run took none.
+        """Read everything, and return the result for the checksum: "verified", "wrong", or "none" if there is none.
 
         Raises as `checksum`.
         """
@@ -118,7 +118,7 @@ class StoredValues:
 
     def _decompress(self, start: int, stop: int, items: np.ndarray) -> None:
         chunks = self.array.chunks
-        whole = chunks[0].length  # the last may have fewer, and is filled up
+        whole = chunks[0].length  # the last one may have fewer elements, and is padded
         for chunk in chunks[bisect.bisect_right(self._starts, start) - 1 :]:
             if chunk.start >= stop:
                 break
@@ -141,7 +141,7 @@ class StoredValues:
         else:
             stored = self._stored(first * 2, stop * 2)
         encoding = Encoding(codec, values.shape, values.dtype, stored.nbytes)
-        with self._decoding(), np.errstate(over="ignore", invalid="ignore"):  # of scales that no encoder wrote
+        with self._decoding(), np.errstate(over="ignore", invalid="ignore"):  # scales that no encoder wrote
             _ELEMENTWISE[codec].decode(stored, encoding, Handle(values, 0, None), values)
         into[:] = values[start - first :]
 

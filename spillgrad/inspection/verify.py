@@ -1,4 +1,4 @@
-"""Check what is stored against what was written: every array of every segment, every line of the journals."""
+"""Check what is stored against what was written: every array of every segment, and every line of the journals."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ _TOLD_LINES = 10
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Something that is not as it was written: an array (`key`), or else something of a whole file."""
+    """A difference from what was written: in an array (`key`), or in a file if `key` is None."""
 
     path: Path
     key: str | None
@@ -99,7 +99,7 @@ def verify(path: str | os.PathLike[str], progress: Callable[[Path], None] | None
 
 
 def _files(path: Path) -> list[Path]:
-    """Return journals and segments of the runs in a folder, and segments that somebody put there."""
+    """Return the journals and segments of the runs in a folder, and other segments there."""
     segments = segment_files(path)
     try:
         runs = find_runs(path)
@@ -107,15 +107,15 @@ def _files(path: Path) -> list[Path]:
         if not segments:
             raise
         runs = []
-    # A run's folder has its journal, or a link to the one that stays.
+    # A run's folder has its journal, or a link to the kept one.
     journals = [Path(os.path.realpath(run / JOURNAL_NAME)) if run.is_dir() else run for run in runs]
     both = (file for journal in journals for file in (old_path(journal), journal))
     return [*dict.fromkeys(file for file in both if file.exists()), *segments]
 
 
 def _verify_segment(path: Path, reader: UntrustedReader, journals: Journals, found: Verification, alone: bool) -> None:
-    """Check a segment's arrays. What fails in a live run may have gone meanwhile: its journal says so by then."""
-    # A live run's structure may change while it is read.
+    """Check the arrays of a segment. An array of a live run that fails may be gone: then its journal says so by now."""
+    # The structure of a live run may change while it is read.
     wrong = found.changed if is_locked(path.parent) else found.problems
     try:
         segment = inspect_segment(path, reader, journals)
@@ -155,7 +155,7 @@ def _wrong(path: Path, array: StoredArray, found: Verification) -> str | None:
         with StoredValues(path, array) as values:
             if array.checksum is None:
                 for _ in () if array.encrypted else values.pieces():
-                    pass  # what no encoder wrote raises
+                    pass  # bytes that no encoder wrote raise
             elif (digest := values.checksum()) != array.checksum:
                 return f"its checksum is {digest}, and {array.checksum} was written"
     except SpillError as error:
@@ -168,7 +168,7 @@ def _wrong(path: Path, array: StoredArray, found: Verification) -> str | None:
 
 
 def _verify_journal(path: Path, found: Verification) -> None:
-    """Check that each line says something; the last one of a run that did not end may be cut off."""
+    """Check that each line is an event. The last line of a run that did not end may be cut off."""
     state = JournalState()
     damaged = []
     number, text = 0, b""
@@ -184,7 +184,7 @@ def _verify_journal(path: Path, found: Verification) -> None:
             for event in read_lines(text):
                 state.add(event)
             if state.damaged_lines > before:
-                damaged.append(number + 1)  # beside the head
+                damaged.append(number + 1)  # the head is line 1
     found.journals += 1
     found.journal_lines += number + 1
     if damaged and damaged[-1] == number + 1 and not text.endswith(b"\n") and not state.ended:
@@ -206,7 +206,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _reason(error: OSError, path: Path) -> str:
-    """Return why something of a file is wrong, without the file's name, which stands beside it."""
+    """Return the reason of an error without the file's name, which is printed beside it."""
     text = str(error) if isinstance(error, SpillError) or error.strerror is None else error.strerror
     for name in (str(path), printable(str(path), _PATH_LENGTH)):
         text = text.removeprefix(name).lstrip(": ")

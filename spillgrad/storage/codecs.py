@@ -1,4 +1,4 @@
-"""What arrays become on their way to disk: smaller, or a little less exact and smaller still."""
+"""Codecs encode arrays for the disk: without loss, or a little less exact and smaller still."""
 
 import dataclasses
 import math
@@ -13,45 +13,45 @@ from spillgrad.storage.disk.chunks import PAGE_BYTES, compressed_chunks
 from spillgrad.storage.store import Handle, Remote
 from spillgrad_kernels.memory import buffers
 
-# Less than this stays as it is: structure in the file and the work in Python would cost more than the bytes.
+# Smaller arrays stay as they are: structure in the file and the work in Python would cost more than the bytes.
 MIN_BYTES = 4 * PAGE_BYTES
-# A sample of an array must shrink to this share: normal floats shrink to 0.88 at 0.2 GB/s, ReLU's output to 0.57.
+# A sample of an array must shrink to this share. Normal floats shrink to 0.88 at 0.2 GB/s, outputs of ReLU to 0.57.
 _PAYS = 0.8
 MAX_ITEM_BYTES = 64
 _SAMPLES, _SAMPLE_BYTES = 4, 16 << 10
 _ZSTD_LEVEL = 1
-# Frames of this magic number are skipped by every zstd decoder: they fill up pages.
+# Every zstd decoder skips frames of this magic number; they fill up pages.
 _SKIPPABLE = 0x184D2A50.to_bytes(4, "little")
 _SKIPPABLE_HEAD_BYTES = 8
-# Elements worked on at a time: what lies between is in the processor's cache, and not worth counting.
+# How many elements are worked on at a time: intermediate results stay in the processor's cache, and need no counting.
 _STEP = 16 << 10
 INT8_BLOCK = 128
-# Larger values could become infinite, and the scale of a block of smaller ones subnormal, which is no exact one.
+# Larger values could become infinite. The scale of a block of smaller ones could be subnormal, and so not exact.
 _INT8_LARGEST = 3.4e38
 _INT8_SMALLEST = 127 * 2.0**-126
-# What lossy codecs alter, of what is large enough.
+# The dtypes that lossy codecs encode.
 LOSSY_DTYPES = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
 
 class Undecodable(ValueError):
-    """Stored bytes that no encoder wrote."""
+    """Raised for stored bytes that no encoder wrote."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Encoding:
-    """How an array is stored that is not stored as it is, and what reading it takes beside the stored bytes."""
+    """How an array was encoded, as far as decoding must know it beside the stored bytes."""
 
     codec: str  # as files name it
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     nbytes: int  # stored
-    chunks: tuple[int, ...] = ()  # sizes of what HDF5's own filters decode chunk by chunk
-    inner: "Encoding | None" = None  # of what decryption gives
+    chunks: tuple[int, ...] = ()  # their sizes, if HDF5's own filters decode chunks
+    inner: "Encoding | None" = None  # that of the decrypted bytes
     secret: bool = False
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes that decoding needs beside the array."""
+        """How many bytes decoding needs beside the array."""
         return self.nbytes + (self.inner.staging_bytes if self.inner else 0)
 
 
@@ -67,11 +67,11 @@ class Codec(Protocol):
     """Turns arrays into stored bytes and back. Every method may be called from any thread."""
 
     def bound(self, array: np.ndarray | Handle | Remote) -> int:
-        """Return how much memory encoding may take; 0: an array like this is stored as it is."""
+        """Return how many bytes encoding may take; 0 if such an array is stored as it is."""
         ...
 
     def encode(self, array: np.ndarray, handle: Handle) -> Encoded | None:
-        """Return what to store instead of a C-contiguous array; None: store it as it is."""
+        """Return the encoded form of a C-contiguous array; None to store it as it is."""
         ...
 
     def decode(self, stored: np.ndarray, encoding: Encoding, handle: Handle, into: np.ndarray) -> None:
@@ -89,7 +89,7 @@ def codec_named(name: str | None) -> Codec | None:
 
 
 def is_lossy(name: str | None) -> bool:
-    """Return whether arrays may come back altered from what a codec of this name stored."""
+    """Return whether a codec of this name may alter arrays."""
     return name in (Bfloat16.name, Int8.name)
 
 
@@ -99,7 +99,7 @@ def stored_bytes(codec: str, size: int) -> int:
 
 
 class Lossless:
-    """HDF5's shuffle and zstd filters, without HDF5: `h5py` reads the chunks where `hdf5plugin` is imported.
+    """HDF5's shuffle and zstd filters, without HDF5: `h5py` reads the chunks if `hdf5plugin` is imported.
 
     A chunk is filled up to whole pages with a frame that decoders skip, so that it moves past the page cache too.
     """
@@ -131,7 +131,7 @@ class Lossless:
         return Encoded(payload[:done], Encoding(self.name, array.shape, array.dtype, done, tuple(sizes)))
 
     def sample(self, array: np.ndarray) -> tuple[int, int]:
-        """Return of how many bytes of an array it was tried what is stored of them, and how many that is."""
+        """Return how many bytes of an array were tried as a sample, and how many are stored of them."""
         if not self.bound(array) or not _pays(array):
             return array.nbytes, array.nbytes
         items = array.reshape(-1).view(np.uint8).reshape(-1, array.itemsize)
@@ -156,7 +156,7 @@ def decompress(frame: np.ndarray, length: int, items: np.ndarray) -> None:
     """Fill `items`, a row of bytes for each, from a chunk of `length` items by `Lossless`. Raises Undecodable."""
     itemsize = items.shape[1]
     try:
-        if _zstd.content_bytes(frame.data) != length * itemsize:  # it would take as much memory as it says
+        if _zstd.content_bytes(frame.data) != length * itemsize:  # decoding would take as much memory as the frame says
             raise Undecodable("a frame of another size")
         planes = np.frombuffer(_zstd.decompressor.decompress(frame.data), np.uint8).reshape(itemsize, length)
     except _zstd.error as error:
@@ -218,7 +218,7 @@ class Int8:
             rounded = np.abs(blocks)
             largest = rounded.max(1)
             scalable = (largest <= _INT8_LARGEST) & ((largest >= _INT8_SMALLEST) | (largest == 0))
-            if not scalable.all():  # NaN is not
+            if not scalable.all():  # NaN is none
                 return None
             scale = (largest / 127).astype(np.float32)
             first = start // INT8_BLOCK
@@ -242,7 +242,7 @@ _CODECS: dict[str, Callable[[], Codec]] = {codec.name: codec for codec in (Lossl
 
 
 class _Zstd(threading.local):
-    """A compressor and a decompressor of each thread's own: they are not to be shared. Loaded on first use."""
+    """A compressor and a decompressor for each thread, as they must not be shared. Loaded on first use."""
 
     def __init__(self) -> None:
         import zstandard
@@ -276,7 +276,7 @@ def _pays(array: np.ndarray) -> bool:
 
 
 def _frame(items: np.ndarray, length: int) -> bytes:
-    """Return a chunk of `length` items as it is stored, but for what fills up its last page."""
+    """Return a chunk of `length` items as it is stored, without the frame that fills up its last page."""
     frame: bytes = _zstd.compressor.compress(_shuffled(items, length).data)
     return frame
 
@@ -318,7 +318,7 @@ def _rounded_to_bfloat16(values: np.ndarray) -> np.ndarray:
     rounded >>= 16
     nan = np.isnan(values)
     if nan.any():
-        rounded[nan] = (bits[nan] >> 16) | 0x40  # a NaN whose upper half alone would be an infinity
+        rounded[nan] = (bits[nan] >> 16) | 0x40  # a NaN whose upper half alone would mean infinity
     return rounded
 
 

@@ -91,7 +91,7 @@ class Counters:
             self._step_label = step
             if self._phase is None:
                 self.begin_phase("forward")
-        self._journal.add(events.Pack(entry.sequence, entry.nbytes, *origin, step))
+        self._journal.add(events.Pack(entry.nbytes, *origin, step, entry.sequence))
 
     def shared(self, entry: Entry) -> None:
         """Note that an array came that was there already."""
@@ -107,7 +107,7 @@ class Counters:
         for counters, sign in ((former, -1), (entry.counters, 1)):
             counters.arrays += sign
             counters.packed_bytes += sign * entry.nbytes
-        self._journal.add(events.Label(entry.sequence, entry.nbytes, *origin, self._step_of(entry.label)))
+        self._journal.add(events.Label(entry.nbytes, *origin, self._step_of(entry.label), entry.sequence))
 
     def kept(self, nbytes: int, label: Label, dtype: np.dtype[Any]) -> None:
         """Note that so many bytes stay in RAM beside the store."""
@@ -126,15 +126,15 @@ class Counters:
         for counters in (self.total, entry.counters):
             counters.written_bytes += entry.nbytes
             counters.stored_bytes += stored_bytes
-        about = (*where, _seconds_since(began_s), *self._if_freed(entry))
-        self._journal.add(events.Write(entry.sequence, *about))
+        about = (*where, _seconds_since(began_s))
+        self._journal.add(events.Write(entry.sequence, *about, **self._if_freed(entry)))
 
     def read(self, entry: Entry, began_s: float, prefetched: bool) -> None:
         """Note that an array was read."""
         for counters in (self.total, entry.counters):
             counters.read_bytes += entry.nbytes
-        ahead = prefetched or events.UNSET
-        self._journal.add(events.Read(entry.sequence, _seconds_since(began_s), ahead, *self._if_freed(entry)))
+        took_s, ahead = _seconds_since(began_s), prefetched or events.UNSET
+        self._journal.add(events.Read(entry.sequence, took=took_s, ahead=ahead, **self._if_freed(entry)))
 
     def waited_to_put(
         self, began_s: float, sequence: int, label: Label, dtype: np.dtype[Any] | None, cached: bool = False
@@ -145,7 +145,7 @@ class Counters:
         origin, of_origin = self._origin(label, dtype)
         for counters in (self.total, of_origin):
             counters.wait_write_s += waited_s
-        self._journal.add(events.Wait(sequence, round(waited_s, 6), "put", *origin))
+        self._journal.add(events.Wait(sequence, events.UNSET, *origin, round(waited_s, 6), "put"))
 
     def waited_to_get(self, began_s: float, entry: Entry) -> None:
         """Note that a caller waited for a read."""
@@ -153,7 +153,7 @@ class Counters:
         for counters in (self.total, entry.counters):
             counters.wait_read_s += waited_s
         self._cached_wait_s += waited_s if entry.went_through_page_cache else 0.0
-        self._journal.add(events.Wait(entry.sequence, round(waited_s, 6), "get"))
+        self._journal.add(events.Wait(entry.sequence, took=round(waited_s, 6), cause="get"))
 
     def changed(self, entry: Entry) -> None:
         """Note that the disk does not have the values of an array any more."""
@@ -170,7 +170,8 @@ class Counters:
 
     def shrunk(self, entry: Entry, sampled_bytes: int, stored_bytes: int) -> None:
         """Note what lossless compression makes of a sample of an array that was stored as it is."""
-        self._journal.add(events.Shrink(entry.sequence, sampled_bytes, stored_bytes, *self._if_freed(entry)))
+        told = self._if_freed(entry)
+        self._journal.add(events.Shrink(entry.sequence, sampled=sampled_bytes, shrunk=stored_bytes, **told))
 
     def failed(self, entry: Entry, error: SpillError) -> None:
         """Note that the disk refused an array."""
@@ -228,9 +229,11 @@ class Counters:
             self._origins[key] = found = origin, OriginCounters()
         return found
 
-    def _if_freed(self, entry: Entry) -> tuple[Any, ...]:
+    def _if_freed(self, entry: Entry) -> dict[str, Any]:
         """Return the bytes and the origin of an array that was freed meanwhile: its reader does not know them."""
-        return (entry.nbytes, *self._origin(entry.label, entry.dtype)[0]) if entry.references <= 0 else ()
+        if entry.references > 0:
+            return {}
+        return {"bytes": entry.nbytes, **self._origin(entry.label, entry.dtype)[0]._asdict()}
 
     def _step_of(self, label: Label) -> int | None:
         if not self._journal.with_origin or label.step is None:

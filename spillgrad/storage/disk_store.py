@@ -2,11 +2,7 @@
 
 import collections
 import contextlib
-import functools
-import importlib.metadata
 import os
-import socket
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -15,19 +11,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from spillgrad.errors import ArgumentError, OperandError, SpillCorruptionError, SpillError
+from spillgrad.errors import ArgumentError, OperandError, SpillCorruptionError
 from spillgrad.storage import trim_memory
 from spillgrad.storage.codecs import codec_named
 from spillgrad.storage.counters import StepTraffic
-from spillgrad.storage.disk.io_error import what_to_do
 from spillgrad.storage.disk.segment_set import SEGMENT_BYTES, SegmentSet
 from spillgrad.storage.encryption import Encrypted
 from spillgrad.storage.journal.writer import Journal
 from spillgrad.storage.residency.entry import Entry
 from spillgrad.storage.residency.residence import CHANGING, LOADING
+from spillgrad.storage.runs.begin_run import about_process, make_run
 from spillgrad.storage.runs.lifecycle import Lifecycle
-from spillgrad.storage.runs.run_directory import RunDirectory, default_directory, who_may_replace_runs
-from spillgrad.storage.runs.sweep import sweep
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.state import StoreState
 from spillgrad.storage.store import (
@@ -57,38 +51,38 @@ protect(__name__.rpartition(".")[0])
 class DiskStore:
     """Keeps arrays in RAM up to `ram_budget` bytes and in HDF5 files below `directory` beyond it.
 
-    Each store has a thread: the writer, which alone touches the files' structure. It has the process's I/O threads
-    bring the oldest arrays to disk, and the newest of those back once arrays are asked for again. What they share with
-    callers is the account, guarded by its lock; I/O and callbacks of callers run without it.
+    Each store has a thread, the writer, which alone touches the structure of the files. It has the I/O threads of the
+    process write the oldest arrays to disk, and read the newest of those back once arrays are asked for again. They
+    share a `StoreState` with callers, guarded by its lock; I/O and callbacks of callers run without the lock.
 
-    `direct_io` says whether to go past the page cache where the file system can; None chooses by a short measurement,
-    and goes through it with arrays that do not fit the budget, and once two steps in succession waited for the disk.
-    When the disk refuses, `put` raises, or with `on_full="ram"` warns once and keeps arrays in RAM beyond the budget
-    until the disk takes them.
+    `direct_io` says whether to bypass the page cache, if the file system can. None chooses by a short measurement; then
+    arrays that do not fit the budget go through the page cache, and all arrays once two steps in succession waited for
+    the disk. When the disk refuses a write, `put` raises; with `on_full="ram"` it warns once, and keeps arrays in RAM
+    beyond the budget until the disk takes them.
 
-    `codec` says what an array becomes in the files; what is in RAM still comes back exact whatever it is.
+    `codec` says how arrays are encoded in the files. Arrays that are still in RAM come back exact with any codec.
     "lossless": HDF5's shuffle and zstd filters, where a sample says that they pay (masks, ReLU's outputs, indices).
     "bf16": float32 and float64 rounded to bfloat16, each value within 1/256 of itself (or 2⁻¹³⁴, if that is more);
     beyond 3.39e38, infinite. "int8": float32 and float64 in 128s that share a scale, each value within 0.4 % of the
     largest of its 128; an array with a value that is not finite, or beyond 3.4e38, or with 128 neighbours all nearer to
-    0 than 1.5e-36, stays as it is. All of them leave arrays below 16 KiB as they are, the lossy ones integers and bools
-    too.
+    0 than 1.5e-36, stays as it is. No codec changes arrays below 16 KiB, and the lossy
+    ones leave integers and bools alone too.
 
     `encrypt=True` encrypts what goes to the files, with a key that only this object has; labels stay out of them, but
     sizes, shapes and dtypes can be read. It needs the package cryptography.
 
-    `keep_journal` names the file where the journal of what the store does is written, and stays, for
-    `spillgrad inspect`; it replaces that of a store that is closed. Elsewhere it goes with the other files.
+    `keep_journal` names the file of the journal, which then stays when the store is closed, for `spillgrad inspect`. It
+    replaces the journal of a store that is closed. Without it, the journal goes with the other files.
 
     `ram_bytes` counts what the store refers to, and what it made (copies, arrays read back) or took over (persistent
     arrays), until its last alias dies. Any other array that a caller made stops counting once the store lets go of it.
 
-    Invariants: `ram_bytes` never exceeds the budget, except that a `get` that must read the disk evicts what it can and
-    then adds its own array; a `put` that does not fit, of an array that must be copied, adds the copy; and one array
-    at a time, where nothing else can make room, is encoded beyond it. No method waits for anything but progress of
-    these threads, and they wait for no caller.
+    Invariants: `ram_bytes` never exceeds the budget, with three exceptions. A `get` that must read the disk evicts what
+    it can, and then adds its own array. A `put` of an array that does not fit and must be copied adds the copy. If
+    nothing else can make room, one array at a time is encoded beyond the budget. Methods wait for nothing but the
+    progress of these threads, and the threads wait for no caller.
 
-    A store that nobody holds closes, and so does every store when the process ends. In a forked child none works.
+    A store closes when no reference to it is left, or when the process ends. In a forked child no store works.
 
     Raises BudgetError for a budget that does not parse, ArgumentError for an unknown word or without a package it
     needs, SpillError when `directory` cannot be used, or `keep_journal` is the journal of a store that lives.
@@ -116,11 +110,11 @@ class DiskStore:
         if keep_journal is not None and not isinstance(keep_journal, str | os.PathLike):
             raise OperandError(f"spill: got {type(keep_journal).__name__} as keep_journal; wanted a path")
         keep_whole()
-        run = _make_run(directory)
+        run = make_run(directory)
         with contextlib.ExitStack() as undo:
             undo.callback(run.remove)
             about = {
-                **_about_process(),
+                **about_process(),
                 "run": os.fspath(run.path),
                 "budget": budget_bytes,
                 "codec": codec,
@@ -129,7 +123,7 @@ class DiskStore:
                 "on_full": on_full,
             }
             if encrypt:
-                del about["command"]  # it may hold what is no one else's business
+                del about["command"]  # it may hold secrets
             journal = Journal(run.path, about, not encrypt, None if keep_journal is None else Path(keep_journal))
             undo.callback(journal.close)
             self._segments = SegmentSet(run.path, run.device, segment_bytes, direct_io=direct_io, checksums=checksums)
@@ -158,20 +152,23 @@ class DiskStore:
 
     @property
     def directory(self) -> Path:
-        """Where this run's files are."""
+        """The directory of this run's files."""
         return self._directory
 
     @property
     def drops(self) -> "collections.deque[Any]":
-        """What a finalizer appends a handle to, to drop it; the store sees to it with the next call, or soon."""
+        """The queue to which finalizers append handles to drop; the store drops them with the next call, or soon."""
         return self._state.posted
 
     def see_to_drops(self) -> None:
-        """Free what was dropped until now, as every call does first."""
+        """Free the arrays that were dropped until now, as every call does first."""
         self._state.try_drain_posts()
 
     def watch_drops(self, callback: Callable[[Handle], None] | None) -> None:
-        """Call back when the last reference to an array goes, in any thread, which holds locks; None ends that."""
+        """Have a function called when the last reference to an array goes; None ends that.
+
+        It is called in any thread, with locks held.
+        """
         with self._state.lock:
             self._state.on_drop = callback
 
@@ -190,10 +187,10 @@ class DiskStore:
         watcher: object | None = None,
         persistent: bool = False,
     ) -> Handle:
-        """Keep `array`; see `Store.put`. Its handle's `watcher` is the given one, to which it refers weakly.
+        """Keep `array`; see `Store.put`. The handle refers weakly to `watcher`.
 
-        Waits for the writer when the budget is full. An array that cannot fit is written before this returns, straight
-        from the caller's memory.
+        Waits for the writer when the budget is full. An array that cannot fit is written straight from the caller's
+        memory before this returns.
         """
         array = storable(array)
         state = self._state
@@ -216,7 +213,7 @@ class DiskStore:
         return entry
 
     def _warn(self, warning: str | None, entry: Entry | None = None) -> None:
-        """Warn whoever called, where there is something to warn of. Called without the lock."""
+        """Warn the caller, if there is a warning. Called without the lock."""
         if warning is not None:
             try:
                 warnings.warn(warning, stacklevel=3)
@@ -241,7 +238,7 @@ class DiskStore:
         return entry
 
     def count_with(self, handle: Handle, nbytes: int) -> None:
-        """Count bytes that a caller holds for what is stored under a handle, for as long as that is live."""
+        """Count bytes that a caller holds for the array of a handle, as long as that is live."""
         with self._state.lock:
             self._state.require_open("count_with")
             entry = self._state.live_entry("count_with", handle)
@@ -255,7 +252,7 @@ class DiskStore:
         self._state.schedule.pause()
 
     def _end_put(self) -> str | None:
-        """Return what to warn of. Called with the lock held."""
+        """Return the text to warn with. Called with the lock held."""
         self._tell()
         return self._room.warning()
 
@@ -268,7 +265,7 @@ class DiskStore:
         watcher: object | None,
         persistent: bool,
     ) -> tuple[Entry, str | None]:
-        """Keep a copy, made without the lock, for which room is reserved; return what to warn of too."""
+        """Keep a copy, for which room is reserved; return its entry and a warning. Called without the lock."""
         state = self._state
         try:
             copy, arrival = dense_copy(array)
@@ -280,7 +277,7 @@ class DiskStore:
             try:
                 self._begin_put("put")
                 entry = state.known(key)  # another thread may have put it meanwhile
-            finally:  # from here on the copy counts itself, and nobody else took its room
+            finally:  # from here on the copy itself counts; no other thread took its room
                 state.ram.unreserve(array.nbytes)
             if entry is None:
                 entry = state.enter(copy, key, label, None, persistent)
@@ -291,7 +288,7 @@ class DiskStore:
     def _keep(
         self, entry: Entry, array: np.ndarray, fits: bool, watcher: object | None, is_copy: bool = False
     ) -> None:  # fmt: skip
-        """Hold a new entry's array in RAM, or write it where it does not fit. Called with the lock held."""
+        """Hold the array of a new entry in RAM, or write it if it does not fit. Called with the lock held."""
         if watcher is not None:
             entry.watcher = weakref.ref(watcher)
         try:
@@ -305,7 +302,7 @@ class DiskStore:
             raise
 
     def get(self, handle: Handle) -> np.ndarray:
-        """Return the array of `handle`; see `Store.get`. Reads the disk itself when nobody did it before."""
+        """Return the array of `handle`; see `Store.get`. Reads the disk unless the array is in RAM, or on its way."""
         state = self._state
         ram = state.ram
         checked = None
@@ -348,7 +345,7 @@ class DiskStore:
         self._prefetcher.start_loads()
 
     def use(self, handle: Handle) -> None:
-        """Note that who has the array of `handle` already uses it now; see `Store.use`."""
+        """Note that a caller uses an array that it has already; see `Store.use`."""
         state = self._state
         with state.lock:
             state.require_open("use")
@@ -425,7 +422,7 @@ class DiskStore:
 
     @contextlib.contextmanager
     def room(self, nbytes: int) -> Iterator[None]:
-        """Count so many bytes that the caller uses inside; waits as `put` does until they fit, if they can."""
+        """Count bytes that the caller uses inside the block; wait as `put` does until they fit, if they can."""
         state = self._state
         with state.lock:
             state.require_open("room")
@@ -451,47 +448,48 @@ class DiskStore:
             self._state.counters.begin_phase("forward")
 
     def begin_phase(self, name: str | None) -> None:
-        """Note for the journal that a phase of a step begins, "forward", "backward" or "update"; or that none goes on.
+        """Note for the journal that a phase of a step begins: "forward", "backward" or "update"; None between steps.
 
-        Without being told, a step is taken to go forward from its first array on, and backward once one is wanted.
+        Without this, the forward phase is taken to begin with the first `put`, the backward phase with the first `get`.
         """
         with self._state.lock:
             self._state.counters.begin_phase(name)
             self._tell()
 
     def relabel(self, handle: Handle, label: Label) -> None:
-        """Say anew where the array of a handle comes from. Raises SpillError when its handle was dropped."""
+        """Give the array of a handle another label. Raises SpillError if the handle was dropped."""
         with self._state.lock:
             entry = self._state.live_entry("relabel", handle)
             entry.label = label
             self._state.counters.relabeled(entry)
 
     def note_kept(self, nbytes: int, label: Label, dtype: np.dtype[Any]) -> None:
-        """Note for the journal that an array was not put, as it stays in RAM."""
+        """Note for the journal that an array stays in RAM beside the store."""
         with self._state.lock:
             self._state.counters.kept(nbytes, label, dtype)
             self._tell()
 
     @property
     def ram_bytes(self) -> int:
-        """What `stats().ram_bytes` says, without waiting for anybody."""
+        """The bytes that the budget bounds, as in `stats()`, without waiting for the lock."""
         return self._state.ram.ram_bytes
 
     @property
     def waited_s(self) -> float:
-        """The seconds that callers waited so far."""
+        """How many seconds callers waited so far."""
         return self._state.counters.total.wait_s
 
     def at_step_end(self, callback: Callable[[StepTraffic], None]) -> None:
-        """Call back once, at the end of the present step; in any thread, which holds locks: it may only take note."""
+        """Have a function called once, at the end of the step: in any thread, with locks held, so it must be quick."""
         with self._state.lock:
             self._state.at_step_end.append(callback)
 
     def watch(self, handle: Handle, array: np.ndarray, watcher: Watcher, instead_of: object) -> Any:
-        """Have `watcher` say from now on whether `array`, got from `handle`, is unchanged before it is handed out.
+        """Have `watcher` asked, before `array`, got from `handle`, is handed out again, whether it is unchanged.
 
-        Unless another thread was quicker, and what watches it is no longer `instead_of`; return what does then. While
-        the store holds the array it holds its watcher; where that died before the array, the store reads its own copy.
+        Return the watcher that the array has then: another one if another thread has replaced `instead_of` meanwhile.
+        The store holds the watcher as long as it holds the array. If the watcher dies before the array, the store
+        presumes that the array changed, and reads its own copy.
         """
         state = self._state
         with state.lock:
@@ -532,7 +530,7 @@ class DiskStore:
         self._lifecycle.write_journal()
 
     def stats(self) -> StoreStats:
-        """Return the counters now."""
+        """Return the present counters."""
         state = self._state
         with state.lock:
             state.drain_posts()
@@ -578,12 +576,12 @@ class DiskStore:
         self._lifecycle.close()
 
     def _tell(self) -> None:
-        """Have the journal written where many lines wait. Called with the lock held."""
+        """Have the journal written if many lines wait. Called with the lock held."""
         if self._state.journal.is_behind and not self._state.closing:
             self._writer.wake()
 
     def _wait_until_idle(self, who: str, entry: Entry) -> None:
-        """Return once nobody reads or writes an entry's array or extent. Called with the lock held."""
+        """Return once no thread reads or writes an entry's array or extent. Called with the lock held."""
         state = self._state
         while entry.is_in_use:
             state.changed.wait()
@@ -602,7 +600,7 @@ class DiskStore:
         self._room.wait_for(0, entry.label, entry.dtype)
 
     def _discard_changed(self, entry: Entry, array: np.ndarray) -> None:
-        """Forget an array that somebody modified; what is on disk still holds. Called without the lock."""
+        """Forget an array that a caller modified; the values on disk still hold. Called without the lock."""
         ram = self._state.ram
         with self._state.lock:
             is_lent = entry.lease is not None and entry.lease() is array
@@ -613,36 +611,3 @@ class DiskStore:
                 ram.remove(entry)
             else:
                 ram.forget(entry)
-
-
-@functools.cache
-def _about_process() -> dict[str, object]:
-    try:
-        version = importlib.metadata.version("spillgrad")
-    except importlib.metadata.PackageNotFoundError:  # run from its sources
-        version = None
-    return {"host": socket.gethostname(), "command": " ".join(sys.argv), "version": version}
-
-
-def _make_run(directory: str | os.PathLike[str] | None) -> RunDirectory:
-    """Make the directory of a run, after removing those of dead ones beside it."""
-    if directory is not None and not isinstance(directory, str | os.PathLike):
-        raise OperandError(f"spill: got {type(directory).__name__} as a directory; wanted a path")
-    place = default_directory() if directory is None else Path(directory)
-    try:
-        _about_process()  # which reads files: while there is nothing yet to be removed again
-        place = place.absolute()  # the process may go to another one while the run lives
-        who = who_may_replace_runs(place)
-        if who is not None:
-            warnings.warn(
-                f"spill: {who} remove or replace the runs in it; pass a directory of your own, such as a new one there",
-                stacklevel=5,  # who made the owner of the store
-            )
-        with contextlib.suppress(FileNotFoundError):  # nobody was here yet, or the last run took the directory with it
-            sweep(place)
-        return RunDirectory(place, remove_parent=directory is None)
-    except SpillError:
-        raise
-    except OSError as error:
-        remedy = what_to_do(error, "pass a directory that can be written")
-        raise SpillError(f"spill: cannot use {place}: {error.strerror}; {remedy}") from error

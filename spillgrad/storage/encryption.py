@@ -15,7 +15,7 @@ _NONCE_BYTES, _TAG_BYTES = 12, 16
 
 
 class Encrypted:
-    """AES-256 in Galois/Counter mode over what `inner` makes of an array, or over the array itself.
+    """AES-256 in Galois/Counter mode over the form that `inner` encodes, or over the array itself.
 
     Pieces of a MiB, each behind its nonce and before its tag. The key is made here and goes nowhere; nonces count up,
     so none comes twice. Authenticated with a piece are the array's number, label, dtype and shape and its own place
@@ -73,7 +73,7 @@ def _pieces(nbytes: int) -> list[tuple[int, int, int]]:
 
 
 def sealed_bytes(nbytes: int) -> int:
-    """Return how many bytes so many are when they are encrypted."""
+    """Return how many bytes an encrypted form of so many bytes has."""
     return nbytes + len(_pieces(nbytes)) * (_NONCE_BYTES + _TAG_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""Refuse files of a version that is not known here."""
+"""Refuse files of an unknown version."""
 
 from pathlib import Path
 

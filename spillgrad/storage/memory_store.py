@@ -1,4 +1,4 @@
-"""The plainest store: a dictionary in RAM. What the others must be indistinguishable from, but for their memory."""
+"""The plainest store: a dictionary in RAM. Other stores must behave like it, except for the memory they take."""
 
 import collections
 import threading
@@ -34,7 +34,7 @@ class _Kept(Handle):
 class MemoryStore:
     """Keeps arrays in RAM, without bound.
 
-    The lock guards everything but `_dropped`, where `drop` posts without it.
+    The lock guards everything except `_dropped`, to which `drop` appends without it.
     """
 
     def __init__(self) -> None:

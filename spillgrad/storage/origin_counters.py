@@ -1,4 +1,4 @@
-"""What became of arrays, by where they come from."""
+"""Origins of arrays, and the counters of the arrays of each origin."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Origin(NamedTuple):
-    """Where arrays come from; None where nobody said."""
+    """Where arrays come from; None where it is unknown."""
 
     module: str | None = None
     op: str | None = None
@@ -38,7 +38,7 @@ class OriginCounters:
 
     @property
     def wait_s(self) -> float:
-        """Seconds that callers waited."""
+        """How many seconds callers waited."""
         return self.wait_write_s + self.wait_read_s
 
     def since(self, before: "OriginCounters") -> "OriginCounters":
@@ -46,7 +46,7 @@ class OriginCounters:
         return OriginCounters(*(now - then for now, then in zip(values(self), values(before), strict=True)))
 
 
-# What `StoreStats` has, too.
+# The fields that `StoreStats` has too.
 IN_STATS = tuple(name for name in OriginCounters.__slots__ if name not in ("arrays", "kept_bytes"))
 
 

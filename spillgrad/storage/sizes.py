@@ -1,4 +1,4 @@
-"""Byte counts as people write and read them."""
+"""Sizes as text: byte counts as people write and read them."""
 
 import re
 

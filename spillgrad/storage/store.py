@@ -1,4 +1,4 @@
-"""What a store of arrays is: the protocol every implementation keeps, and the small values it hands out.
+"""The contract of a store: the protocol that every implementation follows, and the small values it hands out.
 
 A store takes bytes and gives the same bytes back. It knows no tensor, no autograd and no arithmetic.
 """
@@ -51,27 +51,27 @@ class Remote(Protocol):
     nbytes: int
 
     def fetch(self) -> tuple[np.ndarray, Callable[[], None]]:
-        """Begin to copy the array; return the copy, in memory of its own, and what returns once its bytes are there."""
+        """Begin to copy the array; return the copy, and a function that returns once its bytes are there."""
         ...
 
 
 class Watcher(Protocol):
-    """What counts the changes of an array that a store handed out."""
+    """Counts the changes of an array that a store handed out."""
 
     def is_unchanged(self) -> bool:
-        """Return whether the array is what it was when it was handed out. Quick, and takes no lock."""
+        """Return whether the array is as it was when it was handed out. Must be quick and take no lock."""
         ...
 
 
 def nobody() -> None:
-    """Be the reference to no object."""
+    """Stand for a weak reference to no object."""
 
 
 class Handle:
     """Names one stored array; only the store that made it can use it.
 
-    `views` is for who put it: what it holds when a file is described goes into the file. `watcher()` is what counts the
-    changes of its array in memory, if anything does.
+    The caller of `put` may append to `views`; the file tells those that are there when it is described. `watcher()`
+    returns the object that counts the changes of the array in memory, or None.
     """
 
     __slots__ = ("__weakref__", "dtype", "label", "nbytes", "sequence", "shape", "views", "watcher")
@@ -91,13 +91,13 @@ class Handle:
 
 @dataclasses.dataclass(frozen=True)
 class StoreStats:
-    """What a store did so far and holds now.
+    """What a store did so far, and what it holds now.
 
-    Units: bytes and seconds. `packed_bytes` were given to `put`, `deduplicated_bytes` of them were stored already.
-    `written_bytes` of arrays went to disk; there a codec made `stored_bytes` of them. `live_bytes` counts each live
-    array once, wherever it is. `ram_bytes` is what the budget bounds, `disk_bytes` the blocks its files occupy. A hit
-    found its array in RAM, or on its way there; a miss had to read the disk itself. `writing_s` and `reading_s` are the
-    time in which at least one array was under way, checksums included: what moved by them is the speed of the disk.
+    Units: bytes and seconds. `packed_bytes` were given to `put`; `deduplicated_bytes` of them were stored already.
+    `written_bytes` of arrays went to disk, where a codec made `stored_bytes` of them. `live_bytes` counts each live
+    array once, wherever it is. The budget bounds `ram_bytes`; the files occupy `disk_bytes`. A hit found its array in
+    RAM, or on its way there; a miss had to read the disk itself. `writing_s` and `reading_s` are how long at least one
+    array was being written or read, checksums included: bytes divided by them are the speed of the disk.
     """
 
     packed_bytes: int = 0
@@ -132,17 +132,17 @@ class Store(Protocol):
     ) -> Handle:
         """Keep `array` and return its handle, which holds one reference.
 
-        With the `key` of a live handle that handle returns again, with one reference more. The array itself is kept,
-        not a copy, unless it is read-only, unaligned or not C-contiguous: who writes to it afterwards says so through
-        `unchanged`. One that is remote is copied as soon as there is room, and must not change before that is done. One
-        that is `persistent` stays beyond a training step, as parameters do, and is used in each.
+        With the `key` of a live handle, that handle is returned again, with one more reference. The array itself is
+        kept, not a copy, unless it is read-only, unaligned or not C-contiguous. If the caller may write to it
+        afterwards, `unchanged` must tell. A remote array is copied as soon as there is room, and must not change before
+        that is done. A `persistent` array lives longer than a training step, as parameters do, and is used in each.
 
         Raises SpillError when an earlier write failed, or this one did.
         """
         ...
 
     def get(self, handle: Handle) -> np.ndarray:
-        """Return an array with the shape, dtype and bytes that were put; callers that hold it share it.
+        """Return an array with the shape, dtype and bytes that were put; all callers that hold it share it.
 
         Raises SpillError when the array was changed before it was stored, or its handle was dropped, and
         SpillCorruptionError when other bytes came back than were written.
@@ -150,13 +150,14 @@ class Store(Protocol):
         ...
 
     def use(self, handle: Handle) -> None:
-        """Note that who has the array of `handle` already uses it now, as `get` would. Raises what `get` raises."""
+        """Note that a caller uses the array of `handle`, which it has already. Raises what `get` raises."""
         ...
 
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
         """Note that `array`, which is that of `handle`, is about to be modified; it stays in RAM until `end_change`.
 
-        Who overwrites all of it may give another array of its shape and dtype, which is that of `handle` from then on.
+        A caller that will overwrite all of it may give another array of the same shape and dtype; `handle` has that
+        array from then on.
 
         Raises what `get` raises.
         """
@@ -165,7 +166,7 @@ class Store(Protocol):
     def end_change(self, handle: Handle, changed: bool = True) -> None:
         """Note that the array has its new values, or, unless `changed`, still its old ones.
 
-        A handle that is not being changed is left alone.
+        Does nothing for an array that is not being changed.
         """
         ...
 
@@ -179,7 +180,7 @@ class Store(Protocol):
     def begin_step(self) -> None:
         """Note that a training step begins, in which persistent arrays are expected to be used as in the one before.
 
-        Stores of which all other arrays were dropped know it without being told.
+        A store without persistent arrays begins a step by itself when all its arrays were dropped.
         """
         ...
 
@@ -199,7 +200,7 @@ class Store(Protocol):
         ...
 
     def stats(self) -> StoreStats:
-        """Return the counters now."""
+        """Return the present counters."""
         ...
 
     def check(self) -> list[SpillCorruptionError]:
@@ -218,7 +219,7 @@ class Store(Protocol):
 def storable(array: np.ndarray | Remote) -> np.ndarray | Remote:
     """Return `array` as a NumPy array, or a remote one as it is.
 
-    Raises SpillError for one that is no plain bytes, or has more dimensions than HDF5 knows.
+    Raises SpillError if it does not consist of plain bytes, or has more dimensions than HDF5 allows.
     """
     if not hasattr(array, "fetch"):
         array = np.asarray(array)
@@ -232,17 +233,17 @@ def storable(array: np.ndarray | Remote) -> np.ndarray | Remote:
 
 
 def may_be_kept(array: np.ndarray | Remote) -> bool:
-    """Return whether a store may keep `array` as it is: it is C-contiguous, aligned and writeable."""
+    """Return whether a store may keep `array` itself: it is C-contiguous, aligned and writeable."""
     return isinstance(array, np.ndarray) and array.flags.carray
 
 
 def dense_copy(array: np.ndarray | Remote) -> tuple[np.ndarray, Callable[[], None] | None]:
-    """Return a copy that a store may keep; and, of a remote array, what returns once the copy is complete."""
+    """Return a copy that a store may keep; for a remote array, also a function that returns once it is complete."""
     return (buffers.copy(array), None) if isinstance(array, np.ndarray) else array.fetch()
 
 
 class Labelled(Protocol):
-    """What says where it comes from."""
+    """An object with a label."""
 
     label: Label
 

@@ -1,4 +1,4 @@
-"""What has a store, or shares that of another: one way to open it, and to ask for what it did."""
+"""Own a store, or share that of another owner: the base of `save_on_disk` and `disk_offload`."""
 
 import functools
 import warnings
@@ -13,9 +13,9 @@ from spillgrad.storage.store import StoreStats
 
 # A smaller tensor costs more in bookkeeping than it frees.
 MIN_BYTES = 4096
-# Views of an array that the files tell of: HDF5 keeps an attribute below 64 KiB with the structure.
+# How many views of an array the files tell: HDF5 keeps an attribute below 64 KiB with the structure.
 MAX_VIEWS = 32
-# What says nothing of a store, as the one of another owner is what it is.
+# The options that leave a store as it is; an owner that shares a store may give no others.
 _OPTIONS_OF_STORE = {
     "ram_budget": None,
     "direct_io": None,
@@ -28,7 +28,7 @@ _OPTIONS_OF_STORE = {
 
 
 class StoreOwner:
-    """What puts something into a store that it made, or that another made."""
+    """Puts arrays into a store that it made, or that another owner made."""
 
     _store: DiskStore
 
@@ -42,10 +42,10 @@ class StoreOwner:
         stacklevel: int = 3,
         **options: Any,
     ) -> None:
-        """Make a store, which closes when this object and all it put are gone, or take that of another owner.
+        """Make a store, which closes when this object and all that it put are gone; or share that of another owner.
 
-        `shared` is what users call to make such an owner, and its class. Warnings are for whom `stacklevel` says: the
-        caller of the caller. Raises ArgumentError for what does not go with either.
+        `shared` has the function that makes such owners, by name, and their class. `stacklevel` says whose line
+        warnings name. Raises ArgumentError for options that do not go with the store.
         """
         offload, owners = shared or (None, ())
         if isinstance(directory, owners):
@@ -74,7 +74,7 @@ class StoreOwner:
 
     @property
     def directory(self) -> Path:
-        """Where this object's files are."""
+        """The directory of this object's files."""
         return self._store.directory
 
     def stats(self) -> StoreStats:
@@ -82,14 +82,14 @@ class StoreOwner:
         return self._store.stats()
 
     def flush(self) -> None:
-        """Return when all that was put is in the files, and all that happened in the journal.
+        """Return when all arrays that were put are in the files, and all events are in the journal.
 
         Raises SpillError when something could not be written.
         """
         self._store.flush()
 
     def preflight(self) -> Preflight:
-        """Return what the disk offers: free space, file system, measured speed; see `sg.storage.preflight`."""
+        """Return the disk's free space, file system and measured speed; see `sg.storage.preflight`."""
         return preflight(self._store.directory)
 
 

@@ -1,4 +1,4 @@
-"""Memory that malloc has free, given back in time for what a training step needs most of it for."""
+"""Give memory that malloc holds free back to the system, before a training step needs the most."""
 
 import time
 
@@ -6,7 +6,7 @@ from spillgrad.errors import SpillError
 from spillgrad.storage.threads import io_threads
 from spillgrad_kernels.memory import buffers
 
-# Short steps need little; and of a processor's time no more than this share goes into it.
+# No more often than this, as short steps need little; and with no more than this share of a processor's time.
 _EVERY_S = 0.1
 _SHARE = 1 / 20
 
@@ -14,7 +14,7 @@ _next_trim_s = 0.0
 
 
 def trim_soon() -> None:
-    """Have an I/O thread see whether memory is scarce, unless one did just before.
+    """Have an I/O thread give memory back if it is scarce, unless one looked just before.
 
     It takes no lock: finalizers call it too. Two threads that come at the same time may both have it done.
     """
@@ -34,4 +34,4 @@ def _trim() -> None:
 
 
 def _leave_as_it_is(why: SpillError | None) -> None:
-    """Let a store go on without what failed, which the thread tells."""
+    """Ignore a failure, which the thread reports: the store goes on."""

@@ -21,11 +21,12 @@ from spillgrad.errors import SpillError, SpillFormatError, SpillgradError
 from spillgrad.inspection.journal_reader import JournalReader
 from spillgrad.inspection.records import Run
 from spillgrad.inspection.runs import RunReader, spans
-from spillgrad.storage import disk_store, inspect, inspect_segment
+from spillgrad.storage import inspect, inspect_segment
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.journal import writer as journal
 from spillgrad.storage.journal.files import JOURNAL_NAME, old_path
 from spillgrad.storage.origin_counters import IN_STATS, Origin, total
+from spillgrad.storage.runs import begin_run
 from spillgrad.storage.store import Label, StoreStats
 from tests.waiting import wait_until
 
@@ -439,11 +440,11 @@ def test_whatever_labels_say_the_journal_can_be_read(tmp_path: Path, label: Labe
 
 
 def test_a_command_of_any_length_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    disk_store._about_process.cache_clear()
+    begin_run.about_process.cache_clear()
     monkeypatch.setattr(sys, "argv", ["train", *(f"shard-{number:020}" for number in range(200)), "\udce9"])
     store = DiskStore(tmp_path / "spill", ram_budget=0, keep_journal=tmp_path / "run.jsonl")
     store.close()
-    disk_store._about_process.cache_clear()
+    begin_run.about_process.cache_clear()
     assert one(tmp_path / "run.jsonl").command.startswith("train shard-00")  # type: ignore[union-attr]
 
 

@@ -5,29 +5,29 @@ import itertools
 import math
 from collections.abc import Sequence
 
-# Of what is compressed: whatever reads a part of it decompresses whole chunks.
+# Of compressed datasets: a reader of any part decompresses whole chunks.
 _COMPRESSED_BYTES = 256 << 10
-# What was read is digested while a cache of the processor still has it.
+# The checksum of a piece is computed while the processor's cache still has it.
 PIECE_BYTES = 8 << 20
 PAGE_BYTES = 4096
 # Chunk sizes are 32-bit in files that HDF5 1.8 can read.
 _MAX_CHUNK_BYTES = (1 << 32) - 1
 
-# What has more pieces than this, or chunks that are compressed, is told by HDF5 alone: 16 GiB in one array.
+# The journal leaves out longer lists of pieces or compressed chunks, and HDF5 alone has them: 16 GiB in one array.
 TOLD_PIECES_MAX = 1 << 16
 
 Piece = tuple[int, int, int]  # offset in the file, offset in the array's bytes, number of bytes
 
 
 def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the shape of chunks, each consecutive in the array: all of it, or whole rows of it from 4 GiB on."""
+    """Return the shape of chunks, each contiguous in the array: the whole array, or from 4 GiB on whole rows."""
     if not math.prod(shape):
         return (1,) * len(shape)
     return _rows(shape, itemsize, _MAX_CHUNK_BYTES)
 
 
 def compressed_chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the shape of chunks that are compressed: whole consecutive rows, whatever they come to."""
+    """Return the shape of compressed chunks: whole consecutive rows, of any size."""
     return _rows(shape, itemsize, _COMPRESSED_BYTES)
 
 
@@ -35,7 +35,7 @@ def compressed_chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, 
 def compressed_chunks(
     shape: tuple[int, ...], itemsize: int
 ) -> tuple[tuple[int, ...], dict[tuple[int, ...], tuple[int, int]]]:
-    """Return the shape of chunks that are compressed; and where each begins: its first element and how many it has."""
+    """Return the shape of compressed chunks; and for the offset of each, its first element and how many it has."""
     chunk = compressed_chunk_shape(shape, itemsize)
     axis = next(i for i in range(len(shape)) if chunk[i] > 1 or i == len(shape) - 1)
     rows, row = chunk[axis], math.prod(shape[axis + 1 :])
@@ -58,7 +58,7 @@ def _rows(shape: tuple[int, ...], itemsize: int, most_bytes: int) -> tuple[int, 
 
 
 def places(pieces: Sequence[Piece]) -> list[list[int]]:
-    """Return where pieces that were joined lie in the file, as few as can be: offset and bytes of each."""
+    """Return the offset and bytes of joined pieces in the file, as few as possible."""
     found: list[list[int]] = []
     for file_offset, _, nbytes in pieces:
         if found and sum(found[-1]) == file_offset:
@@ -69,7 +69,7 @@ def places(pieces: Sequence[Piece]) -> list[list[int]]:
 
 
 def join_pieces(pieces: list[Piece]) -> list[Piece]:
-    """Join pieces that follow each other in file and array, and cut them into some of `PIECE_BYTES`."""
+    """Join pieces that are adjacent in file and array, then cut them into pieces of `PIECE_BYTES`."""
     joined: list[Piece] = []
     for file_offset, array_offset, nbytes in sorted(pieces, key=lambda piece: piece[1]):
         if joined:

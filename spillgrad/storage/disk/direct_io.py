@@ -1,4 +1,4 @@
-"""How fast a disk is, and what its work takes of the processor: through the page cache, and past it."""
+"""Decide about direct I/O: measure how fast a disk is through the page cache and past it, and what that costs."""
 
 import collections
 import errno
@@ -9,20 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# 0 where the system knows no such flag: then direct files cannot be opened.
+# 0 if the system has no such flag: then no file can be opened for direct I/O.
 O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 _O_TMPFILE: int = getattr(os, "O_TMPFILE", 0)
 
-# As large as arrays are: smaller pieces cost more each, and stay in caches.
+# About the size of arrays: smaller pieces cost more per byte, and stay in caches.
 _BUFFER_BYTES = 4 << 20
 _BUFFERS = 2
 _ROUNDS = 2
-# Beyond this ratio of times the disk is so slow that a step would wait for it: the page cache may hide that.
+# If direct I/O takes more times as long than this, steps would wait for it, which the page cache may hide.
 _SLOWEST = 20.0
 
 
 class Speed(NamedTuple):
-    """What writing and reading take; `busy_s_per_byte` is the processor's time to do both."""
+    """The speed of writing and reading; `busy_s_per_byte` is the processor's time to do both."""
 
     write_bytes_per_s: float
     read_bytes_per_s: float
@@ -34,7 +34,7 @@ class Speed(NamedTuple):
 
 
 class Speeds(NamedTuple):
-    """The speed through the page cache and past it; None where it could not be measured, or the system cannot."""
+    """The speed through the page cache and past it; None if it could not be measured, or the system cannot."""
 
     cached: Speed | None
     direct: Speed | None
@@ -50,7 +50,7 @@ class Speeds(NamedTuple):
     def cache_costs_s(self, moved_bytes: int) -> float:
         """Return by how much moving so many bytes through the page cache rather than past it slows a step.
 
-        In full, though other cores do that work: while it holds one thread of a kernel up, the others wait.
+        The whole time counts, though other cores may do that work: if it delays one thread of a kernel, all wait.
         """
         if self.cached is None or self.direct is None:
             return 0.0
@@ -58,7 +58,7 @@ class Speeds(NamedTuple):
 
 
 def open_direct(path: str | os.PathLike[str], flags: int) -> int | None:
-    """Open a file past the page cache; None where the file system cannot. Raises OSError for any other reason."""
+    """Open a file for direct I/O; return None if the file system cannot. Raises OSError for any other reason."""
     if not O_DIRECT:
         return None
     try:
@@ -82,14 +82,14 @@ def speeds(directory: Path) -> Speeds:
 
 
 _known: dict[int, Speeds] = {}
-# Steps in succession that waited for direct I/O, by device. The first of a run waits for the measurement above and does
-# not know what it will need, and any step may meet a moment when the disk is busy.
+# How many steps in succession waited for direct I/O, by device. One step is no evidence: the first of a run waits for
+# the measurement above and has no plan, and any step may meet a moment when the disk is busy.
 _slow_steps: collections.Counter[int] = collections.Counter()
 _SLOW_STEPS = 2
 
 
 def is_awaited(device: int) -> bool:
-    """Return whether steps waited for direct I/O on this device, so that the page cache slows them less."""
+    """Return whether steps waited for direct I/O on this device, so that the page cache would slow them less."""
     return _slow_steps[device] >= _SLOW_STEPS
 
 
@@ -107,7 +107,7 @@ def _measure(directory: Path) -> Speeds:
         cached = _speed(os.open(directory, flags | os.O_CLOEXEC, 0o600))
         direct = open_direct(directory, flags)
         return Speeds(cached, None if direct is None else _speed(direct))
-    except OSError:  # a full disk, perhaps: whoever stores something will be told
+    except OSError:  # a full disk, perhaps: the first write will raise
         return Speeds(None, None)
 
 
@@ -117,10 +117,10 @@ def _speed(descriptor: int) -> Speed:
     try:
         with mmap.mmap(-1, _BUFFER_BYTES) as memory, memoryview(memory) as buffer:
             for page in range(0, _BUFFER_BYTES, mmap.PAGESIZE):
-                buffer[page] = 1  # or all would be the system's one page of zeros
+                buffer[page] = 1  # otherwise all of it would be the system's one page of zeros
             costs = []
             for _ in range(_ROUNDS):
-                os.ftruncate(descriptor, 0)  # blocks that are there already would cost less
+                os.ftruncate(descriptor, 0)  # to write blocks that exist already would cost less
                 began_busy_s = time.thread_time()
                 write_s = _duration(os.pwritev, descriptor, buffer)
                 read_s = _duration(os.preadv, descriptor, buffer)

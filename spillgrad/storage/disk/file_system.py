@@ -1,4 +1,4 @@
-"""What the file system under a directory is, and how much room it has."""
+"""Ask for the type of the file system under a directory, and for its free space."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def file_system(path: str | os.PathLike[str]) -> str | None:
-    """Return the type of the file system that `path` is in, such as "ext4"; None where the system does not tell."""
+    """Return the type of the file system that `path` is in, such as "ext4"; None if the system does not tell."""
     if not _MOUNTS.exists():
         return None
     device = os.stat(path).st_dev
@@ -22,7 +22,7 @@ def file_system(path: str | os.PathLike[str]) -> str | None:
 
 
 def is_ram_disk(path: str | os.PathLike[str]) -> bool:
-    """Return whether files in `path` would occupy RAM; False where the system does not tell."""
+    """Return whether files in `path` would occupy RAM; False if the system does not tell."""
     return file_system(path) in _RAM_FILE_SYSTEMS
 
 

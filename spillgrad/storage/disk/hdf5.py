@@ -1,4 +1,4 @@
-"""h5py's low-level modules (`h5f h5d h5p h5s h5t h5a h5fd`), loaded on first use: `import spillgrad` does not wait."""
+"""h5py's low-level modules (`h5f h5d h5p h5s h5t h5a h5fd`), loaded on first use so that imports are quick."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ from spillgrad.storage.disk import hdf5
 
 @functools.cache
 def hdf5_type(dtype: np.dtype[Any]) -> Any:
-    """Return the HDF5 type with `dtype`'s bytes; one HDF5 has no word for is opaque and tagged with NumPy's name."""
+    """Return the HDF5 type with `dtype`'s bytes; one that HDF5 lacks is opaque, tagged with NumPy's name."""
     if dtype == ml_dtypes.bfloat16:
         return _bfloat16()
     try:

@@ -1,4 +1,4 @@
-"""Parts of a file that take no disk, and disk that is no part of a file yet."""
+"""Find, make and fill holes: parts of a file that take no disk."""
 
 import ctypes
 import errno
@@ -11,7 +11,7 @@ _NOT_HERE = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def hole_bytes(descriptor: int, start: int, stop: int) -> int:
-    """Return how many bytes of `start:stop` take no disk; where the file system does not tell, those behind the end."""
+    """Return how many bytes of `start:stop` take no disk; if the file system does not tell, those behind the end."""
     found = 0
     while start < stop:
         try:
@@ -19,19 +19,19 @@ def hole_bytes(descriptor: int, start: int, stop: int) -> int:
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise
-            data = stop  # nothing but a hole up to the file's end
+            data = stop  # only a hole follows, up to the end of the file
         found += data - start
         start = data if data == stop else os.lseek(descriptor, data, os.SEEK_HOLE)
     return found
 
 
 def punch(descriptor: int, start: int, stop: int) -> None:
-    """Give the disk under `start:stop` back, where the file system can. Raises OSError when the disk refuses."""
+    """Give the disk under `start:stop` back, if the file system can. Raises OSError when the disk refuses."""
     _allocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, stop)
 
 
 def reserve(descriptor: int, start: int, stop: int) -> None:
-    """Take disk for `start:stop`, also behind the end of a file, which stays where it is; where the file system can.
+    """Take disk for `start:stop`, if the file system can, even behind the end of the file, which does not move.
 
     Raises OSError when the disk refuses.
     """

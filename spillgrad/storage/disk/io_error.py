@@ -1,4 +1,4 @@
-"""Say what the disk refused."""
+"""Make the errors that say what the disk refused, and what to do."""
 
 import errno
 import resource
@@ -22,13 +22,13 @@ def io_error(verb: str, handle: Handle, directory: Path, error: Exception) -> Sp
         f"spill: could not {verb} {format_bytes(handle.nbytes)} ({handle.label}) in {directory}: {reason}; {remedy}"
     )
     if isinstance(error, OSError):
-        error.__traceback__ = None  # its frames hold the array, and say no more than `reason`
+        error.__traceback__ = None  # its frames hold the array, and add nothing to `reason`
     explained.__cause__ = error
     return explained
 
 
 def what_to_do(error: Exception, about_disk: str) -> str:
-    """Return what helps against an error: what is said of the disk, unless that is not at fault."""
+    """Return what helps against an error: `about_disk`, unless the disk is not at fault."""
     if getattr(error, "errno", None) != errno.EMFILE:
         return about_disk
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -10,18 +10,18 @@ from spillgrad.storage.disk.chunks import PAGE_BYTES
 from spillgrad.storage.disk.direct_io import open_direct
 from spillgrad_kernels.memory import buffers
 
-# What is copied to be written is copied in pieces of this size: more would not be faster, and is memory.
+# Arrays are copied for writing in pieces of this size. Larger ones would take memory, and be no faster.
 _COPIED_BYTES = 2 << 20
 
 
 class PayloadFile:
-    """A file's bytes, as `descriptor` sees them, and past the page cache if `direct`.
+    """The bytes of a file, read and written through the page cache, or past it if `direct`.
 
-    Direct I/O (O_DIRECT) takes a third of the processor's time but moves whole pages between page addresses only. A
-    large array in another library's memory, which begins anywhere, is written by way of a buffer, which each writing
-    thread has beside any budget. What else there is, such as small arrays and the last, partial page of others, goes
-    through the page cache, which the kernel keeps in step with the file; so does everything where the file system knows
-    no direct I/O. Any thread may read and write.
+    Direct I/O (O_DIRECT) takes a third of the processor's time, but moves only whole pages, between page addresses. A
+    large array that begins elsewhere, in memory of another library, is written by way of a buffer, which each writing
+    thread has beside any budget. Small arrays, the last partial page of others, and everything on a file system
+    without direct I/O go through the page cache, which the kernel keeps consistent with the file. Any thread may read
+    and write.
     """
 
     def __init__(self, path: str, descriptor: int, direct: bool) -> None:
@@ -29,7 +29,7 @@ class PayloadFile:
         self._direct = open_direct(path, os.O_RDWR) if direct else None
 
     def close(self) -> None:
-        """Close what was opened here; nothing may be under way."""
+        """Close the file opened here; no read or write may be under way."""
         if self._direct is not None:
             os.close(self._direct)
             self._direct = None
@@ -46,7 +46,7 @@ class PayloadFile:
             return
         try:
             buffer = buffers.empty((min(_COPIED_BYTES, nbytes),), np.uint8)
-        except MemoryError:  # which writing may relieve
+        except MemoryError:  # to write the array frees memory
             self._move(os.pwritev, payload, file_offset, cached=True)
             return
         for done in range(0, nbytes, _COPIED_BYTES):
@@ -79,16 +79,13 @@ class PayloadFile:
 
 
 def _is_at_page(payload: np.ndarray) -> bool:
-    """Return whether memory begins where a page does."""
+    """Return whether memory begins at the address of a page."""
     address: int = payload.__array_interface__["data"][0]
     return address % PAGE_BYTES == 0
 
 
 def _move_pages(call: Callable[..., int], direct: int, view: memoryview, place: int) -> int:
-    """Move the whole pages of memory that begins at a page's address; return how many bytes that were.
-
-    0 if the file refuses.
-    """
+    """Move the whole pages of memory that begins at a page; return how many bytes that were, 0 if the file refuses."""
     whole = len(view) // PAGE_BYTES * PAGE_BYTES
     try:
         return call(direct, [view[:whole]], place) if whole else 0

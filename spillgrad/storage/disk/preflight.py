@@ -1,4 +1,4 @@
-"""Look at a disk before tensors are spilled to it."""
+"""Ask what a disk offers before tensors are spilled to it."""
 
 import dataclasses
 import os
@@ -15,9 +15,8 @@ from spillgrad.storage.sizes import format_bytes
 class Preflight:
     """What a directory offers to a store; as text, one line.
 
-    `file_system` is its type, such as "ext4", None where the system does not tell. `speed` is what was measured, by
-    direct I/O if `direct_io` (what a store chooses by itself), else through the page cache; None where nothing could be
-    written.
+    `file_system` is its type, such as "ext4"; None if the system does not tell. `direct_io` is what a store would
+    choose by itself, and `speed` was measured that way; None if nothing could be written.
     """
 
     directory: Path
@@ -30,8 +29,8 @@ class Preflight:
     def slowdown(self, spilled_bytes: int, step_s: float) -> float | None:
         """Return how many times longer a step of `step_s` seconds is to take when it spills so many bytes.
 
-        The disk works beside the step: it slows it by the processor's time that takes, or is what the step waits for.
-        None where the speed is unknown.
+        The disk works beside the step: either it only takes processor's time from the step, or the step waits for it.
+        Returns None if the speed is unknown.
         """
         if self.speed is None:
             return None
@@ -55,7 +54,7 @@ class Preflight:
 
 
 def preflight(directory: str | os.PathLike[str]) -> Preflight:
-    """Return what spilling to `directory` can expect, measured in some 50 ms the first time.
+    """Return what spilling to `directory` can expect. Measures for some 50 ms the first time.
 
     Warns of a RAM disk. Raises SpillError when there is no such directory.
     """

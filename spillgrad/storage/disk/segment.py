@@ -1,4 +1,4 @@
-"""One HDF5 file of arrays, whose bytes move past HDF5, straight to and from the places HDF5 gave them.
+"""One HDF5 file of arrays. HDF5 finds their places; their bytes are read and written there directly, without HDF5.
 
 `FORMAT.md` says what is in it.
 """
@@ -43,7 +43,7 @@ ATTRIBUTE = b"spillgrad"
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Extent:
-    """Where one array lies: its dataset, and the pieces of the file that hold its bytes."""
+    """The place of one array on disk: its dataset, and the pieces of the file that hold its bytes."""
 
     segment: "Segment"
     dataset: str  # its name in the file
@@ -54,26 +54,26 @@ class Extent:
     allocated_bytes: int
     told_pieces: Any  # the places of the pieces, as the journal has them; UNSET if there are too many
     label: Label
-    views: list[View]  # its handle's
+    views: list[View]  # those of its handle
     checksum: int | None = None  # of what was written
     written: bool = False
-    described: bool = False  # the file says what it holds
-    cached: bool = False  # what was written went through the page cache, and may still be there
-    encoding: Encoding | None = None  # of what is not stored as it is
+    described: bool = False  # the file has its attribute
+    cached: bool = False  # it was written through the page cache, and may still be there
+    encoding: Encoding | None = None  # None if the array is stored as it is
 
     @property
     def stored_bytes(self) -> int:
-        """How many bytes of it are stored."""
+        """How many bytes are stored."""
         return sum(nbytes for _, _, nbytes in self.pieces)
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of memory that reading takes beside the array."""
+        """How many bytes of memory a read takes beside the array."""
         return 0 if self.encoding is None else self.encoding.staging_bytes
 
     @property
     def fits_one_only(self) -> bool:
-        """Whether its place fits no other array: chunks have the sizes that compression gave them."""
+        """Whether its place fits no other array, because its chunks have the sizes that compression gave them."""
         return self.encoding is not None and bool(self.encoding.chunks)
 
     @property
@@ -117,10 +117,10 @@ class Segment:
     """An HDF5 file in which datasets come and go.
 
     Invariant: HDF5 gives every chunk its place when a dataset is created (early allocation, no fill values) and never
-    reads or writes a payload itself; place is given back only by `free`. All methods belong to one thread, the owner,
-    but for `write` and `read`, which any thread may call while the extent is not freed, and `disk_bytes`.
+    reads or writes a payload itself; only `free` gives a place back. All methods belong to one thread, the owner,
+    except `disk_bytes`, and `write` and `read`, which any thread may call until the extent is freed.
 
-    Once a write failed no array comes any more: HDF5 would offer the place that the disk refuses again and again.
+    Once a write fails, no array comes any more: HDF5 would offer the refused place again and again.
     """
 
     def __init__(self, path: str, capacity_bytes: int, *, direct_io: bool, checksums: bool) -> None:
@@ -156,7 +156,7 @@ class Segment:
 
     @property
     def broken(self) -> bool:
-        """Whether the structure could not be read or written: live arrays stay readable here, but no more come."""
+        """Whether the structure could not be read or written: live arrays stay readable, but no more come."""
         return self._failed or self._structure.error is not None
 
     @property
@@ -202,7 +202,7 @@ class Segment:
     def place_again(
         self, extent: Extent, sequence: int, label: Label, views: list[View], encoding: Encoding | None = None
     ) -> Extent:
-        """Give the place of an array that is gone, and was never described, to another of its shape and dtype."""
+        """Give the place of a freed array that was never described to another of the same shape and dtype."""
         for extents in (self._undescribed, self._live):
             extents.discard(extent)
         extent = dataclasses.replace(
@@ -265,11 +265,11 @@ class Segment:
             raise OSError(f"the structure of {self.path} could not be written") from self._structure.error
 
     def describe_one(self) -> bool:
-        """Do a part of what `flush` would, while others are written; return whether there was any."""
+        """Do a part of what `flush` would, while arrays are being written; return whether there was any."""
         written = next((extent for extent in self._undescribed if extent.written), None)
         if written is None or self.broken:
             return False
-        with contextlib.suppress(Exception), self._structural_change():  # which notes that it failed
+        with contextlib.suppress(Exception), self._structural_change():  # which notes the failure
             self._describe(written)
         return True
 
@@ -278,13 +278,13 @@ class Segment:
         return os.fstat(self._fd).st_blocks * 512
 
     def hole_bytes(self, extent: Extent) -> int:
-        """Return how many bytes of disk writing to a new place will take. Raises OSError when the disk refuses."""
+        """Return how many more bytes of disk a write to a place will take. Raises OSError when the disk refuses."""
         return sum(hole_bytes(self._fd, start, start + nbytes) for start, _, nbytes in extent.pieces)
 
     def punch_holes(self) -> None:
-        """Give the disk under all pages back that hold neither an array nor structure.
+        """Give back the disk under all pages that hold neither an array nor structure.
 
-        Structure that HDF5 did not write yet may have its place there: it will be written.
+        Structure that HDF5 has not written yet may have its place there; to write it takes the disk again.
         Raises OSError when the disk refuses.
         """
         length = -(-os.fstat(self._fd).st_size // PAGE_BYTES)
@@ -307,13 +307,13 @@ class Segment:
         except FileNotFoundError:  # the whole directory was removed
             pass
         except OSError:
-            # Who removes the run's directory meets the same obstacle, and says so.
+            # The removal of the run's directory meets the same obstacle, and raises.
             os.truncate(self._fd, 0)
         finally:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the file as it is: nothing more is written to it."""
+        """Close the file as it is, without writing to it."""
         with _opening:
             if self in _open:
                 self._structure.abandon()
@@ -324,7 +324,7 @@ class Segment:
 
     @contextlib.contextmanager
     def _structural_change(self) -> Iterator[None]:
-        """Note it when what HDF5 does inside fails, and raise the system's error where that was the cause."""
+        """Note a failure of HDF5 inside the block, and raise the system's error if that was the cause."""
         try:
             yield
         except BaseException:
@@ -334,9 +334,9 @@ class Segment:
             raise OSError(*self._structure.error.args) from self._structure.error
 
     def _describe(self, extent: Extent) -> None:
-        """Attach what a reader may want to know, as one JSON attribute: each attribute costs 30 to 45 microseconds."""
+        """Attach all that a reader wants to know as one JSON attribute: each attribute costs 30 to 45 microseconds."""
         self._undescribed.discard(extent)
-        if extent.dataset != _dataset_name(extent.sequence):  # its place held another array before
+        if extent.dataset != _dataset_name(extent.sequence):  # another array had the place before
             name = _dataset_name(extent.sequence)
             self._file.links.move(extent.dataset.encode(), self._file, name.encode())
             extent.dataset = name
@@ -364,7 +364,7 @@ class Segment:
 
     def _unlink(self, dataset: bytes) -> None:
         if not self.broken:
-            with contextlib.suppress(Exception), self._structural_change():  # which notes that it failed
+            with contextlib.suppress(Exception), self._structural_change():  # which notes the failure
                 self._file.unlink(dataset)
 
     def _create(self, array: np.ndarray, dataset: str) -> tuple[list[Piece], int]:
@@ -429,9 +429,9 @@ def _dataset_name(sequence: int) -> str:
     return f"{sequence:08d}"
 
 
-# HDF5 closes the files it finds open when the process ends, through an interpreter that is gone by then; and a forked
-# child, which has its parent's files open, would keep their space occupied. So both close them first. A fork waits for
-# `_opening`, lest the child have a file that is not listed.
+# When the process ends, HDF5 closes open files through an interpreter that is gone by then. A forked child, which has
+# its parent's files open, would keep their disk occupied. So both close them first. A fork waits for `_opening`, so
+# that the child has no file that is not listed.
 _open: set[Segment] = set()
 _opening = threading.RLock()  # the child closes them before it gives up the lock
 
@@ -450,8 +450,8 @@ def _abandon_parents() -> None:
 def abandon_at_exit() -> None:
     """Have the files that are still open closed when the process ends, and in every forked child.
 
-    What is registered last runs first: so h5py is loaded before. At the end it undoes what its own work needs; and
-    before a fork it takes its lock, which whoever opens a file waits for while holding ours.
+    What is registered last runs first, so h5py is loaded before: at the end it undoes what its own work needs, and
+    before a fork it takes its lock, for which a thread that opens a file waits while it holds `_opening`.
     """
     hdf5.load()
     atexit.register(_abandon_all)

@@ -1,4 +1,4 @@
-"""Read the segments of living and dead runs."""
+"""Read the segments of runs of one's own, live or dead."""
 
 import json
 import os
@@ -18,16 +18,16 @@ from spillgrad.storage.store import Handle
 
 
 class Stored(NamedTuple):
-    """An array of a segment, and what its attribute says; no array where only the dead run's key could decrypt it."""
+    """An array of a segment, and what its attribute says; without the array if only the run's key can decrypt it."""
 
     about: dict[str, Any]
     array: np.ndarray | None
 
 
 def read_segment(path: str | os.PathLike[str]) -> Iterator[Stored]:
-    """Yield the arrays of a segment as of its last flush, decoded; as h5py reads them where no codec was used.
+    """Yield the arrays of a segment as of its last flush, decoded.
 
-    HDF5 reads it in this process: of a file that somebody else may have written, `inspect_segment` says what is in it.
+    HDF5 reads the file in this process. If somebody else may have written it, use `inspect_segment` instead.
     Raises SpillFormatError for a file of a newer version, OSError for one that cannot be read or is no HDF5 file.
     """
     with hdf5.load().File(path, "r", locking=False) as file:

@@ -1,4 +1,4 @@
-"""The segment files of one run: which of them an array goes to, and when one may go."""
+"""The segment files of one run: choose one for each array, and remove those that are empty."""
 
 import math
 import os
@@ -18,12 +18,12 @@ from spillgrad_kernels.memory.buffers import POOLED_MIN_BYTES
 from spillgrad_kernels.memory.system_memory import system_memory
 
 SEGMENT_BYTES = 256 << 20
-# Waits below this share of a step are not worth a change.
+# Waits below this share of a step are not worth a change to the page cache.
 _WAIT_SHARE = 0.03
-# The page cache is to leave this share of all memory, and the system is asked how much there is every so often.
+# The page cache must leave this share of all memory free; the system is asked how much is free at this interval.
 _LEFT_SHARE = 1 / 16
 _ROOM_EVERY_S = 0.1
-# Disk under free space goes back to the file system beyond this multiple of the most that was live.
+# Free space in the files goes back to the file system when they exceed this multiple of the most that was live.
 _MOST_DISK = 1.05
 
 _Form = tuple[tuple[int, ...], np.dtype[Any]]
@@ -32,12 +32,12 @@ _Form = tuple[tuple[int, ...], np.dtype[Any]]
 class SegmentSet:
     """Segments of bounded size, filled first to last, so that freed space is used again before a file grows.
 
-    A training step stores what the last one did, so the place of an array that is gone waits for one of its shape and
-    dtype: HDF5 takes 200 microseconds to give a place up and make another. All that wait are given up when an array
-    comes that fits none, lest files grow.
+    A training step stores the same arrays as the last one, and HDF5 takes 200 microseconds to give up a place and make
+    another. So the place of a freed array is kept for one of the same shape and dtype. When an array comes that fits
+    none of the kept places, all are given up, so that files do not grow.
 
-    All methods belong to the owner thread, but for `measure` and the counters `disk_bytes` and `peak_disk_bytes`, which
-    a lock guards. `device` is the number of that which `directory` is on.
+    All methods belong to the owner thread, except `measure` and the counters `disk_bytes` and `peak_disk_bytes`, which
+    a lock guards. `device` is the number of the device that `directory` is on.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SegmentSet:
     ) -> Extent:
         """Make a place for a C-contiguous array in the first segment with room for it, or in a new one.
 
-        With an `encoding` it is what that makes of an array.
+        With an `encoding`, `array` is the encoded form.
 
         Raises OSError when the disk refuses.
         """
@@ -88,7 +88,7 @@ class SegmentSet:
             self.measure(segment)
 
     def _make_way(self, nbytes: int) -> None:
-        """Give disk under free space back where so much more will be occupied, beyond what is needed anyway."""
+        """Give back disk under free space if the files would otherwise take more than they need."""
         live_bytes = sum(segment.live_bytes for segment in self._segments)
         self._needed_bytes = max(self._needed_bytes, live_bytes)
         if nbytes and self.disk_bytes + nbytes > self._needed_bytes * _MOST_DISK:
@@ -98,7 +98,7 @@ class SegmentSet:
             self._needed_bytes = max(self._needed_bytes, self.disk_bytes)  # structure too
 
     def free(self, extent: Extent) -> None:
-        """Make the space of `extent` free for other arrays."""
+        """Free the space of an extent for other arrays."""
         if extent.segment.closed_to_more:
             self._free_waiting()
             self._free(extent)
@@ -137,17 +137,17 @@ class SegmentSet:
         return any(segment.describe_one() for segment in self._segments)
 
     def goes_through_cache(self, fitting: bool, nbytes: int) -> bool:
-        """Return whether an array goes through the page cache, though its file may be open for direct I/O too.
+        """Return whether an array goes through the page cache even if its file is open for direct I/O.
 
-        One that does not fit the budget does: for that both who puts and who gets it wait.
+        An array that does not fit the budget does, because callers wait for both its write and its read.
         """
         if not (self._may_choose and self._direct_io):
             return False
-        is_large = nbytes >= POOLED_MIN_BYTES  # others go through it anyway
+        is_large = nbytes >= POOLED_MIN_BYTES  # smaller ones go through it anyway
         return is_awaited(self._device) or (not fitting and is_large and self._has_room(nbytes))
 
     def _has_room(self, nbytes: int) -> bool:
-        """Return whether the page cache may grow by so many bytes, beside what it was given a moment ago."""
+        """Return whether the page cache may grow by so many bytes, besides those it was given a moment ago."""
         now_s = time.monotonic()
         if now_s - self._room_asked_s > _ROOM_EVERY_S:
             self._room_asked_s, self._room_bytes = now_s, _cache_room_bytes()
@@ -157,22 +157,22 @@ class SegmentSet:
     def note_step(self, step_s: float, waited_s: float, moved_bytes: int) -> None:
         """Note how long callers waited for direct I/O in a step.
 
-        The page cache hides that, at the price of the processor's time, where it has room for what a step moves.
+        The page cache hides such waits, at the price of processor's time, if it has room for what a step moves.
         """
         if self._may_choose and self._speeds is not None:
             worth_s = max(_WAIT_SHARE * step_s, self._speeds.cache_costs_s(moved_bytes))
             note_step(self._device, waited_s > worth_s and _cache_room_bytes() > moved_bytes)
 
     def disk_usage(self) -> tuple[int, int]:
-        """Return how much of the disk is used, and was at most."""
+        """Return how many bytes of disk are used, and were used at most."""
         return self.disk_bytes, self.peak_disk_bytes
 
     def has_unused(self) -> bool:
-        """Return whether some place waits for an array, or some segment holds nothing."""
+        """Return whether a place is kept for an array to come, or a segment is empty."""
         return bool(self._waiting) or any(segment.live_datasets == 0 for segment in self._segments)
 
     def remove_unused(self) -> None:
-        """Give up every waiting place, and remove every segment that holds nothing."""
+        """Give up every kept place, and remove every empty segment."""
         self._free_waiting()
         for segment in [segment for segment in self._segments if segment.live_datasets == 0]:
             self._remove(segment)
@@ -187,7 +187,7 @@ class SegmentSet:
         for segment in self._segments:
             fits = segment.live_bytes + nbytes <= segment.capacity_bytes or segment.live_datasets == 0
             if fits and not segment.closed_to_more:
-                # The file of one large array keeps its blocks: that much is used again before another file grows.
+                # The file of a large array keeps its blocks, so they are used again before another file grows.
                 segment.capacity_bytes = max(segment.capacity_bytes, nbytes)
                 return segment
         if self._direct_io is None:
@@ -207,7 +207,7 @@ class SegmentSet:
         segment.discard()
 
     def measure(self, segment: Segment) -> None:
-        """Look how much of the disk a segment takes; any thread may, while it holds something live."""
+        """Update how much disk a segment takes. Any thread may call this while the segment holds a live array."""
         with self._measuring:
             nbytes = segment.disk_bytes()
             self.disk_bytes += nbytes - self._disk_bytes.get(segment, 0)
@@ -216,6 +216,6 @@ class SegmentSet:
 
 
 def _cache_room_bytes() -> float:
-    """Return by how much the page cache may grow: within a small control group not much."""
+    """Return by how many bytes the page cache may grow; in a small control group these are few."""
     system = system_memory()
     return math.inf if system is None else system.available_bytes - system.total_bytes * _LEFT_SHARE

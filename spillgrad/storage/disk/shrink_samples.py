@@ -1,4 +1,4 @@
-"""Of which arrays, stored as they are, it is tried what lossless compression makes: for who looks at the journal."""
+"""Choose the arrays of which a sample is compressed, so that the journal can tell what a codec would gain."""
 
 import collections
 import dataclasses
@@ -10,17 +10,17 @@ import numpy as np
 from spillgrad.storage.residency.entry import Entry
 from spillgrad.storage.store import Label
 
-# Of one origin the first arrays are sampled, then fewer and fewer, at random: what a step stores comes in the same
-# order each time, so that every eighth array, say, may always be the same one.
+# The first arrays of each origin are sampled, then fewer and fewer, at random: each step stores the same arrays in the
+# same order, so that every eighth array, for example, might always be the same one.
 _FIRST = 8
-# Beyond the first of each origin, samples take no more than this share of the time, at 0.3 ms each.
+# Beyond the first of each origin, samples take no more than this share of the time. One takes 0.3 ms.
 _MOST_SHARE = 0.02
 _AT_ONCE_S = 0.05
-_ORIGINS_MAX = 500  # nobody reads many more
+_ORIGINS_MAX = 500  # more are too many to read
 
 
 class ShrinkSamples:
-    """Chooses arrays of which a sample is compressed. The choice is guarded by the store's lock."""
+    """Chooses arrays of which a sample is compressed. The store's lock guards everything."""
 
     def __init__(self) -> None:
         self._seen: collections.Counter[tuple[Label, np.dtype]] = collections.Counter()

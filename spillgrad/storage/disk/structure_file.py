@@ -1,4 +1,4 @@
-"""A file as HDF5 sees it: where it keeps its structure."""
+"""The file as HDF5 sees it, which keeps its structure there."""
 
 import contextlib
 import os
@@ -12,15 +12,15 @@ from spillgrad.storage.disk.chunks import PAGE_BYTES
 class StructureFile:
     """The file object through which h5py's `fileobj` driver reads and writes everything but payloads.
 
-    Invariant: HDF5 never sees an I/O error. One that it sees while it writes, on a full disk or past a limit on file
-    sizes, leaves its metadata cache in a state in which the file can neither be used nor closed ("Target already
-    protected", "slist already enabled"), and its own driver fails to close whenever it cannot set the file's length.
-    So the first error is kept in `error`, and from then on, as after `abandon`, nothing is written any more: whoever
-    uses the file looks there.
+    Invariant: HDF5 never sees an I/O error. An error while it writes, on a full disk or past a limit on file sizes,
+    would leave its metadata cache in a state in which the file can neither be used nor closed ("Target already
+    protected", "slist already enabled"); and its own driver fails to close if it cannot set the length of the file. So
+    the first error is kept in `error`, where callers look for it, and from then on nothing is written, as after
+    `abandon`.
 
-    `pages` says which pages of the file have structure in them, as far as any was written.
+    `pages` says which pages of the file hold structure that was written.
 
-    It is used under h5py's lock only, as all of HDF5 is.
+    It is used only under h5py's lock, as all of HDF5 is.
     """
 
     def __init__(self, fd: int) -> None:
@@ -33,7 +33,7 @@ class StructureFile:
 
     @contextlib.contextmanager
     def written_elsewhere(self, payload: np.ndarray) -> Iterator[None]:
-        """Have HDF5 give the bytes of `payload` their places inside, but leave writing them there to others."""
+        """Have HDF5 only find places for the bytes of `payload` inside the block; others write them there."""
         start = payload.__array_interface__["data"][0]
         self._elsewhere = range(start, start + payload.nbytes)
         try:
@@ -42,11 +42,11 @@ class StructureFile:
             self._elsewhere = range(0)
 
     def taken(self, start: int, stop: int) -> None:
-        """Note that HDF5 gave these bytes to a payload: what structure was there is gone."""
+        """Note that HDF5 gave these bytes to a payload: no structure is there any more."""
         self.pages[-(-start // PAGE_BYTES) : stop // PAGE_BYTES] = False
 
     def abandon(self) -> None:
-        """Write nothing any more."""
+        """Write nothing from now on."""
         self._abandoned = True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -59,7 +59,7 @@ class StructureFile:
         return self._position
 
     def readinto(self, buffer: memoryview) -> int:
-        """Fill `buffer`, with zeros where the file has nothing."""
+        """Fill `buffer`; with zeros behind the end of the file."""
         done = 0
         try:
             while done < len(buffer):

@@ -45,21 +45,6 @@ class ArrayEvent(Event, gc=False):
     array: int = -1
 
 
-class Pack(ArrayEvent, tag="pack", gc=False):
-    """An array came."""
-
-    bytes: Count = 0
-    module: Name = None
-    op: Name = None
-    slot: Name = None
-    dtype: Name = None
-    step: int | None = None
-
-
-class Label(Pack, tag="label", gc=False):
-    """The origin of an array became known only now."""
-
-
 class Keep(Event, tag="keep", gc=False):
     """An array did not come: it stays in RAM beside the store."""
 
@@ -69,6 +54,16 @@ class Keep(Event, tag="keep", gc=False):
     slot: Name = None
     dtype: Name = None
     step: int | None = None
+
+
+class Pack(Keep, tag="pack", gc=False):
+    """An array came."""
+
+    array: int = -1
+
+
+class Label(Pack, tag="label", gc=False):
+    """The origin of an array became known only now."""
 
 
 class Share(ArrayEvent, tag="share", gc=False):
@@ -108,40 +103,35 @@ class Write(Place, tag="write", gc=False):
     dtype: Name | UnsetType = UNSET
 
 
-class Read(ArrayEvent, tag="read", gc=False):
-    """An array was read; with its bytes and origin if it was freed meanwhile."""
+class ToldEvent(ArrayEvent, gc=False):
+    """Something that happened to an array; with its bytes and origin if it was freed meanwhile."""
+
+    bytes: Count | UnsetType = UNSET
+    module: Name | UnsetType = UNSET
+    op: Name | UnsetType = UNSET
+    slot: Name | UnsetType = UNSET
+    dtype: Name | UnsetType = UNSET
+
+
+class Read(ToldEvent, tag="read", gc=False):
+    """An array was read; `ahead` if that was before anybody asked."""
 
     took: Seconds = 0.0
     ahead: bool | UnsetType = UNSET
-    bytes: Count | UnsetType = UNSET
-    module: Name | UnsetType = UNSET
-    op: Name | UnsetType = UNSET
-    slot: Name | UnsetType = UNSET
-    dtype: Name | UnsetType = UNSET
 
 
-class Shrink(ArrayEvent, tag="shrink", gc=False):
-    """What lossless compression makes of a sample of an array; with bytes and origin if it was freed meanwhile."""
+class Shrink(ToldEvent, tag="shrink", gc=False):
+    """What lossless compression makes of a sample of an array."""
 
     sampled: Count = 0
     shrunk: Count = 0
-    bytes: Count | UnsetType = UNSET
-    module: Name | UnsetType = UNSET
-    op: Name | UnsetType = UNSET
-    slot: Name | UnsetType = UNSET
-    dtype: Name | UnsetType = UNSET
 
 
-class Wait(ArrayEvent, tag="wait", gc=False):
-    """A caller waited in `put` or `get`; for `put`, with the origin of what came."""
+class Wait(ToldEvent, tag="wait", gc=False):
+    """A caller waited in `put` or `get`; for `put`, always with the origin of what came."""
 
     took: Seconds = 0.0
     cause: Name = msgspec.field(default=None, name="in")
-    module: Name | UnsetType = UNSET
-    op: Name | UnsetType = UNSET
-    slot: Name | UnsetType = UNSET
-    dtype: Name | UnsetType = UNSET
-    bytes: Count | UnsetType = UNSET
 
 
 class Fail(ArrayEvent, tag="fail", gc=False):

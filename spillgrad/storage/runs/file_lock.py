@@ -1,11 +1,11 @@
-"""Locks of open files: they die with the last descriptor of the file that took them, as with its process.
+"""Locks of open files: a lock ends with the last descriptor of the file that took it, and so with its process.
 
-A forked child has its parent's descriptors: those of files that may be locked it closes, lest the locks outlive the
+A forked child has its parent's descriptors. It closes those of files that may be locked, so that no lock outlives the
 parent.
 
-A kernel without such locks (Linux before 3.15, gVisor) has those of processes. They exclude other processes just so,
-and the two kinds exclude each other. But they do not exclude their own process, and a process gives one up as soon as
-it closes any descriptor of the file.
+A kernel without such locks (Linux before 3.15, gVisor) has locks of processes. They exclude other processes in the same
+way, and the two kinds exclude each other. But such a lock does not exclude its own process, and the process loses it as
+soon as it closes any descriptor of the file.
 """
 
 import errno
@@ -15,20 +15,20 @@ import struct
 import threading
 from pathlib import Path
 
-# Where a file system has no locks, or the kernel neither kind.
+# The errors of a file system without locks, and of a kernel with neither kind.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 # struct flock of Linux (fcntl_locking(2)): type, whence, start, length, process.
 _FLOCK = "hhqqi"
 _EXCLUSIVE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
-# A fork waits for `_opening`, lest the child have a descriptor that is not listed.
+# A fork waits for `_opening`, so that the child has no descriptor that is not listed.
 _open: set[int] = set()
 _opening = threading.RLock()  # nothing that takes another lock is done while holding it
 
 
 def open_file(path: str | Path, flags: int, folder: int | None = None) -> int:
-    """Open a file of mode 0600 that is to be locked, for this process alone; in an open folder, if that is given.
+    """Open a file of mode 0600, to be locked, for this process alone; relative to an open folder, if one is given.
 
     Raises OSError.
     """
@@ -39,7 +39,7 @@ def open_file(path: str | Path, flags: int, folder: int | None = None) -> int:
 
 
 def close(fd: int) -> None:
-    """Close what `open_file` opened; in a forked child that was done."""
+    """Close what `open_file` opened; do nothing in a forked child, where it is closed already."""
     with _opening:
         if fd in _open:
             _open.discard(fd)
@@ -47,9 +47,9 @@ def close(fd: int) -> None:
 
 
 def lock(fd: int, *, required: bool = False) -> bool:
-    """Lock a file that `open_file` opened to write; return False where somebody has it, also in this process.
+    """Lock a file that `open_file` opened to write; return False if somebody has the lock, also in this process.
 
-    Where the file system has no locks, nothing is locked, and all have it, unless the lock is `required`.
+    On a file system without locks, nothing is locked, and this returns True, unless the lock is `required`.
     Raises OSError.
     """
     try:
@@ -63,7 +63,7 @@ def lock(fd: int, *, required: bool = False) -> bool:
 
 
 def is_locked(fd: int) -> bool:
-    """Return whether somebody has an open file locked; the lock is asked for, never taken."""
+    """Return whether somebody has locked an open file. This asks for the lock, but never takes it."""
     try:
         kind: int = struct.unpack(_FLOCK, _ask(fd, fcntl.F_OFD_GETLK, fcntl.F_GETLK))[0]
     except OSError:  # a file system without locks
@@ -72,7 +72,7 @@ def is_locked(fd: int) -> bool:
 
 
 def _ask(fd: int, of_file: int, of_process: int) -> bytes:
-    """Give the kernel a command about the lock of an open file, or where it has none such, about that of a process."""
+    """Give the kernel a command about the lock of an open file; if it has none such, about that of a process."""
     try:
         return fcntl.fcntl(fd, of_file, _EXCLUSIVE)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How a store ends: closed, retired, forgotten by its owner, with its process, or in a forked child."""
+"""End a store: when it is closed, when it is retired or garbage, when its process ends, and in a forked child."""
 
 import atexit
 import collections
@@ -23,8 +23,8 @@ from spillgrad.storage.threads.worker import Worker
 class Lifecycle:
     """Ends a store exactly once: releases its arrays, then removes its files.
 
-    The writer does so as its last act; where it died, whoever closes the store does so. Files are closed once no thread
-    reads or writes them: afterwards their descriptors may be those of other files.
+    The writer does so as its last act; if its thread died, the caller of `close` does. Files are closed only when no
+    thread reads or writes them, because other files may get their descriptors afterwards.
     """
 
     def __init__(self, state: StoreState, segments: SegmentSet, run: RunDirectory) -> None:
@@ -54,7 +54,7 @@ class Lifecycle:
         """
         with self._state.lock:
             self._state.close()
-        if threading.get_ident() in own_threads:  # the collector came there: it cannot wait for itself
+        if threading.get_ident() in own_threads:  # a finalizer that ran there: the thread cannot wait for itself
             return
         self._worker.join()
         with self._state.lock:
@@ -75,12 +75,12 @@ class Lifecycle:
         try:
             try:
                 self._state.clear()
-            finally:  # the files go, whatever became of that
+            finally:  # the files go in any case
                 try:
                     self._segments.close()
                 finally:
                     self._end()
-        except OSError as error:  # the writer may be what ends the store: nobody hears it
+        except OSError as error:  # raised in `close`: the writer has no caller to tell
             self._failure = error
         finally:
             _open.discard(self)
@@ -92,7 +92,7 @@ class Lifecycle:
             self._run.remove()
 
     def write_journal(self, deadline_s: float = math.inf) -> None:
-        """Return when the journal has what happened until now, as far as the disk takes it, or at a monotonic time.
+        """Return when the journal has all events until now, as far as the disk takes them; or at a monotonic time.
 
         Called without the lock.
         """
@@ -102,7 +102,7 @@ class Lifecycle:
         written = state.journal.wanted()
         while state.lock.acquire(timeout=_left_s(deadline_s)):
             try:
-                if state.closing or state.ended:  # the end is about to be written, or nothing more
+                if state.closing or state.ended:  # the end will be written, or nothing more
                     return
                 state.bell.ring()
             finally:
@@ -125,11 +125,11 @@ class Lifecycle:
             return Summary([lines.popleft() for _ in range(len(lines))], places, self._sums())
 
     def remove_files(self) -> None:
-        """Remove the files, whoever may be using them."""
+        """Remove the files, even if threads use them."""
         self._run.remove()
 
     def forget_parent(self, parent: int) -> None:
-        """In a forked child: the files and threads are the parent's; nothing here works any more."""
+        """Make the store unusable in a forked child: its files and threads are the parent's."""
         self._ended = True
         self._state.journal.close()
         self._state.forget(
@@ -138,20 +138,20 @@ class Lifecycle:
         self._worker.forget()
 
 
-# Strong references: the files of a store that nobody holds any more go too.
+# Strong references, so that the files of a store without other references go too.
 _open: set[Lifecycle] = set()
 _process = os.getpid()
 
 
 def write_journals(patience_s: float) -> None:
-    """Have the journals of this process's stores say what happened until now, if all that takes no longer."""
+    """Have the journals of this process's stores written, if that takes no longer than `patience_s` altogether."""
     deadline_s = time.monotonic() + patience_s
     for lifecycle in list(_open):
         lifecycle.write_journal(deadline_s)
 
 
 def _left_s(deadline_s: float) -> float:
-    """Return how long somebody may wait until then."""
+    """Return how long a thread may wait until then."""
     return min(max(deadline_s - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
 
 
@@ -160,7 +160,7 @@ def _close_all() -> None:
     for lifecycle in list(_open):
         try:
             lifecycle.close()
-        except BaseException as error:  # an interrupt while the disk hangs, perhaps; the others close too
+        except BaseException as error:  # an interrupt while the disk hangs, perhaps; close the others too
             errors.append(error)
             lifecycle.remove_files()
     if errors:
@@ -177,7 +177,7 @@ def _forget_parent() -> None:
 
 @functools.cache
 def _close_at_exit() -> None:
-    """Have the stores that are still open closed when the process ends, and only then the files they left open."""
+    """Have open stores closed when the process ends, and after them the files that they left open."""
     abandon_at_exit()
     atexit.register(_close_all)
 

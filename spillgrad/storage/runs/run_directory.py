@@ -17,14 +17,14 @@ from spillgrad.storage.runs import file_lock
 LOCK_NAME = ".lock"
 RUN_NAME = re.compile(r"run-[0-9a-f]{16}")
 _SEGMENT_NAME = re.compile(r"segment-\d+\.h5")
-# Who is disturbed while it makes a directory makes another one, so often.
+# How often another name is tried for a directory when the first attempts are disturbed.
 _TRIES = 100
 
-# Where the kernel has no locks of open files, a lock neither excludes its own process nor survives a close of any
-# descriptor of its file in that process. So the runs of this process are remembered, by (device, inode), and never
-# probed; `registry_lock` makes making one and probing exclusive.
+# If the kernel has no locks of open files, a lock does not exclude its own process, and is lost when the process closes
+# any descriptor of the file. So the runs of this process are remembered, by (device, inode), and never probed. While a
+# thread holds `registry_lock` to make a run, no other probes one.
 own_runs: set[tuple[int, int]] = set()
-registry_lock = threading.RLock()  # re-entered when a finalizer closes a store in the middle of a sweep
+registry_lock = threading.RLock()  # re-entered if a finalizer closes a store during a sweep
 
 
 def segment_name(number: int) -> str:
@@ -33,7 +33,7 @@ def segment_name(number: int) -> str:
 
 
 def is_run_file(name: str) -> bool:
-    """Return whether a run makes files of this name; no other file is ever removed."""
+    """Return whether a run makes files of this name. No other file is ever removed."""
     ours = (LOCK_NAME, JOURNAL_NAME, OLD_JOURNAL_NAME, NEW_JOURNAL_NAME)
     return name in ours or is_segment(name)
 
@@ -44,14 +44,14 @@ def is_segment(name: str) -> bool:
 
 
 def is_locked(run: Path) -> bool:
-    """Return whether the process of a run lives; its lock is asked for, never taken."""
+    """Return whether the process of a run lives. This asks for its lock, but never takes it."""
     with registry_lock:
         try:
-            found = os.stat(run)  # whatever link leads there: closing a lock of one's own may give it up
+            found = os.stat(run)  # through any link: to close an own lock may give it up
             if (found.st_dev, found.st_ino) in own_runs:
                 return True
             fd = os.open(run / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:  # no lock; or another user's, which nobody can ask for
+        except OSError:  # no lock; or another user's, which cannot be asked for
             return False
         try:
             return file_lock.is_locked(fd)
@@ -60,7 +60,7 @@ def is_locked(run: Path) -> bool:
 
 
 def identity(path: Path) -> tuple[int, int]:
-    """Return what a directory is, whatever path leads to it."""
+    """Return the device and inode of a directory, the same for every path to it."""
     found = os.stat(path, follow_symlinks=False)
     return found.st_dev, found.st_ino
 
@@ -86,8 +86,8 @@ def default_directory() -> Path:
 class RunDirectory:
     """`<directory>/run-<random>`, readable by its owner only, locked while its process lives.
 
-    The lock dies with the process, and a forked child gives its copy up; a process number could be another's by
-    tomorrow.
+    The lock ends with the process, and a forked child gives up its copy. A process number would not do: another process
+    may have the same one tomorrow.
     """
 
     def __init__(self, directory: Path, remove_parent: bool = False) -> None:
@@ -101,8 +101,8 @@ class RunDirectory:
                     self._make()
                 break
             except (FileNotFoundError, FileExistsError, BlockingIOError):
-                # Another run removed the parent meanwhile, or a neighbour's sweep took this run for a dead one. Or no
-                # directory can be made there, as in /proc.
+                # Another run removed the parent meanwhile, or the sweep of a neighbour took this run for a dead one; or
+                # no directory can be made there, as in /proc.
                 if not tries_left:
                     raise
 
@@ -130,7 +130,7 @@ class RunDirectory:
                 file_lock.close(lock_fd)
 
     def remove(self) -> None:
-        """Remove the directory and give the lock up; again, or in a forked child: do nothing.
+        """Remove the directory and give up the lock; do nothing the second time, or in a forked child.
 
         Raises SpillError when something cannot be removed.
         """
@@ -139,7 +139,7 @@ class RunDirectory:
                 return
             try:
                 self._remove_files()
-            finally:  # what is left is a dead run's: a sweep may try again
+            finally:  # a sweep may remove what is left, as that of a dead run
                 file_lock.close(self._lock_fd)
                 self._lock_fd = -1
                 own_runs.discard(self._identity)
@@ -164,14 +164,14 @@ class RunDirectory:
 
 
 def open_run(run: Path) -> int:
-    """Open a run's directory, to do what is done there wherever it goes. Raises OSError, also for a link to one."""
+    """Open a run's directory, so that it can be used even if it is moved. Raises OSError, also for a link to one."""
     return os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def remove_run_files(run: Path, folder: int) -> None:
-    """Remove the files of a run whose directory is open, the lock last: a directory without one holds nothing.
+    """Remove the files of a run whose directory is open; the lock goes last, so a directory without one is empty.
 
-    A file of another name stays, and its directory with it. So does what others put in the directory's place.
+    A file of another name stays, and its directory with it. So does anything that others put in the directory's place.
     """
     try:
         names = os.listdir(folder)
@@ -191,16 +191,16 @@ def _not_removed(run: Path, why: str | None) -> SpillError:
 
 
 def who_may_replace_runs(directory: Path) -> str | None:
-    """Return who besides this user and root may remove or rename a run in a directory; None where nobody is known to.
+    """Return who besides this user and root may remove or rename a run in a directory; None if nobody is known to.
 
-    Nothing is refused for that: a folder may be a team's, or a container's, and some file systems know users by other
-    numbers, or let all write. A run's own directory and files are open to nobody else, and made anew, whoever may
-    write around them. Arrays are read by the descriptors that wrote them, and have checksums; what others put in the
-    run's place is neither written over nor removed. So they can hinder a run, no more. A group may be the user's own.
+    Such a directory is not refused: it may belong to a team or a container, and some file systems know users by other
+    numbers, or let everybody write. The run's own directory and files are made anew, and open to nobody else. Arrays
+    are read through the descriptors that wrote them, and have checksums. What others put in the run's place is neither
+    overwritten nor removed. So they can hinder a run, but no more. A group may be the user's own.
     """
     try:
         found = os.stat(directory)
-    except FileNotFoundError:  # it is still to be made, for this user alone
+    except FileNotFoundError:  # it will be made, for this user alone
         return None
     if not stat.S_ISDIR(found.st_mode):
         return None
@@ -212,7 +212,7 @@ def who_may_replace_runs(directory: Path) -> str | None:
 
 
 def _forget_runs() -> None:
-    """The runs of a forked child's parent are another process's."""
+    """Forget the runs of the parent in a forked child: they belong to another process."""
     global registry_lock
     registry_lock = threading.RLock()
     own_runs.clear()

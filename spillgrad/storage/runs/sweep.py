@@ -12,7 +12,7 @@ from spillgrad.storage.runs.run_directory import LOCK_NAME, RUN_NAME, identity, 
 
 @dataclasses.dataclass(frozen=True)
 class DeadRun:
-    """A directory whose run is no more, and the bytes its files occupied."""
+    """The directory of a run whose process is dead, and the bytes that its files occupied."""
 
     path: Path
     disk_bytes: int
@@ -21,8 +21,8 @@ class DeadRun:
 def sweep(directory: str | os.PathLike[str], dry_run: bool = False, below: bool = False) -> list[DeadRun]:
     """Remove the dead runs in `directory`, and in folders `below` it, and return them; with `dry_run` only return them.
 
-    A run is dead when its lock can be taken. Live runs, this process's own, other users' and files of any other name
-    stay.
+    A run is dead if its lock can be taken. Live runs, those of this process, those of other users, and files with other
+    names stay.
     """
     found = []
     with run_directory.registry_lock:
@@ -33,7 +33,7 @@ def sweep(directory: str | os.PathLike[str], dry_run: bool = False, below: bool 
                 dead = _sweep_run(Path(entry.path), dry_run)
                 found += [dead] if dead else []
             elif below:
-                with contextlib.suppress(FileNotFoundError, PermissionError):  # gone meanwhile, or another user's
+                with contextlib.suppress(FileNotFoundError, PermissionError):  # removed meanwhile, or another user's
                     found += sweep(entry.path, dry_run, below)
     return found
 
@@ -63,15 +63,15 @@ def _sweep_run(run: Path, dry_run: bool) -> DeadRun | None:
 
 
 def _sweep_run_without_lock(run: Path, dry_run: bool) -> DeadRun | None:
-    """Remove a directory whose run died before it made its lock, or while it removed itself: either way it is empty.
+    """Remove the directory of a run that died before it made its lock, or while it removed itself: it is empty.
 
-    A run that lives and makes its lock meanwhile stays; one that finds its directory gone takes another name.
+    A live run that makes its lock meanwhile stays. A live run that finds its directory gone takes another name.
     """
     try:
         if dry_run and os.listdir(run):
             return None
         if not dry_run:
-            os.rmdir(run)  # refuses a directory in which there is something, whenever it came
+            os.rmdir(run)  # refuses a directory that is not empty by now
     except FileNotFoundError:  # another sweep was faster
         return None
     except OSError as error:

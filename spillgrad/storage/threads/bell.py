@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class Bell:
-    """Lets one thread sleep until something happened since it last woke.
+    """Lets one thread sleep until something has happened since it last woke.
 
     `ring` takes no lock, so a finalizer may call it in the middle of any locked section, where a condition variable
     deadlocks. It keeps no state but the rings themselves, so nothing that interrupts it can make the bell go deaf.
@@ -13,12 +13,12 @@ class Bell:
 
     def __init__(self) -> None:
         self._rings: queue.SimpleQueue[object] = queue.SimpleQueue()
-        # Rings too, whatever it is called with: a finalizer in which nothing of Python may run.
+        # Rings too, with any argument, and runs no Python code: for callbacks of weak references.
         self.ring_in_c: Callable[[object], None] = self._rings.put
 
     def ring(self) -> None:
         """Wake the sleeper, or keep it from falling asleep once."""
-        # A ring that waits there already is heard after this moment. Two ringers at once cost one idle wake-up more.
+        # A ring that waits already will be heard later than now. Two rings at once cost one needless wake-up.
         if self._rings.empty():
             self._rings.put(None)
 

@@ -1,4 +1,4 @@
-"""How long something was being done, by however many threads at once."""
+"""Measure how long something was being done by at least one thread."""
 
 import threading
 import time
@@ -8,13 +8,13 @@ class BusyClock:
     """Counts the seconds in which at least one thread is within its `with` block."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a finalizer inside may look at the clock
+        self._lock = threading.RLock()  # a finalizer may read the clock inside
         self._inside = 0
         self._began_s = self._past_s = 0.0
 
     @property
     def seconds(self) -> float:
-        """The seconds so far."""
+        """Seconds so far."""
         with self._lock:
             return self._past_s + (time.perf_counter() - self._began_s if self._inside else 0.0)
 

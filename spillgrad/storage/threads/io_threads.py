@@ -8,7 +8,7 @@ from collections.abc import Callable
 from spillgrad.errors import SpillError
 from spillgrad.storage.threads.store_lock import own_threads
 
-# One thread's checksums hide under another's system calls.
+# While one thread waits for a system call, the other computes a checksum.
 _THREADS = 2
 
 Job = tuple[Callable[[], None], Callable[[SpillError | None], None]]
@@ -18,16 +18,16 @@ _started = False
 
 
 def submit(work: Callable[[], None], ended: Callable[[SpillError | None], None]) -> None:
-    """Have a thread call `work` after what was submitted before, and then `ended`, with the error if it raised."""
+    """Have a thread call `work` after earlier submissions, and then `ended`, with the error if `work` raised."""
     global _started
     if not _started:
         with _starting:
             if not _started:
-                _started = True  # first: a finalizer may come and submit something too
+                _started = True  # first: a finalizer may submit something meanwhile
                 try:
                     for i in range(_THREADS):
                         threading.Thread(target=_work, args=(_jobs,), name=f"spillgrad-io-{i}", daemon=True).start()
-                except BaseException:  # the system gives no thread: who comes next tries again
+                except BaseException:  # the system gives no thread: the next call tries again
                     _started = False
                     raise
     _jobs.put((work, ended))
@@ -43,7 +43,7 @@ def _work(jobs: queue.SimpleQueue[Job]) -> None:
 
 
 def _do(work: Callable[[], None], ended: Callable[[SpillError | None], None]) -> None:
-    """Do a job; a thread that waits for the next one keeps nothing of it alive."""
+    """Do a job, in a frame of its own: a thread that waits for the next job must keep nothing alive."""
     try:
         work()
     except BaseException as error:
@@ -55,7 +55,7 @@ def _do(work: Callable[[], None], ended: Callable[[SpillError | None], None]) ->
 
 
 def _forget() -> None:
-    """In a forked child: there are no such threads here, and the jobs are the parent's."""
+    """Begin anew in a forked child, which has no such threads; the jobs are its parent's."""
     global _jobs, _starting, _started
     own_threads.clear()
     _jobs, _starting, _started = queue.SimpleQueue(), threading.RLock(), False

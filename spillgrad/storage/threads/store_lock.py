@@ -1,4 +1,4 @@
-"""Locks for which no thread waits in vain."""
+"""The lock of a store, for which no thread waits for ever."""
 
 import threading
 import weakref
@@ -6,17 +6,17 @@ from _thread import RLock
 
 from spillgrad.errors import SpillError
 
-# Those that somebody may take still.
+# All that are alive.
 _locks: list["weakref.ref[StoreLock]"] = []
-# The threads that do what stores wait for, by their numbers.
+# The numbers of the threads on whose work stores wait.
 own_threads: set[int] = set()
 
 
 class StoreLock(RLock):  # type: ignore[misc]  # final to type checkers, not to Python
-    """A lock that raises where its thread is in the middle of what this one, or that of another store, guards.
+    """A lock that raises SpillError if the thread already holds it, or the lock of another store.
 
-    A finalizer that the garbage collector reaches, or a signal handler, may run between any two lines. There it finds
-    things half done; and to wait would be to wait for itself, or for a thread that waits for what it holds.
+    A finalizer that the garbage collector runs, or a signal handler, may run between any two lines, where the store is
+    in the middle of a change. To wait there would be to wait for itself, or for a thread that waits for it.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class StoreLock(RLock):  # type: ignore[misc]  # final to type checkers, not to 
 
 
 def is_interrupted() -> bool:
-    """Return whether this thread is in the middle of a store's work, so that it can wait for none."""
+    """Return whether this thread is in the middle of a store's work, so that it must not wait for one."""
     return threading.get_ident() in own_threads or _is_any_mine()
 
 
@@ -48,7 +48,7 @@ def _is_any_mine() -> bool:
 
 
 def interrupted_error() -> SpillError:
-    """Return the error for a store that is used where its thread cannot wait."""
+    """Return the error for a store that is used where its thread must not wait."""
     return SpillError(
         "spill: a finalizer or a signal handler used a store in the middle of what its thread did with one; "
         "have it set a flag, and use the store where the flag is read"

@@ -9,9 +9,9 @@ from spillgrad.storage.threads.store_lock import own_threads
 
 
 class Worker:
-    """Runs `loop` once, in a daemon thread: the process's end closes the store first (`lifecycle.py`).
+    """Runs `loop` once, in a daemon thread; when the process ends, `lifecycle.py` closes the store first.
 
-    Should `loop` raise, the store becomes unusable and says so, and nobody waits for this thread for ever.
+    If `loop` raises, the store becomes unusable and says so, and no thread waits for this one for ever.
     """
 
     def __init__(self, name: str, state: StoreState, loop: Callable[[], None]) -> None:
@@ -27,12 +27,12 @@ class Worker:
         self._thread = thread
 
     def join(self) -> None:
-        """Wait for the thread to end, if it is another one than this."""
+        """Wait for the thread to end, unless it is the present one."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def forget(self) -> None:
-        """In a forked child: there is no such thread here."""
+        """Forget the thread, which a forked child does not have."""
         self._thread = None
 
     def _run(self) -> None:

@@ -115,7 +115,7 @@ def test_a_long_run_keeps_the_last_two_files(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(journal, "_FILE_BYTES", 10_000)
     kept = Journal(tmp_path)
     for i in range(1000):
-        kept.add(events.Pack(i, 8))
+        kept.add(events.Pack(8, array=i))
         kept.write()
     kept.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [OLD_JOURNAL_NAME, JOURNAL_NAME]
@@ -129,7 +129,7 @@ def test_a_long_run_keeps_the_last_two_files(tmp_path: Path, monkeypatch: pytest
 def test_what_the_disk_refused_is_counted(tmp_path: Path):
     place = tmp_path / "run"
     kept = Journal(place)
-    kept.add(events.Pack(0, 8))
+    kept.add(events.Pack(8, array=0))
     kept.add(events.Free(0))
     kept.write()  # there is no such directory
     place.mkdir()

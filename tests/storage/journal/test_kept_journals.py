@@ -156,7 +156,7 @@ def test_nobody_gets_in_while_one_file_follows_another(
     thread.start()
     for number in range(3_000):
         for place in range(8):
-            log.add(events.Pack(8 * number + place, 8))
+            log.add(events.Pack(8, array=8 * number + place))
         log.write()
     done.set()
     thread.join()
@@ -275,7 +275,7 @@ def fill_two_files(directory: Path, kept: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(journal, "_FILE_BYTES", 2_000)
     log = log or Journal(directory, keep=kept)
     for number in range(100):
-        log.add(events.Pack(number, 8))
+        log.add(events.Pack(8, array=number))
         log.write()
     log.end({})
     (directory / JOURNAL_NAME).unlink()

@@ -1,0 +1,48 @@
+"""Begin a run: make its directory, and say which process it is of."""
+
+import contextlib
+import functools
+import importlib.metadata
+import os
+import socket
+import sys
+import warnings
+from pathlib import Path
+
+from spillgrad.errors import OperandError, SpillError
+from spillgrad.storage.disk.io_error import what_to_do
+from spillgrad.storage.runs.run_directory import RunDirectory, default_directory, who_may_replace_runs
+from spillgrad.storage.runs.sweep import sweep
+
+
+@functools.cache
+def about_process() -> dict[str, object]:
+    try:
+        version = importlib.metadata.version("spillgrad")
+    except importlib.metadata.PackageNotFoundError:  # run from its sources
+        version = None
+    return {"host": socket.gethostname(), "command": " ".join(sys.argv), "version": version}
+
+
+def make_run(directory: str | os.PathLike[str] | None) -> RunDirectory:
+    """Make the directory of a run, after removing those of dead runs beside it."""
+    if directory is not None and not isinstance(directory, str | os.PathLike):
+        raise OperandError(f"spill: got {type(directory).__name__} as a directory; wanted a path")
+    place = default_directory() if directory is None else Path(directory)
+    try:
+        about_process()  # which reads files, and may fail, before anything is made
+        place = place.absolute()  # the process may change its working directory
+        who = who_may_replace_runs(place)
+        if who is not None:
+            warnings.warn(
+                f"spill: {who} remove or replace the runs in it; pass a directory of your own, such as a new one there",
+                stacklevel=5,  # the line that made the owner of the store
+            )
+        with contextlib.suppress(FileNotFoundError):  # it is new, or the last run removed it
+            sweep(place)
+        return RunDirectory(place, remove_parent=directory is None)
+    except SpillError:
+        raise
+    except OSError as error:
+        remedy = what_to_do(error, "pass a directory that can be written")
+        raise SpillError(f"spill: cannot use {place}: {error.strerror}; {remedy}") from error
