@@ -273,7 +273,7 @@ class BufferPool:
 def _new_mapping(nbytes: int) -> mmap.mmap:
     try:
         return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # the latter for more than any address
         raise MemoryError(
             f"memory: the system gave no {nbytes} bytes more; use a smaller batch, or spill with save_on_disk"
         ) from error
