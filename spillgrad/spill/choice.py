@@ -16,7 +16,7 @@ from spillgrad.storage.threads.store_lock import is_interrupted
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import is_on_device
 
-# Signal handlers run before or after this code: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
 # Of memory that is so many times larger than a small tensor, a copy of the tensor is kept in its place.

@@ -10,7 +10,7 @@ from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.store import Handle, Label
 from spillgrad.storage.store_owner import StoreOwner
 
-# Signal handlers run before or after this code: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
 

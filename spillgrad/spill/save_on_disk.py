@@ -36,7 +36,7 @@ from spillgrad_kernels.device_array import address_of
 if TYPE_CHECKING:
     from spillgrad.spill.saved_on_device import DeviceCache, Stored
 
-# Signal handlers run before or after this code: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
 # Two of the largest tensors that a layer of GPT-2 saves at 4 × 512 tokens: enough to copy one while another is used.

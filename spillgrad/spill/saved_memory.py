@@ -18,7 +18,7 @@ from spillgrad.storage.store import Label, Remote, View
 from spillgrad.storage.store_owner import MAX_VIEWS
 from spillgrad_kernels.memory.holder import Holder
 
-# Signal handlers run before or after this code: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
 

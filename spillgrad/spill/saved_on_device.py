@@ -25,7 +25,7 @@ from spillgrad.storage.threads.store_lock import StoreLock, interrupted_error
 from spillgrad.tensor_data import Storage
 from spillgrad_kernels.cuda.driver import driver
 
-# Signal handlers run before or after this code: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
 

@@ -17,7 +17,7 @@ from spillgrad.storage.store import Label, View
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.memory.holder import Holder
 
-# Signal handlers run before or after this code: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
 # Memory smaller than this is batched: a page, as large as what HDF5 keeps of a dataset.

@@ -13,7 +13,7 @@ from spillgrad.tensor_data import Storage
 from spillgrad_kernels.device_array import address_of, strided_view
 from spillgrad_kernels.memory import buffers
 
-# Signal handlers run before or after this code: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from spillgrad.device.device import Device, device_of
 from spillgrad.tensor import Tensor
 
-# Signal handlers run before or after this code: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
 

@@ -21,7 +21,7 @@ from spillgrad_kernels.cuda.array import is_own
 from spillgrad_kernels.cuda.driver import driver
 from spillgrad_kernels.memory.holder import Deaths
 
-# Signal handlers run before or after this code: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
 # So many tensors are copied ahead of their use: more than a layer of a transformer has.

@@ -24,7 +24,7 @@ from spillgrad_kernels.memory import buffers
 if TYPE_CHECKING:
     from spillgrad.spill.offload.on_device import OnDevice
 
-# Signal handlers run before or after this code: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
 

@@ -23,7 +23,7 @@ from spillgrad.tensor_data import Storage
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.memory.holder import finalizer, later
 
-# Signal handlers run before or after this code: `storage/interrupts.py`.
+# Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
 
