@@ -312,8 +312,7 @@ class DiskStore:
                 entry = state.live_entry("get", handle)
                 if entry.residence is LOADING:
                     self._loader.wait(entry)
-                    state.require_open("get")
-                    state.live_entry("get", handle)
+                    continue  # it may have left since, and another thread may be loading it again
                 if entry.persistent and entry.on_disk_only:
                     self._room.wait_for(entry.loading_bytes, entry.label, entry.dtype)
                     if not entry.on_disk_only:

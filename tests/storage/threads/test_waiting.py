@@ -2,6 +2,7 @@
 
 import gc
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import numpy as np
 import pytest
 
 from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.residency.entry import Entry
 from spillgrad.storage.store import Handle
+from spillgrad.storage.threads.loader import Loader
 from tests.storage.interleaving import Interleaving
+from tests.waiting import wait_until
 
 BUDGET = 1000
 LARGEST = 700
@@ -111,3 +115,41 @@ def test_whoever_waits_for_room_is_woken_when_an_array_that_was_read_back_dies(
         borrowed.clear()
 
     run_beside_each_other(directory, monkeypatch, seed, wait_for_room, let_it_die)
+
+
+def test_an_array_that_left_while_a_caller_slept_is_not_read_by_two_threads(
+    make_store: Callable[..., DiskStore], monkeypatch: pytest.MonkeyPatch
+):
+    """Before the caller that waited for a prefetch has the lock again, the array is evicted and prefetched anew."""
+    store = make_store(100_000)
+    state = store._state
+    handle = store.put(np.arange(5_000))
+    store.flush()
+    with state.lock:
+        state.ram.make_room(100_000)
+    read, wait, may_read = Loader.read, Loader.wait, threading.Event()
+
+    def read_later(loader: Loader, entry: Entry) -> np.ndarray:
+        assert may_read.wait(60)
+        return read(loader, entry)
+
+    def wait_and_sleep(loader: Loader, entry: Entry) -> None:
+        wait(loader, entry)
+        monkeypatch.setattr(Loader, "wait", wait)
+        assert state.ram.make_room(100_000)
+        store._prefetcher._requested[entry] = None
+        state.load_waits = True  # so the next thread that takes the lock begins to load it
+
+    monkeypatch.setattr(Loader, "read", read_later)
+    monkeypatch.setattr(Loader, "wait", wait_and_sleep)
+    store.prefetch([handle])
+    got: list[np.ndarray] = []
+    caller = threading.Thread(target=lambda: got.append(store.get(handle)))
+    caller.start()
+    wait_until(lambda: len(state.changed._waiters) == 1)  # type: ignore[attr-defined]
+    may_read.set()
+    caller.join()
+    np.testing.assert_array_equal(got[0], np.arange(5_000))
+    assert store.stats().read_bytes == 2 * handle.nbytes
+    got.clear()
+    assert store.stats().ram_bytes <= handle.nbytes
