@@ -63,11 +63,11 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Make]:
     wait_until(lambda: open_files_below(place) == {})
     wait_until(lambda: run_directory.own_runs == locks)
     for state, room in left:
-        ram = state.ram
+        tier = state.tier
         assert state.entries == {}
         assert state.readers == room.waiting_puts == state.counters.live_bytes == 0
-        wait_until(lambda ram=ram: (ram.drop_dead(), ram.ram_bytes)[1] == 0)
-        assert (ram.pinned_bytes, ram.dirty.nbytes) == (0, 0)
+        wait_until(lambda tier=tier: (tier.drop_dead(), tier.used_bytes)[1] == 0)
+        assert (tier.pinned_bytes, tier.dirty.nbytes) == (0, 0)
 
 
 def test_open_files_are_found_while_other_threads_open_and_close_some(tmp_path: Path):

@@ -17,6 +17,7 @@ import spillgrad as sg
 from spillgrad import storage
 from spillgrad.errors import SpillError
 from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.threads import loader
 from spillgrad_kernels.memory import buffers
 from tests.interrupting import Stop, between_lines, handled, lines_of_python
 
@@ -143,6 +144,27 @@ def test_a_store_used_in_the_middle_of_its_own_call_raises_instead_of_waiting_fo
         store.drop(handle)
         assert buffers.empty((1 << 20,), np.uint8).nbytes == 1 << 20
     assert store.stats().live_bytes == 0
+    store.close()
+
+
+def test_an_array_asked_for_in_the_middle_of_its_own_read_raises_instead_of_waiting_for_itself(tmp_path: Path):
+    store = DiskStore(tmp_path, ram_budget=0)
+    handle = store.put(np.arange(1000.0))
+    refused: list[str] = []
+
+    def get_again() -> None:
+        try:
+            np.testing.assert_array_equal(store.get(handle), np.arange(1000.0))
+        except SpillError as error:
+            refused.append(str(error))
+
+    for _ in range(5):
+        with between_lines(get_again, 0.5, (loader.__file__,)):
+            found = store.get(handle)
+        np.testing.assert_array_equal(found, np.arange(1000.0))
+        del found
+    assert len(refused) > 5
+    assert all("in the middle of" in reason for reason in refused)
     store.close()
 
 

@@ -36,9 +36,9 @@ class SpillContext(StoreOwner):
         self._open_store("save_on_disk", directory, ram_budget, codec=codec, stacklevel=stacklevel, **options)
         self._small = SmallTensors(self._store)
 
-    def _put(self, memory: SavedMemory, label: Label) -> Handle:
-        """Hand memory to the store, and note the view of it. Raises what `DiskStore.put` raises."""
-        handle = self._store.put(
+    def _put(self, memory: SavedMemory, label: Label, store: Any = None) -> Handle:
+        """Hand memory to the store, or to another one, and note the view of it. Raises what `DiskStore.put` raises."""
+        handle: Handle = (store or self._store).put(
             memory.array, key=memory.key, label=label, unchanged=memory.is_unchanged, watcher=memory.watcher
         )
         note_view(handle.views, memory.layout, label.op, label.slot)

@@ -170,6 +170,7 @@ class disk_offload(StoreOwner):
         """
         self._residents.thread.last_changed = None
         self._residents.settle()
+        self._residents.flush()
         super().flush()
 
     def stats(self) -> OffloadStats:

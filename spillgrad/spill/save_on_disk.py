@@ -4,16 +4,13 @@ import dataclasses
 import os
 import threading
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from spillgrad import labels
 from spillgrad.autograd.core import hooks
-from spillgrad.errors import SavedTensorError
 from spillgrad.nn.module_calls import around_forward
 from spillgrad.ops.array_casts import cast
 from spillgrad.ops.autocast import Conversion
@@ -24,17 +21,15 @@ from spillgrad.spill.offload.tensors import OffloadedView
 from spillgrad.spill.planning.automatic import Automatic
 from spillgrad.spill.policy import Chooser, Policy
 from spillgrad.spill.saved_memory import Kept, Packed, note_view, present_label
-from spillgrad.spill.tensor_memory import Copy, Spilled, SpilledSmall, in_memory_order, layout_of, memory_of
+from spillgrad.spill.tensor_memory import Spilled, SpilledSmall, in_memory_order, layout_of, memory_of
+from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.sizes import parse_bytes
-from spillgrad.storage.store import Handle
 from spillgrad.storage.store_owner import MIN_BYTES
 from spillgrad.storage.threads.interrupts import keep_whole
 from spillgrad.tensor import Tensor
-from spillgrad.tensor_data import Storage
-from spillgrad_kernels.device_array import address_of
 
 if TYPE_CHECKING:
-    from spillgrad.spill.saved_on_device import DeviceCache, Stored
+    from spillgrad.spill.device_store import DeviceStore
 
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
@@ -157,8 +152,8 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
         self._policy: Policy | Automatic | None = None if policy in ("spill", "auto") else Policy(policy)
         self._kept: weakref.WeakSet[Kept] = weakref.WeakSet()
         self._device_budget = parse_bytes(device_budget)
-        self._device_cache: DeviceCache | None = None  # made when a tensor of a device is saved
-        self._making_device_cache = threading.RLock()
+        self._device_store: DeviceStore | None = None  # made when a tensor of a device is saved
+        self._making_device_store = threading.RLock()
         self._open(
             directory,
             ram_budget,
@@ -201,11 +196,11 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
             case Outcome.TOO_SMALL | Outcome.LEAF | Outcome.STORE_IS_BUSY:
                 return tensor
             case Outcome.SPILLED:
-                return self._spill(tensor)
+                return self._spill(tensor, self._store)
             case Outcome.SMALL:
                 return self._spill_small(tensor)
             case Outcome.ON_DEVICE:
-                return self._spill_from_device(tensor)
+                return self._spill(tensor, self._on_device())
             case Outcome.COPIED:
                 return Tensor.wrap(cast(tensor.array, tensor.array.dtype))
             case Outcome.KEPT:
@@ -220,19 +215,12 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
         """Return the tensor that `pack_hook` packed."""
         return packed.tensor() if isinstance(packed, _PACKED) else packed
 
-    def _spill(self, tensor: Tensor) -> Spilled:
+    def _spill(self, tensor: Tensor, store: "DiskStore | DeviceStore") -> Spilled:
         if self._auto is not None:
             _note(self._auto, tensor)
         memory = memory_of(tensor, self._codec_mark)
-        handle = self._put(memory, present_label(*hooks.packing()))
-        return Spilled(self._store, self, handle, memory.key, memory.layout)
-
-    def _spill_from_device(self, tensor: Tensor) -> Spilled:
-        if self._auto is not None:
-            _note(self._auto, tensor)
-        memory = memory_of(tensor, self._codec_mark)
-        stored = self._on_device().put(memory, present_label(*hooks.packing()))
-        return Spilled(self._store, self, stored, memory.key, memory.layout)
+        handle = self._put(memory, present_label(*hooks.packing()), store)
+        return Spilled(store, self, handle, memory)
 
     def _spill_small(self, tensor: Tensor) -> SpilledSmall:
         if self._auto is not None:
@@ -258,9 +246,8 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
         """
         kept = {id(storage): storage.array.nbytes for storage in [entry.tensor().storage for entry in list(self._kept)]}
         stats = dataclasses.asdict(self._store.stats())
-        device = self._device_cache
-        if device is not None:
-            stats |= {"device_bytes": device.resident_bytes, "peak_device_bytes": device.peak_resident_bytes}
+        if self._device_store is not None:
+            stats |= self._device_store.stats()
         return SpillStats(**stats, kept_bytes=sum(kept.values()))
 
     def flush(self) -> None:
@@ -268,36 +255,18 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
 
         Raises SpillError when a tensor could not be written.
         """
-        if self._device_cache is not None:
-            self._device_cache.flush()
+        if self._device_store is not None:
+            self._device_store.flush()
         super().flush()
 
-    def _on_device(self) -> "DeviceCache":
-        """Return the cache of saved tensors on a device."""
-        with self._making_device_cache:
-            if self._device_cache is None:
-                from spillgrad.spill.saved_on_device import DeviceCache
+    def _on_device(self) -> "DeviceStore":
+        """Return the store of saved tensors on a device."""
+        with self._making_device_store:
+            if self._device_store is None:
+                from spillgrad.spill.device_store import DeviceStore  # it needs a driver
 
-                self._device_cache = DeviceCache(self._store, self._device_budget)
-        return self._device_cache
-
-    def _memory_of(self, stored: "Handle | Stored", key: Hashable) -> tuple[np.ndarray, Storage]:
-        """Return a stored array and the storage over it: the packed one while that is in memory, else a copy's."""
-        # Each array has one storage. With two, a change through one would be unknown to the other.
-        array = self._store.get(stored) if isinstance(stored, Handle) else stored.memory()
-        storage = stored.watcher()
-        while storage is None or address_of(storage.array) != address_of(array):
-            copy = Copy(array, key, self._codec_mark)
-            if isinstance(stored, Handle):
-                storage = self._store.watch(stored, array, copy, instead_of=storage)
-            else:
-                storage = stored.cache.watch(stored, copy, instead_of=storage)
-        if isinstance(storage, Copy) and storage.version:
-            raise SavedTensorError(
-                f"unpack: {stored.label} was modified in place after it was read back for another use; "
-                f"clone() a saved tensor before changing it"
-            )
-        return array, storage
+                self._device_store = DeviceStore(self._store, self._device_budget)
+        return self._device_store
 
 
 def _note(auto: Automatic, tensor: Tensor) -> None:

@@ -2,12 +2,16 @@
 
 import math
 from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 
+from spillgrad.errors import SavedTensorError
 from spillgrad.spill import saved_memory
+from spillgrad.spill.context import SpillContext
 from spillgrad.spill.saved_memory import Layout, SavedMemory, shared_layout
 from spillgrad.storage.codecs import LOSSY_DTYPES
+from spillgrad.storage.store import Handle
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
 from spillgrad_kernels.device_array import address_of, strided_view
@@ -36,13 +40,31 @@ class Copy(Storage):
 
 
 class Spilled(saved_memory.Spilled):
-    """Stands for a spilled tensor of this library."""
+    """Stands for a spilled tensor of this library. It holds the context, whose store closes when it is gone."""
 
-    __slots__ = ()
+    __slots__ = ("_context",)
+
+    def __init__(self, store: Any, context: SpillContext, handle: Handle, memory: SavedMemory) -> None:
+        super().__init__(store, store, handle, memory.key, memory.layout)
+        self._context = context
 
     def tensor(self) -> Tensor:
-        """Return the tensor, over memory that it shares with all others of its storage."""
-        array, storage = self._source._memory_of(self.held, self._key)
+        """Return the tensor, over memory that it shares with all others of its storage.
+
+        The storage is the packed one while that is in memory, else that of a copy. Raises SavedTensorError for a copy
+        that was changed.
+        """
+        # Each array has one storage. With two, a change through one would be unknown to the other.
+        store, handle = self._source, self.held
+        array = store.get(handle)
+        storage = handle.watcher()
+        while storage is None or address_of(storage.array) != address_of(array):
+            storage = store.watch(handle, array, Copy(array, self._key, self._context._codec_mark), instead_of=storage)
+        if isinstance(storage, Copy) and storage.version:
+            raise SavedTensorError(
+                f"unpack: {handle.label} was modified in place after it was read back for another use; "
+                f"clone() a saved tensor before changing it"
+            )
         return over(array, self._layout, storage)
 
 

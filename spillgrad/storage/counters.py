@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad.errors import SpillError
+from spillgrad.storage.disk.entry import DiskEntry
 from spillgrad.storage.journal import late_events as events
 from spillgrad.storage.journal.files import plain_text
 from spillgrad.storage.journal.writer import Journal
 from spillgrad.storage.origin_counters import IN_STATS, Origin, OriginCounters, values
 from spillgrad.storage.process_memory import rss_bytes
 from spillgrad.storage.residency.budgeted_tier import BudgetedTier
-from spillgrad.storage.residency.entry import Entry
 from spillgrad.storage.residency.step_plan import StepPlan
 from spillgrad.storage.store import NO_LABEL, Label, StoreStats
 from spillgrad.storage.threads.busy_clock import BusyClock
@@ -59,9 +59,9 @@ class Counters:
     held, unless its docstring says otherwise.
     """
 
-    def __init__(self, journal: Journal, ram: BudgetedTier) -> None:
+    def __init__(self, journal: Journal, tier: BudgetedTier[DiskEntry]) -> None:
         self._journal = journal
-        self._ram = ram
+        self._tier = tier
         self.total = OriginCounters()
         self.live_bytes = self.hits = self.misses = 0
         self.writing, self.reading = BusyClock(), BusyClock()  # these lock themselves
@@ -75,11 +75,11 @@ class Counters:
         self._step_began_s = time.perf_counter()
         self._total_before = OriginCounters()  # when the step began
         self._plans: list[StepPlan] = []
-        ram.schedule.on_step = self._step_ended
+        tier.schedule.on_step = self._step_ended
 
     # What happened
 
-    def packed(self, entry: Entry) -> None:
+    def packed(self, entry: DiskEntry) -> None:
         """Note that an array came."""
         origin, entry.counters = self._origin(entry.label, entry.dtype)
         for counters in (self.total, entry.counters):
@@ -93,14 +93,14 @@ class Counters:
                 self.begin_phase("forward")
         self._journal.add(events.Pack(entry.nbytes, *origin, step, entry.sequence))
 
-    def shared(self, entry: Entry) -> None:
+    def shared(self, entry: DiskEntry) -> None:
         """Note that an array came that was there already."""
         for counters in (self.total, entry.counters):
             counters.packed_bytes += entry.nbytes
             counters.deduplicated_bytes += entry.nbytes
         self._journal.add(events.Share(entry.sequence))
 
-    def relabeled(self, entry: Entry) -> None:
+    def relabeled(self, entry: DiskEntry) -> None:
         """Note that an array has another origin than its first label said."""
         former = entry.counters
         origin, entry.counters = self._origin(entry.label, entry.dtype)
@@ -116,12 +116,16 @@ class Counters:
             counters.kept_bytes += nbytes
         self._journal.add(events.Keep(nbytes, *origin, self._step_of(label)))
 
-    def used(self, entry: Entry) -> None:
-        """Note that a caller asks for an array."""
+    def used(self, entry: DiskEntry, is_here: bool) -> None:
+        """Note that a caller uses an array, which is in RAM, or must be read."""
+        if is_here:
+            self.hits += 1
+        else:
+            self.misses += 1
         if not entry.persistent and self._phase == "forward":
             self.begin_phase("backward")
 
-    def written(self, entry: Entry, stored_bytes: int, began_s: float, where: tuple[Any, ...]) -> None:
+    def written(self, entry: DiskEntry, stored_bytes: int, began_s: float, where: tuple[Any, ...]) -> None:
         """Note that an array was written; `where` has the fields of the place, as `Extent.where` does."""
         for counters in (self.total, entry.counters):
             counters.written_bytes += entry.nbytes
@@ -129,7 +133,7 @@ class Counters:
         about = (*where, _seconds_since(began_s))
         self._journal.add(events.Write(entry.sequence, *about, **self._if_freed(entry)))
 
-    def read(self, entry: Entry, began_s: float, prefetched: bool) -> None:
+    def read(self, entry: DiskEntry, began_s: float, prefetched: bool) -> None:
         """Note that an array was read."""
         for counters in (self.total, entry.counters):
             counters.read_bytes += entry.nbytes
@@ -147,7 +151,7 @@ class Counters:
             counters.wait_write_s += waited_s
         self._journal.add(events.Wait(sequence, events.UNSET, *origin, round(waited_s, 6), "put"))
 
-    def waited_to_get(self, began_s: float, entry: Entry) -> None:
+    def waited_to_get(self, began_s: float, entry: DiskEntry) -> None:
         """Note that a caller waited for a read."""
         waited_s = time.perf_counter() - began_s
         for counters in (self.total, entry.counters):
@@ -155,11 +159,11 @@ class Counters:
         self._cached_wait_s += waited_s if entry.went_through_page_cache else 0.0
         self._journal.add(events.Wait(entry.sequence, took=round(waited_s, 6), cause="get"))
 
-    def changed(self, entry: Entry) -> None:
+    def changed(self, entry: DiskEntry) -> None:
         """Note that the disk does not have the values of an array any more."""
         self._journal.add(events.Change(entry.sequence))
 
-    def freed(self, entry: Entry) -> None:
+    def freed(self, entry: DiskEntry) -> None:
         """Note that an array is not needed any more."""
         self.live_bytes -= entry.nbytes
         self._journal.add(events.Free(entry.sequence))
@@ -168,12 +172,12 @@ class Counters:
         """Note that the structure of the files has every array that is there."""
         self._journal.add(events.Flush())
 
-    def shrunk(self, entry: Entry, sampled_bytes: int, stored_bytes: int) -> None:
+    def shrunk(self, entry: DiskEntry, sampled_bytes: int, stored_bytes: int) -> None:
         """Note what lossless compression makes of a sample of an array that was stored as it is."""
         told = self._if_freed(entry)
         self._journal.add(events.Shrink(entry.sequence, sampled=sampled_bytes, shrunk=stored_bytes, **told))
 
-    def failed(self, entry: Entry, error: SpillError) -> None:
+    def failed(self, entry: DiskEntry, error: SpillError) -> None:
         """Note that the disk refused an array."""
         reason = error if self._journal.with_origin else error.__cause__  # which names no origin
         self._journal.add(events.Fail(entry.sequence, plain_text(str(reason))))
@@ -207,9 +211,9 @@ class Counters:
         self._journal.add(events.Step(_seconds_since(self._step_began_s), number, label, place, moved))
         self._total_before, self._step_began_s = dataclasses.replace(self.total), time.perf_counter()
 
-    def forget(self, ram: BudgetedTier) -> None:
+    def forget(self, tier: BudgetedTier[DiskEntry]) -> None:
         """Go on with an empty tier, in a forked child."""
-        self._ram, self.live_bytes = ram, 0
+        self._tier, self.live_bytes = tier, 0
         self.writing, self.reading = BusyClock(), BusyClock()
 
     # Origins
@@ -229,7 +233,7 @@ class Counters:
             self._origins[key] = found = origin, OriginCounters()
         return found
 
-    def _if_freed(self, entry: Entry) -> dict[str, Any]:
+    def _if_freed(self, entry: DiskEntry) -> dict[str, Any]:
         """Return the bytes and the origin of an array that was freed meanwhile: its reader does not know them."""
         if entry.references > 0:
             return {}
@@ -257,8 +261,8 @@ class Counters:
         return StoreStats(
             **{name: getattr(self.total, name) for name in IN_STATS},
             live_bytes=self.live_bytes,
-            ram_bytes=self._ram.ram_bytes,
-            peak_ram_bytes=self._ram.peak_ram_bytes,
+            ram_bytes=self._tier.used_bytes,
+            peak_ram_bytes=self._tier.peak_bytes,
             disk_bytes=disk_bytes,
             peak_disk_bytes=peak_disk_bytes,
             cache_hits=self.hits,
@@ -267,7 +271,7 @@ class Counters:
             reading_s=self.reading.seconds,
         )
 
-    def sums(self, stats: StoreStats, live: Iterable[Entry]) -> "events.Sums":
+    def sums(self, stats: StoreStats, live: Iterable[DiskEntry]) -> "events.Sums":
         """Return what all events until now come to, and the live arrays, for readers without the lines before."""
         self._plans.clear()  # they are told again
         numbers = {id(counters): number for number, (_, counters) in enumerate(self._origins.values())}
@@ -281,14 +285,14 @@ class Counters:
 
     def sample(self, disk_bytes: int) -> "events.Event":
         """Return what is held now. Called in any thread without the lock, so numbers may not fit each other."""
-        ram, total = self._ram, self.total
+        tier, total = self._tier, self.total
         return events.Sample(
-            ram=ram.ram_bytes,
-            peak_ram=ram.peak_ram_bytes,
-            hot=ram.dirty.nbytes,
-            writing=ram.writing_bytes,
-            cached=ram.clean.nbytes,
-            lent=ram.pinned_bytes,
+            ram=tier.used_bytes,
+            peak_ram=tier.peak_bytes,
+            hot=tier.dirty.nbytes,
+            writing=tier.writing_bytes,
+            cached=tier.clean.nbytes,
+            lent=tier.pinned_bytes,
             live=self.live_bytes,
             disk=disk_bytes,
             rss=rss_bytes(),

@@ -3,9 +3,10 @@
 import collections
 import contextlib
 import os
+import time
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,11 +16,11 @@ from spillgrad.errors import ArgumentError, OperandError, SpillCorruptionError
 from spillgrad.storage import trim_memory
 from spillgrad.storage.codecs import codec_named
 from spillgrad.storage.counters import StepTraffic
+from spillgrad.storage.disk.entry import DiskEntry
 from spillgrad.storage.disk.segment_set import SEGMENT_BYTES, SegmentSet
 from spillgrad.storage.encryption import Encrypted
 from spillgrad.storage.journal.writer import Journal
-from spillgrad.storage.residency.entry import Entry
-from spillgrad.storage.residency.residence import CHANGING, LOADING
+from spillgrad.storage.residency.residence import CHANGING
 from spillgrad.storage.runs.begin_run import about_process, make_run
 from spillgrad.storage.runs.lifecycle import Lifecycle
 from spillgrad.storage.sizes import parse_bytes
@@ -30,17 +31,18 @@ from spillgrad.storage.store import (
     Label,
     Remote,
     StoreStats,
-    Watcher,
-    changed_error,
     dense_copy,
     may_be_kept,
     storable,
 )
+from spillgrad.storage.threads.full_disk import FullDisk
 from spillgrad.storage.threads.interrupts import keep_whole, protect
 from spillgrad.storage.threads.loader import Loader
 from spillgrad.storage.threads.prefetcher import Prefetcher
 from spillgrad.storage.threads.room import Room
 from spillgrad.storage.threads.writer import Writer
+from spillgrad.storage.tiered_store import TieredStore
+from spillgrad_kernels.memory import buffers
 
 # Empty files are kept for so long, because the next step would make them again.
 _KEEP_EMPTY_S = 5.0
@@ -48,7 +50,7 @@ _KEEP_EMPTY_S = 5.0
 protect(__name__.rpartition(".")[0])
 
 
-class DiskStore:
+class DiskStore(TieredStore[DiskEntry]):
     """Keeps arrays in RAM up to `ram_budget` bytes and in HDF5 files below `directory` beyond it.
 
     Each store has a thread, the writer, which alone touches the structure of the files. It has the I/O threads of the
@@ -87,6 +89,8 @@ class DiskStore:
     Raises BudgetError for a budget that does not parse, ArgumentError for an unknown word or without a package it
     needs, SpillError when `directory` cannot be used, or `keep_journal` is the journal of a store that lives.
     """
+
+    _state: StoreState
 
     def __init__(
         self,
@@ -132,13 +136,15 @@ class DiskStore:
         self._directory = run.path
         self._lifecycle = Lifecycle(self._state, self._segments, run)
         self._loader = Loader(self._state, run.path, coding)
-        self._room = Room(self._state, on_full)
+        self._full_disk = FullDisk(self._state, on_full)
+        self._room = Room(self._state, self._full_disk)
         self._prefetcher = Prefetcher(self._state, self._loader, self._room)
         self._writer = Writer(
             self._state,
             self._segments,
             self._prefetcher,
             self._room,
+            self._full_disk,
             run.path,
             _KEEP_EMPTY_S,
             self._lifecycle.end,
@@ -175,7 +181,7 @@ class DiskStore:
     @property
     def ram_budget(self) -> int:
         """The budget in bytes."""
-        return self._state.ram.budget_bytes
+        return self._state.tier.budget_bytes
 
     def put(
         self,
@@ -204,7 +210,7 @@ class DiskStore:
                 entry = state.enter(cast(np.ndarray, array), key, label, unchanged, persistent)
                 self._keep(entry, cast(np.ndarray, array), fits, watcher)
             if entry is None:
-                state.ram.reserve(array.nbytes)
+                state.tier.reserve(array.nbytes)
             else:
                 warning = self._end_put()
         if entry is None:
@@ -212,7 +218,7 @@ class DiskStore:
         self._warn(warning, entry)
         return entry
 
-    def _warn(self, warning: str | None, entry: Entry | None = None) -> None:
+    def _warn(self, warning: str | None, entry: DiskEntry | None = None) -> None:
         """Warn the caller, if there is a warning. Called without the lock."""
         if warning is not None:
             try:
@@ -232,7 +238,7 @@ class DiskStore:
             self._begin_put("begin")
             self._room.wait_for(self._writer.needs(array), label, array.dtype, until_all_left=True)
             entry = state.enter(array, None, label, None, persistent=False)
-            state.ram.begin_change(entry, array)
+            state.tier.begin_change(entry, array)
             warning = self._end_put()
         self._warn(warning, entry)
         return entry
@@ -243,18 +249,18 @@ class DiskStore:
             self._state.require_open("count_with")
             entry = self._state.live_entry("count_with", handle)
             entry.beside_bytes += nbytes
-            self._state.ram.reserve(nbytes, pinned=True)
+            self._state.tier.reserve(nbytes, pinned=True)
 
     def _begin_put(self, who: str) -> None:
         """Make sure that an array can be taken. Called with the lock held."""
         self._state.require_open(who)
-        self._room.answer_failures()
+        self._full_disk.answer_failures()
         self._state.schedule.pause()
 
     def _end_put(self) -> str | None:
         """Return the text to warn with. Called with the lock held."""
         self._tell()
-        return self._room.warning()
+        return self._full_disk.warning()
 
     def _put_copy(
         self,
@@ -264,21 +270,21 @@ class DiskStore:
         label: Label | None,
         watcher: object | None,
         persistent: bool,
-    ) -> tuple[Entry, str | None]:
+    ) -> tuple[DiskEntry, str | None]:
         """Keep a copy, for which room is reserved; return its entry and a warning. Called without the lock."""
         state = self._state
         try:
             copy, arrival = dense_copy(array)
         except BaseException:
             with state.lock:
-                state.ram.unreserve(array.nbytes)
+                state.tier.unreserve(array.nbytes)
             raise
         with state.lock:
             try:
                 self._begin_put("put")
                 entry = state.known(key)  # another thread may have put it meanwhile
             finally:  # from here on the copy itself counts; no other thread took its room
-                state.ram.unreserve(array.nbytes)
+                state.tier.unreserve(array.nbytes)
             if entry is None:
                 entry = state.enter(copy, key, label, None, persistent)
                 entry.arrival = arrival
@@ -286,14 +292,14 @@ class DiskStore:
             return entry, self._end_put()
 
     def _keep(
-        self, entry: Entry, array: np.ndarray, fits: bool, watcher: object | None, is_copy: bool = False
+        self, entry: DiskEntry, array: np.ndarray, fits: bool, watcher: object | None, is_copy: bool = False
     ) -> None:  # fmt: skip
         """Hold the array of a new entry in RAM, or write it if it does not fit. Called with the lock held."""
         if watcher is not None:
             entry.watcher = weakref.ref(watcher)
         try:
             if fits:
-                self._state.ram.keep(entry, array, is_copy=entry.persistent or is_copy)
+                self._state.tier.keep(entry, array, is_copy=entry.persistent or is_copy)
                 self._writer.wake_if_behind()
             else:
                 self._writer.write_through(entry, array, is_copy=is_copy)
@@ -301,83 +307,10 @@ class DiskStore:
             self._state.release(entry)
             raise
 
-    def get(self, handle: Handle) -> np.ndarray:
-        """Return the array of `handle`; see `Store.get`. Reads the disk unless the array is in RAM, or on its way."""
-        state = self._state
-        ram = state.ram
-        checked = None
-        while True:
-            with state.lock:
-                state.require_open("get")
-                entry = state.live_entry("get", handle)
-                if entry.residence is LOADING:
-                    self._loader.wait(entry)
-                    continue  # it may have left since, and another thread may be loading it again
-                if entry.persistent and entry.on_disk_only:
-                    self._room.wait_for(entry.loading_bytes, entry.label, entry.dtype)
-                    if not entry.on_disk_only:
-                        continue  # it came meanwhile, or was dropped
-                array, unchanged = ram.in_ram(entry)
-                if unchanged is None or array is checked:
-                    self._use(entry, array)
-                    break
-            if unchanged():
-                checked = array
-            else:
-                self._discard_changed(entry, cast(np.ndarray, array))
-        if array is None:
-            array = self._loader.load(entry)
-        entry.await_arrival()
-        return array
-
-    def _use(self, entry: Entry, array: np.ndarray | None) -> None:
-        """Note that a caller gets the array of an entry, or begin to load it. Called with the lock held."""
-        state = self._state
-        state.schedule.get(entry)
-        state.counters.used(entry)
-        if array is None:
-            state.counters.misses += 1
-            self._loader.begin(entry, pinned=True)
-        else:
-            state.counters.hits += 1
-            state.ram.hand_out(entry)
-        self._prefetcher.start_loads()
-
-    def use(self, handle: Handle) -> None:
-        """Note that a caller uses an array that it has already; see `Store.use`."""
-        state = self._state
-        with state.lock:
-            state.require_open("use")
-            state.schedule.get(state.live_entry("use", handle))
-            state.counters.hits += 1
-            self._prefetcher.start_loads()
-
-    def begin_change(self, handle: Handle, array: np.ndarray) -> None:
-        """Note that `array`, which is that of `handle`, is about to be modified; see `Store.begin_change`."""
-        state = self._state
-        with state.lock:
-            state.require_open("begin_change")
-            entry = state.live_entry("begin_change", handle)
-            if not state.ram.counts(entry, array):
-                self._room.wait_for(entry.nbytes, entry.label, entry.dtype)
-            self._wait_until_idle("begin_change", entry)
-            if entry.residence is not CHANGING:
-                state.ram.begin_change(entry, array)
-                self._room.wake_waiting()  # their room may come from callers only now
-
     def end_change(self, handle: Handle, changed: bool = True) -> None:
-        """Note that the array has its new values; see `Store.end_change`. Waits while the budget is exceeded."""
-        state = self._state
-        with state.lock:
-            state.require_open("end_change")
-            entry = state.live_entry("end_change", handle)
-            while entry.residence is CHANGING and changed and entry.readers:  # `check` reads its place on disk
-                state.changed.wait()
-                state.require_open("end_change")
-                entry = state.live_entry("end_change", handle)
-            if entry.residence is CHANGING:
-                self._end_change(entry, changed)
-            warning = self._room.warning()
+        super().end_change(handle, changed)
+        with self._state.lock:
+            warning = self._full_disk.warning()
         self._warn(warning)
 
     def replace(self, handle: Handle, array: Remote) -> None:
@@ -385,7 +318,7 @@ class DiskStore:
 
         The copy is made without the lock; where that fails, the former values stay.
         """
-        state, ram = self._state, self._state.ram
+        state, tier = self._state, self._state.tier
         with state.lock:
             state.require_open("replace")
             entry = state.live_entry("replace", handle)
@@ -394,9 +327,9 @@ class DiskStore:
             self._wait_until_idle("replace", entry)
             has_former = entry.array is not None
             if has_former:  # which stays meanwhile; a name for it here would have it count on afterwards
-                ram.begin_change(entry, cast(np.ndarray, entry.array))
+                tier.begin_change(entry, cast(np.ndarray, entry.array))
             else:
-                ram.reserve(entry.nbytes)
+                tier.reserve(entry.nbytes)
         copied = None
         try:
             copied = array.fetch()
@@ -409,29 +342,15 @@ class DiskStore:
                         self._wait_until_idle("replace", entry)
                 finally:  # only now, or the values on disk would be loaded into the room
                     if not has_former:
-                        ram.unreserve(entry.nbytes)
+                        tier.unreserve(entry.nbytes)
                     elif entry.residence is CHANGING:
-                        ram.end_change(entry)
+                        tier.end_change(entry)
                 if copied is not None:
                     kept, entry.arrival = copied
-                    ram.begin_change(entry, kept)
+                    tier.begin_change(entry, kept)
                     self._end_change(entry, changed=True)
-                    warning = self._room.warning()
+                    warning = self._full_disk.warning()
         self._warn(warning)
-
-    @contextlib.contextmanager
-    def room(self, nbytes: int) -> Iterator[None]:
-        """Count bytes that the caller uses inside the block; wait as `put` does until they fit, if they can."""
-        state = self._state
-        with state.lock:
-            state.require_open("room")
-            self._room.wait_for(nbytes, Label(op="room"), None)
-            state.ram.reserve(nbytes, pinned=True)
-        try:
-            yield
-        finally:
-            with state.lock:
-                state.ram.unreserve(nbytes, pinned=True)
 
     def expect(self, nbytes: int) -> None:
         """Tell how many bytes of persistent arrays to expect, so that what fits beside them is not written early."""
@@ -471,7 +390,7 @@ class DiskStore:
     @property
     def ram_bytes(self) -> int:
         """The bytes that the budget bounds, as in `stats()`, without waiting for the lock."""
-        return self._state.ram.ram_bytes
+        return self._state.tier.used_bytes
 
     @property
     def waited_s(self) -> float:
@@ -482,36 +401,6 @@ class DiskStore:
         """Have a function called once, at the end of the step: in any thread, with locks held, so it must be quick."""
         with self._state.lock:
             self._state.at_step_end.append(callback)
-
-    def watch(self, handle: Handle, array: np.ndarray, watcher: Watcher, instead_of: object) -> Any:
-        """Have `watcher` asked, before `array`, got from `handle`, is handed out again, whether it is unchanged.
-
-        Return the watcher that the array has then: another one if another thread has replaced `instead_of` meanwhile.
-        The store holds the watcher as long as it holds the array. If the watcher dies before the array, the store
-        presumes that the array changed, and reads its own copy.
-        """
-        state = self._state
-        with state.lock:
-            present = handle.watcher()
-            if present is instead_of or present is None:
-                handle.watcher, present = weakref.ref(watcher), watcher
-                entry = state.entries.get(handle.sequence)
-                if entry is handle:
-                    state.ram.watch(entry, array, watcher.is_unchanged)
-        return present
-
-    def drop(self, handle: Handle) -> None:
-        """Release one reference; see `Store.drop`. A handle without references is left alone."""
-        self._state.posted.append(handle)
-        self._state.try_drain_posts()
-
-    def is_in_ram(self, handle: Handle) -> bool:
-        """Return whether `get` would find the array of a handle in RAM now."""
-        with self._state.lock:
-            self._state.require_open("is_in_ram")
-            entry = self._state.live_entry("is_in_ram", handle)
-            in_ram = not entry.on_disk_only and entry.residence is not LOADING
-        return in_ram
 
     def prefetch(self, handles: Iterable[Handle]) -> None:
         """Load `handles` in this order; see `Store.prefetch`."""
@@ -555,7 +444,7 @@ class DiskStore:
                 damaged.append(error.with_traceback(None))  # which holds the array
             finally:
                 with state.lock:
-                    state.ram.unreserve(entry.nbytes, pinned=True)
+                    state.tier.unreserve(entry.nbytes, pinned=True)
                     self._loader.end_read(entry)
         return damaged
 
@@ -579,34 +468,45 @@ class DiskStore:
         if self._state.journal.is_behind and not self._state.closing:
             self._writer.wake()
 
-    def _wait_until_idle(self, who: str, entry: Entry) -> None:
-        """Return once no thread reads or writes an entry's array or extent. Called with the lock held."""
-        state = self._state
-        while entry.is_in_use:
-            state.changed.wait()
-            state.require_open(who)
-            state.live_entry(who, entry)
+    # RAM as the tier, and the disk as the tier below
 
-    def _end_change(self, entry: Entry, changed: bool) -> None:
-        """Let the array of an entry be written and evicted again. Called with the lock held."""
+    def own(self, array: np.ndarray) -> np.ndarray:
+        # The memory of a view would outlive the array; and arrays come back from the disk C-contiguous.
+        is_view = isinstance(array.base, np.ndarray)
+        return buffers.copy(array) if is_view or not array.flags.c_contiguous else array
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        return buffers.empty(shape, dtype)
+
+    def _wait_for_room(self, nbytes: int, label: Label, dtype: np.dtype[Any] | None) -> bool:
+        return self._room.wait_for(nbytes, label, dtype)
+
+    def _begin_load(self, entry: DiskEntry) -> None:
+        self._loader.begin(entry, pinned=True)
+
+    def _load(self, entry: DiskEntry) -> np.ndarray:
+        return self._loader.load(entry)
+
+    def _wait_for_load(self, entry: DiskEntry) -> None:
+        started = time.perf_counter()
+        super()._wait_for_load(entry)
+        self._state.counters.waited_to_get(started, entry)
+
+    def _note_use(self, entry: DiskEntry, is_here: bool) -> None:
+        self._state.counters.used(entry, is_here)
+
+    def _start_loads(self) -> None:
+        self._prefetcher.start_loads()
+
+    def _begin_change(self, entry: DiskEntry) -> None:
+        self._room.wake_waiting()  # their room may come from callers only now
+
+    def _end_change(self, entry: DiskEntry, changed: bool) -> None:
         state = self._state
         if changed:
             state.note_change(entry)
-        state.ram.end_change(entry)
+        state.tier.end_change(entry)
         self._room.wake_waiting()
-        self._room.answer_failures()
+        self._full_disk.answer_failures()
         self._writer.wake_if_behind()
         self._room.wait_for(0, entry.label, entry.dtype)
-
-    def _discard_changed(self, entry: Entry, array: np.ndarray) -> None:
-        """Forget an array that a caller modified; the values on disk still hold. Called without the lock."""
-        ram = self._state.ram
-        with self._state.lock:
-            is_lent = entry.lease is not None and entry.lease() is array
-            if entry.references <= 0 or not (entry.array is array or is_lent):
-                return
-            if entry.extent is None:
-                entry.error = changed_error(entry)
-                ram.remove(entry)
-            else:
-                ram.forget(entry)

@@ -1,7 +1,5 @@
-"""What a store holds, and whether it is open: the state that callers and the store's threads share."""
+"""What a disk store holds, and whether it is open: the state that callers and the store's threads share."""
 
-import collections
-import threading
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -10,57 +8,45 @@ import numpy as np
 
 from spillgrad.errors import SpillError
 from spillgrad.storage.counters import Counters, StepTraffic
+from spillgrad.storage.disk.entry import DiskEntry
 from spillgrad.storage.disk.segment import Extent
 from spillgrad.storage.journal.writer import Journal
 from spillgrad.storage.residency.budgeted_tier import BudgetedTier
-from spillgrad.storage.residency.entry import Entry
-from spillgrad.storage.store import Handle, Label, closed_error, gone_error
+from spillgrad.storage.residency.tier_state import TierState
+from spillgrad.storage.store import Handle, Label, closed_error
 from spillgrad.storage.threads import io_threads
 from spillgrad.storage.threads.bell import Bell
-from spillgrad.storage.threads.store_lock import StoreLock, interrupted_error, own_threads
 
 # So many freed extents wake the writer, which gives them back; fewer wait until it wakes for another reason.
 _MANY_FREED = 16
 
 
-class StoreState:
-    """The entries of a store, their references, the arrays in RAM, and whether the store is open.
+class StoreState(TierState[DiskEntry]):
+    """The state of a store whose tier below is the disk.
 
-    Invariant: an entry is in `entries` while it has references. `lock` guards everything, and every method is called
-    with it held, unless its docstring says otherwise. `changed` is notified when a waiting thread may go on.
-
-    A finalizer may run in any thread, between any two lines, so it must not take the lock. It appends the handle that
-    it drops to `posted`. The next thread that takes the lock drops it; if none comes, the writer does, which looks at
-    regular intervals.
+    If no other thread comes to drop what finalizers posted, the writer does, which looks at regular intervals.
     """
 
     def __init__(self, budget_bytes: int, journal: Journal) -> None:
-        self._make_locks()
+        super().__init__(BudgetedTier("ram", budget_bytes), DiskEntry)
         self.bell = Bell()  # wakes the writer's thread
-        self.ram = BudgetedTier(budget_bytes)
-        self.schedule = self.ram.schedule
+        self.schedule = self.tier.schedule
         self.journal = journal
-        self.counters = Counters(journal, self.ram)
-        self.entries: dict[int, Entry] = {}
+        self.counters = Counters(journal, self.tier)
         self.freed: list[Extent] = []  # extents that the writer is to give back
         self.load_waits = False  # a prefetch waits for room: `on_room` is to be called
         self.readers = 0
         self._jobs = 0
         # Failed writes that no caller was told of yet, by entry; None stands for the structure of the files.
-        self.failures: dict[Entry | None, SpillError] = {}
+        self.failures: dict[DiskEntry | None, SpillError] = {}
         self.closing = False
         self.ended: SpillError | None = None  # why the store cannot be used any more, if it was not closed
         self.on_step: Callable[[float, float, int], None] = lambda step_s, waited_s, moved_bytes: None
         self.on_drop: Callable[[Handle], None] | None = None  # called when the last reference to an array goes
         self.on_room: Callable[[], None] = lambda: None  # called when there may be room for a prefetch that waits
         self.at_step_end: list[Callable[[StepTraffic], None]] = []  # called once, at the end of the present step
-        self.sequence = 0
         self._before = self.counters.traffic()
-        self._passing = 0  # how many entries are not persistent: a step ends when there are none
-        self._by_key: dict[Hashable, Entry] = {}
-        # Handles to be dropped, other objects whose `drop` never blocks, and the references to the store and to its
-        # owner, once those are gone.
-        self.posted: collections.deque[Any] = collections.deque()
+        # References to the store and to its owner, which are posted too, once those are gone.
         self._store: weakref.ref[Any] = weakref.ref(self)
         self._owner: weakref.ref[Any] = self._store
         self._wakers: list[weakref.ref[Any]] = []
@@ -86,49 +72,35 @@ class StoreState:
         self.posted.append(self._owner)
         self.try_drain_posts()
 
-    def try_drain_posts(self) -> None:
-        """Drain the posts unless another thread has the lock. Called without it, from anywhere."""
-        if not self.lock.is_mine() and self.lock.acquire(blocking=False):
-            try:
-                self.drain_posts()
-            finally:
-                self.lock.release()
-
     @property
     def has_posts(self) -> bool:
         """Whether something was posted, or an array that is still counted died. Called without the lock."""
-        return bool(self.posted) or self.ram.has_dead
+        return bool(self.posted) or self.tier.has_dead
 
     @property
     def is_in_use(self) -> bool:
         """Whether arrays are held, or arrays that the store made are alive. Called without the lock."""
-        return bool(self.entries) or self.ram.has_leases
+        return bool(self.entries) or self.tier.has_leases
 
     def drain_posts(self) -> None:
-        """Do what finalizers posted, and stop counting arrays that died."""
-        while self.posted:
-            item = self.posted.popleft()
-            if isinstance(item, Handle):
-                self.release(item)
-            elif item is self._owner:
-                self._retiring = True
-            elif item is self._store:
-                self.close()
-            else:
-                item.drop()
-        self.ram.drop_dead()
+        super().drain_posts()
         if self.load_waits and not self.closing:
             self.on_room()
         if self._retiring and not self.entries:
             self.close()
 
+    def _answer(self, posted: Any) -> None:
+        if posted is self._owner:
+            self._retiring = True
+        elif posted is self._store:
+            self.close()
+        else:
+            super()._answer(posted)
+
     # Life
 
     def require_open(self, who: str) -> None:
-        """Drain the posts, and raise SpillError unless the store is open."""
-        if threading.get_ident() in own_threads:  # a finalizer that the garbage collector ran there
-            raise interrupted_error()
-        self.drain_posts()
+        super().require_open(who)
         if self.ended is not None:
             raise SpillError(f"{who}: {self.ended}") from self.ended
         if self.closing:
@@ -182,20 +154,16 @@ class StoreState:
 
         Another thread may have held the lock, and been in the middle of anything, when the process forked.
         """
-        self._make_locks()
-        self.ram = BudgetedTier(self.ram.budget_bytes)
-        self.schedule = self.ram.schedule
-        self.counters.forget(self.ram)
+        self.make_locks()
+        self.tier = BudgetedTier("ram", self.tier.budget_bytes)
+        self.schedule = self.tier.schedule
+        self.counters.forget(self.tier)
         self.entries, self._by_key, self.freed = {}, {}, []
         self._passing = 0
         self.posted.clear()
         self.readers = self._jobs = 0
         self.closing = True
         self.ended = why
-
-    def _make_locks(self) -> None:
-        self.lock = StoreLock()
-        self.changed = threading.Condition(self.lock)
 
     # Entries
 
@@ -206,74 +174,42 @@ class StoreState:
         label: Label | None,
         unchanged: Callable[[], bool] | None,
         persistent: bool,
-    ) -> Entry:
-        """Make the entry of a new array, with one reference."""
-        entry = Entry(array, self.sequence, label)
-        entry.key, entry.unchanged, entry.persistent = key, unchanged, persistent
-        if not persistent:
-            if not self._passing:
-                self._before = self.counters.traffic()
-            self._passing += 1
-        self.sequence += 1
-        self.entries[entry.sequence] = entry
-        if key is not None:
-            self._by_key[key] = entry
-        self.schedule.put(entry)
+    ) -> DiskEntry:
+        entry = super().enter(array, key, label, unchanged, persistent)
         self.counters.packed(entry)
         return entry
 
-    def note_change(self, entry: Entry) -> None:
+    def note_change(self, entry: DiskEntry) -> None:
         """Note that an array has new values. Files know them by a new number: the old place may have the old one."""
-        self.free_extent(entry)
+        self.free_below(entry)
         self.counters.changed(entry)
         entry.stored_as = self.sequence
         self.sequence += 1
 
-    def known(self, key: Hashable | None) -> Entry | None:
-        """Return the live entry of `key`, with one more reference."""
-        entry = None if key is None else self._by_key.get(key)
+    def known(self, key: Hashable | None) -> DiskEntry | None:
+        entry = super().known(key)
         if entry is not None:
-            entry.references += 1
             self.counters.shared(entry)
         return entry
 
-    def live_entry(self, who: str, handle: Handle) -> Entry:
-        """Return the entry of `handle`. Raises SpillError if there is none, or its values are lost."""
-        entry = self.entries.get(handle.sequence)
-        if entry is None or entry is not handle:
-            raise gone_error(who, handle)
-        if entry.error is not None:
-            raise SpillError(str(entry.error)) from entry.error
-        return entry
-
-    def release(self, handle: Handle) -> None:
-        """Take one reference; with the last one the entry goes."""
-        entry = self.entries.get(handle.sequence)
-        if entry is None or entry is not handle:
-            return
-        entry.references -= 1
-        if entry.references > 0:
-            return
-        del self.entries[entry.sequence]
+    def _freed(self, entry: DiskEntry) -> None:
         if self.on_drop is not None:
             self.on_drop(entry)
-        if entry.key is not None:
-            del self._by_key[entry.key]
         self.failures.pop(entry, None)
         self.counters.freed(entry)
-        self.ram.remove(entry)
-        self.ram.unreserve(entry.beside_bytes, pinned=True)
-        self.schedule.drop(entry)
-        if not entry.persistent:
-            self._passing -= 1
-            if not self._passing:
-                self._end_step()
-        self.free_extent(entry)
-        if not self._passing or len(self.freed) >= _MANY_FREED:
+
+    def free_below(self, entry: DiskEntry) -> None:
+        if entry.extent is not None and not entry.readers:
+            self.freed.append(entry.extent)
+            entry.extent = None
+        if len(self.freed) >= _MANY_FREED:
             self.bell.ring()
 
+    def _begin_step(self) -> None:
+        self._before = self.counters.traffic()
+
     def _end_step(self) -> None:
-        self.schedule.pass_last()
+        super()._end_step()
         if not self.schedule.has_persistent:
             self.counters.begin_phase(None)
         step = self.counters.traffic().since(self._before)
@@ -282,9 +218,4 @@ class StoreState:
         callbacks, self.at_step_end = self.at_step_end, []
         for callback in callbacks:
             callback(step)
-
-    def free_extent(self, entry: Entry) -> None:
-        """Have the place of an entry on disk given back, unless a thread reads it; then the end of the read does."""
-        if entry.extent is not None and not entry.readers:
-            self.freed.append(entry.extent)
-            entry.extent = None
+        self.bell.ring()

@@ -7,6 +7,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad import nn
+from spillgrad.device.device import CUDA
 from spillgrad.errors import BudgetError
 
 WIDTH, BATCH = 8, 4
@@ -82,7 +83,8 @@ def test_what_the_next_layer_uses_is_there_before_it_is_used(tmp_path):
     found = []
 
     def look(layer: nn.Module, *_: Any) -> None:
-        found.extend(parameter.storage.is_there for parameter in layer.parameters())
+        storages = [parameter.storage for parameter in layer.parameters()]
+        found.extend(storage._store.is_here(storage._handle) for storage in storages)
 
     for layer in layers:
         layer.register_forward_pre_hook(look)
@@ -135,7 +137,7 @@ def test_memory_that_others_may_change_is_stored_again(tmp_path):
     lent.fill_(3.0)
     del lent
     offload.flush()
-    stored = offload._store.get(weight.storage.handle)
+    stored = offload._store.get(weight.storage._handle.below)
     np.testing.assert_array_equal(stored, np.full((WIDTH, WIDTH), 3.0, np.float32))
 
 
@@ -154,7 +156,7 @@ def test_nothing_is_kept_of_the_gradients_of_steps_before(tmp_path):
     for _ in range(2):
         train(offload.model, offload.optimizer)
         offload.stats()
-        found.append(len(offload._residents.on_device._kept))
+        found.append(len(offload._residents.store_of(CUDA)._state.entries))
     assert found == [4 * 5, 4 * 5]  # of five parameters: themselves, their gradients and two of state
 
 

@@ -15,7 +15,9 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import SpillError
-from spillgrad.spill import saved_on_device
+from spillgrad.spill import device_store
+from spillgrad.storage import tiered_store
+from spillgrad.storage.residency import tier_state
 from spillgrad_kernels.cuda import array as cuda_array
 from spillgrad_kernels.cuda.driver import driver
 from spillgrad_kernels.cuda.jit.compile import SIMULATED
@@ -56,7 +58,7 @@ def test_a_finalizer_that_comes_in_the_middle_of_a_devices_cache_may_use_it(tmp_
         gc.collect(0)
 
     packed = []
-    with between_lines(collect, 0.2, (saved_on_device.__file__,)):
+    with between_lines(collect, 0.2, (device_store.__file__, tiered_store.__file__, tier_state.__file__)):
         for _ in range(5):
             packed = [spill.pack_hook(value) for value in values]
             for value, one in reversed(list(zip(values, packed, strict=True))):
@@ -76,21 +78,24 @@ def test_what_dies_runs_no_python_that_a_signal_handler_could_interrupt(tmp_path
     offload = sg.disk_offload(
         layer, lambda params: sg.optim.SGD(params, lr=0.1), tmp_path, ram_budget="1MiB", device_budget="1MiB"
     )
-    counted = cuda_array.to_device(ARRAY)
-    on_device = layer.weight.storage._residents.on_device
-    on_device.count(counted)
-    before = on_device.resident_bytes
+    store = layer.weight.storage._store
+    counted = [cuda_array.to_device(ARRAY)]
+    handle = store.put(counted[0], persistent=True)
+    store.begin_change(handle, counted[0])
+    store.allow(0)
+    store.end_change(handle)  # from here on only this test holds the array
+    before = store.stats()["device_bytes"]
     dying: list[list[Any]] = [
         [driver.Event(), driver.Event(timed=True)],
         [driver.Stream()],
         [driver.pinned(1 << 16)],
         [cuda_array.to_device(ARRAY)],
-        [counted],
+        counted,
     ]
-    del counted
     for one in dying:
         assert lines_of_python(one.clear) == []
-    assert on_device.stats()["device_bytes"] == before - ARRAY.nbytes
+    assert store.stats()["device_bytes"] == before - ARRAY.nbytes
+    store.drop(handle)
     del offload
 
 

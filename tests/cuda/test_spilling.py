@@ -162,14 +162,14 @@ def test_a_model_of_layers_trains_the_same(tmp_path):
     assert losses(None) == losses(0) == losses(4096)
 
 
-def test_a_change_of_what_was_copied_back_is_an_error_for_its_next_use(leaves, tmp_path):
+def test_a_change_of_what_was_copied_back_is_not_used_again(leaves, tmp_path):
     with sg.save_on_disk(tmp_path, ram_budget="1MiB", device_budget=0, min_bytes=0):
         loss = leaves[0].exp().sum()
     ((exp, _),) = loss.grad_fn.next_functions
     exp._saved_result.mul_(0)
     gc.collect()
-    with pytest.raises(SavedTensorError, match="modified in place"):
-        loss.backward()
+    loss.backward()
+    np.testing.assert_array_equal(leaves[0].grad.numpy(force=True), leaves[0].exp().numpy(force=True))
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ class Compared(int):
 def test_looking_for_room_behind_an_array_looks_at_few_of_those_on_the_device(tmp_path):
     arrays = 300
     with sg.save_on_disk(tmp_path, ram_budget="1MiB", device_budget="1MiB", min_bytes=0) as spill:
-        spill._on_device()._sequence = Compared(0)
+        spill._on_device()._state.sequence = Compared(0)
         y = [sg.ones(2, device="cuda", requires_grad=True).exp() for _ in range(arrays)]
     Compared.times = 0
     y[arrays // 2].sum().backward()
@@ -293,10 +293,10 @@ def test_what_dies_on_a_device_is_freed_though_nobody_asks_for_anything(leaves, 
     spill = sg.save_on_disk(tmp_path, ram_budget="1MiB", device_budget="1MiB", min_bytes=0)
     with spill:
         loss = loss_of(leaves)
-    resident = [spill._on_device()]
-    assert resident[0].resident_bytes > 0
+    tiers = [spill._on_device()._state.tier]
+    assert tiers[0].used_bytes > 0
     del loss
-    wait_until(lambda: resident[0].resident_bytes == 0)
-    resident.clear()
+    wait_until(lambda: tiers[0].used_bytes == 0)
+    tiers.clear()
     del spill
     wait_until(lambda: list(tmp_path.iterdir()) == [])

@@ -237,13 +237,13 @@ def test_threads_share_batches(tmp_path: Path, budget: str):
 
 def test_where_what_is_held_exceeds_the_budget_full_batches_leave_ram_before_the_next(tmp_path: Path):
     spill = sg.save_on_disk(tmp_path, ram_budget="256KiB", min_bytes=0)
-    cache, x = spill._store._state.ram, np.zeros(250, np.float32)
+    cache, x = spill._store._state.tier, np.zeros(250, np.float32)
     kept, interval = [], sys.getswitchinterval()
     sys.setswitchinterval(10)  # the writer gets no processor but where this thread waits
     try:
         for _ in range(4000):
             kept.append(spill.pack_hook(sg.tensor(x)))
-            assert cache.ram_bytes - cache.pinned_bytes <= spill._store.ram_budget
+            assert cache.used_bytes - cache.pinned_bytes <= spill._store.ram_budget
     finally:
         sys.setswitchinterval(interval)
     assert cache.pinned_bytes > spill._store.ram_budget

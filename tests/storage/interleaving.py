@@ -13,14 +13,26 @@ from typing import Any
 
 import pytest
 
-from spillgrad.storage import disk_store, state
+from spillgrad.storage import disk_store, state, tiered_store
 from spillgrad.storage.journal import writer as journal
-from spillgrad.storage.residency import budgeted_tier, step_plan
+from spillgrad.storage.residency import budgeted_tier, step_plan, tier_state
 from spillgrad.storage.threads import bell, io_threads, loader, prefetcher, worker, writer
 
 # At each line of these files another thread may go on.
 _TRACED = {
-    module.__file__ for module in (state, budgeted_tier, disk_store, io_threads, loader, prefetcher, worker, writer)
+    module.__file__
+    for module in (
+        state,
+        tier_state,
+        tiered_store,
+        budgeted_tier,
+        disk_store,
+        io_threads,
+        loader,
+        prefetcher,
+        worker,
+        writer,
+    )
 }
 # After so many time-outs without an operation that ends, nothing but time-outs goes on: whoever waits is never woken.
 _IDLE_TIMEOUTS = 50
@@ -92,9 +104,9 @@ class Interleaving:
         )
         queues = types.SimpleNamespace(SimpleQueue=lambda: _Queue(self), Empty=Empty)
         with monkeypatch.context() as patched:
-            for module in (state, worker, io_threads, journal):
+            for module in (tier_state, worker, io_threads, journal):
                 patched.setattr(module, "threading", fake)
-            patched.setattr(state, "StoreLock", fake.Lock)
+            patched.setattr(tier_state, "StoreLock", fake.Lock)
             for module in (bell, io_threads):
                 patched.setattr(module, "queue", queues)
             patched.setattr(io_threads, "_jobs", _Queue(self))

@@ -96,11 +96,11 @@ def test_arrays_read_back_count_until_their_last_alias_dies(make_store: MakeStor
 def test_an_array_is_in_ram_as_long_as_anybody_has_it(make_store: MakeStore):
     store = make_store(0)
     handle = store.put(np.arange(1000))
-    assert not store.is_in_ram(handle)
+    assert not store.is_here(handle)
     got = store.get(handle)
-    assert store.is_in_ram(handle)
+    assert store.is_here(handle)
     del got
-    assert not store.is_in_ram(handle)
+    assert not store.is_here(handle)
 
 
 @pytest.mark.parametrize("budget", ["1MiB", 0], ids=["hot", "read back"])
@@ -270,10 +270,10 @@ def test_a_limit_on_file_sizes_is_met_with_more_files(directory: Path):
 KEEP_IN_RAM_WHEN_FULL = """
     import subprocess, sys, time, warnings
     import numpy as np
-    from spillgrad.storage.threads import room
+    from spillgrad.storage.threads import full_disk
     from spillgrad.storage.disk_store import DiskStore
 
-    room._PAUSE_S = 0.05
+    full_disk._PAUSE_S = 0.05
     store = DiskStore(sys.argv[1], ram_budget=200_000, on_full="ram", segment_bytes=500_000)
     store.put(np.ones(40_000))  # makes a first file
     with warnings.catch_warnings(record=True) as caught:
@@ -766,7 +766,7 @@ def test_a_store_works_on_while_a_remote_array_is_copied(make_store: MakeStore, 
     store.flush()
     if not is_in_ram:
         store.drop(store.put(array + 1))
-        assert not store.is_in_ram(handle)
+        assert not store.is_here(handle)
     store.replace(handle, RemoteThat(array + 2, ask_meanwhile))
     assert answered.is_set()
     np.testing.assert_array_equal(store.get(handle), array + 2)
@@ -812,7 +812,7 @@ def test_an_array_read_back_gives_its_room_to_its_successor(make_store: MakeStor
     store.flush()
     store.drop(store.put(array + 1))
     store.prefetch([handle])
-    wait_until(lambda: store.is_in_ram(handle))
+    wait_until(lambda: store.is_here(handle))
     store.replace(handle, RemoteThat(array + 2, lambda: None))
     np.testing.assert_array_equal(store.get(handle), array + 2)
     assert store.stats().peak_ram_bytes <= store.ram_budget

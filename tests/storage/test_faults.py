@@ -346,22 +346,22 @@ def test_a_watched_array_evicted_in_mid_get_is_still_checked(make_store: MakeSto
     handle = store.put(array, unchanged=unchanged)
     store.flush()
     state = store._state
-    found = state.ram.in_ram
+    found = state.tier.held
 
     def evicted_in_mid_get(entry: object) -> object:
         result = found(entry)  # type: ignore[arg-type]
-        state.ram.in_ram = found  # type: ignore[method-assign]
+        state.tier.held = found  # type: ignore[method-assign]
         evicting.append(threading.Thread(target=evict))
         evicting[0].start()
         return result
 
     def evict() -> None:
         with state.lock:
-            state.ram.make_room(100_000)
+            state.tier.make_room(100_000)
             array[:] = 1
             changed.set()
 
-    state.ram.in_ram = evicted_in_mid_get  # type: ignore[method-assign]
+    state.tier.held = evicted_in_mid_get  # type: ignore[method-assign]
     got = store.get(handle)
     evicting[0].join()
     assert (got == 0).all()

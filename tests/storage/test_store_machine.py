@@ -243,8 +243,8 @@ def test_threads_that_do_anything_to_a_store_leave_its_account_at_zero(
 
 def assert_everything_is_back(store: DiskStore) -> None:
     stats, state = store.stats(), store._state
-    ram = state.ram
+    tier = state.tier
     assert (stats.live_bytes, stats.ram_bytes) == (0, 0)
-    assert (ram.pinned_bytes, ram.dirty.nbytes, state.readers, store._room.waiting_puts) == (0, 0, 0, 0)
-    assert [len(entries) for entries in (ram.dirty, ram.clean, ram.absent)] == [0, 0, 0]
+    assert (tier.pinned_bytes, tier.dirty.nbytes, state.readers, store._room.waiting_puts) == (0, 0, 0, 0)
+    assert [len(entries) for entries in (tier.dirty, tier.clean, tier.absent)] == [0, 0, 0]
     assert state.entries == {}

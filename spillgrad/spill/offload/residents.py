@@ -5,24 +5,21 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from spillgrad.autograd.core import hooks
-from spillgrad.device.device import CPU, Device
+from spillgrad.device.device import CPU, Device, device_of
 from spillgrad.spill.offload.frames import Frame, ThreadFrames
 from spillgrad.spill.offload.tensors import KINDS, Keeper, OffloadedStorage
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
-from spillgrad_kernels.device_array import is_on_device
-from spillgrad_kernels.memory import buffers
 
 if TYPE_CHECKING:
-    from spillgrad.spill.offload.on_device import OnDevice
+    from spillgrad.spill.device_store import DeviceStore
 
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
@@ -34,7 +31,7 @@ class Residents(Keeper):
     def __init__(self, store: DiskStore) -> None:
         self.store = store
         self._device_budget_bytes = 0
-        self._on_device: OnDevice | None = None
+        self._device_store: DeviceStore | None = None  # made when a tensor of a device is offloaded
         # Guards which arrays change.
         self.lock: contextlib.AbstractContextManager[Any] = threading.RLock()
         # Weak, as storages hold this object.
@@ -42,28 +39,33 @@ class Residents(Keeper):
         self.thread = ThreadFrames()
         self._numbers = itertools.count()
 
-    @property
-    def on_device(self) -> "OnDevice":
-        """The offloaded tensors on a device."""
-        if self._on_device is None:
-            from spillgrad.spill.offload.on_device import OnDevice  # it needs a driver
+    def store_of(self, device: Device) -> "DiskStore | DeviceStore":
+        """Return the store of the tensors on a device."""
+        if device is CPU:
+            return self.store
+        if self._device_store is None:
+            from spillgrad.spill.device_store import DeviceStore  # it needs a driver
 
             with self.lock:
-                if self._on_device is None:
-                    self._on_device = OnDevice(self.store, self._device_budget_bytes)
-        return self._on_device
+                if self._device_store is None:
+                    self._device_store = DeviceStore(self.store, self._device_budget_bytes)
+        return self._device_store
 
     def allow_on_device(self, nbytes: int) -> None:
         """Let so many bytes stay on a device; before, none do."""
         with self.lock:
             self._device_budget_bytes = nbytes
-            if self._on_device is not None:
-                self._on_device.budget_bytes = nbytes
+            if self._device_store is not None:
+                self._device_store.allow(nbytes)
 
     def device_stats(self) -> dict[str, int]:
         """Return the bytes of offloaded tensors on a device: now, and the most so far."""
-        with self.lock:
-            return {} if self._on_device is None else self._on_device.stats()
+        return {} if self._device_store is None else self._device_store.stats()
+
+    def flush(self) -> None:
+        """Give the stores below what only the device has. Raises SpillError when they refuse."""
+        if self._device_store is not None:
+            self._device_store.flush()
 
     @property
     def frame(self) -> Frame:
@@ -75,9 +77,8 @@ class Residents(Keeper):
         if len(self.thread.frames) == 1:
             if begins_step:
                 self.store.begin_step()
-                if self._on_device is not None:
-                    with self.lock:
-                        self._on_device.begin_step()
+                if self._device_store is not None:
+                    self._device_store.begin_step()
             hooks.watch(1)
         self.thread.frames.append(Frame(next(self._numbers), owner))
 
@@ -95,22 +96,10 @@ class Residents(Keeper):
     def make_room(self, nbytes: int, device: Device) -> None:
         """Let go of the arrays that this thread used first on a device, until `nbytes` more fit the budget."""
         used = [frame.arrays[device] for frame in self.thread.frames]
-        budget = self.store.ram_budget if device is CPU else self.on_device.budget_bytes
-        excess = nbytes - budget + sum(array.nbytes for arrays in used for array in arrays)
+        excess = nbytes - self.store_of(device).budget_bytes + sum(array.nbytes for arrays in used for array in arrays)
         for arrays in used:
             while excess > 0 and arrays:
                 excess -= arrays.popleft().nbytes
-
-    @contextlib.contextmanager
-    def room(self, nbytes: int, device: Device) -> Iterator[None]:
-        """Reserve room for `nbytes` that the caller allocates inside."""
-        if device is CPU:
-            with self.store.room(nbytes):
-                yield
-        else:
-            with self.lock:
-                self.on_device.make_room(nbytes)
-            yield
 
     def settle(self) -> None:
         """Give the store the new values of all arrays that nobody uses any more after a change."""
@@ -124,8 +113,6 @@ class Residents(Keeper):
                 finally:
                     if not ended:
                         self.changing.append(known)
-            if self._on_device is not None:
-                self._on_device.make_room(0, waits=False)
 
     def offload(self, tensor: Tensor, label: Label) -> None:
         """Move the memory of a leaf to the store.
@@ -136,17 +123,13 @@ class Residents(Keeper):
         if kind is None or tensor._array is not storage.array:
             return
         if not isinstance(storage, OffloadedStorage):
-            if is_on_device(tensor._array):
-                self.on_device.offload(self, storage, tensor._array, label)
-            else:
-                self._offload(storage, tensor._array, label)
+            self._offload(storage, tensor._array, label)
         vars(tensor).pop("_array")
         tensor.__class__ = kind
 
     def _offload(self, storage: Storage, array: np.ndarray, label: Label) -> None:
-        # The memory of a view would outlive this array; and arrays come back from the disk C-contiguous.
-        if isinstance(array.base, np.ndarray) or not array.flags.c_contiguous:
-            array = buffers.copy(array)
-        handle = self.store.put(array, label=label, persistent=True)  # first: it may fail
+        store = self.store_of(device_of(array))
+        array = store.own(array)
+        handle = store.put(array, label=label, persistent=True)  # first: it may fail
         storage.__class__ = OffloadedStorage
-        cast(OffloadedStorage, storage).place(self, handle, array)
+        cast(OffloadedStorage, storage).place(self, store, handle, array)

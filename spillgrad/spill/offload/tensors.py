@@ -5,13 +5,13 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import xxhash
 
 from spillgrad.autograd.core.node import NO_EDGE, Edge
-from spillgrad.device.device import CPU, Device
+from spillgrad.device.device import CPU, Device, device_of
 from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.spill.offload.frames import Frame, ThreadFrames
 from spillgrad.spill.saved_memory import Layout
@@ -20,8 +20,10 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
-from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.memory.holder import finalizer, later
+
+if TYPE_CHECKING:
+    from spillgrad.spill.device_store import DeviceStore
 
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
@@ -30,7 +32,6 @@ SIGNALS_WAIT = True
 class Keeper(Protocol):
     """What an offloaded storage asks of the one who keeps it, `Residents`."""
 
-    store: DiskStore
     lock: contextlib.AbstractContextManager[Any]
     thread: ThreadFrames
     changing: "collections.deque[weakref.ref[OffloadedStorage]]"
@@ -46,13 +47,12 @@ class Keeper(Protocol):
 
 
 class OffloadedStorage(Storage):
-    """Memory in a store. It is in RAM while somebody holds `array`, which reads it when it is not there.
+    """Memory in a store. It is in RAM, or on the device, while somebody holds `array`, which reads it where needed.
 
-    After an in-place change the array stays in RAM until nobody uses it any more. The store gets its new values then.
+    After an in-place change the array stays there until nobody uses it any more. The store gets its new values then.
     """
 
     offloaded = True
-    device = CPU
     __del__ = finalizer
     # The norm of a gradient, while it is known.
     norm: float | None = None
@@ -72,11 +72,12 @@ class OffloadedStorage(Storage):
         if frame.number is not None:
             frame.hold(made)
 
-    def place(self, residents: Keeper, handle: Handle, array: np.ndarray) -> None:
-        """Become the storage of `array`, which the store has under `handle`, after a plain storage got this class."""
+    def place(self, residents: Keeper, store: "DiskStore | DeviceStore", handle: Handle, array: np.ndarray) -> None:
+        """Become the storage of `array`, which a store has under `handle`, after a plain storage got this class."""
+        self.device = device_of(array)
         del vars(self)["array"]
-        self._residents, self._handle = residents, handle
-        self._drop = later(residents.store.drops.append, handle)
+        self._residents, self._store, self._handle = residents, store, handle
+        self._drop = later(store.drops.append, handle)
         self._shape, self._dtype = array.shape, array.dtype
         self._alive: weakref.ref[np.ndarray] = weakref.ref(array)
         self._changing = False
@@ -95,22 +96,22 @@ class OffloadedStorage(Storage):
         with self._residents.lock:
             array = self._alive()
             if array is None:
-                array = self._read()
+                array = self._store.get(self._handle)
                 self._alive = weakref.ref(array)
             elif not self._changing:
-                self._is_used()
+                self._store.use(self._handle)
         if frame.number is not None:
             self._used_in = frame.number
             frame.hold(array)
         return array
 
     def array_to_overwrite(self) -> np.ndarray:
-        """Return the memory if it is in RAM, else new memory, which becomes the storage's when a change begins."""
+        """Return the memory if it is there, else new memory, which becomes the storage's when a change begins."""
         with self._residents.lock:
             array = self._alive()
             if array is None:
                 self._residents.settle()
-                array = buffers.empty(self._shape, self._dtype)
+                array = self._store.empty(self._shape, self._dtype)
                 self._alive = weakref.ref(array)
         return array
 
@@ -137,7 +138,7 @@ class OffloadedStorage(Storage):
             array = residents.thread.last_changed = self.array
             self.norm = None
             if not self._changing:
-                self._take_change(array)
+                self._store.begin_change(self._handle, array)
                 self._changing = True
                 residents.changing.append(weakref.ref(self))
 
@@ -148,36 +149,23 @@ class OffloadedStorage(Storage):
         """
         if is_held(self._alive):
             return False
-        self._give_change()
+        self._store.end_change(self._handle, self._lent is None or self._lent != self._digest())
         self._changing, self._lent = False, None
         return True
 
-    # Memory of a device overrides the following
-
-    def _read(self) -> np.ndarray:
-        """Return the array, which nobody holds, from the store."""
-        return self._residents.store.get(self._handle)
-
-    def _is_used(self) -> None:
-        """Note that somebody uses the array, which somebody holds."""
-        self._residents.store.use(self._handle)
-
-    def _take_change(self, array: np.ndarray) -> None:
-        """Keep an array that is about to change."""
-        self._residents.store.begin_change(self._handle, array)
-
-    def _give_change(self) -> None:
-        """Give the store the new values."""
-        self._residents.store.end_change(self._handle, self._lent is None or self._lent != self._digest())
-
     def _digest(self) -> bytes | None:
-        """Return a digest that tells later whether the array was changed; None to take it for changed."""
+        """Return a digest that tells later whether the array was changed; None to take it for changed.
+
+        Memory of a device is taken for changed: to read it would take longer than to store it again.
+        """
         array = cast(np.ndarray, self._alive())
+        if self.device is not CPU:
+            return None
         return xxhash.xxh3_128_digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def is_held(alive: Callable[[], np.ndarray | None]) -> bool:
-    """Return whether anybody refers to an array beside its keeper: the store, or its storage on a device."""
+    """Return whether anybody refers to an array beside its store."""
     return _holders(alive) > _KEPT_ONLY
 
 
@@ -191,7 +179,7 @@ def _holders_of_a_kept_array() -> int:
     return _holders(weakref.ref(kept[0]))
 
 
-# The reference count of an array that only its keeper refers to.
+# The reference count of an array that only its store refers to.
 _KEPT_ONLY = _holders_of_a_kept_array()
 
 

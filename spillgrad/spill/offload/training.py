@@ -52,7 +52,7 @@ class OffloadedTraining:
             self._names[id(tensor)] = name
             label = Label("parameter", None, name)
             if isinstance(tensor, Offloaded):  # while the model was built
-                self.residents.store.relabel(tensor._storage._handle, label)
+                tensor._storage._store.relabel(tensor._storage._handle, label)
             else:
                 if tensor.array is not tensor.storage.array:  # a view of larger memory
                     tensor.data = tensor.detach().clone()
@@ -178,7 +178,7 @@ class OffloadedTraining:
         self.residents.store.begin_phase("update")
         try:
             made_bytes = self._made_in_update(optimizer, param)
-            with self.residents.room(made_bytes, param.device) if made_bytes else contextlib.nullcontext():
+            with self.residents.store_of(param.device).room(made_bytes) if made_bytes else contextlib.nullcontext():
                 yield
         finally:
             self.residents.store.begin_phase(None if outermost_run() is None else "backward")

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from spillgrad.storage.residency.entry import Entry
+from spillgrad.storage.disk.entry import DiskEntry
 from spillgrad.storage.store import Label
 
 # The first arrays of each origin are sampled, then fewer and fewer, at random: each step stores the same arrays in the
@@ -28,7 +28,7 @@ class ShrinkSamples:
         self._began_s = time.perf_counter()
         self._spent_s = 0.0
 
-    def is_due(self, entry: Entry) -> bool:
+    def is_due(self, entry: DiskEntry) -> bool:
         """Return whether a sample of this array is wanted. Called with the lock held."""
         origin = dataclasses.replace(entry.label, step=None), entry.dtype
         if not entry.nbytes or (len(self._seen) >= _ORIGINS_MAX and origin not in self._seen):

@@ -1,97 +1,104 @@
-"""Enforce the RAM budget: which stored arrays are in RAM, counted to the byte, and which of them must go first."""
+"""Enforce a budget: which stored arrays are in a tier, counted to the byte, and which of them must go first."""
 
 import collections
 import weakref
 from collections.abc import Callable, Iterable
+from typing import Generic, cast
 
 import numpy as np
 
-from spillgrad.storage.residency.entry import Entry, Lease
+from spillgrad.storage.residency.entry import E, Lease
 from spillgrad.storage.residency.ranked_entries import RankedEntries
 from spillgrad.storage.residency.residence import (
+    ABOVE,
+    BELOW,
     BOTH,
     CALLERS,
     CALLERS_WRITING,
     CHANGING,
-    DISK,
     GONE,
     LENT,
     LOADING,
     LOST,
-    RAM,
     UNREADABLE,
     WRITING,
     Residence,
 )
-from spillgrad.storage.residency.schedule import Schedule
+from spillgrad.storage.residency.schedule import Rerank, Schedule
 
 
-class BudgetedTier:
-    """The arrays that a store holds in RAM, with the disk as the tier below.
+class BudgetedTier(Generic[E]):
+    """The arrays that a store holds within a budget: in RAM, with the disk below, or on a device, with RAM below.
 
-    Invariant: `ram_bytes` is the sum over arrays that the store holds as they were put, arrays that it made (copies for
-    `put`, and those read back) while any alias of them lives, and reads under way. An array that a caller made counts
-    only while the store holds it. `pinned_bytes` is the part of `ram_bytes` that only callers can free.
+    Invariant: `used_bytes` is the sum over arrays that the store holds as they were put, arrays that it made (copies
+    for `put`, and those read back) while any alias of them lives, and reads under way. An array that a caller made
+    counts only while the store holds it. `pinned_bytes` is the part of `used_bytes` that only callers can free.
 
-    `dirty` are the entries in RAM only, `clean` those in RAM and on disk, `absent` those on disk only. This class alone
+    `dirty` are the entries in this tier only, `clean` those below too, `absent` those below only. This class alone
     changes where an entry is, in `_move`, and keeps these lists in step.
 
     The store's lock guards everything but `_dead`. An array may die in any thread at any moment, so its death takes no
     lock and runs no Python code, which a signal handler could interrupt: it only appends its lease to `_dead`.
     """
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, name: str, budget_bytes: int, reserves: bool = True) -> None:
+        """Make an empty tier. Tiers of one name learn steps from each other. `Schedule` says what `reserves` is."""
+        self.name = name
         self.budget_bytes = budget_bytes
-        self.ram_bytes = self.peak_ram_bytes = self.pinned_bytes = self.writing_bytes = 0
-        self.schedule = Schedule(budget_bytes, self._rerank)
-        self.dirty = RankedEntries()
-        self.clean = RankedEntries()
-        self.absent = RankedEntries()
-        lists = {RAM: self.dirty, BOTH: self.clean, DISK: self.absent}
+        self.used_bytes = self.peak_bytes = self.pinned_bytes = self.writing_bytes = 0
+        self.schedule = Schedule(name, budget_bytes, cast(Rerank, self._rerank), reserves)
+        self.dirty: RankedEntries[E] = RankedEntries()
+        self.clean: RankedEntries[E] = RankedEntries()
+        self.absent: RankedEntries[E] = RankedEntries()
+        lists = {ABOVE: self.dirty, BOTH: self.clean, BELOW: self.absent}
         self._lists = [lists.get(residence) for residence in Residence]
         self._leases: dict[int, Lease] = {}
         self._dead: collections.deque[Lease] = collections.deque()
-        self.on_room: Callable[[], None] = lambda: None  # called whenever `ram_bytes` falls
+        self.on_room: Callable[[], None] = lambda: None  # called whenever `used_bytes` falls
 
-    def _move(self, entry: Entry, residence: Residence) -> None:
+    def allow(self, budget_bytes: int) -> None:
+        """Change the budget."""
+        self.budget_bytes = self.schedule.budget_bytes = budget_bytes
+
+    def _move(self, entry: E, residence: Residence) -> None:
         """Note where an entry is now. `residence.ALLOWED` has the moves that may happen."""
         former, following = self._lists[entry.residence], self._lists[residence]
         if former is not None:
             former.discard(entry)
-        entry.residence = residence
+        entry.residence, entry.moving_thread = residence, None
         if following is not None:
             following.add(entry)
 
     # Arrays come and go
 
-    def keep(self, entry: Entry, array: np.ndarray, is_copy: bool = False) -> None:
-        """Hold an array that is not on disk; with `is_copy`, one that the store made."""
+    def keep(self, entry: E, array: np.ndarray, is_copy: bool = False) -> None:
+        """Hold an array that is not below; with `is_copy`, one that the store made."""
         entry.array = array
         if is_copy:
             self._lease(entry, array)
         self.reserve(entry.nbytes)
-        self._move(entry, RAM)
+        self._move(entry, ABOVE)
 
-    def hold_callers(self, entry: Entry, array: np.ndarray) -> None:
+    def hold_callers(self, entry: E, array: np.ndarray) -> None:
         """Hold an array that does not fit, in memory that its caller owns, until it is written."""
         entry.array = array
         self._move(entry, CALLERS)
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: E) -> None:
         """Let go of an entry that was dropped or lost; if it is being written or read, the end of that does."""
         if entry.residence is CHANGING:
             self.pinned_bytes -= entry.nbytes
         if not entry.is_writing and entry.residence is not LOADING:
             self._let_go(entry)
 
-    def _let_go(self, entry: Entry) -> None:
+    def _let_go(self, entry: E) -> None:
         is_counted = not entry.in_callers_memory
         self._move(entry, LOST if entry.references > 0 else GONE)
         self._release(entry, is_counted)
 
     # Writing
 
-    def begin_write(self, entry: Entry) -> None:
+    def begin_write(self, entry: E) -> None:
         """Note that a thread writes an entry from now on; its array stays where it is."""
         if entry.residence is CALLERS:
             self._move(entry, CALLERS_WRITING)
@@ -99,24 +106,24 @@ class BudgetedTier:
             self.writing_bytes += entry.nbytes
             self._move(entry, WRITING)
 
-    def end_write(self, entry: Entry) -> None:
-        """Note that an entry is on disk now."""
+    def end_write(self, entry: E) -> None:
+        """Note that an entry is below now."""
         if entry.residence is CALLERS_WRITING:
-            self._move(entry, DISK)
+            self._move(entry, BELOW)
             self._release(entry, is_counted=False)
         else:
             self.writing_bytes -= entry.nbytes
             self._move(entry, BOTH)
 
-    def fail_write(self, entry: Entry) -> None:
-        """Note that an entry is not on disk after all: it is where it was before the write began."""
+    def fail_write(self, entry: E) -> None:
+        """Note that an entry is not below after all: it is where it was before the write began."""
         if entry.residence is CALLERS_WRITING:
             self._move(entry, CALLERS)
         else:
             self.writing_bytes -= entry.nbytes
-            self._move(entry, RAM)
+            self._move(entry, ABOVE)
 
-    def abandon_write(self, entry: Entry) -> None:
+    def abandon_write(self, entry: E) -> None:
         """Note that a write ended for nothing: the entry was dropped meanwhile, or its values are lost."""
         if entry.residence is WRITING:
             self.writing_bytes -= entry.nbytes
@@ -124,13 +131,13 @@ class BudgetedTier:
 
     # Reading
 
-    def begin_load(self, entry: Entry, pinned: bool) -> None:
+    def begin_load(self, entry: E, pinned: bool) -> None:
         """Note that a thread reads an entry from now on; `pinned` for a caller, else as a prefetch."""
         self._move(entry, LOADING)
         if not pinned:
             entry.prefetched, entry.must_spill = True, False
 
-    def end_load(self, entry: Entry, array: np.ndarray | None, handed_out: bool) -> None:
+    def end_load(self, entry: E, array: np.ndarray | None, handed_out: bool) -> None:
         """Count the array that was read instead of the reservation for it; None if it could not be read."""
         if array is None or not (handed_out or entry.references > 0):
             self._move(entry, UNREADABLE if entry.references > 0 else GONE)
@@ -148,7 +155,7 @@ class BudgetedTier:
 
     # Changing
 
-    def begin_change(self, entry: Entry, array: np.ndarray) -> None:
+    def begin_change(self, entry: E, array: np.ndarray) -> None:
         """Hold `array`, the array of `entry`, which must not be evicted or written until `end_change`."""
         lease = entry.lease
         self._move(entry, CHANGING)
@@ -162,19 +169,19 @@ class BudgetedTier:
         self.pinned_bytes += entry.nbytes
         entry.array = array
 
-    def end_change(self, entry: Entry) -> None:
-        """Let the array be evicted again; unless the disk still has its values, it must be written first."""
+    def end_change(self, entry: E) -> None:
+        """Let the array be evicted again; unless the tier below still has its values, it must be written first."""
         self.pinned_bytes -= entry.nbytes
-        self._move(entry, RAM if entry.extent is None else BOTH)
+        self._move(entry, BOTH if entry.has_copy_below else ABOVE)
 
-    def counts(self, entry: Entry, array: np.ndarray) -> bool:
-        """Return whether `array`, the array of `entry`, is part of `ram_bytes`."""
+    def counts(self, entry: E, array: np.ndarray) -> bool:
+        """Return whether `array`, the array of `entry`, is part of `used_bytes`."""
         return entry.array is array or (entry.lease is not None and entry.lease() is array)
 
     # Handing out
 
-    def in_ram(self, entry: Entry) -> tuple[np.ndarray | None, Callable[[], bool] | None]:
-        """Return the array of an entry if it is in RAM, and what tells, without the lock, whether it is unchanged."""
+    def held(self, entry: E) -> tuple[np.ndarray | None, Callable[[], bool] | None]:
+        """Return the array of an entry if it is here, and what tells, without the lock, whether it is unchanged."""
         if entry.array is not None:
             return entry.array, entry.unchanged
         lease = entry.lease
@@ -183,7 +190,7 @@ class BudgetedTier:
             return array, None
         return array, lease.unchanged() or _presume_changed
 
-    def watch(self, entry: Entry, array: np.ndarray, unchanged: Callable[[], bool]) -> None:
+    def watch(self, entry: E, array: np.ndarray, unchanged: Callable[[], bool]) -> None:
         """Have `unchanged`, a bound method, asked before `array`, the array of `entry`, is handed out again.
 
         Its object is held as long as the store holds the array. While only callers hold the array, its object may die;
@@ -194,8 +201,8 @@ class BudgetedTier:
         if entry.lease is not None and entry.lease() is array:
             entry.lease.unchanged = weakref.WeakMethod(unchanged)
 
-    def hand_out(self, entry: Entry) -> None:
-        """Note that a caller gets the array of an entry, which is in RAM.
+    def hand_out(self, entry: E) -> None:
+        """Note that a caller gets the array of an entry, which is here.
 
         If the store made the array and can read it again, only the caller holds it from now on, unless the schedule
         expects another use.
@@ -206,9 +213,9 @@ class BudgetedTier:
         entry.array = entry.unchanged = None
         self._pin(entry.lease)
 
-    def forget(self, entry: Entry) -> None:
+    def forget(self, entry: E) -> None:
         """Let go of an array that a caller changed; the next `get` reads the stored values again."""
-        self._move(entry, DISK)
+        self._move(entry, BELOW)
         self._release(entry)
         entry.lease = None
 
@@ -216,8 +223,8 @@ class BudgetedTier:
 
     def reserve(self, nbytes: int, pinned: bool = False) -> None:
         """Count bytes that are about to be used."""
-        self.ram_bytes += nbytes
-        self.peak_ram_bytes = max(self.peak_ram_bytes, self.ram_bytes)
+        self.used_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         if pinned:
             self.pinned_bytes += nbytes
 
@@ -225,7 +232,7 @@ class BudgetedTier:
         """Stop counting bytes."""
         if pinned:
             self.pinned_bytes -= nbytes
-        self.ram_bytes -= nbytes
+        self.used_bytes -= nbytes
         if nbytes:
             self.on_room()
 
@@ -236,11 +243,11 @@ class BudgetedTier:
         a plan is known, only those that must spill.
         """
         self.drop_dead()
-        while self.ram_bytes + nbytes > self.budget_bytes:
+        while self.used_bytes + nbytes > self.budget_bytes:
             victim = self._needed_last()
             if victim is None or (for_rank is not None and not self._may_go_for(victim, for_rank)):
                 return False
-            self._move(victim, DISK if victim.lease is None else LENT)
+            self._move(victim, BELOW if victim.lease is None else LENT)
             self._release(victim)
         return True
 
@@ -258,15 +265,15 @@ class BudgetedTier:
         """Stop counting arrays that died."""
         while self._dead:
             lease = self._dead.popleft()
-            entry = lease.entry
+            entry = cast(E, lease.entry)
             del self._leases[id(lease)]
             self.unreserve(entry.nbytes, pinned=lease.pinned)
             if entry.lease is lease:
                 entry.lease = None
                 if entry.residence is LENT:
-                    self._move(entry, DISK)
+                    self._move(entry, BELOW)
 
-    def _release(self, entry: Entry, is_counted: bool = True) -> None:
+    def _release(self, entry: E, is_counted: bool = True) -> None:
         """Give up the store's own reference to an array; one that the store made counts while callers hold it."""
         if entry.array is not None:
             lease = entry.lease
@@ -278,7 +285,7 @@ class BudgetedTier:
             entry.unchanged = None  # its object may hold the array that is given up here
             self.drop_dead()
 
-    def _lease(self, entry: Entry, array: np.ndarray) -> Lease:
+    def _lease(self, entry: E, array: np.ndarray) -> Lease:
         lease = entry.lease = Lease(array, self._dead.append)
         lease.entry, lease.pinned, lease.unchanged = entry, False, None
         self._leases[id(lease)] = lease
@@ -288,25 +295,25 @@ class BudgetedTier:
         lease.pinned = True
         self.pinned_bytes += lease.entry.nbytes
 
-    def _is_needed_again(self, entry: Entry) -> bool:
+    def _is_needed_again(self, entry: E) -> bool:
         """Whether an array that was just used is expected to be used again, and fits the budget until then."""
         cursor = self.schedule.cursor
         is_expected = entry.persistent or (cursor is not None and entry.rank < cursor)
-        return is_expected and entry.references > 0 and self.ram_bytes <= self.budget_bytes
+        return is_expected and entry.references > 0 and self.used_bytes <= self.budget_bytes
 
-    def _needed_last(self) -> Entry | None:
+    def _needed_last(self) -> E | None:
         """Return the clean entry that is needed last (Belady's rule): one that was just used, else the lowest rank."""
         cursor = self.schedule.cursor
         used = None if cursor is None else self.clean.at_or_above(cursor)
         return used or self.clean.first_to_spill()
 
-    def _may_go_for(self, victim: Entry, rank: int) -> bool:
+    def _may_go_for(self, victim: E, rank: int) -> bool:
         cursor = self.schedule.cursor
         if cursor is not None and victim.rank >= cursor:
             return True
-        return victim.must_spill if self.schedule.follows_plan else victim.rank < rank
+        return victim.must_spill if self.schedule.reserves_room else victim.rank < rank
 
-    def _rerank(self, ranks: Iterable[tuple[Entry, int]]) -> None:
+    def _rerank(self, ranks: Iterable[tuple[E, int]]) -> None:
         """Give entries new ranks, which no other entry has."""
         new_ranks = list(ranks)
         for entry, _ in new_ranks:

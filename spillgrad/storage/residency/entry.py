@@ -1,47 +1,43 @@
-"""A stored array as the disk store sees it."""
+"""A stored array as its store sees it."""
 
 import weakref
 from collections.abc import Callable, Hashable
+from typing import TypeVar
 
 import numpy as np
 
 from spillgrad.errors import SpillError
-from spillgrad.storage.codecs import Encoded
-from spillgrad.storage.disk.segment import Extent
-from spillgrad.storage.origin_counters import OriginCounters
 from spillgrad.storage.residency.residence import (
+    ABOVE,
+    BELOW,
     CALLERS,
     CALLERS_WRITING,
-    DISK,
     LOADING,
     NEW,
-    RAM,
     UNREADABLE,
     WRITING,
     Residence,
 )
 from spillgrad.storage.store import Handle, Label
 
-_NOT_ON_DISK = (NEW, RAM, WRITING, CALLERS, CALLERS_WRITING)
+_NOT_BELOW = (NEW, ABOVE, WRITING, CALLERS, CALLERS_WRITING)
 _IN_USE = (WRITING, CALLERS, CALLERS_WRITING, LOADING)
 
 
 class Entry(Handle):
     """A stored array: where it is (`residence`), and what belongs to it there.
 
-    Only `BudgetedTier` changes `residence`.
+    Only `BudgetedTier` changes `residence`. Stores derive from this class, and add the array's place below.
     """
 
     __slots__ = (
         "array",
         "arrival",
         "beside_bytes",
-        "counters",
-        "encoded",
         "error",
-        "extent",
         "key",
         "lease",
+        "moving_thread",
         "must_spill",
         "persistent",
         "prefetched",
@@ -49,9 +45,6 @@ class Entry(Handle):
         "readers",
         "references",
         "residence",
-        "retried",
-        "staged_bytes",
-        "stored_as",
         "unchanged",
     )
 
@@ -62,21 +55,16 @@ class Entry(Handle):
         self.array: np.ndarray | None = None  # the store's own reference
         self.arrival: Callable[[], None] | None = None  # waits for bytes that are still being copied into the array
         self.lease: Lease | None = None  # set while an array that the store made is alive, here or with callers
-        self.extent: Extent | None = None  # its place on disk
-        self.readers = 0  # how many reads of the extent are under way; until they end it must not be freed
+        self.moving_thread: int | None = None  # the caller's thread that reads or writes it, if one does
+        self.readers = 0  # how many reads of its place below are under way; until they end it must not be freed
         self.key: Hashable | None = None
         self.unchanged: Callable[[], bool] | None = None
         self.error: SpillError | None = None  # why the values are lost
         self.rank = sequence  # the higher, the sooner it is needed
-        self.must_spill = False  # the step's plan says that it cannot stay in RAM until it is needed
+        self.must_spill = False  # the step's plan says that it cannot stay in the tier until it is needed
         self.prefetched = False  # it was read before it was asked for, and stays until it is
         self.beside_bytes = 0  # further bytes that callers hold for this array, counted too
-        self.counters: OriginCounters  # those of the arrays with the same origin
-        self.stored_as = sequence  # the number by which files know its present values
         self.persistent = False  # used in every step, until it is dropped
-        self.retried = False  # its first write failed
-        self.encoded: Encoded | None = None  # its encoded form, while that is on its way to disk
-        self.staged_bytes = 0  # reserved for the encoded form
 
     def await_arrival(self) -> None:
         """Return once the array's bytes are there. Called without the store's lock."""
@@ -86,9 +74,19 @@ class Entry(Handle):
             self.arrival = None
 
     @property
-    def on_disk_only(self) -> bool:
+    def has_copy_below(self) -> bool:
+        """Whether the tier below has its present values."""
+        raise NotImplementedError
+
+    @property
+    def loading_bytes(self) -> int:
+        """How many bytes of the tier a read takes."""
+        return self.nbytes
+
+    @property
+    def is_below_only(self) -> bool:
         """Whether it must be read to be had."""
-        return self.residence is DISK or self.residence is UNREADABLE
+        return self.residence is BELOW or self.residence is UNREADABLE
 
     @property
     def is_writing(self) -> bool:
@@ -102,28 +100,17 @@ class Entry(Handle):
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a thread reads or writes its array or its extent."""
+        """Whether a thread reads or writes its array or its place below."""
         return self.readers > 0 or self.residence in _IN_USE
 
     @property
     def is_unwritten(self) -> bool:
         """Whether it is still to be written."""
-        return self.references > 0 and self.error is None and self.residence in _NOT_ON_DISK
+        return self.references > 0 and self.error is None and self.residence in _NOT_BELOW
 
-    @property
-    def staging_bytes(self) -> int:
-        """How many bytes beside its own a read takes."""
-        return 0 if self.extent is None else self.extent.staging_bytes
 
-    @property
-    def loading_bytes(self) -> int:
-        """How many bytes of RAM a read takes."""
-        return self.nbytes + self.staging_bytes
-
-    @property
-    def went_through_page_cache(self) -> bool:
-        """Whether it was written through the page cache though its file allows direct I/O."""
-        return self.extent is not None and self.extent.cached
+# The entries of one kind of store.
+E = TypeVar("E", bound=Entry)
 
 
 class Lease(weakref.ref):  # type: ignore[type-arg]

@@ -2,11 +2,12 @@
 
 import bisect
 from collections.abc import Iterator
+from typing import Generic
 
-from spillgrad.storage.residency.entry import Entry
+from spillgrad.storage.residency.entry import E
 
 
-class RankedEntries:
+class RankedEntries(Generic[E]):
     """Entries ordered by rank, with the neighbours of any rank. `nbytes` is their sum.
 
     Discard an entry before you change its `rank` or `must_spill`.
@@ -16,18 +17,18 @@ class RankedEntries:
         self.nbytes = 0
         self._ranks: list[int] = []
         self._must_spill: list[int] = []  # ranks of those that must spill
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, E] = {}
 
     def __len__(self) -> int:
         return len(self._ranks)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[E]:
         return iter(self._entries.values())
 
-    def __contains__(self, entry: Entry) -> bool:
+    def __contains__(self, entry: E) -> bool:
         return self._entries.get(entry.rank) is entry
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: E) -> None:
         """Add an entry; adding it twice is allowed."""
         if entry.rank not in self._entries:
             self._entries[entry.rank] = entry
@@ -36,7 +37,7 @@ class RankedEntries:
             if entry.must_spill:
                 bisect.insort(self._must_spill, entry.rank)
 
-    def discard(self, entry: Entry) -> None:
+    def discard(self, entry: E) -> None:
         """Remove an entry, if it is there."""
         if self._entries.get(entry.rank) is not entry:
             return
@@ -51,17 +52,17 @@ class RankedEntries:
         """Whether there are entries that must spill."""
         return bool(self._must_spill)
 
-    def first_to_spill(self) -> Entry | None:
+    def first_to_spill(self) -> E | None:
         """Return the entry of the lowest rank among those that must spill; if there is none, among all."""
         ranks = self._must_spill or self._ranks
         return self._entries[ranks[0]] if ranks else None
 
-    def below(self, rank: int) -> Entry | None:
+    def below(self, rank: int) -> E | None:
         """Return the entry of the highest rank below `rank`."""
         place = bisect.bisect_left(self._ranks, rank)
         return self._entries[self._ranks[place - 1]] if place else None
 
-    def at_or_above(self, rank: int) -> Entry | None:
+    def at_or_above(self, rank: int) -> E | None:
         """Return the entry of the lowest rank that is `rank` or higher."""
         place = bisect.bisect_left(self._ranks, rank)
         return self._entries[self._ranks[place]] if place < len(self._ranks) else None

@@ -17,14 +17,16 @@ from spillgrad.storage.residency.step_plan import (
 # Without a plan, persistent arrays rank below all others, and the one used last ranks highest.
 _LATER = -(1 << 62)
 
+Rerank = Callable[[Iterable[tuple[Entry, int]]], None]
+
 
 class Schedule:
     """Ranks arrays by when they will be needed: of those ranked below the `cursor`, the highest is needed next.
 
     A step runs from the first array put into an empty store until the store is empty again. A training loop repeats
-    itself, so the puts and uses of a step become a plan for all stores of the process: a step that begins in the same
-    way is expected to go on in the same way. A step without a plan is expected to need the newest array first. An array
-    ranked at the cursor or above was used already and is needed last.
+    itself, so the puts and uses of a step become a plan for all such tiers of the process: a step that begins in the
+    same way is expected to go on in the same way. A step without a plan is expected to need the newest array first. An
+    array ranked at the cursor or above was used already and is needed last.
 
     Persistent arrays are used in every step. While there are some, a step includes the updates after the backward pass,
     and lasts until `begin_step` is called for the next one.
@@ -33,9 +35,15 @@ class Schedule:
     guards everything.
     """
 
-    def __init__(self, budget_bytes: int, rerank: Callable[[Iterable[tuple[Entry, int]]], None]) -> None:
-        """Rank arrays for a tier of so many bytes; `rerank` gives new ranks to arrays that have one."""
+    def __init__(self, tier: str, budget_bytes: int, rerank: Rerank, reserves: bool = True) -> None:
+        """Rank arrays for a tier of that name and budget; `rerank` gives new ranks to arrays that have one.
+
+        With `reserves`, arrays that a plan lets stay until they are used leave for no prefetched array. Otherwise
+        whatever is needed later than a prefetched array may leave for it.
+        """
+        self._tier = tier
         self.budget_bytes = budget_bytes
+        self._reserves = reserves
         self.cursor: int | None = None  # the rank of the last use; None while arrays are put
         self.on_step: Callable[[StepPlan | None], None] = lambda plan: None  # called at the end of each step
         self._rerank = rerank
@@ -100,17 +108,26 @@ class Schedule:
         return self._plan is not None and not self._too_long
 
     @property
+    def reserves_room(self) -> bool:
+        """Whether a plan says which arrays stay until they are used."""
+        return self._reserves and self.follows_plan
+
+    @property
     def has_persistent(self) -> bool:
         """Whether there are persistent arrays, so that a step lasts until the next one begins."""
         return bool(self._persistent) and not self._too_long
 
     def must_spill(self, rank: int) -> bool:
         """Whether the plan says that an array of this rank cannot stay in RAM until it is needed."""
-        return self._plan is not None and self._plan.must_spill(rank, self.budget_bytes)
+        return self._plan is not None and self._reserves and self._plan.must_spill(rank, self.budget_bytes)
 
     def is_near(self, entry: Entry) -> bool:
         """Whether an array is needed so soon that it may be prefetched."""
-        return self._plan is None or self._plan.is_near(entry.rank, len(self._used), self.budget_bytes)
+        return (
+            self._plan is None
+            or not self._reserves
+            or self._plan.is_near(entry.rank, len(self._used), self.budget_bytes)
+        )
 
     def get(self, entry: Entry) -> None:
         """Note that an array is used."""
@@ -168,7 +185,7 @@ class Schedule:
         plan = None
         if remember and self._used and not self._too_long:
             plan = StepPlan(tuple(self._packed), tuple(self._used), self._happened, self._live_bytes_then)
-            plan = remember_plan(plan)
+            plan = remember_plan(self._tier, plan)
         if self._packed or self._used:
             self.on_step(plan)
         self._live.clear()
@@ -183,7 +200,7 @@ class Schedule:
 
     def _choose_plan(self) -> None:
         before = self._plan
-        plan = self._plan = find_plan(self._packed, self._used)
+        plan = self._plan = find_plan(self._tier, self._packed, self._used)
         if plan is not before:
             got = len(self._used)
             ranks = [(e, e.sequence if plan is None else plan.rank(number, got)) for e, number in self._live.items()]

@@ -123,14 +123,15 @@ class StepPlan:
         return -1 - uses[-1] if number >= 0 else -1 - len(self.used) - uses[0]
 
 
-_plans: collections.OrderedDict[tuple[tuple[Packed, ...], tuple[Used, ...]], StepPlan] = collections.OrderedDict()
+# By the name of the tier, and what identifies the step.
+_plans: collections.OrderedDict[tuple[str, tuple[Packed, ...], tuple[Used, ...]], StepPlan] = collections.OrderedDict()
 _plans_lock = threading.RLock()
 
 
-def remember_plan(plan: StepPlan) -> StepPlan:
+def remember_plan(tier: str, plan: StepPlan) -> StepPlan:
     """Return the plan that is remembered from now on: this one, or an equal one."""
     with _plans_lock:
-        key = plan.packed, plan.used
+        key = tier, plan.packed, plan.used
         known = _plans.get(key)
         if known is None or known.happened != plan.happened:
             _plans[key] = known = plan
@@ -140,10 +141,10 @@ def remember_plan(plan: StepPlan) -> StepPlan:
     return known
 
 
-def find_plan(packed: list[Packed], used: list[Used]) -> StepPlan | None:
+def find_plan(tier: str, packed: list[Packed], used: list[Used]) -> StepPlan | None:
     """Return the last used plan that begins with these puts and uses."""
     with _plans_lock:
-        plans = list(reversed(_plans.values()))
+        plans = [plan for (name, *_), plan in reversed(_plans.items()) if name == tier]
     begin, first_uses = tuple(packed), tuple(used)
     for plan in plans:
         if plan.packed[: len(begin)] == begin and plan.used[: len(first_uses)] == first_uses:

@@ -8,10 +8,9 @@ import numpy as np
 
 from spillgrad.errors import SpillError
 from spillgrad.storage.codecs import Codec, Undecodable
+from spillgrad.storage.disk.entry import DiskEntry
 from spillgrad.storage.disk.io_error import io_error
 from spillgrad.storage.disk.segment import Extent
-from spillgrad.storage.residency.entry import Entry
-from spillgrad.storage.residency.residence import LOADING
 from spillgrad.storage.state import StoreState
 from spillgrad_kernels.memory import buffers
 
@@ -29,46 +28,38 @@ class Loader:
         self._codec = codec
         self._directory = directory
 
-    def begin(self, entry: Entry, pinned: bool) -> None:
+    def begin(self, entry: DiskEntry, pinned: bool) -> None:
         """Reserve room for an entry that is on disk only; `pinned` for a caller, else for a prefetch."""
-        self._state.ram.begin_load(entry, pinned)
+        self._state.tier.begin_load(entry, pinned)
         self.begin_read(entry, pinned)
 
-    def end(self, entry: Entry, array: np.ndarray | None, began_s: float, handed_out: bool) -> None:
+    def end(self, entry: DiskEntry, array: np.ndarray | None, began_s: float, handed_out: bool) -> None:
         """Count the array that was read instead of the reservation for it; None if it could not be read."""
         if array is not None:
             self._state.counters.read(entry, began_s, prefetched=not handed_out)
-        self._state.ram.end_load(entry, array, handed_out)
+        self._state.tier.end_load(entry, array, handed_out)
         self.end_read(entry)
         self._state.drain_posts()
 
-    def begin_read(self, entry: Entry, pinned: bool) -> None:
+    def begin_read(self, entry: DiskEntry, pinned: bool) -> None:
         """Reserve room to read an entry, and keep its extent from being freed."""
-        ram, staging_bytes = self._state.ram, entry.staging_bytes
-        ram.make_room(entry.loading_bytes)
-        ram.reserve(staging_bytes)
-        ram.reserve(entry.nbytes, pinned)
+        tier, staging_bytes = self._state.tier, entry.staging_bytes
+        tier.make_room(entry.loading_bytes)
+        tier.reserve(staging_bytes)
+        tier.reserve(entry.nbytes, pinned)
         entry.readers += 1
         self._state.readers += 1
 
-    def end_read(self, entry: Entry) -> None:
+    def end_read(self, entry: DiskEntry) -> None:
         """Let the extent be freed again. The caller gives back the room reserved for the array."""
-        self._state.ram.unreserve(entry.staging_bytes)
+        self._state.tier.unreserve(entry.staging_bytes)
         entry.readers -= 1
         self._state.readers -= 1
         if entry.references <= 0:
-            self._state.free_extent(entry)
+            self._state.free_below(entry)
         self._state.changed.notify_all()
 
-    def wait(self, entry: Entry) -> None:
-        """Wait while another thread loads an entry. Called with the lock held."""
-        if entry.residence is LOADING:
-            started = time.perf_counter()
-            while entry.residence is LOADING:
-                self._state.changed.wait()
-            self._state.counters.waited_to_get(started, entry)
-
-    def load(self, entry: Entry) -> np.ndarray:
+    def load(self, entry: DiskEntry) -> np.ndarray:
         """Read an entry, after `begin`, for a caller that needs it now. Called without the lock."""
         started = time.perf_counter()
         array = None
@@ -80,7 +71,7 @@ class Loader:
                 self.end(entry, array, started, handed_out=True)
         return array
 
-    def prefetch(self, entry: Entry) -> None:
+    def prefetch(self, entry: DiskEntry) -> None:
         """Read an entry, after `begin`, before it is asked for. Called without the lock, in an I/O thread."""
         array = None
         started = time.perf_counter()
@@ -95,7 +86,7 @@ class Loader:
                 # From here on only the tier holds it: when it is evicted, its bytes must go.
                 array = None
 
-    def read(self, entry: Entry) -> np.ndarray:
+    def read(self, entry: DiskEntry) -> np.ndarray:
         """Read an entry into new memory, for which room is reserved. Called without the lock.
 
         Raises SpillCorruptionError, or SpillError when it cannot be read.

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterable
 
-from spillgrad.storage.residency.entry import Entry
+from spillgrad.storage.disk.entry import DiskEntry
 from spillgrad.storage.state import StoreState
 from spillgrad.storage.threads.loader import Loader
 from spillgrad.storage.threads.room import Room
@@ -23,10 +23,10 @@ class Prefetcher:
         self._state = state
         self._loader = loader
         self._room = room
-        self._requested: dict[Entry, None] = {}  # in the order of the requests
+        self._requested: dict[DiskEntry, None] = {}  # in the order of the requests
         self._loading = 0
 
-    def request(self, entries: Iterable[Entry]) -> None:
+    def request(self, entries: Iterable[DiskEntry]) -> None:
         """Load these next, in this order."""
         self._requested.update(dict.fromkeys(entries))
         self.start_loads()
@@ -40,14 +40,14 @@ class Prefetcher:
             # Callers that wait come first. Otherwise an array evicted for one of them would be loaded again at once.
             if entry is None or self._room.waiting_puts:
                 return
-            if not state.ram.make_room(self._room_for(entry), for_rank=entry.rank):
+            if not state.tier.make_room(self._room_for(entry), for_rank=entry.rank):
                 return
             state.load_waits = False
             self._loader.begin(entry, pinned=False)
             self._loading += 1
             state.submit(functools.partial(self._load, entry))
 
-    def _room_for(self, entry: Entry) -> int:
+    def _room_for(self, entry: DiskEntry) -> int:
         """Return how many bytes must be free before an entry is loaded.
 
         Arrays that will be put before the step asks for any would evict it again, so they need room too.
@@ -56,23 +56,23 @@ class Prefetcher:
         waits = schedule.follows_plan and not (entry.persistent or entry in self._requested)
         return entry.loading_bytes + (schedule.coming_bytes() if waits else 0)
 
-    def _load(self, entry: Entry) -> None:
+    def _load(self, entry: DiskEntry) -> None:
         self._loader.prefetch(entry)
         with self._state.lock:
             self._loading -= 1
             if not self._state.closing:
                 self.start_loads()
 
-    def _next(self) -> Entry | None:
-        ram, schedule = self._state.ram, self._state.schedule
+    def _next(self) -> DiskEntry | None:
+        tier, schedule = self._state.tier, self._state.schedule
         while self._requested:
             wanted = next(iter(self._requested))
-            if wanted.on_disk_only and wanted.loading_bytes <= ram.budget_bytes:
+            if wanted.is_below_only and wanted.loading_bytes <= tier.budget_bytes:
                 return wanted
             del self._requested[wanted]
         if schedule.cursor is None:
             return None
-        entry = ram.absent.below(schedule.cursor)
-        while entry is not None and entry.loading_bytes > ram.budget_bytes:
-            entry = ram.absent.below(entry.rank)
+        entry = tier.absent.below(schedule.cursor)
+        while entry is not None and entry.loading_bytes > tier.budget_bytes:
+            entry = tier.absent.below(entry.rank)
         return entry if entry is not None and schedule.is_near(entry) else None

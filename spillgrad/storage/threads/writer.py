@@ -12,15 +12,16 @@ import numpy as np
 
 from spillgrad.errors import SpillError
 from spillgrad.storage.codecs import Codec, Lossless
+from spillgrad.storage.disk.entry import DiskEntry
 from spillgrad.storage.disk.io_error import io_error
 from spillgrad.storage.disk.segment import Extent
 from spillgrad.storage.disk.segment_set import SegmentSet
 from spillgrad.storage.disk.shrink_samples import ShrinkSamples
 from spillgrad.storage.journal.writer import WRITE_EVERY_S
-from spillgrad.storage.residency.entry import Entry
-from spillgrad.storage.residency.residence import RAM
+from spillgrad.storage.residency.residence import ABOVE
 from spillgrad.storage.state import StoreState
 from spillgrad.storage.store import Remote, changed_error, closed_error
+from spillgrad.storage.threads.full_disk import FullDisk
 from spillgrad.storage.threads.prefetcher import Prefetcher
 from spillgrad.storage.threads.room import Room
 from spillgrad.storage.threads.worker import Worker
@@ -49,6 +50,7 @@ class Writer:
         segments: SegmentSet,
         prefetcher: Prefetcher,
         room: Room,
+        full_disk: FullDisk,
         directory: Path,
         keep_empty_s: float,
         on_end: Callable[[], None],
@@ -58,16 +60,17 @@ class Writer:
         self._segments = segments
         self._prefetcher = prefetcher
         self._room = room
+        self._full_disk = full_disk
         self._directory = directory
         self._codec = codec
         self._shrinks = ShrinkSamples() if state.journal.kept and codec is None else None
-        self._encoded: collections.deque[Entry] = collections.deque()  # each wants a place
+        self._encoded: collections.deque[DiskEntry] = collections.deque()  # each wants a place
         self._keep_empty_s = keep_empty_s
         self._on_end = on_end
-        self._low_water_bytes = int(state.ram.budget_bytes * (1 - _HIGH_WATER))
-        self._urgent: collections.deque[Entry] = collections.deque()  # for each a caller waits in `write_through`
+        self._low_water_bytes = int(state.tier.budget_bytes * (1 - _HIGH_WATER))
+        self._urgent: collections.deque[DiskEntry] = collections.deque()  # for each a caller waits in `write_through`
         self._flush_asked = self._flush_done = 0
-        self._to_flush: collections.deque[Entry] = collections.deque()
+        self._to_flush: collections.deque[DiskEntry] = collections.deque()
         self._moving = self._moving_bytes = 0
         self._freed: list[Extent] = []  # extents to give back; only the writer's thread uses this list
         self._waits_for_others = False  # a failed write is tried again when no other is under way
@@ -87,28 +90,28 @@ class Writer:
     @property
     def _is_behind(self) -> bool:
         """Whether an array that is in RAM only must spill: the sooner it is written, the less callers wait."""
-        ram, schedule = self._state.ram, self._state.schedule
+        tier, schedule = self._state.tier, self._state.schedule
         if schedule.follows_plan:
-            return ram.dirty.has_must_spill
+            return tier.dirty.has_must_spill
         coming_bytes = schedule.coming_bytes(unknown_bytes=self._low_water_bytes)
-        return bool(ram.dirty) and ram.dirty.nbytes + coming_bytes > ram.budget_bytes
+        return bool(tier.dirty) and tier.dirty.nbytes + coming_bytes > tier.budget_bytes
 
     def needs(self, array: np.ndarray | Remote) -> int:
         """Return how many bytes a new array takes, with its encoded form if both can fit the budget."""
         if self._codec is not None:
             with_encoded = array.nbytes + self._codec.bound(array)
-            if with_encoded <= self._state.ram.budget_bytes:
+            if with_encoded <= self._state.tier.budget_bytes:
                 return with_encoded
         return array.nbytes
 
-    def write_through(self, entry: Entry, array: np.ndarray, is_copy: bool) -> None:
+    def write_through(self, entry: DiskEntry, array: np.ndarray, is_copy: bool) -> None:
         """Write an entry straight from its caller's memory, or from a copy, which counts; return when it is written."""
         started = time.perf_counter()
         state = self._state
-        state.ram.hold_callers(entry, array)
+        state.tier.hold_callers(entry, array)
         self._urgent.append(entry)
         copied_bytes = entry.nbytes if is_copy else 0
-        state.ram.reserve(copied_bytes)
+        state.tier.reserve(copied_bytes)
         try:
             while entry.in_callers_memory:
                 self.wake()
@@ -117,7 +120,7 @@ class Writer:
             if entry.error is not None:
                 raise SpillError(str(entry.error)) from entry.error
         finally:
-            state.ram.unreserve(copied_bytes)
+            state.tier.unreserve(copied_bytes)
             cached = entry.went_through_page_cache
             state.counters.waited_to_put(started, entry.sequence, entry.label, entry.dtype, cached)
 
@@ -130,7 +133,7 @@ class Writer:
             state.raise_failure()
             if ticket is None or self._flush_done >= ticket:
                 self._flush_asked = ticket = self._flush_asked + 1
-                self._to_flush.extend(state.ram.dirty)
+                self._to_flush.extend(state.tier.dirty)
                 self.wake()
             state.changed.wait()
             state.require_open("flush")
@@ -197,7 +200,7 @@ class Writer:
         for extent in freed:
             self._segments.free(extent)
 
-    def _next(self) -> Entry | None:
+    def _next(self) -> DiskEntry | None:
         """Choose the next entry to write, and begin with it."""
         state = self._state
         self._waits_for_others = self._waits_for_others and self._moving > 0
@@ -207,16 +210,16 @@ class Writer:
         while self._urgent and entry is None:
             urgent = self._urgent.popleft()
             entry = urgent if urgent.references > 0 else None
-        if entry is None and not state.failures and not (self._room.is_paused and not self._to_flush):
-            ram = state.ram
+        if entry is None and not state.failures and not (self._full_disk.is_paused and not self._to_flush):
+            tier = state.tier
             while self._to_flush and entry is None:
                 wanted = self._to_flush.popleft()
-                entry = wanted if wanted.residence is RAM else None
+                entry = wanted if wanted.residence is ABOVE else None
             # Callers that wait may not have woken yet to evict what was written for them: no more is written than they
             # lack.
             is_lacking = self._moving_bytes < self._room.missing_bytes()
             if entry is None and self._flush_done == self._flush_asked and (is_lacking or self._is_behind):
-                entry = ram.dirty.first_to_spill()
+                entry = tier.dirty.first_to_spill()
         if entry is None:
             return None
         if self._codec is not None and not self._stage(entry, self._codec.bound(entry)):
@@ -226,24 +229,24 @@ class Writer:
             elif self._flush_done < self._flush_asked:
                 self._to_flush.appendleft(entry)
             return None
-        state.ram.begin_write(entry)
+        state.tier.begin_write(entry)
         self._moving += 1
         self._moving_bytes += entry.nbytes
         return entry
 
-    def _stage(self, entry: Entry, nbytes: int) -> bool:
+    def _stage(self, entry: DiskEntry, nbytes: int) -> bool:
         """Reserve the bytes of an encoded form. Only one at a time may exceed the budget that way."""
-        ram = self._state.ram
-        if not ram.make_room(nbytes) and self._moving:
+        tier = self._state.tier
+        if not tier.make_room(nbytes) and self._moving:
             return False
-        ram.reserve(nbytes)
+        tier.reserve(nbytes)
         entry.staged_bytes = nbytes
         return True
 
     def _can_flush(self) -> bool:
         return self._flush_done < self._flush_asked and not self._to_flush and not self._moving
 
-    def _place(self, entry: Entry) -> None:
+    def _place(self, entry: DiskEntry) -> None:
         """Find a place for an array, and have an I/O thread write it there. Called without the lock."""
         encoding = None if entry.encoded is None else entry.encoded.encoding
         try:
@@ -259,7 +262,7 @@ class Writer:
 
     # What an I/O thread does
 
-    def _encode(self, entry: Entry) -> None:
+    def _encode(self, entry: DiskEntry) -> None:
         """Encode an array, which callers can get meanwhile; then the writer finds a place for the encoded form."""
         state = self._state
         try:
@@ -278,12 +281,12 @@ class Writer:
             self._written(entry, None, closed_error("put"))
         state.bell.ring()
 
-    def _unstage(self, entry: Entry) -> None:
+    def _unstage(self, entry: DiskEntry) -> None:
         entry.encoded = None
-        self._state.ram.unreserve(entry.staged_bytes)
+        self._state.tier.unreserve(entry.staged_bytes)
         entry.staged_bytes = 0
 
-    def _move(self, entry: Entry, extent: Extent) -> None:
+    def _move(self, entry: DiskEntry, extent: Extent) -> None:
         """Write the bytes of an array, which callers can get meanwhile."""
         started = time.perf_counter()
         sampled = None if self._shrinks is None else _payload(entry)  # the entry may soon let go of it
@@ -301,7 +304,7 @@ class Writer:
         if sampled is not None:
             self._sample(entry, sampled)
 
-    def _sample(self, entry: Entry, array: np.ndarray) -> None:
+    def _sample(self, entry: DiskEntry, array: np.ndarray) -> None:
         """Note what compression would make of an array that was written, if a sample of its kind is due."""
         state, shrinks = self._state, cast(ShrinkSamples, self._shrinks)
         with state.lock:
@@ -315,7 +318,7 @@ class Writer:
 
     def _written(
         self,
-        entry: Entry,
+        entry: DiskEntry,
         extent: Extent | None,
         error: SpillError | None = None,
         unchanged: bool = True,
@@ -332,29 +335,29 @@ class Writer:
             elif entry.references > 0 and entry.error is None and unchanged:
                 self._count(entry, extent, began_s)
                 entry.extent, extent = extent, None
-                state.ram.end_write(entry)
+                state.tier.end_write(entry)
             else:
                 self._count(entry, extent, began_s)
                 if entry.references > 0 and entry.error is None:
                     entry.error = changed_error(entry)
                     state.counters.changed(entry)
-                state.ram.abandon_write(entry)
+                state.tier.abandon_write(entry)
             if extent is not None:
                 state.freed.append(extent)
             state.changed.notify_all()
         state.bell.ring()
 
-    def _count(self, entry: Entry, extent: Extent | None, began_s: float) -> None:
+    def _count(self, entry: DiskEntry, extent: Extent | None, began_s: float) -> None:
         place = cast(Extent, extent)
         self._state.counters.written(entry, place.stored_bytes, began_s, place.where)
 
-    def _write_failed(self, entry: Entry, error: SpillError) -> None:
+    def _write_failed(self, entry: DiskEntry, error: SpillError) -> None:
         state = self._state
         state.counters.failed(entry, error)
         if entry.references <= 0 or entry.error is not None:
-            state.ram.abandon_write(entry)
+            state.tier.abandon_write(entry)
             return
-        state.ram.fail_write(entry)
+        state.tier.fail_write(entry)
         if not entry.retried:
             # Another file may have room, or what is freed meanwhile.
             entry.retried = self._waits_for_others = True
@@ -365,11 +368,11 @@ class Writer:
             state.failures[entry] = error
             self._to_flush.clear()
             self._flush_done = self._flush_asked
-        elif self._room.keep_in_ram(error):
-            state.ram.keep(entry, cast(np.ndarray, entry.array))
+        elif self._full_disk.keep_in_ram(error):
+            state.tier.keep(entry, cast(np.ndarray, entry.array))
         else:
             entry.error = error
-            state.ram.remove(entry)
+            state.tier.remove(entry)
 
     def _flush(self, asked: int) -> None:
         state = self._state
@@ -394,6 +397,6 @@ class Writer:
             self._state.failures[None] = error
 
 
-def _payload(entry: Entry) -> np.ndarray:
+def _payload(entry: DiskEntry) -> np.ndarray:
     """Return the bytes to write. The entry holds them while it is being written, even if it is dropped."""
     return cast(np.ndarray, entry.array) if entry.encoded is None else entry.encoded.payload

@@ -48,4 +48,4 @@ def least_bytes(model: nn.Module, optimizer: sg.optim.Optimizer | None = None) -
 
 def held_bytes(offload: sg.disk_offload) -> int:
     """What callers, or changes, keep in RAM: what the store could not evict."""
-    return offload._store._state.ram.pinned_bytes
+    return offload._store._state.tier.pinned_bytes

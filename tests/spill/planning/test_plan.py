@@ -244,8 +244,8 @@ def moved(layers: int, budget: int, policy: str, offload: bool, accumulate: int,
 
 def settled(spill: sg.save_on_disk) -> SpillStats:
     """Return what was moved once what the step lets go is written, however busy the machine is."""
-    ram = spill._store._state.ram
-    wait_until(lambda: not ram.dirty.has_must_spill and not ram.writing_bytes)
+    tier = spill._store._state.tier
+    wait_until(lambda: not tier.dirty.has_must_spill and not tier.writing_bytes)
     return spill.stats()
 
 

@@ -26,7 +26,7 @@ class Steps:
         self.begin()
 
     def begin(self) -> None:
-        self.schedule = Schedule(0, self._rerank)
+        self.schedule = Schedule("ram", 0, self._rerank)
         self.entries: dict[str, Entry] = {}
 
     def put(self, letters: str) -> None:
@@ -166,7 +166,7 @@ def test_what_is_needed_first_stays_in_ram_from_the_second_step_on(make_store: C
         store = make_store("300KiB")  # a fresh one for each step
         handles: list[Handle] = [store.put(np.full(100 << 10, i, np.uint8), label=Label(f"op{i}")) for i in range(6)]
         store.flush()
-        hot = [i for i, handle in enumerate(handles) if not handle.on_disk_only]  # type: ignore[attr-defined]
+        hot = [i for i, handle in enumerate(handles) if not handle.is_below_only]  # type: ignore[attr-defined]
         for i, handle in enumerate(handles):  # not in reverse
             assert (store.get(handle) == i).all()
         for handle in handles:

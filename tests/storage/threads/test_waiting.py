@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from spillgrad.storage.disk.entry import DiskEntry
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.residency.entry import Entry
 from spillgrad.storage.store import Handle
 from spillgrad.storage.threads.loader import Loader
 from tests.storage.interleaving import Interleaving
@@ -126,22 +126,22 @@ def test_an_array_that_left_while_a_caller_slept_is_not_read_by_two_threads(
     handle = store.put(np.arange(5_000))
     store.flush()
     with state.lock:
-        state.ram.make_room(100_000)
-    read, wait, may_read = Loader.read, Loader.wait, threading.Event()
+        state.tier.make_room(100_000)
+    read, wait, may_read = Loader.read, DiskStore._wait_for_load, threading.Event()
 
-    def read_later(loader: Loader, entry: Entry) -> np.ndarray:
+    def read_later(loader: Loader, entry: DiskEntry) -> np.ndarray:
         assert may_read.wait(60)
         return read(loader, entry)
 
-    def wait_and_sleep(loader: Loader, entry: Entry) -> None:
-        wait(loader, entry)
-        monkeypatch.setattr(Loader, "wait", wait)
-        assert state.ram.make_room(100_000)
+    def wait_and_sleep(store: DiskStore, entry: DiskEntry) -> None:
+        wait(store, entry)
+        monkeypatch.setattr(DiskStore, "_wait_for_load", wait)
+        assert state.tier.make_room(100_000)
         store._prefetcher._requested[entry] = None
         state.load_waits = True  # so the next thread that takes the lock begins to load it
 
     monkeypatch.setattr(Loader, "read", read_later)
-    monkeypatch.setattr(Loader, "wait", wait_and_sleep)
+    monkeypatch.setattr(DiskStore, "_wait_for_load", wait_and_sleep)
     store.prefetch([handle])
     got: list[np.ndarray] = []
     caller = threading.Thread(target=lambda: got.append(store.get(handle)))

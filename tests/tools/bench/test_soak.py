@@ -46,7 +46,7 @@ def test_a_store_that_forgets_to_count_is_found(tmp_path: Path, monkeypatch: pyt
 
     def leak(self: Loader, entry: object) -> None:
         end_read(self, entry)  # type: ignore[arg-type]
-        self._state.ram.ram_bytes += 1
+        self._state.tier.used_bytes += 1
 
     monkeypatch.setattr(Loader, "end_read", leak)
     _, wrong = bench_soak.soak(2, tmp_path)
@@ -84,5 +84,5 @@ def test_what_is_wrong_ends_the_command_with_one_line(
     monkeypatch.setattr(DiskStore, "get", lambda self, handle: np.zeros(3))
     assert main(["bench", "soak", "--minutes", "0.01", "--dir", str(tmp_path)]) == 2
     printed = capsys.readouterr()
-    assert printed.err.startswith("spillgrad: soak: found what nobody asked for: get: <Entry")
+    assert printed.err.startswith("spillgrad: soak: found what nobody asked for: get: <DiskEntry")
     assert printed.err.count("\n") == 1

@@ -206,13 +206,13 @@ def _leaks(store: DiskStore, directory: Path) -> list[str]:
     state = store._state
 
     def counted() -> dict[str, int]:
-        stats, ram = store.stats(), state.ram
+        stats, tier = store.stats(), state.tier
         return {
             "live bytes": stats.live_bytes,
             "bytes in RAM": stats.ram_bytes,
-            "pinned bytes": ram.pinned_bytes,
-            "unwritten bytes": ram.dirty.nbytes,
-            "entries": len(state.entries) + len(ram.dirty) + len(ram.clean) + len(ram.absent),
+            "pinned bytes": tier.pinned_bytes,
+            "unwritten bytes": tier.dirty.nbytes,
+            "entries": len(state.entries) + len(tier.dirty) + len(tier.clean) + len(tier.absent),
             "readers": state.readers,
             "waiting puts": store._room.waiting_puts,
         }

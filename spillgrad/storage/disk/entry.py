@@ -1,0 +1,42 @@
+"""A stored array, and its place on disk."""
+
+import numpy as np
+
+from spillgrad.storage.codecs import Encoded
+from spillgrad.storage.disk.segment import Extent
+from spillgrad.storage.origin_counters import OriginCounters
+from spillgrad.storage.residency.entry import Entry
+from spillgrad.storage.store import Label
+
+
+class DiskEntry(Entry):
+    """A stored array of the store whose tier below is the disk."""
+
+    __slots__ = ("counters", "encoded", "extent", "retried", "staged_bytes", "stored_as")
+
+    def __init__(self, array: np.ndarray, sequence: int, label: Label | None) -> None:
+        super().__init__(array, sequence, label)
+        self.extent: Extent | None = None  # its place on disk
+        self.counters: OriginCounters  # those of the arrays with the same origin
+        self.stored_as = sequence  # the number by which files know its present values
+        self.retried = False  # its first write failed
+        self.encoded: Encoded | None = None  # its encoded form, while that is on its way to disk
+        self.staged_bytes = 0  # reserved for the encoded form
+
+    @property
+    def has_copy_below(self) -> bool:
+        return self.extent is not None
+
+    @property
+    def staging_bytes(self) -> int:
+        """How many bytes beside its own a read takes."""
+        return 0 if self.extent is None else self.extent.staging_bytes
+
+    @property
+    def loading_bytes(self) -> int:
+        return self.nbytes + self.staging_bytes
+
+    @property
+    def went_through_page_cache(self) -> bool:
+        """Whether it was written through the page cache though its file allows direct I/O."""
+        return self.extent is not None and self.extent.cached

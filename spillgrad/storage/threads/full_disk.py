@@ -1,0 +1,51 @@
+"""What a store does when the disk is full, or refuses writes for another reason."""
+
+import time
+
+from spillgrad.errors import SpillError
+from spillgrad.storage.state import StoreState
+
+# After a failed write, a store that may keep all arrays in RAM leaves the disk alone for so long.
+_PAUSE_S = 2.0
+
+
+class FullDisk:
+    """The answer to failed writes.
+
+    With `on_full="raise"` a failed write is raised, once. With `on_full="ram"` a caller warns of the first one; then
+    arrays stay in RAM beyond the budget for a while, after which the disk is tried again.
+
+    Everything is guarded by the store's lock, and every method is called with it held.
+    """
+
+    def __init__(self, state: StoreState, on_full: str) -> None:
+        self._state = state
+        self._keeps_in_ram = on_full == "ram"
+        self._paused_until_s = 0.0
+        self._unheard: SpillError | None = None  # the first failure, until a caller warns of it
+        self._warned = False
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the disk is left alone, and arrays stay in RAM."""
+        return time.monotonic() < self._paused_until_s
+
+    def answer_failures(self) -> None:
+        """Raise the error of failed writes, once; or keep arrays in RAM for a while, if that is allowed."""
+        state = self._state
+        if state.failures and self.keep_in_ram(next(iter(state.failures.values()))):
+            state.failures.clear()
+        state.raise_failure()
+
+    def keep_in_ram(self, error: SpillError) -> bool:
+        """Keep arrays in RAM for a while after a failed write; return False if that is not allowed."""
+        if self._keeps_in_ram:
+            self._paused_until_s = time.monotonic() + _PAUSE_S
+            if not self._warned:
+                self._warned, self._unheard = True, error
+        return self._keeps_in_ram
+
+    def warning(self) -> str | None:
+        """Return the text that the caller must warn with, once."""
+        error, self._unheard = self._unheard, None
+        return None if error is None else f"{error}; meanwhile arrays stay in RAM beyond ram_budget (on_full='ram')"

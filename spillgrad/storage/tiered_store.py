@@ -1,0 +1,218 @@
+"""A store of two tiers: the arrays needed soonest are in one, within a budget, the others in the tier below."""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any, Generic, cast
+
+import numpy as np
+
+from spillgrad.storage.residency.entry import E, Entry
+from spillgrad.storage.residency.residence import CHANGING, LOADING
+from spillgrad.storage.residency.tier_state import TierState
+from spillgrad.storage.store import Handle, Label, Watcher, changed_error
+from spillgrad.storage.threads.store_lock import interrupted_error
+
+
+class TieredStore(Generic[E]):
+    """What stores of two tiers have in common; those that derive from it say what the tier below is.
+
+    The lock of the state guards everything. Reads, writes and callbacks of callers run without it.
+    """
+
+    _state: TierState[E]
+
+    # What the tier below does
+
+    def _wait_for_room(self, nbytes: int, label: Label, dtype: np.dtype[Any] | None) -> bool:
+        """Wait until so many bytes fit; return False if only callers could make them fit. Called with the lock held."""
+        raise NotImplementedError
+
+    def _begin_load(self, entry: E) -> None:
+        """Reserve room for an array that a caller needs, and is below only. Called with the lock held."""
+        raise NotImplementedError
+
+    def _load(self, entry: E) -> np.ndarray:
+        """Read an array, after `_begin_load`. Called without the lock."""
+        raise NotImplementedError
+
+    def _note_use(self, entry: E, is_here: bool) -> None:
+        """Count the use of an array, which is in the tier, or must be read. Called with the lock held."""
+
+    def _start_loads(self) -> None:
+        """Begin to read what will be used next. Called with the lock held."""
+
+    def _begin_change(self, entry: E) -> None:
+        """Note that an array is about to be modified. Called with the lock held."""
+
+    def _end_change(self, entry: E, changed: bool) -> None:
+        """Let the array of an entry be written and evicted again. Called with the lock held."""
+        raise NotImplementedError
+
+    def own(self, array: np.ndarray) -> np.ndarray:
+        """Return an array that the store can take over as a persistent one: this one, or a copy."""
+        raise NotImplementedError
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """Return new memory in the tier, for an array that a change is to give a handle."""
+        raise NotImplementedError
+
+    # What callers do
+
+    @property
+    def budget_bytes(self) -> int:
+        """How many bytes the tier may hold."""
+        return self._state.tier.budget_bytes
+
+    def get(self, handle: Handle) -> np.ndarray:
+        """Return the array of `handle`; see `Store.get`. Reads the tier below unless the array is here, or coming."""
+        state, tier = self._state, self._state.tier
+        checked = None
+        while True:
+            with state.lock:
+                state.require_open("get")
+                entry = state.live_entry("get", handle)
+                if entry.residence is LOADING:
+                    self._wait_for_load(entry)
+                    continue  # it may have left since, and another thread may be loading it again
+                if entry.persistent and entry.is_below_only:
+                    self._wait_for_room(entry.loading_bytes, entry.label, entry.dtype)
+                    if not entry.is_below_only:
+                        continue  # it came meanwhile, or was dropped
+                array, unchanged = tier.held(entry)
+                if unchanged is None or array is checked:
+                    self._use(entry, array)
+                    break
+            if unchanged():
+                checked = array
+            else:
+                self._discard_changed(entry, cast(np.ndarray, array))
+        if array is None:
+            array = self._load(entry)
+        entry.await_arrival()
+        return array
+
+    def _use(self, entry: E, array: np.ndarray | None) -> None:
+        """Note that a caller gets the array of an entry, or begin to load it. Called with the lock held."""
+        self._state.tier.schedule.get(entry)
+        self._note_use(entry, array is not None)
+        if array is None:
+            self._begin_load(entry)
+            entry.moving_thread = threading.get_ident()
+        else:
+            self._state.tier.hand_out(entry)
+        self._start_loads()
+
+    def use(self, handle: Handle) -> None:
+        """Note that a caller uses an array that it has already; see `Store.use`."""
+        state = self._state
+        with state.lock:
+            state.require_open("use")
+            entry = state.live_entry("use", handle)
+            state.tier.schedule.get(entry)
+            self._note_use(entry, is_here=True)
+            self._start_loads()
+
+    def begin_change(self, handle: Handle, array: np.ndarray) -> None:
+        """Note that `array`, which is that of `handle`, is about to be modified; see `Store.begin_change`."""
+        state = self._state
+        with state.lock:
+            state.require_open("begin_change")
+            entry = state.live_entry("begin_change", handle)
+            if not state.tier.counts(entry, array):
+                self._wait_for_room(entry.nbytes, entry.label, entry.dtype)
+            self._wait_until_idle("begin_change", entry)
+            if entry.residence is not CHANGING:
+                state.tier.begin_change(entry, array)
+                self._begin_change(entry)
+
+    def end_change(self, handle: Handle, changed: bool = True) -> None:
+        """Note that the array has its new values; see `Store.end_change`. Waits while the budget is exceeded."""
+        state = self._state
+        with state.lock:
+            state.require_open("end_change")
+            entry = state.live_entry("end_change", handle)
+            while entry.residence is CHANGING and changed and entry.readers:  # `check` reads its place below
+                state.changed.wait()
+                state.require_open("end_change")
+                entry = state.live_entry("end_change", handle)
+            if entry.residence is CHANGING:
+                self._end_change(entry, changed)
+
+    @contextlib.contextmanager
+    def room(self, nbytes: int) -> Iterator[None]:
+        """Count bytes that the caller uses inside the block; wait as `put` does until they fit, if they can."""
+        state = self._state
+        with state.lock:
+            state.require_open("room")
+            self._wait_for_room(nbytes, Label(op="room"), None)
+            state.tier.reserve(nbytes, pinned=True)
+        try:
+            yield
+        finally:
+            with state.lock:
+                state.tier.unreserve(nbytes, pinned=True)
+
+    def watch(self, handle: Handle, array: np.ndarray, watcher: Watcher, instead_of: object) -> Any:
+        """Have `watcher` asked, before `array`, got from `handle`, is handed out again, whether it is unchanged.
+
+        Return the watcher that the array has then: another one if another thread has replaced `instead_of` meanwhile.
+        The store holds the watcher as long as it holds the array. If the watcher dies before the array, the store
+        presumes that the array changed, and reads its own copy.
+        """
+        state = self._state
+        with state.lock:
+            present = handle.watcher()
+            if present is instead_of or present is None:
+                handle.watcher, present = weakref.ref(watcher), watcher
+                entry = state.entries.get(handle.sequence)
+                if entry is handle:
+                    state.tier.watch(entry, array, watcher.is_unchanged)
+        return present
+
+    def drop(self, handle: Handle) -> None:
+        """Release one reference; see `Store.drop`. A handle without references is left alone."""
+        self._state.posted.append(handle)
+        self._state.try_drain_posts()
+
+    def is_here(self, handle: Handle) -> bool:
+        """Return whether `get` would find the array of a handle in the tier now."""
+        with self._state.lock:
+            self._state.require_open("is_here")
+            entry = self._state.live_entry("is_here", handle)
+            return not entry.is_below_only and entry.residence is not LOADING
+
+    def _wait_until_idle(self, who: str, entry: E) -> None:
+        """Return once no thread reads or writes an entry's array or place below. Called with the lock held."""
+        state = self._state
+        while entry.is_in_use:
+            _require_another_thread(entry)
+            state.changed.wait()
+            state.require_open(who)
+            state.live_entry(who, entry)
+
+    def _wait_for_load(self, entry: E) -> None:
+        """Wait while another thread reads an array. Called with the lock held."""
+        _require_another_thread(entry)
+        while entry.residence is LOADING:
+            self._state.changed.wait()
+
+    def _discard_changed(self, entry: E, array: np.ndarray) -> None:
+        """Forget an array that a caller modified; the values below still hold. Called without the lock."""
+        tier = self._state.tier
+        with self._state.lock:
+            is_lent = entry.lease is not None and entry.lease() is array
+            if entry.references <= 0 or not (entry.array is array or is_lent):
+                return
+            if entry.has_copy_below:
+                tier.forget(entry)
+            else:
+                entry.error = changed_error(entry)
+                tier.remove(entry)
+
+
+def _require_another_thread(entry: Entry) -> None:
+    """Raise SpillError if this thread moves the array: a finalizer or a signal handler interrupted it there."""
+    if entry.moving_thread == threading.get_ident():
+        raise interrupted_error()

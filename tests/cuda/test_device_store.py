@@ -1,0 +1,170 @@
+"""A device store keeps its arrays on the device, in the host's RAM or on disk, and gives each back as it is."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spillgrad.errors import SpillError
+from spillgrad.spill.device_store import DeviceEntry, DeviceStore
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.store import Label
+from spillgrad_kernels.cuda.array import to_device
+from spillgrad_kernels.cuda.driver import driver
+from tests.storage.conftest import arrays_go_only_where_they_may
+from tests.waiting import wait_until
+
+__all__ = ["arrays_go_only_where_they_may"]  # a fixture that every test uses
+
+NBYTES = 1000
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[DiskStore]:
+    store = DiskStore(tmp_path, ram_budget=4 * NBYTES)
+    yield store
+    store.close()
+
+
+def values(number: int, nbytes: int = NBYTES) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, nbytes, np.uint8)
+
+
+class Random:
+    """Do random things to a device store, and compare what it gives back with copies on the host."""
+
+    def __init__(self, seed: int, store: DeviceStore) -> None:
+        self.rng, self.store, self.number = random.Random(seed), store, seed * 1000
+        self.known: dict[DeviceEntry, np.ndarray] = {}
+
+    def act(self) -> None:
+        choice = self.rng.random()
+        if choice < 0.3 or not self.known:
+            self.put()
+        elif choice < 0.6:
+            self.check(self.rng.choice(list(self.known)))
+        elif choice < 0.75:
+            self.change(self.rng.choice([one for one in self.known if one.persistent] or list(self.known)))
+        elif choice < 0.9:
+            self.drop(self.rng.choice(list(self.known)))
+        elif choice < 0.95:
+            self.store.begin_step()
+        else:
+            self.store.flush()
+
+    def put(self) -> None:
+        self.number += 1
+        array = values(self.number, self.rng.choice([0, 1, NBYTES // 2, NBYTES, 2 * NBYTES]))
+        label = Label(str(array.size))
+        entry = self.store.put(to_device(array), label=label, persistent=self.rng.random() < 0.5)
+        self.known[entry] = array
+
+    def check(self, entry: DeviceEntry) -> None:
+        np.testing.assert_array_equal(self.store.get(entry).to_host(), self.known[entry])
+
+    def change(self, entry: DeviceEntry) -> None:
+        if not entry.persistent:
+            return
+        self.number += 1
+        array = self.store.get(entry) if self.rng.random() < 0.5 else self.store.empty(entry.shape, entry.dtype)
+        self.store.begin_change(entry, array)
+        self.known[entry] = values(self.number, entry.nbytes)
+        driver.copy_to_device(array.address, self.known[entry])
+        self.store.end_change(entry)
+
+    def drop(self, entry: DeviceEntry) -> None:
+        del self.known[entry]
+        self.store.drop(entry)
+
+
+@pytest.mark.parametrize("device_budget", [0, 3 * NBYTES, 1 << 20])
+@pytest.mark.parametrize("ram_budget", [0, 4 * NBYTES, 1 << 20])
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_done_every_array_is_as_it_was_left(tmp_path: Path, ram_budget: int, device_budget: int, seed: int):
+    below = DiskStore(tmp_path, ram_budget=ram_budget)
+    store = DeviceStore(below, device_budget)
+    doing = Random(seed, store)
+    for _ in range(150):
+        doing.act()
+        assert store.stats()["device_bytes"] <= device_budget + 2 * NBYTES
+    for entry in list(doing.known):
+        doing.check(entry)
+    store.flush()
+    assert below.stats().live_bytes == sum(array.nbytes for array in doing.known.values())
+    assert below.check() == []
+    for entry in list(doing.known):
+        doing.drop(entry)
+    wait_until(lambda: store.stats()["device_bytes"] == below.stats().live_bytes == below.stats().ram_bytes == 0)
+    below.close()
+
+
+def test_what_fits_is_not_copied_to_the_host_before_it_must(host: DiskStore):
+    store = DeviceStore(host, 4 * NBYTES)
+    entries = [store.put(to_device(values(number))) for number in range(4)]
+    assert host.stats().packed_bytes == 0
+    entries.append(store.put(to_device(values(4))))
+    assert host.stats().packed_bytes == NBYTES  # the one that is needed last
+    assert [store.is_here(entry) for entry in entries] == [False, True, True, True, True]
+
+
+def test_a_persistent_array_goes_to_the_host_once_it_has_new_values(host: DiskStore):
+    store = DeviceStore(host, 4 * NBYTES)
+    entry = store.put(to_device(values(0)), persistent=True)
+    np.testing.assert_array_equal(host.get(entry.below), values(0))
+    array = store.get(entry)
+    store.begin_change(entry, array)
+    driver.copy_to_device(array.address, values(1))
+    store.end_change(entry)
+    np.testing.assert_array_equal(host.get(entry.below), values(1))
+    assert store.get(entry) is array
+
+
+def test_backward_finds_the_next_arrays_on_the_device(host: DiskStore):
+    store = DeviceStore(host, 2 * NBYTES)
+    entries = [store.put(to_device(values(number))) for number in range(6)]
+    for number in reversed(range(6)):
+        assert store.is_here(entries[number])
+        np.testing.assert_array_equal(store.get(entries[number]).to_host(), values(number))
+        store.drop(entries[number])
+    assert store.stats()["peak_device_bytes"] <= 3 * NBYTES
+
+
+def test_a_step_like_the_last_keeps_what_is_needed_soonest(host: DiskStore):
+    store = DeviceStore(host, 3 * NBYTES)
+    entries = [store.put(to_device(values(number)), persistent=True) for number in range(4)]
+    copied = []
+    for _ in range(4):
+        store.begin_step()
+        before = host.stats().cache_hits + host.stats().cache_misses
+        for entry in (*entries, *reversed(entries)):
+            store.get(entry)
+        copied.append(host.stats().cache_hits + host.stats().cache_misses - before)
+    assert copied[-1] == copied[-2] <= 2  # one array too many, and it is used at the end and the beginning
+
+
+def test_an_array_changed_while_it_is_copied_to_the_host_is_lost_not_wrong(host: DiskStore):
+    store = DeviceStore(host, 0)
+    changed: list[int] = []
+    entry = store.put(to_device(values(0)), label=Label("exp", "result"), unchanged=lambda: not changed)
+    store._state.watch_copy(entry)  # as if that copy were not done
+    entry.unchanged_when_sent = lambda: not changed
+    changed.append(1)
+    with pytest.raises(SpillError, match=r"exp\.result was modified in place"):
+        store.get(entry)
+    store.drop(entry)
+
+
+def test_what_the_host_refuses_stays_and_is_sent_later(host: DiskStore, monkeypatch: pytest.MonkeyPatch):
+    store = DeviceStore(host, NBYTES)
+    first = store.put(to_device(values(0)))
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskStore, "put", lambda *arguments, **options: (_ for _ in ()).throw(SpillError("full")))
+        for _ in range(2):
+            with pytest.raises(SpillError, match="full"):
+                store.put(to_device(values(1)))
+    assert len(store._state.entries) == 1
+    second = store.put(to_device(values(2)))
+    for entry, number in ((first, 0), (second, 2)):
+        np.testing.assert_array_equal(store.get(entry).to_host(), values(number))
