@@ -6,7 +6,7 @@ import pytest
 
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.cuda.elementwise import compute, copy, elementwise
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.program import Program, Step
 from tests.kernels.integer_rows import FORMULAS, INTEGERS, as_by_numpy, operands_of
 from tests.kernels.test_elementwise import SHAPES

@@ -17,7 +17,7 @@ from spillgrad.ops import placement
 from spillgrad.ops.array_api_names import unique_all
 from spillgrad.ops.elementwise import OPERATIONS
 from spillgrad.ops.matrix_products import linear
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import parameters
 
 RNG = np.random.default_rng(0)

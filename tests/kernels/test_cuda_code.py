@@ -31,7 +31,7 @@ from spillgrad_kernels.cuda import (
     windows,
 )
 from spillgrad_kernels.layout import dense
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import CONVERSIONS, Symbol, Trace, parameters
 from spillgrad_kernels.tables.optim import ADAM, LION, SCALE, SGD, SGD_MOMENTUM
 from tests.kernels.integer_rows import FORMULAS, as_by_numpy, operands_of

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from spillgrad_kernels.cuda import elementwise, indexing, logic, reductions, sorting
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import parameters
 from tests.kernels.integer_rows import FORMULAS, INTEGERS, as_by_numpy, operands_of
 from tests.kernels.on_host import compiled, compute

@@ -14,7 +14,7 @@ from spillgrad_kernels.cuda.jit.machine_code import UnknownIdentity, identity, l
 from spillgrad_kernels.cuda.pointers import loaders, storers
 from spillgrad_kernels.jit import cache
 from spillgrad_kernels.layout import dense
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 
 CAPABILITIES = [(7, 5), (8, 0), (9, 0)]
 FLOAT = np.dtype(np.float32)

@@ -14,7 +14,7 @@ from spillgrad_kernels.cuda.elementwise import assign, contiguous, copy, element
 from spillgrad_kernels.cuda.indexing import embedding, fold_rows, overwrite, places_where
 from spillgrad_kernels.device_array import ARRAYS, DeviceArray, may_share_memory
 from spillgrad_kernels.layout import Shape
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.scalar_math import where
 
 

@@ -34,7 +34,7 @@ from spillgrad_kernels.cuda.random import philox4x32
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Shape
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.random import counters_needed
 from spillgrad_kernels.tables.scalar_math import exp, log
 

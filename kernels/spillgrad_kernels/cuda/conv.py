@@ -30,7 +30,7 @@ from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, loaders, quotient, sto
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.cuda.windows import Strides, lay
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.windows import Windows
 
 # What patches, and what is made of them or what they are made of, take at once.

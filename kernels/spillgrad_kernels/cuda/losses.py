@@ -19,7 +19,7 @@ from spillgrad_kernels.cuda.reductions import EXPONENTIALS, join_exponentials
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, run
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import CONVERSIONS
 from spillgrad_kernels.tables.scalar_math import exp, log, where
 

@@ -12,7 +12,7 @@ from spillgrad_kernels.cuda.elementwise import assign, contiguous, elementwise
 from spillgrad_kernels.cuda.logic import BITWISE, LOGICAL
 from spillgrad_kernels.device_array import DeviceArray, NotOnDevice, may_share_memory
 from spillgrad_kernels.layout import Shape
-from spillgrad_kernels.tables.elementwise import ROWS, Row
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS, Row
 from spillgrad_kernels.tables.reductions import fold_order
 
 Axes = int | tuple[int, ...] | None

@@ -23,7 +23,7 @@ from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, threads_of_row
 from spillgrad_kernels.cuda.rows import run as run_rows
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Shape
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import CONVERSIONS
 from spillgrad_kernels.tables.reductions import RULES as _CPU_RULES
 from spillgrad_kernels.tables.reductions import fold_order, reduced_shape, require_elements

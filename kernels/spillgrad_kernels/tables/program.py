@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import Formula, Symbol, Trace, parameters
 
 Evaluate = Callable[..., Any]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.tables import trigonometry
+from spillgrad_kernels.tables import vector_trigonometry
 from spillgrad_kernels.tables.vector_code import (
     F32,
     F64,
@@ -490,5 +490,5 @@ IMPLEMENTATIONS: dict[str, tuple[Any, Any]] = {
     "log10": (_log10_32, _log10_64), "logaddexp": (_logaddexp32, _logaddexp64), "pow": (_pow32, _pow64),
     "sinh": (_sinh32, _sinh64), "cosh": (_cosh32, _cosh64), "tanh": (_tanh32, _tanh64),
     "erf": (_erf32, _erf64), "normal_cdf": (_normal_cdf32, _normal_cdf64), "sigmoid": (_sigmoid32, _sigmoid64),
-    **trigonometry.IMPLEMENTATIONS,
+    **vector_trigonometry.IMPLEMENTATIONS,
 }  # fmt: skip
