@@ -52,6 +52,7 @@ ONLY = {
 NEVER = {
     "spillgrad": ("spillgrad_tools",),
     "spillgrad_kernels.cpu": ("spillgrad_kernels.cuda",),
+    "spillgrad_kernels.cuda": ("spillgrad_kernels.cpu",),
     **dict.fromkeys(
         ("spillgrad.tensor", "spillgrad.tensor_data", "spillgrad.ops", "spillgrad.autograd"),
         (*LAYERS_ABOVE_TENSORS, *DOORS),

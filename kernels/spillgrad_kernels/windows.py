@@ -1,6 +1,9 @@
 """How windows lie over an image: what convolution and pooling share."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 Pair = tuple[int, int]
 
@@ -18,3 +21,34 @@ class Windows:
     dilation: Pair
     image: Pair
     grid: Pair
+
+
+class Ranges(NamedTuple):
+    """The windows along one dimension: elements `starts`, `starts + step`, … below `stops`."""
+
+    starts: np.ndarray
+    stops: np.ndarray
+    step: int
+
+
+def ranges(windows: Windows) -> tuple[Ranges, Ranges]:
+    """Return the ranges, down and across, of windows of one size."""
+    found = []
+    for size, stride, padding, step, image, grid in zip(
+        windows.size, windows.stride, windows.padding, windows.dilation, windows.image, windows.grid, strict=True
+    ):
+        begins = np.arange(grid) * stride - padding
+        stops = np.minimum(begins + (size - 1) * step + 1, image)
+        # The first element inside the image is a whole number of steps from the begin.
+        starts = begins + np.maximum(0, -(begins // step)) * step * (begins < 0)
+        found.append(Ranges(starts, stops, step))
+    return found[0], found[1]
+
+
+def adaptive_ranges(image: Pair, grid: Pair) -> tuple[Ranges, Ranges]:
+    """Return the ranges of windows that share an image out to a grid of any size, overlapping where they must."""
+    found = []
+    for size, count in zip(image, grid, strict=True):
+        place = np.arange(count)
+        found.append(Ranges(place * size // count, -(-(place + 1) * size // count), 1))
+    return found[0], found[1]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from spillgrad_kernels.cpu import random as random_kernels
-from spillgrad_kernels.cpu.attention import Dropout, attention_backward, attention_forward, exp2_below
+from spillgrad_kernels.cpu.attention import attention_backward, attention_forward, exp2_below
 from spillgrad_kernels.jit.compile import jit
+from spillgrad_kernels.tables.attention import Dropout
 from spillgrad_kernels.tables.random import counters_needed
 from spillgrad_kernels.threads import dispatch
 

@@ -7,20 +7,22 @@ Attention with Better Parallelism and Work Partitioning", 2023.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 
 from spillgrad_kernels.cpu.microkernel import TILE_ROWS, VECTOR_BYTES, like_of, multiply_strided, prefetch, tile_columns
-from spillgrad_kernels.cpu.packing import pack, round_up
+from spillgrad_kernels.cpu.packing import pack
 from spillgrad_kernels.cpu.pointers import aligned, array_at
 from spillgrad_kernels.cpu.random import draw
 from spillgrad_kernels.cpu.rows import row_dot
 from spillgrad_kernels.device_array import on_device
-from spillgrad_kernels.jit.compile import CONTRACT, FLOATS, REASSOCIATE, intrinsic, jit, overload
+from spillgrad_kernels.jit.compile import CONTRACT, REASSOCIATE, intrinsic, jit, overload
 from spillgrad_kernels.layout import batch_offsets, layout_of
 from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.tables.attention import Dropout, check_operands, check_results, dropout_operands
+from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.tables.scalar_math import where
 from spillgrad_kernels.tables.vector_code import bits
 from spillgrad_kernels.threads.dispatch import parallel_for
@@ -41,17 +43,6 @@ _PREFETCHED_ROWS, _LINE_BYTES = 8, 64
 _UNROLLED_BYTES = 4 * VECTOR_BYTES
 _NO_MASK, _CHOICE, _BIAS = 0, 1, 2
 _LOG2_E = 1 / math.log(2)
-
-
-class Dropout(NamedTuple):
-    """Which weights are zeroed: each with probability `p` < 1, drawn from a seed and a position in its stream.
-
-    Every row of S weights draws from `counters_needed(S)` counters of its own, in the order of heads and queries.
-    """
-
-    p: float
-    seed: int
-    offset: int
 
 
 def exp2_below(x: Any) -> Any:
@@ -626,29 +617,6 @@ def _checked(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, n
     return aligned(q), aligned(k), aligned(v)
 
 
-def check_operands(q: Any, k: Any, v: Any) -> None:
-    """Raise ValueError for shapes and TypeError for dtypes that `attention_forward` does not take."""
-    shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
-    if q.ndim < 2 or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
-        raise ValueError(f"attention: got {shapes}; wanted the same dimensions before positions and features; expand")
-    if k.shape[-2] != v.shape[-2] or not q.shape[-1] == k.shape[-1] > 0:
-        raise ValueError(f"attention: got {shapes}; wanted (..., T, D), (..., S, D), (..., S, E) with D at least 1")
-    if q.dtype not in FLOATS or not q.dtype == k.dtype == v.dtype:
-        raise TypeError(f"attention: got {q.dtype}, {k.dtype}, {v.dtype}; wanted all float32 or all float64; convert")
-
-
-def check_results(q: Any, v: Any, grad_out: Any, out: Any, lse: Any) -> None:
-    """Raise ValueError or TypeError where `attention_backward` gets what is not of these queries and values."""
-    wanted = (*q.shape[:-1], v.shape[-1])
-    if grad_out.shape != wanted or out.shape != wanted or lse.shape != wanted[:-1]:
-        raise ValueError(
-            f"attention: got grad_out {grad_out.shape}, out {out.shape}, lse {lse.shape}; "
-            f"wanted {wanted}, {wanted}, {wanted[:-1]}; pass what attention_forward returned for these q, k and v"
-        )
-    if not grad_out.dtype == out.dtype == lse.dtype == q.dtype:
-        raise TypeError(f"attention: got {grad_out.dtype}, {out.dtype}, {lse.dtype}; wanted {q.dtype} as of q; convert")
-
-
 def _checked_mask(mask: np.ndarray | None, lse: np.ndarray, keys: int) -> tuple[np.ndarray, int]:
     """Return the mask as (..., T, S) with contiguous rows, and its kind; where there is none, an array never read."""
     if mask is None:
@@ -665,21 +633,6 @@ def _checked_mask(mask: np.ndarray | None, lse: np.ndarray, keys: int) -> tuple[
         return np.broadcast_to(mask, shape), _CHOICE if mask.dtype == np.bool_ else _BIAS
     except ValueError:
         raise ValueError(f"attention: got a mask of {mask.shape}; wanted one that broadcasts to {shape}") from None
-
-
-def dropout_operands(dropout: Dropout | None, dtype: np.dtype) -> tuple[bool, np.uint32, Any, np.uint64, np.uint64]:
-    """Return whether weights are dropped, the least random word that keeps one, its factor, seed and counter."""
-    if dropout is None:
-        return False, np.uint32(0), dtype.type(1), np.uint64(0), np.uint64(0)
-    if not 0 <= dropout.p < 1:
-        raise ValueError(f"attention: got dropout p={dropout.p}; wanted a probability from 0 to below 1")
-    return (
-        True,
-        np.uint32(min(round(dropout.p * 2**32), 2**32 - 1)),
-        dtype.type(1 / (1 - dropout.p)),
-        np.uint64(dropout.seed & 0xFFFFFFFFFFFFFFFF),
-        np.uint64(dropout.offset),
-    )
 
 
 def _empty_in_order_of(array: np.ndarray, width: int) -> np.ndarray:

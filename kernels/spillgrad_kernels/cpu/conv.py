@@ -14,12 +14,12 @@ import numpy as np
 
 from spillgrad_kernels.cpu import reductions
 from spillgrad_kernels.cpu.microkernel import TILE_ROWS, VECTOR_BYTES, like_of
-from spillgrad_kernels.cpu.packing import round_up
 from spillgrad_kernels.cpu.pointers import array_at, copy_bytes
 from spillgrad_kernels.cpu.product import product, workspace_size
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit
 from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.threads.dispatch import parallel_for
 from spillgrad_kernels.windows import Pair, Windows
 

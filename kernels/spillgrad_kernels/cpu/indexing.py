@@ -12,6 +12,7 @@ import numpy as np
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import jit
 from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.tables.indexing import reachable_part, require_source
 from spillgrad_kernels.threads.dispatch import parallel_for
 
 # Elements worth a thread of their own: 3 to 6 microseconds of work.
@@ -153,20 +154,6 @@ def _around(axis: int, a: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(a).reshape(outer, a.shape[axis], inner)
 
 
-def reachable_part(who: str, a: Any, axis: int, shape: tuple[int, ...]) -> Any:
-    """Return what an index of `shape` along `axis` can reach of `a`: the leading corner in all other dimensions.
-
-    Raises ValueError where the index is larger.
-    """
-    others = [i for i in range(a.ndim) if i != axis]
-    if len(shape) != a.ndim or any(shape[i] > a.shape[i] for i in others):
-        raise ValueError(
-            f"{who}: got an index of shape {shape} for an array of shape {a.shape}; apart from dimension {axis}, "
-            "no dimension of the index may be larger; slice the index"
-        )
-    return a[tuple(slice(None) if i == axis else slice(shape[i]) for i in range(a.ndim))]
-
-
 @on_device("indexing")
 def gather(a: np.ndarray, axis: int, index: np.ndarray) -> np.ndarray:
     """Return the elements of `a` at `index` along `axis`, at the index's own position in all other dimensions.
@@ -183,15 +170,6 @@ def gather(a: np.ndarray, axis: int, index: np.ndarray) -> np.ndarray:
         units = result.shape[0] * -(-result.shape[1] // _BLOCK_POSITIONS)
         parallel_for(_gather, units, _grain(min(result.shape[1], _BLOCK_POSITIONS) * result.shape[2]), *operands)
     return out
-
-
-def require_source(index: tuple[int, ...], source: tuple[int, ...]) -> None:
-    """Raise ValueError where a source of this shape has no value for every place of an index."""
-    if len(source) != len(index) or any(have < need for have, need in zip(source, index, strict=True)):
-        raise ValueError(
-            f"scatter_add: got an index of shape {index} and a source of shape {source}; "
-            "the source needs a value for every index"
-        )
 
 
 @on_device("indexing")

@@ -15,7 +15,6 @@ import numpy as np
 from spillgrad_kernels.cpu.elementwise import elementwise
 from spillgrad_kernels.cpu.epilogue import epilogue
 from spillgrad_kernels.cpu.microkernel import BFLOAT16_PAIR, TILE_ROWS, VECTOR_BYTES
-from spillgrad_kernels.cpu.packing import round_up
 from spillgrad_kernels.cpu.pointers import address_of, aligned
 from spillgrad_kernels.cpu.product import (
     COLUMNS,
@@ -35,6 +34,7 @@ from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.layout import Layout, Shape, dense, layout_of
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.formula import Formula
+from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.threads.dispatch import Kernel, entry_point, get_num_threads, parallel_for
 
 # Separate blocks, and tiles of a shared product, that balance uneven cores.

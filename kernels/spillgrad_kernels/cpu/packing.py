@@ -19,15 +19,10 @@ from spillgrad_kernels.cpu.microkernel import (
     transpose_block,
 )
 from spillgrad_kernels.cpu.pointers import array_at
-from spillgrad_kernels.jit.compile import jit, overload, register_jitable
+from spillgrad_kernels.jit.compile import jit, overload
 
 # Panels that are packed together where lines lie side by side.
 _PANEL_RUN = 8
-
-
-@register_jitable
-def round_up(size: int, multiple: int) -> int:
-    return (size + multiple - 1) // multiple * multiple
 
 
 @jit

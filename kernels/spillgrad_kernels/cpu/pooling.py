@@ -4,7 +4,7 @@ A window is given per dimension by its first element and the end of its range, s
 one; what lies outside the image is already left out.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,41 +13,10 @@ from spillgrad_kernels.jit.compile import jit
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.scalar_math import where
 from spillgrad_kernels.threads.dispatch import parallel_for
-from spillgrad_kernels.windows import Pair, Windows
+from spillgrad_kernels.windows import Pair, Ranges
 
 # Elements of windows worth a thread of their own: 3 to 6 microseconds of work.
 _GRAIN_ELEMENTS = 1 << 13
-
-
-class Ranges(NamedTuple):
-    """The windows along one dimension: elements `starts`, `starts + step`, … below `stops`."""
-
-    starts: np.ndarray
-    stops: np.ndarray
-    step: int
-
-
-def ranges(windows: Windows) -> tuple[Ranges, Ranges]:
-    """Return the ranges, down and across, of windows of one size."""
-    found = []
-    for size, stride, padding, step, image, grid in zip(
-        windows.size, windows.stride, windows.padding, windows.dilation, windows.image, windows.grid, strict=True
-    ):
-        begins = np.arange(grid) * stride - padding
-        stops = np.minimum(begins + (size - 1) * step + 1, image)
-        # The first element inside the image is a whole number of steps from the begin.
-        starts = begins + np.maximum(0, -(begins // step)) * step * (begins < 0)
-        found.append(Ranges(starts, stops, step))
-    return found[0], found[1]
-
-
-def adaptive_ranges(image: Pair, grid: Pair) -> tuple[Ranges, Ranges]:
-    """Return the ranges of windows that share an image out to a grid of any size, overlapping where they must."""
-    found = []
-    for size, count in zip(image, grid, strict=True):
-        place = np.arange(count)
-        found.append(Ranges(place * size // count, -(-(place + 1) * size // count), 1))
-    return found[0], found[1]
 
 
 @jit

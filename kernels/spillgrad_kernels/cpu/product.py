@@ -23,11 +23,12 @@ from spillgrad_kernels.cpu.microkernel import (
     tile_columns,
     widened,
 )
-from spillgrad_kernels.cpu.packing import packer, round_up
+from spillgrad_kernels.cpu.packing import packer
 from spillgrad_kernels.cpu.pointers import array_at, data_of
 from spillgrad_kernels.cpu.product_geometry import Matrix, Operands, matrices_of, part, read_geometry, transposed
 from spillgrad_kernels.jit.by_address import call
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit, register_jitable
+from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.threads.atomics import fetch_add, store, wait_for
 from spillgrad_kernels.threads.dispatch import Kernel
 

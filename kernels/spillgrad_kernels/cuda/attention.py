@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cpu.attention import Dropout, check_operands, check_results, dropout_operands
 from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives exp and log their meaning here)
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import compute, contiguous
@@ -34,6 +33,7 @@ from spillgrad_kernels.cuda.random import philox4x32
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Shape
+from spillgrad_kernels.tables.attention import Dropout, check_operands, check_results, dropout_operands
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.random import counters_needed
 from spillgrad_kernels.tables.scalar_math import exp, log

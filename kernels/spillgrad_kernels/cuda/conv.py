@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cpu.packing import round_up
 from spillgrad_kernels.cuda import conv_direct
 from spillgrad_kernels.cuda.array import empty, zeros
 from spillgrad_kernels.cuda.conv_direct import sums_dtype
@@ -31,6 +30,7 @@ from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.cuda.windows import Strides, lay
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS
+from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.windows import Windows
 
 # What patches, and what is made of them or what they are made of, take at once.

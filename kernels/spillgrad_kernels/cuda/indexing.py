@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cpu.indexing import reachable_part, require_source
 from spillgrad_kernels.cuda.array import empty, zeros
 from spillgrad_kernels.cuda.elementwise import contiguous, converted, copy
 from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda, device
@@ -22,6 +21,7 @@ from spillgrad_kernels.cuda.reductions import RULES, cumsum
 from spillgrad_kernels.cuda.sorting import in_order
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Shape
+from spillgrad_kernels.tables.indexing import reachable_part, require_source
 
 # Sorted values that one thread adds up before another goes on: a row that many indices name is shared by threads.
 _PART_VALUES = 64

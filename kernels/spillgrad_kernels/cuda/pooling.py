@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cpu.pooling import Ranges
 from spillgrad_kernels.cuda.array import empty, table
 from spillgrad_kernels.cuda.elementwise import contiguous
 from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda
 from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.windows import Pair
+from spillgrad_kernels.windows import Pair, Ranges
 
 _WORD = 8  # bytes
 # Elements of a window, on average, from which their sums are made across first and then down.
