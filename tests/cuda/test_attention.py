@@ -5,7 +5,8 @@ import pytest
 
 from spillgrad_kernels.cpu import attention as on_the_host
 from spillgrad_kernels.cuda.array import to_device
-from spillgrad_kernels.cuda.attention import attention_backward, attention_forward
+from spillgrad_kernels.cuda.attention import attention_forward
+from spillgrad_kernels.cuda.attention_backward import attention_backward
 from spillgrad_kernels.tables.attention import Dropout
 
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}

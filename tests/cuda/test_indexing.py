@@ -7,6 +7,7 @@ import pytest
 from spillgrad_kernels.cpu import indexing as host
 from spillgrad_kernels.cuda import indexing
 from spillgrad_kernels.cuda.array import to_device
+from spillgrad_kernels.cuda.index_sums import PART_VALUES
 
 HALF = (np.float16, ml_dtypes.bfloat16)
 # Shape of the array, axis, shape of the index: equal, longer along the axis, shorter elsewhere, empty, repeated often.
@@ -98,7 +99,7 @@ def test_the_gradient_of_an_embedding_adds_up_repeated_rows(rows, count, width, 
     wanted = as_on_host(host.embedding_backward, dtype, grad, index, rows)
     found = indexing.embedding_backward(to_device(grad), to_device(index), rows)
     assert_close(found, wanted)
-    if count <= indexing._PART_VALUES:  # one thread added up a row's values, in the CPU's order
+    if count <= PART_VALUES:  # one thread added up a row's values, in the CPU's order
         assert np.array_equal(found.to_host(), wanted)
 
 

@@ -12,10 +12,12 @@ from cuda.bindings import nvjitlink
 
 from spillgrad_kernels.cuda import (
     attention,
+    attention_backward,
     channel_norm,
     conv,
     conv_direct,
     elementwise,
+    index_sums,
     indexing,
     losses,
     matmul,
@@ -191,9 +193,11 @@ def test_a_product_is_made_by_tensor_cores_out_of_registers(dtype, a_turned, b_t
     ("float32", 64, attention.NO_MASK), ("float32", 64, attention.CHOICE), ("float32", 128, attention.BIAS),
     ("float64", 64, attention.NO_MASK),
 ])  # fmt: skip
-@pytest.mark.parametrize("name", ["forward_kernel", "queries_kernel", "keys_kernel"])
-def test_attention_keeps_its_rows_in_registers(name, dtype, width, mask):
-    kernel = getattr(attention, name)(attention.Variant(dtype, width, width, mask, mask == 0, mask == 0))
+@pytest.mark.parametrize("make", [
+    attention.forward_kernel, attention_backward.queries_kernel, attention_backward.keys_kernel,
+])  # fmt: skip
+def test_attention_keeps_its_rows_in_registers(make, dtype, width, mask):
+    kernel = make(attention.Variant(dtype, width, width, mask, mask == 0, mask == 0))
     for major, minor in CAPABILITIES:
         code = kernel.ptx((major, minor))
         assert f".target sm_{major}{minor}" in code
@@ -287,9 +291,9 @@ def test_reads_and_writes_by_index_compile_for_every_generation(nbytes, index):
 ])  # fmt: skip
 def test_sums_by_index_compile_for_every_generation(dtype, lanes):
     kind = np.dtype(dtype)
-    kernels = [indexing.adding(kind, lanes, "int32"), indexing.adding_partials(kind, lanes, "int64", "max")]
-    if kind == indexing._summed_in(kind):
-        kernels.append(indexing.adding_columns(kind, "int64"))
+    kernels = [index_sums.adding(kind, lanes, "int32"), index_sums.adding_partials(kind, lanes, "int64", "max")]
+    if kind == index_sums.summed_in(kind):
+        kernels.append(index_sums.adding_columns(kind, "int64"))
     for kernel in kernels:
         for major, minor in CAPABILITIES:
             code = kernel.ptx((major, minor))

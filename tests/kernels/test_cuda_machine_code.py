@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numba.cuda import types
 
-from spillgrad_kernels.cuda import attention, elementwise, indexing, matmul, reductions, sorting
+from spillgrad_kernels.cuda import attention, elementwise, index_sums, matmul, reductions, sorting
 from spillgrad_kernels.cuda.jit import machine_code
 from spillgrad_kernels.cuda.jit.compile import Kernel, cuda, device
 from spillgrad_kernels.cuda.jit.launch import _LAYOUTS
@@ -38,7 +38,7 @@ KERNELS = [
     square_of("float32"), square_of("float16"), reductions.kernel("sum", "sum", FLOAT, FLOAT),
     reductions.kernel("max", "max", FLOAT, FLOAT),
     *[make("float32", turned) for make in (sorting.sorting_tiles, sorting.merging_runs) for turned in (False, True)],
-    *[indexing.adding(FLOAT, 1, "int64", rule) for rule in ("sum", "prod", "max", "min")],
+    *[index_sums.adding(FLOAT, 1, "int64", rule) for rule in ("sum", "prod", "max", "min")],
     *[attention.forward_kernel(attention.Variant("float32", 64, 64, mask, True, True)) for mask in (0, 1)],
     *[attention.forward_kernel(attention.Variant("float32", 64, width, 0, True, True)) for width in (32, 128)],
 ]  # fmt: skip

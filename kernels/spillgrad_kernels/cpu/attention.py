@@ -558,7 +558,7 @@ def attention_forward(
     return out, lse
 
 
-@on_device("attention")
+@on_device("attention_backward")
 def attention_backward(
     grad_out: np.ndarray,
     q: np.ndarray,

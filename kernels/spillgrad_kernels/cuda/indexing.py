@@ -15,16 +15,22 @@ from numba.cuda import types
 
 from spillgrad_kernels.cuda.array import empty, zeros
 from spillgrad_kernels.cuda.elementwise import contiguous, converted, copy
+from spillgrad_kernels.cuda.index_sums import (
+    PART_VALUES,
+    add_rows_at,
+    adding_columns,
+    checked_index,
+    dense_as,
+    summed_in,
+)
 from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda, device
 from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers, widest
-from spillgrad_kernels.cuda.reductions import RULES, cumsum
+from spillgrad_kernels.cuda.reductions import cumsum
 from spillgrad_kernels.cuda.sorting import in_order
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Shape
 from spillgrad_kernels.tables.indexing import reachable_part, require_source
 
-# Sorted values that one thread adds up before another goes on: a row that many indices name is shared by threads.
-_PART_VALUES = 64
 # Columns from which on a thread for each is enough to do; where there are fewer, what goes to an element is sorted.
 _COLUMNS = 1 << 14
 _WORD = 8  # bytes
@@ -117,149 +123,6 @@ def arange(count: int) -> DeviceArray:
     return out
 
 
-def _adder(
-    dtype: np.dtype[Any], lanes: int, rule: str = "sum"
-) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., None]]:
-    """Return load(address) of neighbours as a tuple, add(sums, address) to such a tuple, and store(address, sums).
-
-    What adds is the rule of a reduction.
-    """
-    x, y = ([f"{letter}{i}" for i in range(lanes)] for letter in "xy")
-    source = f"""
-def load(at):
-    {", ".join(x)} = load_lanes(at)
-    return ({", ".join(x)},)
-def add(sums, at):
-    {", ".join(x)}, = sums
-    {", ".join(y)} = load_lanes(at)
-    return ({", ".join(f"combine({a}, {b})" for a, b in zip(x, y, strict=True))},)
-def store(at, sums):
-    {", ".join(x)}, = sums
-    store_lanes(at, {", ".join(x)})
-"""
-    made: dict[str, Any] = {
-        "load_lanes": loaders[dtype.name, lanes], "store_lanes": storers[dtype.name, lanes],
-        "combine": RULES[rule].combine,
-    }  # fmt: skip
-    exec(compile(source, f"<{rule} of {lanes} of {dtype.name}>", "exec"), made)
-    return device(made["load"]), device(made["add"]), device(made["store"])
-
-
-def _summed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that sums are kept in until they are done."""
-    return np.dtype(np.float32) if dtype.name in HALF else dtype
-
-
-@functools.cache
-def adding(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "sum") -> Kernel:
-    """Return the kernel that adds values to the rows that an index in order names, a thread for each row in each part.
-
-    The index is (outer, length) and in order along `length`; `places` says where each one's value is. What goes to the
-    row that the part before ends with is summed up in `partials`, which have a row for each part. What adds is `rule`.
-    """
-    load, add, store = _adder(dtype, lanes, rule)
-    summed_in = _summed_in(dtype)
-    _, _, store_partial = _adder(summed_in, lanes, rule)
-    load_index, index_bytes = loaders[index, 1], np.dtype(index).itemsize
-    load_word, nbytes, partial_bytes = loaders["int64", 1], lanes * dtype.itemsize, lanes * summed_in.itemsize
-
-    def add_rows(
-        count: int, length: int, n: int, width: int, chosen: int, places: int, values: int, out: int, partials: int
-    ) -> None:
-        turn = cuda.grid(1)
-        while turn < count:
-            first = quotient(turn, width)
-            c = turn - first * width
-            o = quotient(first, length)
-            own = load_index(chosen + first * index_bytes)
-            at = np.int64(own)
-            goes_on = first > o * length and load_index(chosen + (first - 1) * index_bytes) == own
-            part = quotient(first, _PART_VALUES)
-            if 0 <= at < n and (not goes_on or first == part * _PART_VALUES):
-                end = (part + 1) * _PART_VALUES if (part + 1) * _PART_VALUES < (o + 1) * length else (o + 1) * length
-                last = first + 1
-                while last < end and load_index(chosen + last * index_bytes) == own:
-                    last += 1
-                to = out + ((o * n + at) * width + c) * nbytes
-                begun = first + 1 if goes_on else first
-                source = values + (o * length * width + c) * nbytes
-                sums = load(source + load_word(places + first * _WORD) * width * nbytes if goes_on else to)
-                for i in range(begun, last):
-                    sums = add(sums, source + load_word(places + i * _WORD) * width * nbytes)
-                if goes_on:
-                    store_partial(partials + (part * width + c) * partial_bytes, sums)
-                else:
-                    store(to, sums)
-            turn += cuda.gridsize(1)
-
-    add_rows.__name__ = f"{rule}_rows_{dtype.name}_x{lanes}_by_{index}"
-    return Kernel(add_rows, [types.int64] * 9)
-
-
-@functools.cache
-def adding_partials(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "sum") -> Kernel:
-    """Return the kernel that adds to each row what parts have summed up for it, in their order."""
-    load, _, store = _adder(dtype, lanes, rule)
-    summed_in = _summed_in(dtype)
-    _, add_partial, _ = _adder(summed_in, lanes, rule)
-    load_index, index_bytes = loaders[index, 1], np.dtype(index).itemsize
-    nbytes, partial_bytes = lanes * dtype.itemsize, lanes * summed_in.itemsize
-    part_bytes = _PART_VALUES * index_bytes
-
-    @device
-    def continues(chosen: int, begin: int, part: int) -> bool:
-        """Say whether a part, of the row from `begin` on, begins with what the one before ends with."""
-        at = chosen + part * part_bytes
-        return part * _PART_VALUES > begin and load_index(at) == load_index(at - index_bytes)
-
-    def add_partials(count: int, length: int, n: int, width: int, chosen: int, out: int, partials: int) -> None:
-        turn = cuda.grid(1)
-        while turn < count:
-            part = quotient(turn, width)
-            c = turn - part * width
-            o = quotient(part * _PART_VALUES, length)
-            begin = o * length
-            own = load_index(chosen + part * part_bytes)
-            at = np.int64(own)
-            # The first part that goes on with a row adds up those of all that follow.
-            is_first = not continues(chosen, begin, part - 1) or load_index(chosen + (part - 1) * part_bytes) != own
-            if 0 <= at < n and is_first and continues(chosen, begin, part):
-                to = out + ((o * n + at) * width + c) * nbytes
-                sums = load(to)
-                end = quotient(begin + length + _PART_VALUES - 1, _PART_VALUES)
-                while part < end and load_index(chosen + part * part_bytes) == own:
-                    sums = add_partial(sums, partials + (part * width + c) * partial_bytes)
-                    part += 1
-                store(to, sums)
-            turn += cuda.gridsize(1)
-
-    add_partials.__name__ = f"{rule}_partials_{dtype.name}_x{lanes}_by_{index}"
-    return Kernel(add_partials, [types.int64] * 7)
-
-
-@functools.cache
-def adding_columns(dtype: np.dtype[Any], index: str) -> Kernel:
-    """Return the kernel that adds (outer, length, inner) values to (outer, n, inner) sums, a thread for each column."""
-    load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
-    load_index, index_bytes = loaders[index, 1], np.dtype(index).itemsize
-
-    def add_columns(count: int, length: int, n: int, inner: int, out: int, chosen: int, values: int) -> None:
-        turn = cuda.grid(1)
-        while turn < count:
-            o = quotient(turn, inner)
-            c = turn - o * inner
-            for j in range(length):
-                i = (o * length + j) * inner + c
-                at = np.int64(load_index(chosen + i * index_bytes))
-                if 0 <= at < n:
-                    to = out + ((o * n + at) * inner + c) * size
-                    store(to, load(to) + load(values + i * size))
-            turn += cuda.gridsize(1)
-
-    add_columns.__name__ = f"add_columns_{dtype.name}_by_{index}"
-    return Kernel(add_columns, [types.int64] * 7)
-
-
 @functools.cache
 def overwriting(nbytes: int, index: str) -> Kernel:
     """Return the kernel that copies pieces of so many bytes to where an index of (outer, length, inner) in order says.
@@ -322,18 +185,6 @@ def places_where(mask: DeviceArray) -> DeviceArray:
     return out
 
 
-def _index(who: str, index: DeviceArray) -> DeviceArray:
-    """Return `index` without gaps. Raises TypeError for what holds no integers."""
-    if index.dtype.kind not in "iu":
-        raise TypeError(f"{who}: got an index of {index.dtype}; wanted integers; convert it")
-    return contiguous(index)
-
-
-def _as(dtype: np.dtype[Any], a: DeviceArray) -> DeviceArray:
-    """Return an array without gaps of another dtype; itself where it is one."""
-    return contiguous(a) if a.dtype == dtype else copy(a, dtype)
-
-
 def _choose(a: DeviceArray, index: DeviceArray, out: DeviceArray, span: int, n: int, inner: int, width: int) -> None:
     """Run the kernel that fills `out`; `span`, `inner` and `width` are in elements."""
     size = a.dtype.itemsize
@@ -352,48 +203,11 @@ def embedding(weight: DeviceArray, index: DeviceArray) -> DeviceArray:
     Shapes: weight (V, D), index any, result index.shape + (D,).
     """
     rows, width = weight.shape
-    index = _index("embedding", index)
+    index = checked_index("embedding", index)
     out = empty((*index.shape, width), weight.dtype)
     if out.size:
         _choose(contiguous(weight), index, out, out.size, rows, width, width)
     return out
-
-
-def _add_rows(
-    who: str, out: DeviceArray, index: DeviceArray, values: DeviceArray, outer: int, n: int, width: int,
-    rule: str = "sum",
-) -> None:  # fmt: skip
-    """Add rows of `values` to those of `out`, outer * n of a width, that an index of (outer, length) names.
-
-    What adds is the rule of a reduction. Raises ValueError unless there is a row for every index.
-    """
-    index, count = _index(who, index), index.size
-    if values.size != count * width:
-        raise ValueError(
-            f"{who}: got values of shape {values.shape} for an index of shape {index.shape}; "
-            f"there must be {width} for each index"
-        )
-    if not count or not out.size:
-        return
-    values = _as(out.dtype, values)
-    length = count // outer
-    chosen, places = in_order(index.reshape(outer, length), 1, False, length)
-    size, summed_in = out.dtype.itemsize, _summed_in(out.dtype)
-    lanes = min(widest(size, out.address, values.address, width * size), widest(summed_in.itemsize))
-    parts = -(-count // _PART_VALUES)
-    partials = empty((parts, width), summed_in)
-    width //= lanes
-    kernel = adding(out.dtype, lanes, index.dtype.name, rule)
-    kernel.launch(
-        blocks_for(count * width, kernel.threads), count * width, length, n, width, chosen.address, places.address,
-        values.address, out.address, partials.address,
-    )  # fmt: skip
-    if parts > 1:
-        kernel = adding_partials(out.dtype, lanes, index.dtype.name, rule)
-        kernel.launch(
-            blocks_for(parts * width, kernel.threads), parts * width, length, n, width, chosen.address, out.address,
-            partials.address,
-        )  # fmt: skip
 
 
 def embedding_backward(grad: DeviceArray, index: DeviceArray, rows: int) -> DeviceArray:
@@ -403,7 +217,7 @@ def embedding_backward(grad: DeviceArray, index: DeviceArray, rows: int) -> Devi
     """
     width = grad.shape[-1]
     out = zeros((rows, width), grad.dtype)
-    _add_rows("embedding_backward", out, index, grad, 1, rows, width)
+    add_rows_at("embedding_backward", out, index, grad, 1, rows, width)
     return out
 
 
@@ -414,7 +228,7 @@ def index_add(a: DeviceArray, index: DeviceArray, values: DeviceArray) -> Device
     Raises ValueError for shapes that do not fit.
     """
     out, (rows, width) = copy(a), a.shape
-    _add_rows("index_add", out, index, values, 1, rows, width)
+    add_rows_at("index_add", out, index, values, 1, rows, width)
     return out
 
 
@@ -426,7 +240,7 @@ def index_add_flat(out: DeviceArray, index: DeviceArray, values: DeviceArray) ->
     """
     if contiguous(out) is not out:
         raise ValueError(f"index_add_flat: got out with strides {out.strides}; it must be contiguous; copy it first")
-    _add_rows("index_add_flat", out, index, values, 1, out.size, 1)
+    add_rows_at("index_add_flat", out, index, values, 1, out.size, 1)
 
 
 def spread(self: DeviceArray, dim: int, index: DeviceArray, size: int) -> DeviceArray:
@@ -450,7 +264,7 @@ def fold_rows(out: DeviceArray, index: DeviceArray, values: DeviceArray, rule: s
         out, values = out.view(np.uint8), converted(values, np.dtype(np.bool_)).view(np.uint8)
         rule = "max" if rule == "sum" else rule
     rows, width = out.shape
-    _add_rows("fold_rows", out, index, values, 1, rows, width, rule)
+    add_rows_at("fold_rows", out, index, values, 1, rows, width, rule)
 
 
 def overwrite(out: DeviceArray, index: DeviceArray, values: DeviceArray, once: bool = False) -> None:
@@ -463,11 +277,11 @@ def overwrite(out: DeviceArray, index: DeviceArray, values: DeviceArray, once: b
     if not values.size or not out.size:
         return
     length, positions = index.shape[1], 0
-    chosen = _index("overwrite", index)
+    chosen = checked_index("overwrite", index)
     if not once:
         chosen, order = in_order(chosen, 1, False, length)
         positions = order.address
-    values = _as(out.dtype, values)
+    values = dense_as(out.dtype, values)
     size = out.dtype.itemsize
     lanes = widest(size, out.address, values.address, width * size)
     kernel = overwriting(lanes * size, chosen.dtype.name)
@@ -490,7 +304,7 @@ def gather(a: DeviceArray, axis: int, index: DeviceArray) -> DeviceArray:
     the result is NaN, or 0 where the dtype has no NaN. Raises ValueError for shapes that do not fit.
     """
     reachable = reachable_part("gather", a, axis, index.shape)
-    index = _index("gather", index)
+    index = checked_index("gather", index)
     out = empty(index.shape, a.dtype)
     if out.size:
         _, length, inner = _sizes_around(axis, index.shape)
@@ -506,24 +320,24 @@ def scatter_add(a: DeviceArray, axis: int, index: DeviceArray, source: DeviceArr
     """
     reachable_part("scatter_add", a, axis, index.shape)
     require_source(index.shape, source.shape)
-    index = _index("scatter_add", index)
+    index = checked_index("scatter_add", index)
     out = copy(a)
     if not index.size:
         return out
     part = reachable_part("scatter_add", out, axis, index.shape)
     used = source[tuple(slice(size) for size in index.shape)]
     outer, n, inner = _sizes_around(axis, part.shape)
-    if inner > 1 and index.shape[axis] > _PART_VALUES and outer * inner < _COLUMNS:
+    if inner > 1 and index.shape[axis] > PART_VALUES and outer * inner < _COLUMNS:
         last = a.ndim - 1
         turned, by, added = (x.swapaxes(axis, last) for x in (part, index, used))
         copy(scatter_add(turned, last, by, added).swapaxes(axis, last), out=part)
         return out
     sums = contiguous(part)
     if inner == 1:
-        _add_rows("scatter_add", sums, index, used, outer, n, 1)
+        add_rows_at("scatter_add", sums, index, used, outer, n, 1)
     else:
-        sums = _as(_summed_in(sums.dtype), sums)
-        used = _as(sums.dtype, used)
+        sums = dense_as(summed_in(sums.dtype), sums)
+        used = dense_as(sums.dtype, used)
         kernel = adding_columns(sums.dtype, index.dtype.name)
         columns, length = outer * inner, index.shape[axis]
         blocks = blocks_for(columns, kernel.threads)

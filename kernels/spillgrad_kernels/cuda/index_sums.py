@@ -1,0 +1,216 @@
+"""Sums of values into rows that an index names, on a device.
+
+Sums have a fixed order, so results do not depend on the device: indices are sorted, and one thread adds up what goes to
+one element, a part of a fixed length at a time.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.cuda import types
+
+from spillgrad_kernels.cuda.array import empty
+from spillgrad_kernels.cuda.elementwise import contiguous, copy
+from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda, device
+from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers, widest
+from spillgrad_kernels.cuda.reductions import RULES
+from spillgrad_kernels.cuda.sorting import in_order
+from spillgrad_kernels.device_array import DeviceArray
+
+# Sorted values that one thread adds up before another goes on: a row that many indices name is shared by threads.
+PART_VALUES = 64
+_WORD = 8  # bytes
+
+
+def _adder(
+    dtype: np.dtype[Any], lanes: int, rule: str = "sum"
+) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., None]]:
+    """Return load(address) of neighbours as a tuple, add(sums, address) to such a tuple, and store(address, sums).
+
+    What adds is the rule of a reduction.
+    """
+    x, y = ([f"{letter}{i}" for i in range(lanes)] for letter in "xy")
+    source = f"""
+def load(at):
+    {", ".join(x)} = load_lanes(at)
+    return ({", ".join(x)},)
+def add(sums, at):
+    {", ".join(x)}, = sums
+    {", ".join(y)} = load_lanes(at)
+    return ({", ".join(f"combine({a}, {b})" for a, b in zip(x, y, strict=True))},)
+def store(at, sums):
+    {", ".join(x)}, = sums
+    store_lanes(at, {", ".join(x)})
+"""
+    made: dict[str, Any] = {
+        "load_lanes": loaders[dtype.name, lanes], "store_lanes": storers[dtype.name, lanes],
+        "combine": RULES[rule].combine,
+    }  # fmt: skip
+    exec(compile(source, f"<{rule} of {lanes} of {dtype.name}>", "exec"), made)
+    return device(made["load"]), device(made["add"]), device(made["store"])
+
+
+def summed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that sums are kept in until they are done."""
+    return np.dtype(np.float32) if dtype.name in HALF else dtype
+
+
+@functools.cache
+def adding(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "sum") -> Kernel:
+    """Return the kernel that adds values to the rows that an index in order names, a thread for each row in each part.
+
+    The index is (outer, length) and in order along `length`; `places` says where each one's value is. What goes to the
+    row that the part before ends with is summed up in `partials`, which have a row for each part. What adds is `rule`.
+    """
+    load, add, store = _adder(dtype, lanes, rule)
+    partial = summed_in(dtype)
+    _, _, store_partial = _adder(partial, lanes, rule)
+    load_index, index_bytes = loaders[index, 1], np.dtype(index).itemsize
+    load_word, nbytes, partial_bytes = loaders["int64", 1], lanes * dtype.itemsize, lanes * partial.itemsize
+
+    def add_rows(
+        count: int, length: int, n: int, width: int, chosen: int, places: int, values: int, out: int, partials: int
+    ) -> None:
+        turn = cuda.grid(1)
+        while turn < count:
+            first = quotient(turn, width)
+            c = turn - first * width
+            o = quotient(first, length)
+            own = load_index(chosen + first * index_bytes)
+            at = np.int64(own)
+            goes_on = first > o * length and load_index(chosen + (first - 1) * index_bytes) == own
+            part = quotient(first, PART_VALUES)
+            if 0 <= at < n and (not goes_on or first == part * PART_VALUES):
+                end = (part + 1) * PART_VALUES if (part + 1) * PART_VALUES < (o + 1) * length else (o + 1) * length
+                last = first + 1
+                while last < end and load_index(chosen + last * index_bytes) == own:
+                    last += 1
+                to = out + ((o * n + at) * width + c) * nbytes
+                begun = first + 1 if goes_on else first
+                source = values + (o * length * width + c) * nbytes
+                sums = load(source + load_word(places + first * _WORD) * width * nbytes if goes_on else to)
+                for i in range(begun, last):
+                    sums = add(sums, source + load_word(places + i * _WORD) * width * nbytes)
+                if goes_on:
+                    store_partial(partials + (part * width + c) * partial_bytes, sums)
+                else:
+                    store(to, sums)
+            turn += cuda.gridsize(1)
+
+    add_rows.__name__ = f"{rule}_rows_{dtype.name}_x{lanes}_by_{index}"
+    return Kernel(add_rows, [types.int64] * 9)
+
+
+@functools.cache
+def adding_partials(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "sum") -> Kernel:
+    """Return the kernel that adds to each row what parts have summed up for it, in their order."""
+    load, _, store = _adder(dtype, lanes, rule)
+    partial = summed_in(dtype)
+    _, add_partial, _ = _adder(partial, lanes, rule)
+    load_index, index_bytes = loaders[index, 1], np.dtype(index).itemsize
+    nbytes, partial_bytes = lanes * dtype.itemsize, lanes * partial.itemsize
+    part_bytes = PART_VALUES * index_bytes
+
+    @device
+    def continues(chosen: int, begin: int, part: int) -> bool:
+        """Say whether a part, of the row from `begin` on, begins with what the one before ends with."""
+        at = chosen + part * part_bytes
+        return part * PART_VALUES > begin and load_index(at) == load_index(at - index_bytes)
+
+    def add_partials(count: int, length: int, n: int, width: int, chosen: int, out: int, partials: int) -> None:
+        turn = cuda.grid(1)
+        while turn < count:
+            part = quotient(turn, width)
+            c = turn - part * width
+            o = quotient(part * PART_VALUES, length)
+            begin = o * length
+            own = load_index(chosen + part * part_bytes)
+            at = np.int64(own)
+            # The first part that goes on with a row adds up those of all that follow.
+            is_first = not continues(chosen, begin, part - 1) or load_index(chosen + (part - 1) * part_bytes) != own
+            if 0 <= at < n and is_first and continues(chosen, begin, part):
+                to = out + ((o * n + at) * width + c) * nbytes
+                sums = load(to)
+                end = quotient(begin + length + PART_VALUES - 1, PART_VALUES)
+                while part < end and load_index(chosen + part * part_bytes) == own:
+                    sums = add_partial(sums, partials + (part * width + c) * partial_bytes)
+                    part += 1
+                store(to, sums)
+            turn += cuda.gridsize(1)
+
+    add_partials.__name__ = f"{rule}_partials_{dtype.name}_x{lanes}_by_{index}"
+    return Kernel(add_partials, [types.int64] * 7)
+
+
+@functools.cache
+def adding_columns(dtype: np.dtype[Any], index: str) -> Kernel:
+    """Return the kernel that adds (outer, length, inner) values to (outer, n, inner) sums, a thread for each column."""
+    load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
+    load_index, index_bytes = loaders[index, 1], np.dtype(index).itemsize
+
+    def add_columns(count: int, length: int, n: int, inner: int, out: int, chosen: int, values: int) -> None:
+        turn = cuda.grid(1)
+        while turn < count:
+            o = quotient(turn, inner)
+            c = turn - o * inner
+            for j in range(length):
+                i = (o * length + j) * inner + c
+                at = np.int64(load_index(chosen + i * index_bytes))
+                if 0 <= at < n:
+                    to = out + ((o * n + at) * inner + c) * size
+                    store(to, load(to) + load(values + i * size))
+            turn += cuda.gridsize(1)
+
+    add_columns.__name__ = f"add_columns_{dtype.name}_by_{index}"
+    return Kernel(add_columns, [types.int64] * 7)
+
+
+def checked_index(who: str, index: DeviceArray) -> DeviceArray:
+    """Return `index` without gaps. Raises TypeError for what holds no integers."""
+    if index.dtype.kind not in "iu":
+        raise TypeError(f"{who}: got an index of {index.dtype}; wanted integers; convert it")
+    return contiguous(index)
+
+
+def dense_as(dtype: np.dtype[Any], a: DeviceArray) -> DeviceArray:
+    """Return an array without gaps of another dtype; itself where it is one."""
+    return contiguous(a) if a.dtype == dtype else copy(a, dtype)
+
+
+def add_rows_at(
+    who: str, out: DeviceArray, index: DeviceArray, values: DeviceArray, outer: int, n: int, width: int,
+    rule: str = "sum",
+) -> None:  # fmt: skip
+    """Add rows of `values` to those of `out`, outer * n of a width, that an index of (outer, length) names.
+
+    What adds is the rule of a reduction. Raises ValueError unless there is a row for every index.
+    """
+    index, count = checked_index(who, index), index.size
+    if values.size != count * width:
+        raise ValueError(
+            f"{who}: got values of shape {values.shape} for an index of shape {index.shape}; "
+            f"there must be {width} for each index"
+        )
+    if not count or not out.size:
+        return
+    values = dense_as(out.dtype, values)
+    length = count // outer
+    chosen, places = in_order(index.reshape(outer, length), 1, False, length)
+    size, partial = out.dtype.itemsize, summed_in(out.dtype)
+    lanes = min(widest(size, out.address, values.address, width * size), widest(partial.itemsize))
+    parts = -(-count // PART_VALUES)
+    partials = empty((parts, width), partial)
+    width //= lanes
+    kernel = adding(out.dtype, lanes, index.dtype.name, rule)
+    kernel.launch(
+        blocks_for(count * width, kernel.threads), count * width, length, n, width, chosen.address, places.address,
+        values.address, out.address, partials.address,
+    )  # fmt: skip
+    if parts > 1:
+        kernel = adding_partials(out.dtype, lanes, index.dtype.name, rule)
+        kernel.launch(
+            blocks_for(parts * width, kernel.threads), parts * width, length, n, width, chosen.address, out.address,
+            partials.address,
+        )  # fmt: skip
