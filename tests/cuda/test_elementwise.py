@@ -20,7 +20,7 @@ def on_device(operands):
 
 
 def any_layout(rng, shape):
-    """An array on the device whose dimensions lie in any order, with gaps, backwards or shifted; and a copy of it."""
+    """Return a device array whose dimensions lie in any order, with gaps, backwards or shifted; and a copy of it."""
     order = rng.permutation(len(shape))
     memory = rng.standard_normal([2 * shape[d] + 1 for d in order]).astype(np.float32)
     parts = [

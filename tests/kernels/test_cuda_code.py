@@ -32,6 +32,7 @@ from spillgrad_kernels.cuda import (
     tensor_cores,
     windows,
 )
+from spillgrad_kernels.cuda.pointers import computing_dtype
 from spillgrad_kernels.layout import dense
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import CONVERSIONS, Symbol, Trace, parameters
@@ -292,7 +293,7 @@ def test_reads_and_writes_by_index_compile_for_every_generation(nbytes, index):
 def test_sums_by_index_compile_for_every_generation(dtype, lanes):
     kind = np.dtype(dtype)
     kernels = [index_sums.adding(kind, lanes, "int32"), index_sums.adding_partials(kind, lanes, "int64", "max")]
-    if kind == index_sums.summed_in(kind):
+    if kind == computing_dtype(kind):
         kernels.append(index_sums.adding_columns(kind, "int64"))
     for kernel in kernels:
         for major, minor in CAPABILITIES:
@@ -303,7 +304,7 @@ def test_sums_by_index_compile_for_every_generation(dtype, lanes):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_convolutions_compile_for_every_generation(dtype):
-    kind, sums = np.dtype(dtype), conv_direct.sums_dtype(np.dtype(dtype))
+    kind, sums = np.dtype(dtype), computing_dtype(np.dtype(dtype))
     for kernel in (
         conv.gathering(kind.itemsize), windows.laying(sums, kind), conv_direct.adding_windows(kind),
         conv_direct.adding_inputs(kind),
@@ -320,7 +321,7 @@ def test_convolutions_compile_for_every_generation(dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_normalization_by_channel_compiles_for_every_generation(dtype):
-    kind, number = np.dtype(dtype), channel_norm._number(np.dtype(dtype))
+    kind, number = np.dtype(dtype), computing_dtype(np.dtype(dtype))
     for kernel in (
         channel_norm.adding(kind, 16 // kind.itemsize, False), channel_norm.adding(kind, 1, True),
         channel_norm.finishing(kind), channel_norm.tracking(number, kind), channel_norm.sharing(number, kind),

@@ -57,7 +57,7 @@ def kernel(name, parameters=("int64", "int64")):
     numbers = ", ".join(f"p{i}" for i in range(len(parameters)))
     namespace = {}
     exec(f"def {name}({numbers}): pass", namespace)
-    return Kernel(namespace[name], [getattr(types, "boolean" if p == "bool" else p) for p in parameters])
+    return Kernel(namespace[name], name, [getattr(types, "boolean" if p == "bool" else p) for p in parameters])
 """
 
 

@@ -69,7 +69,7 @@ def storing(value, helper=lambda x: x, load=loaders["float32", 1], store=storers
         if i < n:
             store(a + 4 * i, helper(load(a + 4 * i)) * value)
 
-    return Kernel(kernel, [types.int64] * 2)
+    return Kernel(kernel)
 
 
 def one_more(x):
@@ -126,7 +126,7 @@ def test_arguments_are_packed_as_wide_as_the_code_has_them():
     namespace = {}
     exec(f"def kernel({', '.join(_LAYOUTS)}): pass", namespace)
     kinds = [types.boolean if name == "bool" else getattr(types, name) for name in _LAYOUTS]
-    code = Kernel(namespace["kernel"], kinds).ptx((8, 0))
+    code = Kernel(namespace["kernel"], parameters=kinds).ptx((8, 0))
     assert [str(kind) for kind in kinds] == list(_LAYOUTS)
     assert re.findall(r"\.param \.([a-z]\d+) ", code) == ["u64", "u32", "u16", "u8", "u64", "u8", "u8", "f32", "f64"]
 

@@ -1,9 +1,10 @@
-"""Scaled dot-product attention on a device by tiles: the T x S matrix of weights never exists.
+"""Scaled dot-product attention on a device, tile by tile: the T x S matrix of weights never exists in memory.
 
-Each thread of a block owns a part of one row: of a query in the forward pass and for the gradients of queries, of a key
-for those of keys and values. Tiles of the other side's rows lie in shared memory. The threads of a row add up what
-their parts give each score, share out the work of making weights of scores, and go on each with its own part of the
-result, which stays in registers. Every sum has a fixed order: results do not depend on the device.
+A block of threads owns some rows of one side: of queries in the forward pass and for the gradients of queries, of keys
+for the gradients of keys and values. Tiles of the other side's rows lie in shared memory. Several threads share a row,
+each with a part of its features in registers. They add up their parts of each score, divide the work of computing
+weights from scores, and then each updates its own part of the result. Every sum has a fixed order, so results do not
+depend on the device.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao, "FlashAttention-2: Faster
 Attention with Better Parallelism and Work Partitioning", 2023.
@@ -31,15 +32,14 @@ from spillgrad_kernels.cuda.pointers import (
 )
 from spillgrad_kernels.cuda.random import philox4x32
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.layout import Shape
 from spillgrad_kernels.tables.attention import Dropout, check_operands, dropout_operands
 from spillgrad_kernels.tables.random import counters_needed
 from spillgrad_kernels.tables.scalar_math import exp, log
 
 BLOCK_THREADS = 8 if SIMULATED else 128
-# Features of a row that a thread has in registers, of each of the two arrays that it keeps.
+# Features in the registers of a thread, for each of the two arrays that it holds a part of a row of.
 _FEATURES = 4 if SIMULATED else 32
-# Rows of the other side in shared memory at once, as far as that has room.
+# The most rows of the other side in shared memory at once, and the bytes that they may take there.
 _TILE = 4 if SIMULATED else 32
 _SHARED_BYTES = 44 << 10
 NO_MASK, CHOICE, BIAS = 0, 1, 2
@@ -48,7 +48,10 @@ _MASK32, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 class Variant(NamedTuple):
-    """What a kernel's code depends on: features of queries and keys, and of values; `mask` is one of the constants."""
+    """The properties of a call that change a kernel's code.
+
+    Queries and keys have `width` features, values `value_width`. `mask` is one of the constants above.
+    """
 
     dtype: str
     width: int
@@ -59,21 +62,21 @@ class Variant(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How rows are shared: among `splits` threads, each with a part of so many features; `tile` rows at once."""
+    """How a block's `rows` are divided among its threads.
+
+    `splits` threads share a row; each holds `part` features of queries and keys, and `value_part` of values. Shared
+    memory holds `tile` rows of the other side at once.
+    """
 
     splits: int
     part: int
     value_part: int
     tile: int
-
-    @property
-    def rows(self) -> int:
-        """The rows that a block owns."""
-        return BLOCK_THREADS // self.splits
+    rows: int
 
 
 def cut_of(variant: Variant, features: int, scores: int) -> Cut:
-    """Cut rows into parts of at most `features`; a block has `scores` numbers of shared memory per score and thread."""
+    """Return the cut with parts of at most `features`, where each score takes `scores` numbers of shared memory."""
     itemsize = np.dtype(variant.dtype).itemsize
     lanes = ACCESS_BYTES // itemsize
     splits = 1
@@ -83,12 +86,16 @@ def cut_of(variant: Variant, features: int, scores: int) -> Cut:
     tile = _TILE
     while tile > 1 and tile * (splits * (part + value_part) + scores * BLOCK_THREADS) * itemsize > _SHARED_BYTES:
         tile //= 2
-    return Cut(splits, part, value_part, tile)
+    return Cut(splits, part, value_part, tile, BLOCK_THREADS // splits)
 
 
-# An array's place: its address and the bytes from one item to the next in the two dimensions of the batch, by rows and
-# by columns.
+# A kernel gets an array as five numbers: its address, two strides of the batch, the stride of rows, and of features.
 PLACE = 5
+
+
+def number_types(sums: Any) -> list[Any]:
+    """Return the types of the arguments that each kernel takes before the arrays."""
+    return [*[types.int64] * 4, sums, sums, types.int64, types.uint64, types.int64, types.int64]
 
 
 @device
@@ -100,25 +107,21 @@ def _random_word(seed: int, counter: int, position: int) -> Any:
     return x0 if lane == 0 else x1 if lane == 1 else x2 if lane == 2 else x3
 
 
-def number_types(sums: Any) -> list[Any]:
-    """Return the types of what each kernel gets before the places of arrays."""
-    return [*[types.int64] * 4, sums, sums, types.int64, types.uint64, types.int64, types.int64]
-
-
 class Functions(NamedTuple):
-    """What the three kernels of a variant share, as functions for them."""
+    """The device functions that the three kernels of a variant share."""
 
-    fill_part: Any  # (part, address, step, first, width, is_inside): registers from a row
-    fill_tile: Any  # (shared, address, row_step, step, begin, count, width, padded): shared memory from rows
-    dot: Any  # (part, shared, address): of registers with a row in shared memory
-    add: Any  # (part, factor, address): a row in shared memory to registers
-    store_part: Any  # (part, factor, address, step, first, width): registers to a row
-    score: Any  # (score, query, key, keys, mask): with the mask
-    factor: Any  # (seed, counter, key, threshold, kept_factor): what dropout multiplies a weight by
+    fill_part: Any  # (part, address, step, first, width, is_inside): load a part of a row into registers
+    fill_tile: Any  # (shared, address, row_step, step, begin, count, width, padded): load rows into shared memory
+    dot: Any  # (part, address): return the dot product of registers and a row in shared memory
+    add: Any  # (part, factor, address): add a multiple of a row in shared memory to registers
+    store_part: Any  # (part, factor, address, step, first, width): store a multiple of registers in a row
+    score: Any  # (score, query, key, queries, keys, mask): return a score with the mask applied
+    factor: Any  # (seed, counter, key, threshold, kept_factor): return the factor of dropout for a weight
 
 
 @functools.cache
 def functions(variant: Variant, tile: int) -> Functions:
+    """Return the device functions of a variant."""
     dtype = np.dtype(variant.dtype)
     size, lanes, number = dtype.itemsize, ACCESS_BYTES // dtype.itemsize, dtype.type
     load, store, load_shared = loaders[dtype.name, 1], storers[dtype.name, 1], shared_loaders[dtype.name, lanes]
@@ -185,11 +188,10 @@ def functions(variant: Variant, tile: int) -> Functions:
 
 @functools.cache
 def forward_kernel(variant: Variant) -> Kernel:
-    """Return the kernel whose blocks own queries of a head, and make their rows of the result."""
+    """Return the kernel whose blocks own queries of a head and compute their rows of the result."""
     dtype = np.dtype(variant.dtype)
     size, number, sums = dtype.itemsize, dtype.type, kernel_types[variant.dtype]
-    cut = cut_of(variant, _FEATURES, 2 if variant.dropout else 1)
-    splits, part, value_part, tile, rows = cut.splits, cut.part, cut.value_part, cut.tile, cut.rows
+    splits, part, value_part, tile, rows = cut_of(variant, _FEATURES, 2 if variant.dropout else 1)
     width, value_width, padded, value_padded = variant.width, variant.value_width, splits * part, splits * value_part
     fill_part, fill_tile, dot, add, store_part, score, factor = functions(variant, tile)
     store, zero, one, lowest = storers[dtype.name, 1], number(0), number(1), number(-np.inf)
@@ -204,7 +206,7 @@ def forward_kernel(variant: Variant) -> Kernel:
         v: int, v_0: int, v_1: int, v_row: int, v_step: int, mask: int, mask_0: int, mask_1: int, mask_row: int,
         mask_step: int, out: int, out_0: int, out_1: int, out_row: int, out_step: int, lse: int,
     ) -> None:  # fmt: skip
-        key_rows = cuda.shared.array(keys_size, sums)  # a line each: the simulator takes those of one line for one
+        key_rows = cuda.shared.array(keys_size, sums)  # a line each: the simulator tells arrays apart by lines
         value_rows = cuda.shared.array(values_size, sums)
         scores = cuda.shared.array(scores_size, sums)
         factors = cuda.shared.array(factors_size, sums)
@@ -245,7 +247,7 @@ def forward_kernel(variant: Variant) -> Kernel:
             for j in range(tile):
                 value = scores[j * rows + r]
                 now = value if value > now or value != value else now
-            # A row that holds only -inf so far: any finite shift gives its weights of 0, where inf - inf would not.
+            # While a row has only scores of -inf, shift by 0: -inf - -inf would be NaN.
             shift = zero if now == lowest else now
             shrink = exp(largest - shift)
             largest = now
@@ -268,56 +270,60 @@ def forward_kernel(variant: Variant) -> Kernel:
             if split == 0:
                 store(lse + (head * queries + query) * size, largest + log(total))
 
-    return Kernel(forward, [*number_types(sums), *[types.int64] * (5 * PLACE + 1)], BLOCK_THREADS)
+    parameters = [*number_types(sums), *[types.int64] * (5 * PLACE + 1)]
+    return Kernel(forward, parameters=parameters, threads=BLOCK_THREADS)
 
 
 # --- Calls -----------------------------------------------------------------------------------------------------------
 
 
-def attention_forward(
-    q: DeviceArray, k: DeviceArray, v: DeviceArray, scale: float, causal: bool, mask: DeviceArray | None = None,
-    dropout: Dropout | None = None,
-) -> tuple[DeviceArray, DeviceArray]:  # fmt: skip
-    """Return softmax(scale q k^T + mask) v, and the logarithm of each query's sum of exponentials, for backward.
+class Call(NamedTuple):
+    """The arguments of a call that the kernels of both passes take: `arrays` are q, k, v and the mask."""
 
-    Causal: query i sees the keys up to i. A query that sees no key gives 0.
-    Shapes: q (..., T, D), k (..., S, D), v (..., S, E); out (..., T, E), lse (..., T). Any strides. The mask broadcasts
-    to (..., T, S): bool, True where a key takes part, or numbers to add.
-    Raises ValueError for shapes and TypeError for dtypes that do not fit.
-    """
-    check_operands(q, k, v)
-    if q.ndim > 4:
-        out, lse = attention_forward(
-            of_four(q), of_four(k), of_four(v), scale, causal, mask_of_four(mask, q, k), dropout
-        )
-        return out.reshape(*q.shape[:-1], v.shape[-1]), lse.reshape(*q.shape[:-1])
-    out, lse = empty((*q.shape[:-1], v.shape[-1]), q.dtype), empty(q.shape[:-1], q.dtype)
-    if lse.size:
-        variant, numbers, mask = common(q, k, v, scale, causal, mask, dropout)
-        kernel, rows = forward_kernel(variant), cut_of(variant, _FEATURES, 2 if dropout else 1).rows
-        launch(kernel, q.shape[-2], rows, numbers, [q, k, v, mask, out], [lse])
-    return out, lse
+    variant: Variant
+    numbers: tuple[Any, ...]
+    arrays: list[DeviceArray]
 
+    def launch(
+        self, kernel: Kernel, count: int, rows: int, strided: list[DeviceArray], dense: list[DeviceArray]
+    ) -> None:
+        """Run a kernel whose blocks own `rows` of the `count` rows of each head.
 
-def of_four(array: DeviceArray) -> DeviceArray:
-    """Return an array with a batch of two dimensions, which kernels walk."""
-    return contiguous(array).reshape(-1, *array.shape[-3:])
+        After its own arrays it takes those of `strided`, with strides, then those of `dense`, by address alone.
+        """
+        q, k = self.arrays[:2]
+        batch = q.shape[:-2]
+        heads, blocks = math.prod(batch), -(-count // rows)
+        places = [number for array in (*self.arrays, *strided) for number in _place(short_batch(array))]
+        kernel.launch(
+            heads * blocks, q.shape[-2], k.shape[-2], batch[-1] if batch else 1, blocks, *self.numbers, *places,
+            *[array.address for array in dense],
+        )  # fmt: skip
 
 
-def mask_of_four(mask: DeviceArray | None, q: DeviceArray, k: DeviceArray) -> DeviceArray | None:
-    return None if mask is None else of_four(mask.broadcast_to((*q.shape[:-1], k.shape[-2])))
+def short_batch(array: DeviceArray) -> DeviceArray:
+    """Return an array with at most two batch dimensions: the kernels walk no more."""
+    if array.ndim <= 4:
+        return array
+    return contiguous(array).reshape(math.prod(array.shape[:-3]), *array.shape[-3:])
 
 
-def common(
+def _place(array: DeviceArray) -> tuple[int, ...]:
+    """Return an array's address and its strides, with 0 for batch dimensions that it does not have."""
+    strides = array.strides[:-2]
+    outer = strides[-2] if len(strides) > 1 else 0
+    return array.address, outer, strides[-1] if strides else 0, *array.strides[-2:]
+
+
+def prepare(
     q: DeviceArray, k: DeviceArray, v: DeviceArray, scale: float, causal: bool, mask: DeviceArray | None,
     dropout: Dropout | None,
-) -> tuple[Variant, tuple[Any, ...], DeviceArray]:  # fmt: skip
-    """Return the variant, the numbers that kernels get beside sizes and places, and the mask, or any array for none."""
-    kind = NO_MASK
+) -> Call:  # fmt: skip
+    """Return the call with these operands. Raises ValueError and TypeError for a mask that does not fit."""
+    kind, shape = NO_MASK, (*q.shape[:-1], k.shape[-2])
     if mask is None:
-        mask = q
+        mask = q  # any array: kernels without a mask do not read it
     else:
-        shape = (*q.shape[:-1], k.shape[-2])
         if mask.dtype not in (np.bool_, q.dtype):
             raise TypeError(f"attention: got a mask of {mask.dtype}; wanted bool or {q.dtype} as of q; convert")
         try:
@@ -326,26 +332,19 @@ def common(
             raise ValueError(f"attention: got a mask of {mask.shape}; wanted one that broadcasts to {shape}") from None
     variant = Variant(q.dtype.name, q.shape[-1], v.shape[-1], kind, bool(causal), dropout is not None)
     _, threshold, kept_factor, seed, counter = dropout_operands(dropout, q.dtype)
-    numbers = (q.dtype.type(scale), kept_factor, int(threshold), int(seed), int(counter))
-    return variant, (*numbers, counters_needed(k.shape[-2])), mask
+    numbers = (q.dtype.type(scale), kept_factor, int(threshold), int(seed), int(counter), counters_needed(k.shape[-2]))
+    return Call(variant, numbers, [short_batch(array) for array in (q, k, v, mask)])
 
 
-def launch(
-    kernel: Kernel, count: int, rows: int, numbers: tuple[Any, ...], arrays: list[DeviceArray],
-    further: list[DeviceArray],
-) -> None:  # fmt: skip
-    """Run a kernel whose blocks own so many of `count` rows of each head; `arrays` come with their strides."""
-    queries, keys = arrays[0].shape[-2], arrays[1].shape[-2]
-    batch = arrays[0].shape[:-2]
-    inner = batch[-1] if batch else 1
-    heads, blocks = math.prod(batch), -(-count // rows)
-    places = [number for array in arrays for number in _place(array, batch)]
-    addresses = [array.address for array in further]
-    kernel.launch(heads * blocks, queries, keys, inner, blocks, *numbers, *places, *addresses)
-
-
-def _place(array: DeviceArray, batch: Shape) -> tuple[int, ...]:
-    """Return where an array is, and its strides, of which the batch has two."""
-    strides = array.strides[:-2]
-    outer = strides[-2] if len(strides) > 1 else 0
-    return array.address, outer, strides[-1] if strides else 0, *array.strides[-2:]
+def attention_forward(
+    q: DeviceArray, k: DeviceArray, v: DeviceArray, scale: float, causal: bool, mask: DeviceArray | None = None,
+    dropout: Dropout | None = None,
+) -> tuple[DeviceArray, DeviceArray]:  # fmt: skip
+    """Return softmax(scale q k^T + mask) v, and the logarithm of each query's sum of exponentials, for backward."""
+    check_operands(q, k, v)
+    out, lse = empty((*q.shape[:-1], v.shape[-1]), q.dtype), empty(q.shape[:-1], q.dtype)
+    if lse.size:
+        call = prepare(q, k, v, scale, causal, mask, dropout)
+        rows = cut_of(call.variant, _FEATURES, 2 if dropout else 1).rows
+        call.launch(forward_kernel(call.variant), q.shape[-2], rows, [out], [lse])
+    return out, lse

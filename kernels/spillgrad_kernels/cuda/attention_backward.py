@@ -1,4 +1,4 @@
-"""The backward pass of scaled dot-product attention on a device; see `attention`."""
+"""The backward pass of scaled dot-product attention on a device (see `attention`)."""
 
 import functools
 
@@ -7,18 +7,7 @@ from numba.cuda import types
 
 from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives exp its meaning here)
 from spillgrad_kernels.cuda.array import empty
-from spillgrad_kernels.cuda.attention import (
-    BLOCK_THREADS,
-    PLACE,
-    Variant,
-    common,
-    cut_of,
-    functions,
-    launch,
-    mask_of_four,
-    number_types,
-    of_four,
-)  # fmt: skip
+from spillgrad_kernels.cuda.attention import BLOCK_THREADS, PLACE, Variant, cut_of, functions, number_types, prepare
 from spillgrad_kernels.cuda.elementwise import compute, contiguous
 from spillgrad_kernels.cuda.jit.compile import SIMULATED, Kernel, cuda
 from spillgrad_kernels.cuda.pointers import kernel_types, loaders, quotient, shared_address
@@ -28,17 +17,16 @@ from spillgrad_kernels.tables.attention import Dropout, check_operands, check_re
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.scalar_math import exp
 
-# Features of a row that a thread has in registers, of each of the three or four arrays that it keeps.
+# Features in the registers of a thread, for each of the three or four arrays that it holds a part of a row of.
 _BACKWARD_FEATURES = 4 if SIMULATED else 16
 
 
 @functools.cache
 def queries_kernel(variant: Variant) -> Kernel:
-    """Return the kernel whose blocks own queries of a head, and make their gradients."""
+    """Return the kernel whose blocks own queries of a head and compute their gradients."""
     dtype = np.dtype(variant.dtype)
     size, number, sums = dtype.itemsize, dtype.type, kernel_types[variant.dtype]
-    cut = cut_of(variant, _BACKWARD_FEATURES, 2)
-    splits, part, value_part, tile, rows = cut.splits, cut.part, cut.value_part, cut.tile, cut.rows
+    splits, part, value_part, tile, rows = cut_of(variant, _BACKWARD_FEATURES, 2)
     width, value_width, padded, value_padded = variant.width, variant.value_width, splits * part, splits * value_part
     fill_part, fill_tile, dot, add, store_part, score, factor = functions(variant, tile)
     load, zero, one, lowest = loaders[dtype.name, 1], number(0), number(1), number(-np.inf)
@@ -53,15 +41,12 @@ def queries_kernel(variant: Variant) -> Kernel:
         mask_step: int, g: int, g_0: int, g_1: int, g_row: int, g_step: int, dq: int, dq_0: int, dq_1: int,
         dq_row: int, dq_step: int, lse: int, mean_grad: int,
     ) -> None:  # fmt: skip
-        key_rows = cuda.shared.array(keys_size, sums)  # a line each: the simulator takes those of one line for one
+        key_rows = cuda.shared.array(keys_size, sums)  # a line each: the simulator tells arrays apart by lines
         value_rows = cuda.shared.array(values_size, sums)
         scores = cuda.shared.array(scores_size, sums)
         slopes = cuda.shared.array(scores_size, sums)
-        own, grads, made = (
-            cuda.local.array(part, sums),
-            cuda.local.array(value_part, sums),
-            cuda.local.array(part, sums),
-        )
+        own, grads = cuda.local.array(part, sums), cuda.local.array(value_part, sums)
+        made = cuda.local.array(part, sums)
         split = quotient(cuda.threadIdx.x, rows)
         r = cuda.threadIdx.x - split * rows
         head = quotient(cuda.blockIdx.x, blocks)
@@ -110,16 +95,15 @@ def queries_kernel(variant: Variant) -> Kernel:
             store_part(made, one, dq + b0 * dq_0 + b1 * dq_1 + query * dq_row, dq_step, split * part, width)
 
     parameters = [*number_types(sums), *[types.int64] * (6 * PLACE + 2)]
-    return Kernel(queries_backward, parameters, BLOCK_THREADS)
+    return Kernel(queries_backward, parameters=parameters, threads=BLOCK_THREADS)
 
 
 @functools.cache
 def keys_kernel(variant: Variant) -> Kernel:
-    """Return the kernel whose blocks own keys of a head, and make their gradients and those of their values."""
+    """Return the kernel whose blocks own keys of a head and compute their gradients and those of their values."""
     dtype = np.dtype(variant.dtype)
     size, number, sums = dtype.itemsize, dtype.type, kernel_types[variant.dtype]
-    cut = cut_of(variant, _BACKWARD_FEATURES, 2)
-    splits, part, value_part, tile, rows = cut.splits, cut.part, cut.value_part, cut.tile, cut.rows
+    splits, part, value_part, tile, rows = cut_of(variant, _BACKWARD_FEATURES, 2)
     width, value_width, padded, value_padded = variant.width, variant.value_width, splits * part, splits * value_part
     fill_part, fill_tile, dot, add, store_part, score, factor = functions(variant, tile)
     load, zero, one, lowest = loaders[dtype.name, 1], number(0), number(1), number(-np.inf)
@@ -134,7 +118,7 @@ def keys_kernel(variant: Variant) -> Kernel:
         mask_step: int, g: int, g_0: int, g_1: int, g_row: int, g_step: int, dk: int, dk_0: int, dk_1: int,
         dk_row: int, dk_step: int, dv: int, dv_0: int, dv_1: int, dv_row: int, dv_step: int, lse: int, mean_grad: int,
     ) -> None:  # fmt: skip
-        query_rows = cuda.shared.array(queries_size, sums)  # a line each: the simulator takes those of one line for one
+        query_rows = cuda.shared.array(queries_size, sums)  # a line each: the simulator tells arrays apart by lines
         grad_rows = cuda.shared.array(grads_size, sums)
         scores = cuda.shared.array(scores_size, sums)
         slopes = cuda.shared.array(scores_size, sums)
@@ -194,33 +178,24 @@ def keys_kernel(variant: Variant) -> Kernel:
             store_part(values_made, one, place, dv_step, split * value_part, value_width)
 
     parameters = [*number_types(sums), *[types.int64] * (7 * PLACE + 2)]
-    return Kernel(keys_backward, parameters, BLOCK_THREADS)
+    return Kernel(keys_backward, parameters=parameters, threads=BLOCK_THREADS)
 
 
 def attention_backward(
     grad_out: DeviceArray, q: DeviceArray, k: DeviceArray, v: DeviceArray, out: DeviceArray, lse: DeviceArray,
     scale: float, causal: bool, mask: DeviceArray | None = None, dropout: Dropout | None = None,
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:  # fmt: skip
-    """Return the gradients of `attention_forward` by q, k and v; `out` and `lse` are what it returned.
-
-    Raises ValueError for shapes and TypeError for dtypes that do not fit.
-    """
+    """Return the gradients of `attention_forward` by q, k and v; `out` and `lse` are what it returned."""
     check_operands(q, k, v)
     check_results(q, v, grad_out, out, lse)
-    if q.ndim > 4:
-        gradient, x, y, z, result = (of_four(array) for array in (grad_out, q, k, v, out))
-        flat_lse = contiguous(lse).reshape(-1, *lse.shape[-2:])
-        made = attention_backward(gradient, x, y, z, result, flat_lse, scale, causal, mask_of_four(mask, q, k), dropout)
-        return made[0].reshape(*q.shape), made[1].reshape(*k.shape), made[2].reshape(*v.shape)
     dq, dk, dv = (empty(array.shape, array.dtype) for array in (q, k, v))
-    variant, numbers, mask = common(q, k, v, scale, causal, mask, dropout)
-    # The mean of a query's gradients over its keys, weighted as their values are.
+    call = prepare(q, k, v, scale, causal, mask, dropout)
+    # For each query the mean of the gradients of its weights, weighted by the weights: the sum of grad_out * out.
     (weighted,) = compute(ROWS["mul"].forward, "mul", [grad_out, out], (q.dtype,))
-    means = sum_over(weighted, (weighted.ndim - 1,))
-    rows = cut_of(variant, _BACKWARD_FEATURES, 2).rows
-    lse = contiguous(lse)
+    dense = [contiguous(lse), sum_over(weighted, (weighted.ndim - 1,))]
+    rows = cut_of(call.variant, _BACKWARD_FEATURES, 2).rows
     if dq.size:
-        launch(queries_kernel(variant), q.shape[-2], rows, numbers, [q, k, v, mask, grad_out, dq], [lse, means])
+        call.launch(queries_kernel(call.variant), q.shape[-2], rows, [grad_out, dq], dense)
     if dk.size or dv.size:
-        launch(keys_kernel(variant), k.shape[-2], rows, numbers, [q, k, v, mask, grad_out, dk, dv], [lse, means])
+        call.launch(keys_kernel(call.variant), k.shape[-2], rows, [grad_out, dk, dv], dense)
     return dq, dk, dv

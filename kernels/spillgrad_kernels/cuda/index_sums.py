@@ -1,7 +1,7 @@
-"""Sums of values into rows that an index names, on a device.
+"""Add values to the rows that an index names, on a device.
 
-Sums have a fixed order, so results do not depend on the device: indices are sorted, and one thread adds up what goes to
-one element, a part of a fixed length at a time.
+Sums have a fixed order, so results do not depend on the device. The index is sorted, and cut into parts of a fixed
+length; in each part, one thread adds up the values for one element. Then the parts' sums are added in their order.
 """
 
 import functools
@@ -9,27 +9,25 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba.cuda import types
 
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import contiguous, copy
-from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda, device
-from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers, widest
+from spillgrad_kernels.cuda.jit.compile import Kernel, cuda, device
+from spillgrad_kernels.cuda.pointers import WORD_BYTES, computing_dtype, loaders, quotient, storers, widest
 from spillgrad_kernels.cuda.reductions import RULES
 from spillgrad_kernels.cuda.sorting import in_order
 from spillgrad_kernels.device_array import DeviceArray
 
-# Sorted values that one thread adds up before another goes on: a row that many indices name is shared by threads.
+# The length of a part: several threads share the work for a row that many indices name.
 PART_VALUES = 64
-_WORD = 8  # bytes
 
 
 def _adder(
     dtype: np.dtype[Any], lanes: int, rule: str = "sum"
 ) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., None]]:
-    """Return load(address) of neighbours as a tuple, add(sums, address) to such a tuple, and store(address, sums).
+    """Return load(address), add(sums, address) and store(address, sums), where sums are a tuple of adjacent elements.
 
-    What adds is the rule of a reduction.
+    `rule` is the reduction by which elements are combined.
     """
     x, y = ([f"{letter}{i}" for i in range(lanes)] for letter in "xy")
     source = f"""
@@ -52,20 +50,17 @@ def store(at, sums):
     return device(made["load"]), device(made["add"]), device(made["store"])
 
 
-def summed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that sums are kept in until they are done."""
-    return np.dtype(np.float32) if dtype.name in HALF else dtype
-
-
 @functools.cache
 def adding(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "sum") -> Kernel:
-    """Return the kernel that adds values to the rows that an index in order names, a thread for each row in each part.
+    """Return the kernel that adds values to the rows that a sorted index names.
 
-    The index is (outer, length) and in order along `length`; `places` says where each one's value is. What goes to the
-    row that the part before ends with is summed up in `partials`, which have a row for each part. What adds is `rule`.
+    The index is (outer, length), sorted along `length`; `places` holds the position of each index's value. In each
+    part, one thread adds up the values for one row. Where a part begins with the row that the part before it ends with,
+    the sum for that row goes to `partials`, which has a row for each part. `rule` is the reduction that combines
+    elements.
     """
     load, add, store = _adder(dtype, lanes, rule)
-    partial = summed_in(dtype)
+    partial = computing_dtype(dtype)
     _, _, store_partial = _adder(partial, lanes, rule)
     load_index, index_bytes = loaders[index, 1], np.dtype(index).itemsize
     load_word, nbytes, partial_bytes = loaders["int64", 1], lanes * dtype.itemsize, lanes * partial.itemsize
@@ -90,24 +85,23 @@ def adding(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "sum") -> K
                 to = out + ((o * n + at) * width + c) * nbytes
                 begun = first + 1 if goes_on else first
                 source = values + (o * length * width + c) * nbytes
-                sums = load(source + load_word(places + first * _WORD) * width * nbytes if goes_on else to)
+                sums = load(source + load_word(places + first * WORD_BYTES) * width * nbytes if goes_on else to)
                 for i in range(begun, last):
-                    sums = add(sums, source + load_word(places + i * _WORD) * width * nbytes)
+                    sums = add(sums, source + load_word(places + i * WORD_BYTES) * width * nbytes)
                 if goes_on:
                     store_partial(partials + (part * width + c) * partial_bytes, sums)
                 else:
                     store(to, sums)
             turn += cuda.gridsize(1)
 
-    add_rows.__name__ = f"{rule}_rows_{dtype.name}_x{lanes}_by_{index}"
-    return Kernel(add_rows, [types.int64] * 9)
+    return Kernel(add_rows, f"{rule}_rows_{dtype.name}_x{lanes}_by_{index}")
 
 
 @functools.cache
 def adding_partials(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "sum") -> Kernel:
-    """Return the kernel that adds to each row what parts have summed up for it, in their order."""
+    """Return the kernel that adds the sums in `partials` to their rows, in the order of the parts."""
     load, _, store = _adder(dtype, lanes, rule)
-    partial = summed_in(dtype)
+    partial = computing_dtype(dtype)
     _, add_partial, _ = _adder(partial, lanes, rule)
     load_index, index_bytes = loaders[index, 1], np.dtype(index).itemsize
     nbytes, partial_bytes = lanes * dtype.itemsize, lanes * partial.itemsize
@@ -115,7 +109,7 @@ def adding_partials(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "s
 
     @device
     def continues(chosen: int, begin: int, part: int) -> bool:
-        """Say whether a part, of the row from `begin` on, begins with what the one before ends with."""
+        """Return whether a part begins with the row that the part before ends with; `begin` is the first index."""
         at = chosen + part * part_bytes
         return part * PART_VALUES > begin and load_index(at) == load_index(at - index_bytes)
 
@@ -128,7 +122,7 @@ def adding_partials(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "s
             begin = o * length
             own = load_index(chosen + part * part_bytes)
             at = np.int64(own)
-            # The first part that goes on with a row adds up those of all that follow.
+            # The thread of the first part that continues a row adds the sums of all parts that continue it.
             is_first = not continues(chosen, begin, part - 1) or load_index(chosen + (part - 1) * part_bytes) != own
             if 0 <= at < n and is_first and continues(chosen, begin, part):
                 to = out + ((o * n + at) * width + c) * nbytes
@@ -140,13 +134,12 @@ def adding_partials(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "s
                 store(to, sums)
             turn += cuda.gridsize(1)
 
-    add_partials.__name__ = f"{rule}_partials_{dtype.name}_x{lanes}_by_{index}"
-    return Kernel(add_partials, [types.int64] * 7)
+    return Kernel(add_partials, f"{rule}_partials_{dtype.name}_x{lanes}_by_{index}")
 
 
 @functools.cache
 def adding_columns(dtype: np.dtype[Any], index: str) -> Kernel:
-    """Return the kernel that adds (outer, length, inner) values to (outer, n, inner) sums, a thread for each column."""
+    """Return the kernel that adds (outer, length, inner) values to (outer, n, inner) sums, one thread per column."""
     load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
     load_index, index_bytes = loaders[index, 1], np.dtype(index).itemsize
 
@@ -163,19 +156,18 @@ def adding_columns(dtype: np.dtype[Any], index: str) -> Kernel:
                     store(to, load(to) + load(values + i * size))
             turn += cuda.gridsize(1)
 
-    add_columns.__name__ = f"add_columns_{dtype.name}_by_{index}"
-    return Kernel(add_columns, [types.int64] * 7)
+    return Kernel(add_columns, f"add_columns_{dtype.name}_by_{index}")
 
 
 def checked_index(who: str, index: DeviceArray) -> DeviceArray:
-    """Return `index` without gaps. Raises TypeError for what holds no integers."""
+    """Return `index`, dense. Raises TypeError unless it holds integers."""
     if index.dtype.kind not in "iu":
         raise TypeError(f"{who}: got an index of {index.dtype}; wanted integers; convert it")
     return contiguous(index)
 
 
 def dense_as(dtype: np.dtype[Any], a: DeviceArray) -> DeviceArray:
-    """Return an array without gaps of another dtype; itself where it is one."""
+    """Return an array as a dense array of a dtype: itself, or a copy."""
     return contiguous(a) if a.dtype == dtype else copy(a, dtype)
 
 
@@ -183,9 +175,10 @@ def add_rows_at(
     who: str, out: DeviceArray, index: DeviceArray, values: DeviceArray, outer: int, n: int, width: int,
     rule: str = "sum",
 ) -> None:  # fmt: skip
-    """Add rows of `values` to those of `out`, outer * n of a width, that an index of (outer, length) names.
+    """Add rows of `values` to the rows of `out` that an index names, in place; `rule` is the reduction that adds.
 
-    What adds is the rule of a reduction. Raises ValueError unless there is a row for every index.
+    Shapes: out (outer * n, width) and dense, index (outer, length), values (outer * length, width), each with any
+    dimensions of that size. Raises ValueError unless there is a row of values for every index.
     """
     index, count = checked_index(who, index), index.size
     if values.size != count * width:
@@ -198,19 +191,15 @@ def add_rows_at(
     values = dense_as(out.dtype, values)
     length = count // outer
     chosen, places = in_order(index.reshape(outer, length), 1, False, length)
-    size, partial = out.dtype.itemsize, summed_in(out.dtype)
+    size, partial = out.dtype.itemsize, computing_dtype(out.dtype)
     lanes = min(widest(size, out.address, values.address, width * size), widest(partial.itemsize))
     parts = -(-count // PART_VALUES)
     partials = empty((parts, width), partial)
     width //= lanes
-    kernel = adding(out.dtype, lanes, index.dtype.name, rule)
-    kernel.launch(
-        blocks_for(count * width, kernel.threads), count * width, length, n, width, chosen.address, places.address,
-        values.address, out.address, partials.address,
-    )  # fmt: skip
+    adding(out.dtype, lanes, index.dtype.name, rule).run(
+        count * width, length, n, width, chosen.address, places.address, values.address, out.address, partials.address
+    )
     if parts > 1:
-        kernel = adding_partials(out.dtype, lanes, index.dtype.name, rule)
-        kernel.launch(
-            blocks_for(parts * width, kernel.threads), parts * width, length, n, width, chosen.address, out.address,
-            partials.address,
-        )  # fmt: skip
+        adding_partials(out.dtype, lanes, index.dtype.name, rule).run(
+            parts * width, length, n, width, chosen.address, out.address, partials.address
+        )
