@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from spillgrad_kernels.cpu.microkernel import TILE_ROWS, VECTOR_BYTES, like_of, multiply_strided, prefetch, tile_columns
+from spillgrad_kernels.cpu.microkernel import multiply_strided, prefetch
 from spillgrad_kernels.cpu.packing import pack
 from spillgrad_kernels.cpu.pointers import aligned, array_at
+from spillgrad_kernels.cpu.product_tile import TILE_ROWS, VECTOR_BYTES, like_of, tile_columns
 from spillgrad_kernels.cpu.random import draw
 from spillgrad_kernels.cpu.rows import row_dot
 from spillgrad_kernels.device_array import on_device

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from spillgrad_kernels.cpu import reductions
-from spillgrad_kernels.cpu.microkernel import TILE_ROWS, VECTOR_BYTES, like_of
 from spillgrad_kernels.cpu.pointers import array_at, copy_bytes
 from spillgrad_kernels.cpu.product import product, workspace_size
+from spillgrad_kernels.cpu.product_tile import TILE_ROWS, VECTOR_BYTES, like_of
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit
 from spillgrad_kernels.memory import buffers

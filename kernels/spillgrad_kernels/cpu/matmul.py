@@ -14,7 +14,6 @@ import numpy as np
 
 from spillgrad_kernels.cpu.elementwise import elementwise
 from spillgrad_kernels.cpu.epilogue import epilogue
-from spillgrad_kernels.cpu.microkernel import BFLOAT16_PAIR, TILE_ROWS, VECTOR_BYTES
 from spillgrad_kernels.cpu.pointers import address_of, aligned
 from spillgrad_kernels.cpu.product import (
     COLUMNS,
@@ -30,6 +29,7 @@ from spillgrad_kernels.cpu.product import (
     workspace_size,
 )
 from spillgrad_kernels.cpu.product_geometry import NO_EXTRAS, Extras, geometry_of, with_extras
+from spillgrad_kernels.cpu.product_tile import BFLOAT16_PAIR, TILE_ROWS, VECTOR_BYTES
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.layout import Layout, Shape, dense, layout_of
 from spillgrad_kernels.memory import buffers

@@ -10,15 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spillgrad_kernels.cpu.microkernel import (
-    BFLOAT16_PAIR,
-    HALVES,
-    VECTOR_BYTES,
-    copy_tile_line,
-    is_pair,
-    transpose_block,
-)
+from spillgrad_kernels.cpu.microkernel import copy_tile_line, transpose_block
 from spillgrad_kernels.cpu.pointers import array_at
+from spillgrad_kernels.cpu.product_tile import BFLOAT16_PAIR, HALVES, VECTOR_BYTES, is_pair
 from spillgrad_kernels.jit.compile import jit, overload
 
 # Panels that are packed together where lines lie side by side.

@@ -11,21 +11,19 @@ from typing import Any
 import numpy as np
 
 from spillgrad_kernels.cpu.epilogue import NO_EPILOGUE
-from spillgrad_kernels.cpu.microkernel import (
+from spillgrad_kernels.cpu.microkernel import multiply_in_place, multiply_panels, multiply_strided
+from spillgrad_kernels.cpu.packing import packer
+from spillgrad_kernels.cpu.pointers import array_at, data_of
+from spillgrad_kernels.cpu.product_geometry import Matrix, Operands, matrices_of, part, read_geometry, transposed
+from spillgrad_kernels.cpu.product_tile import (
     TILE_ROWS,
     VECTOR_BYTES,
-    multiply_in_place,
-    multiply_panels,
-    multiply_strided,
     numbers_in,
     numbers_of,
     sums_of,
     tile_columns,
     widened,
 )
-from spillgrad_kernels.cpu.packing import packer
-from spillgrad_kernels.cpu.pointers import array_at, data_of
-from spillgrad_kernels.cpu.product_geometry import Matrix, Operands, matrices_of, part, read_geometry, transposed
 from spillgrad_kernels.jit.by_address import call
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit, register_jitable
 from spillgrad_kernels.tables.integer_math import round_up
