@@ -10,13 +10,8 @@ import numpy as np
 from spillgrad_kernels.cpu.pointers import array_at, data_of
 from spillgrad_kernels.device_array import DeviceArray, device_kernel, on_device
 from spillgrad_kernels.jit.compile import FLOATS, REASSOCIATE, jit
+from spillgrad_kernels.tables.formula import Formula
 from spillgrad_kernels.tables.optim import (
-    ADAM,
-    LION,
-    SCALE,
-    SGD,
-    SGD_MOMENTUM,
-    Rule,
     Update,
     adam,
     adam_element,
@@ -81,13 +76,16 @@ def _scale(p: Any, _: Any, __: Any, ___: Any, numbers: Any) -> None:
         p[j] = scale_element(p[j], p[j], factor)
 
 
-# The loop of each rule, over parts of four arrays. A rule with fewer arrays does not look at the last ones.
-_LOOPS = {ADAM: _adam, LION: _lion, SGD: _sgd, SGD_MOMENTUM: _sgd_momentum, SCALE: _scale}
+# The loop of each formula, over parts of four arrays. A formula of fewer arrays does not read the last ones.
+_LOOPS = {
+    adam_element: _adam, lion_element: _lion, sgd_element: _sgd, sgd_momentum_element: _sgd_momentum,
+    scale_element: _scale,
+}  # fmt: skip
 
 
 @functools.cache
 def _over_arrays(loop: Any) -> Kernel:
-    """Return the kernel that runs a rule's loop over chunks of many arrays.
+    """Return the kernel that runs a formula's loop over chunks of many arrays.
 
     Rows of `table`: the first of the array's chunks, its size, and the ids of four arrays.
     """
@@ -113,18 +111,18 @@ def _over_arrays(loop: Any) -> Kernel:
 
 @on_device("optim")
 def run(updates: Iterable[Update]) -> None:
-    """Update all parameters, in one launch for each rule and dtype."""
-    groups: dict[tuple[Rule, Any], list[Update]] = {}
+    """Update all parameters, in one launch for each formula and dtype."""
+    groups: dict[tuple[Formula, Any], list[Update]] = {}
     elsewhere = []
     for update in updates:
         if type(update.param) is DeviceArray:
             elsewhere.append(update)
         elif update.param.size:
-            groups.setdefault((update.rule, update.param.dtype), []).append(update)
-    for (rule, dtype), group in groups.items():
+            groups.setdefault((update.formula, update.param.dtype), []).append(update)
+    for (formula, dtype), group in groups.items():
         rows, chunks, elements = [], 0, 0
         for _, param, grad, state, _ in group:
-            # A rule without a second state, or any, gets the gradient in its place and does not look at it.
+            # In place of a state that a formula has not, its loop gets the gradient, which it does not read.
             first, second = (*state, grad, grad)[:2]
             rows.append((chunks, param.size, id(param), id(grad), id(first), id(second)))
             chunks += -(-param.size // _CHUNK)
@@ -132,7 +130,9 @@ def run(updates: Iterable[Update]) -> None:
         # In the arrays' own dtype, since a float64 number would make the whole loop float64.
         numbers = np.array([update.numbers for update in group], dtype)
         grain = max(1, chunks * _GRAIN // elements)
-        parallel_for(_over_arrays(_LOOPS[rule]), chunks, grain, np.empty(0, dtype), np.array(rows, np.int64), numbers)
+        parallel_for(
+            _over_arrays(_LOOPS[formula]), chunks, grain, np.empty(0, dtype), np.array(rows, np.int64), numbers
+        )
     if elsewhere:
         device_kernel(run)(elsewhere)
 

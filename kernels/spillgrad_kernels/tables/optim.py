@@ -14,16 +14,13 @@ from spillgrad_kernels.tables.scalar_math import sqrt, where
 Array = Any
 
 
-class Rule(NamedTuple):
-    """The rule of an update: `formula(param, grad, *state, *numbers)` returns an element's new value and state."""
+class Update(NamedTuple):
+    """How to update a parameter in place.
+
+    `formula(param, grad, *state, *numbers)` returns an element's new value and state.
+    """
 
     formula: Formula
-
-
-class Update(NamedTuple):
-    """How to update a parameter in place: the rule, the parameter, its gradient, its state, and the rule's numbers."""
-
-    rule: Rule
     param: Array
     grad: Array
     state: tuple[Array, ...]
@@ -70,12 +67,10 @@ def scale_element(param: Any, _: Any, factor: Any) -> Any:
     return param * factor
 
 
-ADAM, LION, SGD = Rule(adam_element), Rule(lion_element), Rule(sgd_element)
-SGD_MOMENTUM, SCALE = Rule(sgd_momentum_element), Rule(scale_element)
 _OF_HOST = (np.ndarray, np.generic)
 
 
-def _update(who: str, rule: Rule, param: Array, grad: Array, state: tuple[Array, ...], *numbers: float) -> Update:
+def _update(who: str, formula: Formula, param: Array, grad: Array, state: tuple[Array, ...], *numbers: float) -> Update:
     on_host = isinstance(param, _OF_HOST)
     for array in (grad, *state):
         if isinstance(array, _OF_HOST) != on_host:
@@ -100,7 +95,7 @@ def _update(who: str, rule: Rule, param: Array, grad: Array, state: tuple[Array,
         raise TypeError(f"{who}: got {listed}; parameter, gradient and state must all be float32, or all float64")
     if on_host and not (isinstance(grad, np.ndarray) and grad.flags.c_contiguous):
         grad = np.ascontiguousarray(grad)
-    return Update(rule, param, grad, state, numbers)
+    return Update(formula, param, grad, state, numbers)
 
 
 def adamw(
@@ -113,7 +108,7 @@ def adamw(
     """
     keep = 1 - lr * weight_decay
     moments = _moments(lr, beta1, beta2, eps, step)
-    return _update("adamw", ADAM, param, grad, (exp_avg, exp_avg_sq), keep, 0.0, *moments)
+    return _update("adamw", adam_element, param, grad, (exp_avg, exp_avg_sq), keep, 0.0, *moments)
 
 
 def adam(
@@ -125,7 +120,7 @@ def adam(
     Source: Kingma & Ba 2015, "Adam: a method for stochastic optimization", algorithm 1.
     """
     moments = _moments(lr, beta1, beta2, eps, step)
-    return _update("adam", ADAM, param, grad, (exp_avg, exp_avg_sq), 1.0, weight_decay, *moments)
+    return _update("adam", adam_element, param, grad, (exp_avg, exp_avg_sq), 1.0, weight_decay, *moments)
 
 
 @functools.lru_cache(maxsize=64)  # the parameters of a group share them
@@ -144,7 +139,7 @@ def lion(
 
     Source: Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2.
     """
-    return _update("lion", LION, param, grad, (exp_avg,), 1 - lr * weight_decay, 1 - beta1, 1 - beta2, lr)
+    return _update("lion", lion_element, param, grad, (exp_avg,), 1 - lr * weight_decay, 1 - beta1, 1 - beta2, lr)
 
 
 def sgd(
@@ -153,14 +148,14 @@ def sgd(
 ) -> Update:  # fmt: skip
     """Return the update of `param` and its momentum buffer; without a buffer there is no momentum.
 
-    The first step fills the buffer with the undamped gradient, as torch.optim.SGD does.
+    The first step fills the buffer with the undamped gradient, as torch.optim.sgd_element does.
     """
     if momentum_buffer is None:
-        return _update("sgd", SGD, param, grad, (), lr, weight_decay)
+        return _update("sgd", sgd_element, param, grad, (), lr, weight_decay)
     numbers = lr, weight_decay, momentum, 1.0 - dampening, float(nesterov), float(first_step)
-    return _update("sgd", SGD_MOMENTUM, param, grad, (momentum_buffer,), *numbers)
+    return _update("sgd", sgd_momentum_element, param, grad, (momentum_buffer,), *numbers)
 
 
 def scaled(array: Array, factor: float) -> Update:
     """Return the update that multiplies an array by a number."""
-    return _update("scaled", SCALE, array, array, (), factor)
+    return _update("scaled", scale_element, array, array, (), factor)
