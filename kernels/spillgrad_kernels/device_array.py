@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from spillgrad_kernels.cpu.pointers import address_of as host_address_of
 from spillgrad_kernels.layout import STAND_IN_ADDRESS, Layout, Shape
+from spillgrad_kernels.layout import address_of as host_address_of
 from spillgrad_kernels.memory import buffers
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -1,5 +1,6 @@
-"""The layout of an array: its shape, strides and dtype."""
+"""The layout of an array: its shape, strides and dtype; and its address."""
 
+import ctypes
 import functools
 from typing import Any
 
@@ -9,6 +10,8 @@ Shape = tuple[int, ...]
 
 # An address for arrays of which only views are made and no element is read.
 STAND_IN_ADDRESS = 1 << 40
+# Where a NumPy array object holds the address of its data: in its first field, behind what every Python object has.
+DATA_FIELD = object.__basicsize__
 
 
 class Layout:
@@ -63,6 +66,11 @@ class _Interface:
 
     def __init__(self, interface: dict[str, Any]) -> None:
         self.__array_interface__ = interface
+
+
+def address_of(array: np.ndarray) -> int:
+    """Return the address of the first element: `array.ctypes.data`, at a seventh of its cost. Not for kernels."""
+    return ctypes.c_size_t.from_address(id(array) + DATA_FIELD).value
 
 
 def layout_of(array: np.ndarray) -> Layout:

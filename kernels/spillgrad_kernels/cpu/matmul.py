@@ -14,7 +14,7 @@ import numpy as np
 
 from spillgrad_kernels.cpu.elementwise import elementwise
 from spillgrad_kernels.cpu.epilogue import epilogue
-from spillgrad_kernels.cpu.pointers import address_of, aligned
+from spillgrad_kernels.cpu.pointers import aligned
 from spillgrad_kernels.cpu.product import (
     COLUMNS,
     COUNTERS,
@@ -31,7 +31,7 @@ from spillgrad_kernels.cpu.product import (
 from spillgrad_kernels.cpu.product_geometry import NO_EXTRAS, Extras, geometry_of, with_extras
 from spillgrad_kernels.cpu.product_tile import BFLOAT16_PAIR, TILE_ROWS, VECTOR_BYTES
 from spillgrad_kernels.device_array import on_device
-from spillgrad_kernels.layout import Layout, Shape, dense, layout_of
+from spillgrad_kernels.layout import Layout, Shape, address_of, dense, layout_of
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.formula import Formula
 from spillgrad_kernels.tables.integer_math import round_up

@@ -21,23 +21,16 @@ from spillgrad_kernels.jit.compile import (
     register_jitable,
     types,
 )
+from spillgrad_kernels.layout import DATA_FIELD
 from spillgrad_kernels.threads.atomics import WORD_BYTES, load
 
-# NumPy's C interface: the first field of an array object, behind what every Python object begins with.
-_DATA_FIELD = object.__basicsize__
-
 _INT64 = np.zeros(1, np.int64)
-
-
-def address_of(array: np.ndarray) -> int:
-    """Return the address of the first element: `array.ctypes.data`, at a seventh of its cost. Not for kernels."""
-    return ctypes.c_size_t.from_address(id(array) + _DATA_FIELD).value
 
 
 @jit
 def data_of(array_id: int) -> int:
     """Return the address of the first element of the array with an id."""
-    return load(array_id, _DATA_FIELD // WORD_BYTES)
+    return load(array_id, DATA_FIELD // WORD_BYTES)
 
 
 if DISABLE_JIT:
