@@ -93,10 +93,7 @@ MOST_LINES = 500
 LONG_FILES = {
     "spillgrad": "a façade: it lists the public names",
     **dict.fromkeys(
-        (
-            "spillgrad.storage.disk_store", "spillgrad_kernels.cpu.attention", "spillgrad_kernels.cuda.attention",
-            "spillgrad_kernels.cuda.indexing", "spillgrad_kernels.cpu.microkernel",
-        ),
+        ("spillgrad.storage.disk_store", "spillgrad_kernels.cuda.attention", "spillgrad_kernels.cuda.indexing"),
         "not split yet",
     ),
 }  # fmt: skip

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from spillgrad_kernels.cpu import attention as on_the_host
+from spillgrad_kernels.cpu import attention_backward as gradients_on_the_host
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.cuda.attention import attention_backward, attention_forward
 from spillgrad_kernels.tables.attention import Dropout
@@ -30,7 +31,7 @@ def check(q, k, v, g, causal=False, mask=None, dropout=None, lying=lambda array:
     wanted = [
         out,
         lse,
-        *on_the_host.attention_backward(exact[3], *exact[:3], out, lse, scale, causal, exact_mask, dropout),
+        *gradients_on_the_host.attention_backward(exact[3], *exact[:3], out, lse, scale, causal, exact_mask, dropout),
     ]
     x, y, z, gradient = (lying(to_device(array)) for array in (q, k, v, g))
     on_device = None if mask is None else to_device(mask)

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cpu.rows import RUN, larger_number, row_dot, row_squares, row_sum
+from spillgrad_kernels.cpu.rows import RUN, row_dot, row_squares, row_sum
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit, register_jitable
 from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.tables.reductions import larger_number
 from spillgrad_kernels.tables.scalar_math import normal_exp
 from spillgrad_kernels.threads.dispatch import parallel_for
 

@@ -4,37 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
-from spillgrad_kernels.jit.compile import DISABLE_JIT, REASSOCIATE, intrinsic, jit, register_jitable
-from spillgrad_kernels.tables.reductions import NOT_FOUND, maximum, minimum
+from spillgrad_kernels.jit.compile import REASSOCIATE, jit, register_jitable
+from spillgrad_kernels.tables.reductions import NOT_FOUND, larger_number, smaller_number
 from spillgrad_kernels.tables.scalar_math import exp, where
 
 # Elements of a row that are summed in its own precision.
 RUN = 1024
 # Elements that are searched together for a value.
 _SCAN = 256
-
-
-def _number_extreme(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a form of `function` that is undefined for NaN: one instruction, where LLVM's own takes five."""
-    if DISABLE_JIT:
-        return function
-
-    @intrinsic
-    def instruction(typing_context: Any, x: Any, y: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            kind = arguments[0].type
-            declared = builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind, kind]))
-            return builder.call(declared, arguments, fastmath=("nnan", "nsz"))
-
-        return x(x, y), codegen
-
-    return instruction  # type: ignore[no-any-return]
-
-
-larger_number = _number_extreme(maximum, "llvm.maxnum")
-_smaller_number = _number_extreme(minimum, "llvm.minnum")
 
 
 # Rows are contiguous. The sum of a row is float64, but runs of it are summed in the row's own precision. In float32
@@ -57,7 +35,7 @@ def row_min(row: Any) -> Any:
     smallest, undefined = row.dtype.type(np.inf), False
     for j in range(row.size):
         undefined |= row[j] != row[j]
-        smallest = _smaller_number(smallest, row[j])
+        smallest = smaller_number(smallest, row[j])
     return where(undefined, row.dtype.type(np.nan), smallest)
 
 

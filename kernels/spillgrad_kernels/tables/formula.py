@@ -16,12 +16,12 @@ from spillgrad_kernels.tables import scalar_math
 
 Formula = Callable[..., Any]
 
-# What a formula may call, by name: every public function of scalar_math but normal_exp, whose gradient is exp's.
+# What a formula may call, by name: every public function of `scalar_math`, but those that are for kernels alone.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: function
     for name, function in vars(scalar_math).items()
     if inspect.isfunction(function) and function.__module__ == scalar_math.__name__
-    and not name.startswith("_") and function is not scalar_math.normal_exp
+    and not name.startswith(("_", "normal_exp"))
 }  # fmt: skip
 
 # What a formula may call to convert, by the name of the dtype. Half-precision values are computed in float32.

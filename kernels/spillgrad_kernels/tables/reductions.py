@@ -13,39 +13,45 @@ from spillgrad_kernels.tables.scalar_math import exp, where
 NOT_FOUND = np.int64(np.iinfo(np.int64).max)
 
 
-def maximum(x: Any, y: Any) -> Any:
-    """Return the larger of two values, NaN when either is NaN."""
-    return np.maximum(x, y)
+def _extreme(ufunc: np.ufunc, instruction: str, docstring: str, flags: tuple[str, ...] = ()) -> Callable[..., Any]:
+    """Return `ufunc` as a function of two values. Inside kernels it is an LLVM instruction with fast-math `flags`.
 
+    LLVM vectorises reductions by these instructions without assumptions about NaN.
+    """
 
-def minimum(x: Any, y: Any) -> Any:
-    """Return the smaller of two values, NaN when either is NaN."""
-    return np.minimum(x, y)
-
-
-def _compiled_as(function: Callable[..., Any], name: str) -> None:
-    """Inside kernels, `function` means LLVM's `name`: its reductions are vectorised without assumptions about NaN."""
+    def extreme(x: Any, y: Any) -> Any:
+        return ufunc(x, y)
 
     @intrinsic
-    def instruction(typing_context: Any, x: Any, y: Any) -> Any:
+    def emit(typing_context: Any, x: Any, y: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             kind = arguments[0].type
-            return builder.call(
-                builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind, kind])), arguments
-            )
+            function = builder.module.declare_intrinsic(instruction, [kind], ir.FunctionType(kind, [kind, kind]))
+            return builder.call(function, arguments, fastmath=flags)
 
         return x(x, x), codegen
 
-    @overload(function)
+    @overload(extreme)
     def _implementation(x: Any, y: Any) -> Any:
-        def call(x: Any, y: Any) -> Any:
-            return instruction(x, y)
+        return lambda x, y: emit(x, y)
 
-        return call
+    extreme.__doc__ = docstring
+    return extreme
 
 
-_compiled_as(maximum, "llvm.maximum")
-_compiled_as(minimum, "llvm.minimum")
+maximum = _extreme(np.maximum, "llvm.maximum", "Return the larger of two values, NaN when either is NaN.")
+minimum = _extreme(np.minimum, "llvm.minimum", "Return the smaller of two values, NaN when either is NaN.")
+maximum_of_any_zero = _extreme(
+    np.maximum, "llvm.maximum", "Do as `maximum`; of 0 and -0 return either. Telling them apart costs as much again.",
+    ("nsz",),
+)  # fmt: skip
+# One instruction, where `maximum` and `minimum` take five.
+larger_number = _extreme(
+    np.maximum, "llvm.maxnum", "Return the larger of two numbers; undefined for NaN.", ("nnan", "nsz")
+)
+smaller_number = _extreme(
+    np.minimum, "llvm.minnum", "Return the smaller of two numbers; undefined for NaN.", ("nnan", "nsz")
+)
 
 
 class Rule(NamedTuple):

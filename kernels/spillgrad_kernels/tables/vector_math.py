@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.tables import vector_trigonometry
 from spillgrad_kernels.tables.vector_code import (
     F32,
     F64,
@@ -23,13 +22,10 @@ from spillgrad_kernels.tables.vector_code import (
     ROUND32,
     ROUND64,
     bits,
-    fma,
-    is_negative64,
     jitable,
     polynomial,
     select,
     through_float64,
-    two_difference,
 )
 
 # exp and expm1: x = n log 2 + r
@@ -43,7 +39,7 @@ _exp_tail64 = polynomial(*(1 / math.factorial(k) for k in range(13, 1, -1)))
 
 
 @jitable
-def _clamp(x: Any, low: Any, high: Any) -> Any:
+def clamp(x: Any, low: Any, high: Any) -> Any:
     """Keep NaN, as min and max might not."""
     raised = select(x < low, low, x)
     return select(raised > high, high, raised)
@@ -59,7 +55,7 @@ def _exp_parts32(x: Any) -> Any:
 
 
 @jitable
-def _exp_parts64(x: Any, low: Any) -> Any:
+def exp_parts64(x: Any, low: Any) -> Any:
     """Return n and exp(r) - 1 of a clamped x, to which `low` adds further digits."""
     shifted = x * 1.44269504088896340736 + ROUND64
     n = shifted - ROUND64
@@ -75,21 +71,21 @@ def _scale32(x: Any, n: Any) -> Any:
 
 
 @jitable
-def _scale64(x: Any, n: Any) -> Any:
+def scale64(x: Any, n: Any) -> Any:
     half = n >> 1
     return x * bits(I64((half + 1023) << 52)) * bits(I64((n - half + 1023) << 52))
 
 
 @jitable
 def _exp32(x: Any) -> Any:
-    n, p = _exp_parts32(_clamp(x, F32(-104.0), F32(89.0)))
+    n, p = _exp_parts32(clamp(x, F32(-104.0), F32(89.0)))
     return _scale32(p + F32(1.0), n)
 
 
 @jitable
 def _exp64(x: Any) -> Any:
-    n, p = _exp_parts64(_clamp(x, -746.0, 710.0), 0.0)
-    return _scale64(p + 1.0, n)
+    n, p = exp_parts64(clamp(x, -746.0, 710.0), 0.0)
+    return scale64(p + 1.0, n)
 
 
 @jitable
@@ -102,7 +98,7 @@ def _normal_exp32(x: Any) -> Any:
 
 @jitable
 def _expm1_32(x: Any) -> Any:
-    n, p = _exp_parts32(_clamp(x, F32(-20.0), F32(89.0)))
+    n, p = _exp_parts32(clamp(x, F32(-20.0), F32(89.0)))
     scale = bits(I32((n + I32(126)) << 23))  # half of 2**n, which would overflow where the result does not
     result = F32(2.0) * (p * scale + (scale - F32(0.5)))
     return select(x == F32(0.0), x, result)
@@ -110,7 +106,7 @@ def _expm1_32(x: Any) -> Any:
 
 @jitable
 def _expm1_64(x: Any) -> Any:
-    n, p = _exp_parts64(_clamp(x, -40.0, 710.0), 0.0)
+    n, p = exp_parts64(clamp(x, -40.0, 710.0), 0.0)
     scale = bits(I64((n + 1022) << 52))
     return select(x == 0.0, x, 2.0 * (p * scale + (scale - 0.5)))
 
@@ -136,7 +132,7 @@ def _split32(x: Any) -> Any:
 
 
 @jitable
-def _split64(x: Any) -> Any:
+def split64(x: Any) -> Any:
     shifted = bits(x) - I64(0x3FE6A09E667F3BCD)
     return shifted >> 52, bits(I64((shifted & I64(0x000FFFFFFFFFFFFF)) + I64(0x3FE6A09E667F3BCD)))
 
@@ -168,9 +164,9 @@ def _log32(x: Any) -> Any:
 
 
 @jitable
-def _log64(x: Any) -> Any:
+def log64(x: Any) -> Any:
     subnormal = x < 2.2250738585072014e-308
-    e, m = _split64(select(subnormal, x * 18014398509481984.0, x))
+    e, m = split64(select(subnormal, x * 18014398509481984.0, x))
     result = _log_of_parts64(F64(e) - select(subnormal, 54.0, 0.0), m - 1.0)
     result = select((x == np.inf) | (x != x), x, result)
     result = select(x == 0.0, -np.inf, result)
@@ -193,7 +189,7 @@ def _log1p32(x: Any) -> Any:
 @jitable
 def _log1p64(x: Any) -> Any:
     u = x + 1.0
-    e, m = _split64(u)
+    e, m = split64(u)
     scale = bits(I64((1023 - e) << 52))
     m = select(e > 53, m - 1.0, x * scale + (scale - 1.0))
     result = _log_of_parts64(F64(e), m)
@@ -239,7 +235,7 @@ def _tanh32(x: Any) -> Any:
     z = x * x
     near = x * (_tanh_tail32(z) * z + F32(1.0))  # a product, which keeps the sign of -0
     size = abs(x)
-    n, p = _exp_parts32(_clamp(size + size, F32(0.0), F32(40.0)))
+    n, p = _exp_parts32(clamp(size + size, F32(0.0), F32(40.0)))
     far = F32(1.0) - F32(2.0) / ((p + F32(1.0)) * bits(I32((n + I32(127)) << 23)) + F32(1.0))
     return select(size < F32(0.625), near, select(x < F32(0.0), -far, far))
 
@@ -249,7 +245,7 @@ def _tanh64(x: Any) -> Any:
     z = x * x
     near = x * (z * (_tanh_numerator64(z) / _tanh_denominator64(z)) + 1.0)
     size = abs(x)
-    n, p = _exp_parts64(_clamp(size + size, 0.0, 80.0), 0.0)
+    n, p = exp_parts64(clamp(size + size, 0.0, 80.0), 0.0)
     far = 1.0 - 2.0 / ((p + 1.0) * bits(I64((n + 1023) << 52)) + 1.0)
     return select(size < 0.625, near, select(x < 0.0, -far, far))
 
@@ -257,8 +253,8 @@ def _tanh64(x: Any) -> Any:
 @jitable
 def _half_exp64(x: Any) -> Any:
     """Return exp(x) / 2 of x >= 0, finite a little beyond where exp overflows."""
-    n, p = _exp_parts64(_clamp(x, -746.0, 712.0), 0.0)
-    return _scale64(p + 1.0, n - 1)
+    n, p = exp_parts64(clamp(x, -746.0, 712.0), 0.0)
+    return scale64(p + 1.0, n - 1)
 
 
 @jitable
@@ -358,137 +354,11 @@ def _sigmoid_with(exp_: Any, one: Any) -> Any:
 _sigmoid32, _sigmoid64 = _sigmoid_with(_exp32, F32(1.0)), _sigmoid_with(_exp64, F64(1.0))
 
 
-# Logarithms in twice the digits, and what needs them
-
-_atanh_tail64 = polynomial(*(2 / k for k in range(27, 4, -2)))
-
-
-@jitable
-def _two_product(a: Any, b: Any) -> Any:
-    high = fma(a, b, -0.0)
-    return high, fma(a, b, -high)
-
-
-@jitable
-def _fast_two_sum(a: Any, b: Any) -> Any:
-    """Return a + b and what rounding took from it, for |a| >= |b| (Dekker)."""
-    high = a + b
-    return high, b - (high - a)
-
-
-@jitable
-def _log_twice64(x: Any) -> Any:
-    """Return the logarithm of x > 0 as a sum of two numbers, good to 2**-64: infinite or NaN with x, -inf for 0."""
-    subnormal = x < 2.2250738585072014e-308
-    e, m = _split64(select(subnormal, x * 18014398509481984.0, x))
-    n = F64(e) - select(subnormal, 54.0, 0.0)
-    m = m - 1.0
-    # s = m / (2 + m), then log(1 + m) = 2 atanh(s) = 2 s + 2/3 s**3 + 2/5 s**5 + ...
-    divisor, divisor_low = _fast_two_sum(2.0, m)
-    s = m / divisor
-    s_low = (fma(-s, divisor, m) - s * divisor_low) / divisor
-    z, z_low = _two_product(s, s)
-    z_low = z_low + (s + s) * s_low
-    c, c_low = _fast_two_sum(0.6666666666666666, z * _atanh_tail64(z))
-    c_low = c_low + 3.700743415417188e-17
-    cube, cube_low = _two_product(s, z)
-    cube_low = cube_low + (s * z_low + s_low * z)
-    t, t_low = _two_product(cube, c)
-    t_low = t_low + (cube * c_low + cube_low * c)
-    a, a_low = _fast_two_sum(s + s, t)
-    a_low = a_low + (t_low + (s_low + s_low))
-    b, b_low = two_difference(n * 6.93147180369123816490e-01, -a)
-    high, low = _fast_two_sum(b, b_low + (a_low + n * 1.90821492927058770002e-10))
-    special = (x == 0.0) | (x == np.inf) | (x != x)
-    return select(special, select(x == 0.0, -np.inf, x), high), select(special, 0.0, low)
-
-
-def _log_to_base64(inverse: float, inverse_low: float) -> Any:
-    @jitable
-    def log_(x: Any) -> Any:
-        high, low = _log_twice64(x)
-        product, product_low = _two_product(high, inverse)
-        result = product + (product_low + (low * inverse + high * inverse_low))
-        # Infinities have no second part, and neither sign of what is below 0 has a logarithm.
-        return select(x < 0.0, np.nan, select(abs(high) == np.inf, high, result))
-
-    return log_
-
-
-_log2_64 = _log_to_base64(1.4426950408889634, 2.0355273740931033e-17)
-_log10_64 = _log_to_base64(0.4342944819032518, 1.098319650216765e-17)
-
-
-@jitable
-def _power_signs(x: Any, exponent: Any, power: Any) -> Any:
-    """Return x**exponent from |x|**exponent: IEEE 754-2019, 9.2.1."""
-    whole = np.floor(exponent) == exponent
-    half = exponent * 0.5
-    odd = whole & (np.floor(half) != half)
-    result = select(is_negative64(x) & odd, -power, power)
-    result = select((x < 0.0) & (x != -np.inf) & (not whole), np.nan, result)
-    one = (exponent == 0.0) | (x == 1.0) | ((x == -1.0) & (abs(exponent) == np.inf))
-    return select(one, 1.0, result)
-
-
-@jitable
-def _pow64(x: Any, exponent: Any) -> Any:
-    high, low = _log_twice64(abs(x))
-    product, product_low = _two_product(high, exponent)
-    product_low = product_low + low * exponent
-    clamped = _clamp(product, -746.0, 710.0)
-    n, p = _exp_parts64(clamped, select(clamped == product, product_low, 0.0))
-    return _power_signs(x, exponent, _scale64(p + 1.0, n))
-
-
-# log2(1 + m) / m for 1 + m in [sqrt(1/2), sqrt(2)), to 2**-35, and (2**r - 1) / r for r in [-1/2, 1/2], to 2**-28
-_log2_tail_for_pow32 = polynomial(
-    0.0773156735986556, -0.14279921692438646, 0.14475548322110565, -0.14316625777785158, 0.15876998897992586,
-    -0.18029971322120372, 0.2061753056841607, -0.24045320138673695, 0.2885372945631481, -0.3606736742060341,
-    0.48089836145612685, -0.7213475208729462, 1.4426950408679016,
-)  # fmt: skip
-_exp2_tail_for_pow32 = polynomial(
-    0.00015355063374901683, 0.001339881759275904, 0.009618432914143854, 0.055503326523239596, 0.24022647914711928,
-    0.6931472026802478,
-)  # fmt: skip
-
-
-@jitable
-def _pow32(x: Any, exponent: Any) -> Any:
-    """Compute in float64, where a float32 is never subnormal and its powers neither overflow nor underflow."""
-    base, power = F64(x), F64(exponent)
-    size = abs(base)
-    e, m = _split64(size)
-    m = m - 1.0
-    logarithm = select(size < np.inf, F64(e) + m * _log2_tail_for_pow32(m), size)
-    product = _clamp(select(size == 0.0, -np.inf, logarithm) * power, -500.0, 500.0)
-    shifted = product + ROUND64
-    r = product - (shifted - ROUND64)
-    scale = bits(I64((bits(shifted) - I64(0x4338000000000000) + 1023) << 52))
-    return F32(_power_signs(base, power, (r * _exp2_tail_for_pow32(r) + 1.0) * scale))
-
-
-_sinh32, _cosh32 = map(through_float64, (_sinh64, _cosh64))
-
-
-def _plain_log_to_base64(inverse: float) -> Any:
-    @jitable
-    def log_(x: Any) -> Any:
-        return _log64(x) * inverse
-
-    return log_
-
-
-_log2_32 = through_float64(_plain_log_to_base64(1 / math.log(2)))
-_log10_32 = through_float64(_plain_log_to_base64(1 / math.log(10)))
-
-
 # For float32 and for float64, by the names of `scalar_math`.
 IMPLEMENTATIONS: dict[str, tuple[Any, Any]] = {
     "exp": (_exp32, _exp64), "normal_exp": (_normal_exp32, _exp64), "expm1": (_expm1_32, _expm1_64),
-    "log": (_log32, _log64), "log1p": (_log1p32, _log1p64), "log2": (_log2_32, _log2_64),
-    "log10": (_log10_32, _log10_64), "logaddexp": (_logaddexp32, _logaddexp64), "pow": (_pow32, _pow64),
-    "sinh": (_sinh32, _sinh64), "cosh": (_cosh32, _cosh64), "tanh": (_tanh32, _tanh64),
+    "log": (_log32, log64), "log1p": (_log1p32, _log1p64), "logaddexp": (_logaddexp32, _logaddexp64),
+    "sinh": (through_float64(_sinh64), _sinh64), "cosh": (through_float64(_cosh64), _cosh64),
+    "tanh": (_tanh32, _tanh64),
     "erf": (_erf32, _erf64), "normal_cdf": (_normal_cdf32, _normal_cdf64), "sigmoid": (_sigmoid32, _sigmoid64),
-    **vector_trigonometry.IMPLEMENTATIONS,
 }  # fmt: skip
