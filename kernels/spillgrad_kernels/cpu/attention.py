@@ -1,7 +1,7 @@
-"""Scaled dot-product attention by tiles: the T x S matrix of weights never exists, so memory is linear in T and S.
+"""Scaled dot-product attention by tiles: it never holds the T x S matrix of weights, so memory is linear in T and S.
 
-A tile of scores stays in the L2 cache between the product that makes it and the products that use it, which read it
-where it lies, as it is or transposed. Scores are kept in powers of two: their exponential costs least.
+A tile of scores stays in the L2 cache between the product that computes it and the products that read it, without
+packing, also as its transpose. Scores are scaled to base 2, whose exponential is the cheapest.
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao, "FlashAttention-2: Faster
 Attention with Better Parallelism and Work Partitioning", 2023.
 """
@@ -25,25 +25,25 @@ from spillgrad_kernels.tables.reductions import maximum_of_any_zero
 from spillgrad_kernels.tables.scalar_math import normal_exp2, where
 from spillgrad_kernels.threads.dispatch import parallel_for
 
-# A tile of scores, queries x keys: both multiples of the micro-kernel's tile. At T = 2048 on a Zen 4 (1 MiB of L2) one
+# The sides of a tile of scores, both multiples of the micro-kernel's tile. At T = 2048 on a Zen 4 (1 MiB of L2), a tile
 # of 96 x 192 ran 5 % slower, one of 192 x 384 as fast.
 QUERIES = 96
 KEYS = 384
-# Queries that share one packing of the keys and values, in forward: a multiple of QUERIES.
+# Queries in forward for which keys and values are packed once: a multiple of QUERIES.
 _CHUNK = 12 * QUERIES
-# Tasks wanted where there are few heads: enough for many cores to share evenly.
+# Tasks into which few heads are cut, so that many cores share them evenly.
 TASKS = 32
-# Multiply-adds that take about 5 microseconds, below which a thread of its own does not pay.
+# Multiply-adds that pay for another thread: about 5 microseconds of work.
 GRAIN = 1 << 18
 # Rows of a head may lie a page apart, where no hardware prefetcher follows.
 _PREFETCHED_ROWS, _LINE_BYTES = 8, 64
-# What one iteration of a vectorised loop takes, unrolled: KEYS are a multiple of it.
+# Bytes per iteration of a vectorised and unrolled loop. KEYS elements are a multiple of it.
 _UNROLLED_BYTES = 4 * VECTOR_BYTES
 NO_MASK, CHOICE, BIAS = 0, 1, 2
 LOG2_E = 1 / math.log(2)
 
 
-# The loops over rows are functions of their own because LLVM vectorises them only there.
+# Each loop over a row is a function of its own: only there does LLVM vectorise it.
 @jit
 def _row_max(row: np.ndarray) -> float:
     largest = row.dtype.type(-np.inf)
@@ -54,7 +54,7 @@ def _row_max(row: np.ndarray) -> float:
 
 @jit(fastmath=REASSOCIATE)
 def _exponentials(row: np.ndarray, shift: float) -> float:
-    """Replace a row by powers of 2, less `shift` each; return their sum."""
+    """Replace each element x of a row by 2**(x - shift); return the sum."""
     total = row.dtype.type(0)
     for j in range(row.size):
         row[j] = normal_exp2(row[j] - shift)
@@ -83,7 +83,7 @@ def _drop_row(row: np.ndarray, words: np.ndarray, threshold: int, factor: float)
 
 @jit
 def pitch(like: np.ndarray, width: int) -> int:
-    """Return the bytes between rows of `width` elements: an odd number of vectors, spread evenly over the cache."""
+    """Return the bytes from row to row of `width` elements: an odd number of vectors, to spread rows over the cache."""
     return round_up(width, tile_columns(like)) * like.itemsize + VECTOR_BYTES  # type: ignore[no-any-return]
 
 
@@ -91,7 +91,7 @@ def pitch(like: np.ndarray, width: int) -> int:
 def load_rows(
     like: np.ndarray, rows: int, width: int, source: int, row: int, col: int, target: int, pitch: int, factor: float
 ) -> None:
-    """Copy `rows` rows times `factor` to contiguous ones `pitch` bytes apart; zeros fill them and the last tile up."""
+    """Copy rows times `factor` to contiguous rows `pitch` bytes apart; zeros fill the rows and the last tile."""
     size = like.itemsize
     padded = round_up(width, tile_columns(like))
     for r in range(round_up(rows, TILE_ROWS)):
@@ -116,7 +116,7 @@ def load_rows(
 def store_rows(
     like: np.ndarray, rows: int, width: int, source: int, pitch: int, target: int, row: int, col: int, factor: float
 ) -> None:
-    """Copy rows `pitch` bytes apart, times `factor`, to where a result has them."""
+    """Copy rows `pitch` bytes apart, times `factor`, to the rows of a result."""
     for r in range(rows):
         original = array_at(like, source + r * pitch, width)
         if col == like.itemsize:
@@ -128,8 +128,8 @@ def store_rows(
                 array_at(like, target + r * row + j * col, 1)[0] = original[j] * factor
 
 
-# In a tile whose first query is `ahead` positions after its first key, query i sees the keys up to i + ahead. Three
-# products leave out what no query of a micro-kernel's tile sees; without a causal mask `ahead` is all keys.
+# In a tile whose first query is `ahead` positions after its first key, query i sees the keys up to i + ahead. Products
+# skip the keys that no query of a micro-kernel's tile sees. Without a causal mask, `ahead` is the number of keys.
 
 
 @jit
@@ -137,7 +137,7 @@ def multiply_by_panels(
     like: np.ndarray, rows: int, columns: int, depth: int, a: int, a_row: int, panels: int, tile: int, tile_row: int,
     ahead: int,
 ) -> None:  # fmt: skip
-    """Set a tile to the product of rows of queries and packed panels of keys."""
+    """Set a tile to the product of queries' rows and the packed panels of keys."""
     size, width = like.itemsize, tile_columns(like)
     for j in range(0, columns, width):
         for i in range(0, rows, TILE_ROWS):
@@ -171,7 +171,7 @@ def apply_mask(
     like: np.ndarray, choice: np.ndarray, kind: int, rows: int, columns: int, tile: int, tile_row: int, mask: int,
     mask_row: int,
 ) -> None:  # fmt: skip
-    """Hide scores, or add to them, by the mask's rows from `mask` on."""
+    """Hide the scores that a mask hides, or add the mask to scores; its rows begin at address `mask`."""
     for r in range(rows):
         row = array_at(like, tile + r * tile_row, columns)
         if kind == CHOICE:
@@ -202,9 +202,9 @@ def drop(
 
 @jit
 def hide_rest(row: np.ndarray, visible: int, columns: int, hidden: float) -> int:
-    """Return how much of a row of scores to process; what of it is not visible is `hidden`, all beyond it 0.
+    """Return how many scores of a row to process; set those among them that are not visible to `hidden`, others to 0.
 
-    That is whole iterations of vectorised loops: what they leave over would be done one by one.
+    The number fills whole iterations of vectorised loops, which would process a remainder one by one.
     """
     visible = max(0, visible)
     processed: int = round_up(visible, _UNROLLED_BYTES // row.itemsize)
@@ -218,14 +218,14 @@ def _weigh(
     like: np.ndarray, rows: int, columns: int, tile: int, tile_row: int, means: int, means_row: int, value_width: int,
     largest: np.ndarray, total: np.ndarray, ahead: int,
 ) -> None:  # fmt: skip
-    """Turn scores into weights relative to each row's largest so far; where that grew, shrink the earlier mean."""
+    """Turn scores into weights relative to the row's largest score so far; where that grew, scale the mean so far."""
     zero, lowest = like.dtype.type(0), like.dtype.type(-np.inf)
     for r in range(rows):
         row = array_at(like, tile + r * tile_row, KEYS)
         processed = hide_rest(row, min(columns, r + 1 + ahead), columns, lowest)
         before = largest[r]
         now = maximum_of_any_zero(before, _row_max(row[:processed]))
-        # A row that holds only -inf so far: any finite shift gives its weights of 0, where inf - inf would not.
+        # While a row holds only -inf, a finite shift gives weights of 0; -inf itself would give NaN.
         shift = where(now == lowest, zero, now)
         added = _exponentials(row[:processed], shift)
         shrink = normal_exp2(before - shift)
@@ -243,7 +243,7 @@ def _forward(
     keys: int, width: int, value_width: int, chunk: int, scale: float, causal: bool, mask_kind: int, dropout: bool,
     threshold: int, kept_factor: float, seed: int, counter: int,
 ) -> None:  # fmt: skip
-    """Compute chunks of queries, numbered over all heads. Operands: q, k, v, out, lse, mask."""
+    """Compute chunks of queries, numbered over all heads. `places` and `strides` are of q, k, v, out, lse and mask."""
     size, number = empty.itemsize, empty.dtype.type
     chunks = (queries + chunk - 1) // chunk
     row_counters = (keys + 3) // 4
@@ -251,7 +251,7 @@ def _forward(
     q_row, q_col, k_row, k_col, v_row, v_col, out_row, out_col, lse_row, _, mask_row, _ = strides
     panels_bytes = round_up(KEYS * width * size, VECTOR_BYTES) + VECTOR_BYTES
     needed = chunk * (q_pitch + v_pitch) + KEYS * v_pitch + QUERIES * tile_row + panels_bytes + VECTOR_BYTES
-    # Addresses below point into this array, which is named to the end and so lives as long.
+    # The addresses below point into this array. It lives to the end of the function, which names it until then.
     like = np.empty(needed // size, empty.dtype)
     tile = round_up(np.intp(like.ctypes.data), VECTOR_BYTES)
     query_rows = tile + QUERIES * tile_row
@@ -263,7 +263,7 @@ def _forward(
     one, query_scale = number(1), number(scale * LOG2_E)
     for task in range(start, stop):
         head = task // chunks
-        # Under a causal mask the last chunks take longest: first come, they leave the short ones to even out.
+        # Under a causal mask, the last chunks take longest. They come first, so that short ones end the work evenly.
         first = (chunks - 1 - task % chunks) * chunk
         q, k, v, out, lse, mask = places[head]
         present = min(chunk, queries - first)
@@ -301,7 +301,7 @@ def _forward(
                 )
         for r in range(present):
             position = first + r
-            # No key seen: nothing to take a mean of.
+            # A query that sees no key has no mean.
             inverse = number(1 / total[r]) if total[r] != 0 else number(0)
             store_rows(
                 like, 1, value_width, means + r * v_pitch, v_pitch, out + position * out_row, out_row, out_col, inverse
@@ -319,11 +319,11 @@ def attention_forward(
     mask: np.ndarray | None = None,
     dropout: Dropout | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return softmax(scale q k^T + mask) v, and the logarithm of each query's sum of exponentials, for backward.
+    """Return softmax(scale q k^T + mask) v and, for backward, the logarithm of each query's sum of exponentials.
 
-    Causal: query i sees the keys up to i. A query that sees no key gives 0.
+    With `causal`, query i sees the keys up to i. The result of a query that sees no key is 0.
     Shapes: q (..., T, D), k (..., S, D), v (..., S, E); out (..., T, E), lse (..., T). Any strides. The mask broadcasts
-    to (..., T, S): bool, True where a key takes part, or numbers to add.
+    to (..., T, S); it is bool, True for keys to see, or numbers to add to scores.
     Raises ValueError for shapes and TypeError for dtypes that do not fit.
     """
     q, k, v = checked(q, k, v)
@@ -362,14 +362,14 @@ def checked(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np
 
 
 def checked_mask(mask: np.ndarray | None, lse: np.ndarray, keys: int) -> tuple[np.ndarray, int]:
-    """Return the mask as (..., T, S) with contiguous rows, and its kind; where there is none, an array never read."""
+    """Return the mask as (..., T, S) with contiguous rows, and its kind. For no mask, return an array to ignore."""
     if mask is None:
         return lse[..., None], NO_MASK
     if mask.dtype not in (np.bool_, lse.dtype):
         raise TypeError(f"attention: got a mask of {mask.dtype}; wanted bool or {lse.dtype} as of q; convert")
     shape = (*lse.shape, keys)
     try:
-        # Only what repeats along keys is copied: the kernel reads rows.
+        # The kernel reads contiguous rows, so a mask that repeats along keys is copied.
         if mask.shape[-1:] != (keys,):
             mask = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, (keys,)))
         if mask.strides[-1] != mask.itemsize or not mask.flags.aligned:
@@ -380,7 +380,7 @@ def checked_mask(mask: np.ndarray | None, lse: np.ndarray, keys: int) -> tuple[n
 
 
 def empty_in_order_of(array: np.ndarray, width: int) -> np.ndarray:
-    """Return an empty (..., width) array whose other dimensions lie in memory in the order of those of `array`."""
+    """Return an empty (..., width) array, whose other dimensions have the order in memory of those of `array`."""
     lead = array.shape[:-1]
     order = sorted(range(len(lead)), key=lambda axis: -abs(array.strides[axis]))
     ordered = buffers.empty((*(lead[axis] for axis in order), width), array.dtype)
@@ -388,9 +388,10 @@ def empty_in_order_of(array: np.ndarray, width: int) -> np.ndarray:
 
 
 def common_operands(*operands: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return two empty arrays of the operands' dtypes, and where matrices lie.
+    """Return what kernels need to find matrices.
 
-    That is the address of each operand's matrix for every head, and the bytes between rows and columns of each.
+    That is an empty array of the operands' dtype, an empty one of bool, the address of each operand's matrix for every
+    head, and the bytes between the rows and between the columns of each operand.
     """
     starts = np.array([operand.ctypes.data for operand in operands], np.int64)
     strides = np.array([stride for operand in operands for stride in operand.strides[-2:]], np.int64)

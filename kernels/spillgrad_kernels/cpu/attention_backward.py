@@ -1,4 +1,4 @@
-"""The gradients of scaled dot-product attention, by tiles as in the forward pass: see `attention.py`."""
+"""The gradients of scaled dot-product attention, by the tiles of the forward pass (see `attention.py`)."""
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from spillgrad_kernels.threads.dispatch import parallel_for
 
 @jit
 def _score_gradients(weights: np.ndarray, grads: np.ndarray, normalizer: float, mean_grad: float) -> None:
-    """Turn scores into weights, and gradients by weights into gradients by scores."""
+    """Turn scores into weights, and the gradients of weights into gradients of scores."""
     for j in range(weights.size):
         weights[j] = normal_exp2(weights[j] - normalizer)
         grads[j] = weights[j] * (grads[j] - mean_grad)
@@ -50,7 +50,7 @@ def _add_transposed_product(
     like: np.ndarray, rows: int, columns: int, width: int, tile: int, tile_row: int, b: int, b_row: int, c: int,
     c_row: int, ahead: int,
 ) -> None:  # fmt: skip
-    """Add to `columns` rows of C the product of a tile's transpose and `rows` rows of B."""
+    """Add the product of a tile's transpose and `rows` rows of B to `columns` rows of C."""
     size = like.itemsize
     for j in range(0, width, tile_columns(like)):
         for i in range(0, columns, TILE_ROWS):
@@ -69,10 +69,10 @@ def _backward(
     keys: int, width: int, value_width: int, parts: int, scale: float, causal: bool, mask_kind: int, dropout: bool,
     threshold: int, kept_factor: float, seed: int, counter: int, dq_offsets: np.ndarray,
 ) -> None:  # fmt: skip
-    """Compute gradients of heads, or of parts of them: every `parts`-th block of keys.
+    """Compute the gradients of parts of heads: a part is every `parts`-th block of a head's keys.
 
-    Operands: grad_out, q, k, v, out, lse, mask, dq, dk, dv. Parts add to gradients by q of their own, `dq_offsets`
-    bytes after the first. Every gradient is a sum of tiles in ascending order.
+    `places` and `strides` are of grad_out, q, k, v, out, lse, mask, dq, dk and dv. Each part has its own gradient of q,
+    `dq_offsets` bytes after the first. Every gradient is a sum of tiles in ascending order.
     """
     size, number = empty.itemsize, empty.dtype.type
     key_blocks = (keys + KEYS - 1) // KEYS
@@ -83,7 +83,7 @@ def _backward(
     k_panels_bytes = round_up(KEYS * width * size, VECTOR_BYTES) + VECTOR_BYTES
     v_panels_bytes = round_up(KEYS * value_width * size, VECTOR_BYTES) + VECTOR_BYTES
     needed = 2 * QUERIES * tile_row + (2 * QUERIES + 2 * KEYS) * q_pitch + (QUERIES + KEYS) * v_pitch
-    # Addresses below point into this array, which is named to the end and so lives as long.
+    # The addresses below point into this array. It lives to the end of the function, which names it until then.
     like = np.empty((needed + k_panels_bytes + v_panels_bytes + VECTOR_BYTES) // size, empty.dtype)
     weights = round_up(np.intp(like.ctypes.data), VECTOR_BYTES)
     grads = weights + QUERIES * tile_row
@@ -108,7 +108,7 @@ def _backward(
             load_rows(like, rows, value_width, out + q0 * out_row, out_row, out_col, value_grads, v_pitch, one)
             for r in range(rows):
                 normalizer = array_at(like, lse + (q0 + r) * lse_row, 1)[0]
-                # A query that sees no key has weights of 0: minus infinity would be subtracted from itself.
+                # The normalizer of a query that sees no key is -inf. With inf in its place, weights are 0, not NaN.
                 normalizers[q0 + r] = normalizer * number(LOG2_E) if normalizer != -np.inf else number(np.inf)
                 mean_grads[q0 + r] = row_dot(
                     array_at(like, grad_rows + r * v_pitch, value_width),
@@ -169,7 +169,7 @@ def _backward(
                     np.bool_(True), ahead,
                 )  # fmt: skip
                 store_rows(like, rows, width, query_grads, q_pitch, query_grad, dq_row, dq_col, one)
-            # The rows of q were scaled for powers of two.
+            # The rows of q were scaled to base 2.
             store_rows(like, columns, width, key_grads, q_pitch, dk + k0 * dk_row, dk_row, dk_col, number(1 / LOG2_E))
             store_rows(like, columns, value_width, value_grads, v_pitch, dv + k0 * dv_row, dv_row, dv_col, one)
 
@@ -203,7 +203,7 @@ def attention_backward(
     grad_out, out = aligned(grad_out), aligned(out)
     mask, mask_kind = checked_mask(mask, lse, keys)
     heads = lse.size // queries
-    # The number of parts must not depend on the number of threads, or results would.
+    # If the number of parts depended on the number of threads, results would too.
     parts = max(1, min(TASKS // heads, -(-keys // KEYS)))
     dq_parts = [empty_in_order_of(q, width) for _ in range(parts)]
     parallel_for(

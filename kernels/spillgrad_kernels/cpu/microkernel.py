@@ -1,9 +1,7 @@
-"""The inner loops of the matrix product, as LLVM vector code: the auto-vectoriser reaches under half their speed.
+"""The inner loops of the matrix product, as LLVM vector code: its auto-vectoriser reaches under half their speed.
 
-Memory is addressed by integers, so that one machine code serves every layout. Each function takes `like`, an array of
-which only the dtype counts: that of A and B, and of C unless it is `BFLOAT16_PAIR`. Such an element holds two bfloat16
-numbers, the first in its low half. The product of two elements is the sum of both halves' products in float32, which
-is then the dtype of C. With `NUMBA_DISABLE_JIT=1` plain NumPy functions stand in.
+Memory is addressed by integers, so that one machine code serves every layout. `like` tells the dtype, as in
+`product_tile.py`. With `NUMBA_DISABLE_JIT=1`, plain NumPy functions take the place of LLVM's code.
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
@@ -24,14 +22,15 @@ from spillgrad_kernels.cpu.product_tile import (
 from spillgrad_kernels.cpu.vector_instructions import Emitter, prefetch_line
 from spillgrad_kernels.jit.compile import DISABLE_JIT, cgutils, intrinsic, types
 
-# Where A lies strided, its rows are read from this many pointers at few distances: one a row would not fit registers.
+# Rows of a strided A are read through this many pointers, each for rows at few distances. A pointer per row would need
+# too many registers.
 _POINTERS = 2
 
 
 if DISABLE_JIT:
 
     def _numbers(array: np.ndarray) -> np.ndarray:
-        """Return the halves of pairs along the first axis, as floats; other numbers as they are."""
+        """Return pairs as their halves along the first axis, in float32; return other numbers unchanged."""
         if array.dtype != BFLOAT16_PAIR:
             return array
         halves = np.stack([array << np.uint32(16), array & np.uint32(0xFFFF0000)], 1)
@@ -40,15 +39,15 @@ if DISABLE_JIT:
     def multiply_panels(
         like: np.ndarray, k: int, a: int, b: int, b_row: int, c: int, c_row: int, addend: int, addend_row: int
     ) -> None:
-        """Set one tile of C to the product of a packed panel of A and `k` rows of B, plus a tile at `addend` unless 0.
+        """Set a tile of C to the product of a packed panel of A and `k` rows of B, plus a tile at `addend` unless 0.
 
-        Rows of B, C and the addend are `b_row`, `c_row` and `addend_row` bytes apart.
+        Rows of B, C and the addend lie `b_row`, `c_row` and `addend_row` bytes apart.
         """
         columns = tile_columns(like)
         rows = _numbers(np.stack([array_at(like, b + i * b_row, columns) for i in range(k)]))
         product = np.zeros((TILE_ROWS, columns), rows.dtype)
         for elements, row in zip(_numbers(array_at(like, a, k * TILE_ROWS).reshape(k, -1)), rows, strict=True):
-            product += elements[:, None] * row  # in the order of k, as `multiply_in_place`: BLAS has one of its own
+            product += elements[:, None] * row  # in the order of k, as in `multiply_in_place`; BLAS has another order
         for i in range(TILE_ROWS):
             added = array_at(sums_of(like), addend + i * addend_row, columns) if addend else 0
             array_at(sums_of(like), c + i * c_row, columns)[:] = added + product[i]
@@ -57,7 +56,7 @@ if DISABLE_JIT:
         like: np.ndarray, rows: int, columns: int, k: int, a: int, a_row: int, a_col: int, b: int, b_row: int,
         c: int, c_row: int, addend: int, addend_row: int,
     ) -> None:  # fmt: skip
-        """Do as `multiply_panels` for at most one tile, A and B where they lie; rows but of A have no gaps."""
+        """Do as `multiply_panels` for at most one tile, without packing A and B. Only rows of A may have gaps."""
         for i in range(rows):
             total = np.zeros(columns, like.dtype)
             for d in range(k):
@@ -70,19 +69,19 @@ if DISABLE_JIT:
         like: np.ndarray, k: int, a: int, a_row: int, a_col: int, b: int, b_row: int, c: int, c_row: int,
         addend: int, addend_row: int,
     ) -> None:  # fmt: skip
-        """Do as `multiply_panels` with A read through any strides."""
+        """Do as `multiply_panels` for an A of any strides, without packing it."""
         columns = tile_columns(like)
         multiply_in_place(like, TILE_ROWS, columns, k, a, a_row, a_col, b, b_row, c, c_row, addend, addend_row)
 
     def prefetch(address: int) -> None:
-        """Ask for the cache line at `address`, which need not be readable."""
+        """Load the cache line at `address` into the cache; the address need not be valid."""
 
     def copy_tile_line(like: np.ndarray, width: int, source: int, target: int) -> None:
-        """Copy `width` consecutive elements; `width` is a tile's rows or columns."""
+        """Copy `width` consecutive elements; `width` is the number of rows or of columns of a tile."""
         array_at(like, target, width)[:] = array_at(like, source, width)
 
     def transpose_block(like: np.ndarray, source: int, stride: int, rows: int, target: int, width: int) -> None:
-        """Copy `rows` runs of a vector, `stride` bytes apart, to columns `width` elements apart, padded with zeros."""
+        """Transpose `rows` vectors, `stride` bytes apart, into columns `width` elements apart, filled up with zeros."""
         lanes = VECTOR_BYTES // like.itemsize
         block = np.zeros((lanes, lanes), like.dtype)
         for i in range(rows):
@@ -97,9 +96,9 @@ else:
         typing_context: Any, like: Any, k: Any, a: Any, b: Any, b_row: Any, c: Any, c_row: Any, addend: Any,
         addend_row: Any,
     ) -> Any:  # fmt: skip
-        """Set one tile of C to the product of a packed panel of A and `k` rows of B, plus a tile at `addend` unless 0.
+        """Set a tile of C to the product of a packed panel of A and `k` rows of B, plus a tile at `addend` unless 0.
 
-        Rows of B, C and the addend are `b_row`, `c_row` and `addend_row` bytes apart. Each element is one chain of
+        Rows of B, C and the addend lie `b_row`, `c_row` and `addend_row` bytes apart. An element of C is a chain of
         multiply-adds in the order of k, and one addition.
         """
 
@@ -107,7 +106,7 @@ else:
             _, k, a, b, b_row, c, c_row, addend, addend_row = arguments
             emit = Emitter(builder, like.dtype)
             integer = k.type
-            # The tile of C is needed only at the end: fetch it into the cache meanwhile.
+            # The tile of C is needed only at the end. Meanwhile it is loaded into the cache.
             for i in range(TILE_ROWS):
                 row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
                 prefetch_line(builder, row, to_write=True)
@@ -126,7 +125,7 @@ else:
         typing_context: Any, like: Any, k: Any, a: Any, a_row: Any, a_col: Any, b: Any, b_row: Any, c: Any, c_row: Any,
         addend: Any, addend_row: Any,
     ) -> Any:  # fmt: skip
-        """Do as `multiply_panels` with A read through any strides."""
+        """Do as `multiply_panels` for an A of any strides, without packing it."""
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             _, k, a, a_row, a_col, b, b_row, c, c_row, addend, addend_row = arguments
@@ -146,7 +145,7 @@ else:
 
     @intrinsic
     def prefetch(typing_context: Any, address: Any) -> Any:
-        """Ask for the cache line at `address`, which need not be readable."""
+        """Load the cache line at `address` into the cache; the address need not be valid."""
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             prefetch_line(builder, arguments[0], to_write=False)
@@ -159,9 +158,9 @@ else:
         typing_context: Any, like: Any, rows: Any, columns: Any, k: Any, a: Any, a_row: Any, a_col: Any, b: Any,
         b_row: Any, c: Any, c_row: Any, addend: Any, addend_row: Any,
     ) -> Any:  # fmt: skip
-        """Do as `multiply_panels` for at most one tile, A and B where they lie; rows but of A have no gaps.
+        """Do as `multiply_panels` for at most one tile, without packing A and B. Only rows of A may have gaps.
 
-        `rows` and `columns` are at least 1. Sums as in `multiply_panels`, to the bit.
+        `rows` and `columns` are at least 1. Sums equal those of `multiply_panels` to the bit.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -171,8 +170,8 @@ else:
             adds = cgutils.is_not_null(builder, addend)
 
             def multiply(tile_rows: int, vectors: int) -> None:
-                """Write the code for at most so many rows and vectors."""
-                # Rows that are not there are computed from the last one and not stored.
+                """Write the code for at most `tile_rows` rows and `vectors` vectors."""
+                # In place of missing rows, the last one is computed again and not stored.
                 last = builder.sub(rows, ir.Constant(integer, 1))
                 present = [builder.icmp_signed("<", ir.Constant(integer, i), rows) for i in range(tile_rows)]
                 nearest = [builder.select(flag, ir.Constant(integer, i), last) for i, flag in enumerate(present)]
@@ -181,7 +180,7 @@ else:
                 masks = [emit.first_lanes(count) for count in counts]
 
                 def b_at(pb: Any, j: int) -> Any:
-                    # Where rows are long, no processor foresees that the next tile begins beside this one.
+                    # The next tile begins beside this one. Where rows are long, no hardware prefetcher foresees that.
                     prefetch_line(builder, emit.shifted(pb, (j + vectors) * emit.lanes), to_write=False)
                     return emit.load_some(emit.shifted(pb, j * emit.lanes), masks[j])
 
@@ -199,7 +198,7 @@ else:
                             emit.store_some(total, emit.shifted(row, j * emit.lanes), masks[j])
 
             def multiply_lower(heights: list[int]) -> None:
-                """Write the code for the lowest of the tiles that has enough rows."""
+                """Write the code that chooses the lowest tile with enough rows."""
                 is_narrow = builder.icmp_signed("<=", columns, ir.Constant(integer, emit.lanes))
                 if len(heights) > 1:
                     is_low = builder.icmp_signed("<=", rows, ir.Constant(integer, heights[0]))
@@ -222,7 +221,7 @@ else:
 
     @intrinsic
     def copy_tile_line(typing_context: Any, like: Any, width: Any, source: Any, target: Any) -> Any:
-        """Copy `width` consecutive elements; `width` is a tile's rows or columns."""
+        """Copy `width` consecutive elements; `width` is the number of rows or of columns of a tile."""
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             _, width, source, target = arguments
@@ -240,9 +239,9 @@ else:
     def transpose_block(
         typing_context: Any, like: Any, source: Any, stride: Any, rows: Any, target: Any, width: Any
     ) -> Any:
-        """Copy `rows` runs of a vector, `stride` bytes apart, to columns `width` elements apart, padded with zeros.
+        """Transpose `rows` vectors, `stride` bytes apart, into columns `width` elements apart, filled up with zeros.
 
-        Columns are stored in ascending order, each a full vector: if `width` is less, the next overwrites the excess.
+        Columns are stored in ascending order, each as a full vector. If that exceeds `width`, the next overwrites it.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

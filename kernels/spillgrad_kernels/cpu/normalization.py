@@ -1,7 +1,7 @@
 """Softmax, layer normalization and root-mean-square normalization, forward and backward, row by row.
 
-A row is read from memory once: the passes over it after the first find it in the first-level cache. What the first
-pass over the next row finds, kernels ask for while this row's sum and division are under way: a tenth less time.
+A row is read from memory once: later passes find it in the first-level cache. Kernels start the first pass over the
+next row while the sum and the division of this row are under way, which takes a tenth less time.
 """
 
 import math
@@ -17,25 +17,25 @@ from spillgrad_kernels.tables.reductions import larger_number
 from spillgrad_kernels.tables.scalar_math import normal_exp
 from spillgrad_kernels.threads.dispatch import parallel_for
 
-# Elements worth a thread of their own: 3 to 6 microseconds of work.
+# Elements that pay for another thread: 3 to 6 microseconds of work.
 _GRAIN_ELEMENTS = 1 << 13
-# A tile to transpose: few enough rows that their lines, 4 KiB apart in a power of two, keep to one set of the cache.
+# A tile to transpose. Rows a power of two apart share a set of the cache; so few of them fit it.
 _TILE_ROWS, _TILE_COLUMNS = 8, 16
-# Partial sums of parameter gradients per call: enough units of work for many cores, few enough to add up quickly.
+# Partial sums of parameters' gradients per call: units of work for many cores, which are still added up quickly.
 _MAX_PARTIALS = 64
 _MIN_ROWS_PER_PARTIAL = 16
-# Where in a page they begin, by parameter. Processors tell a load from an earlier store by the low 12 bits of addresses
-# first, and what goes into the sums begins at 0 where a row fills pages: loads would wait, for up to half the time.
+# Where in a page partial sums begin, for each parameter. Processors first compare a load with earlier stores by the low
+# 12 bits of their addresses. Rows that fill pages begin at 0. If sums did too, loads would wait up to half the time.
 _PAGE_BYTES, _WEIGHT_OFFSET_BYTES, _BIAS_OFFSET_BYTES = 4096, 1344, 2688
 
 
-# Part of the kernel that calls it: rows are short enough for calls to count.
+# Inlined into the kernel: rows are so short that calls would take time.
 _inlined = register_jitable(error_model="numpy", fastmath=REASSOCIATE, forceinline=True)
 
 
 @_inlined
 def _largest_number(row: Any) -> Any:
-    """Return the largest value of a row, and any if it holds NaN, which its exponentials and their sum then are."""
+    """Return the largest value of a row. If the row holds NaN, any value does: the sum of exponentials is NaN."""
     largest = row.dtype.type(-np.inf)
     for j in range(row.size):
         largest = larger_number(largest, row[j])
@@ -53,7 +53,7 @@ def _run_exponentials(x: Any, shift: Any, out: Any) -> Any:
 
 @_inlined
 def _row_exponentials(x: Any, shift: Any, out: Any) -> Any:
-    """Write exp(x - shift) of a row; return their sum."""
+    """Write exp(x - shift) for each x of a row; return their sum."""
     total = np.float64(0.0)
     for j in range(0, x.size, RUN):
         total += _run_exponentials(x[j : j + RUN], shift, out[j : j + RUN])
@@ -106,7 +106,7 @@ def _log_softmax_backward(start: int, stop: int, grad: Any, result: Any, out: An
 
 @jit
 def _swap(start: int, stop: int, a: Any, out: Any, n: int, inner: int) -> None:
-    """Transpose matrices of n rows and `inner` columns, in tiles whose lines fit the first-level cache."""
+    """Transpose matrices of n rows and `inner` columns, in tiles that fit the first-level cache."""
     strips = (inner + _TILE_COLUMNS - 1) // _TILE_COLUMNS
     for unit in range(start, stop):
         matrix, column = unit // strips * n * inner, unit % strips * _TILE_COLUMNS
@@ -120,7 +120,7 @@ def _swap(start: int, stop: int, a: Any, out: Any, n: int, inner: int) -> None:
 
 
 def _swapped(a: np.ndarray, outer: int, n: int, inner: int) -> np.ndarray:
-    """Return an (outer, n, inner) array as rows of n: contiguous, of shape (outer * inner, n)."""
+    """Return an (outer, n, inner) array as contiguous rows, of shape (outer * inner, n)."""
     out = buffers.empty((outer * inner, n), a.dtype)
     grain = -(-_GRAIN_ELEMENTS // max(n * _TILE_COLUMNS, 1))
     strips = outer * -(-inner // _TILE_COLUMNS)
@@ -134,7 +134,7 @@ def _row_by_row(kernel: Any, axis: int, *operands: np.ndarray) -> np.ndarray:
     outer, n, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     if inner == 1:
         rows = [np.ascontiguousarray(operand).reshape(outer, n) for operand in operands]
-    else:  # NumPy's own copy of a transposed array takes ten times as long as the kernel
+    else:  # NumPy's copy of a transposed array takes ten times as long as this kernel
         rows = [_swapped(operand, outer, n, inner) for operand in operands]
     out = buffers.empty((outer * inner, n), operands[0].dtype)
     parallel_for(kernel, out.shape[0], _grain(n), *rows, out)
@@ -153,19 +153,19 @@ def softmax(a: np.ndarray, axis: int) -> np.ndarray:
 
 @on_device("normalization")
 def softmax_backward(grad: np.ndarray, result: np.ndarray, axis: int) -> np.ndarray:
-    """Return the gradient of `softmax` by its input; `result` is what softmax returned."""
+    """Return the gradient of `softmax` by its input; `result` is its result."""
     return _row_by_row(_softmax_backward, axis, grad, result)
 
 
 @on_device("normalization")
 def log_softmax(a: np.ndarray, axis: int) -> np.ndarray:
-    """Return log(softmax(a)) along `axis`, accurate where softmax itself underflows."""
+    """Return log(softmax(a)) along `axis`, accurate even where softmax underflows."""
     return _row_by_row(_log_softmax, axis, a)
 
 
 @on_device("normalization")
 def log_softmax_backward(grad: np.ndarray, result: np.ndarray, axis: int) -> np.ndarray:
-    """Return the gradient of `log_softmax` by its input; `result` is what log_softmax returned."""
+    """Return the gradient of `log_softmax` by its input; `result` is its result."""
     return _row_by_row(_log_softmax_backward, axis, grad, result)
 
 
@@ -273,7 +273,7 @@ def _rms_norm_backward(
 
 
 def _parameter(value: np.ndarray | None, n: int, dtype: Any, default: float) -> np.ndarray:
-    """Return a weight or bias as n contiguous numbers; where there is none, those that change nothing."""
+    """Return a weight or bias as n contiguous numbers, by default `default`."""
     return np.full(n, default, dtype) if value is None else np.ascontiguousarray(value).reshape(n)
 
 
@@ -282,12 +282,12 @@ def _normalized_rows(a: np.ndarray, n: int) -> np.ndarray:
 
 
 def _rows_per_partial(rows: int) -> int:
-    """Depend on the shape only, so that sums over rows do not depend on the number of threads."""
+    """Return the rows of a partial sum. If their number depended on the threads, sums would too."""
     return max(_MIN_ROWS_PER_PARTIAL, -(-rows // _MAX_PARTIALS))
 
 
 def _partial_sums(partials: int, n: int, dtype: Any, offset_bytes: int) -> np.ndarray:
-    """Return rows for sums of n numbers, which begin so far into a page each and end in unused ones."""
+    """Return rows for sums of n numbers. Each begins at an offset into a page, and the rest of its pages is unused."""
     page, offset = _PAGE_BYTES // dtype.itemsize, offset_bytes // dtype.itemsize
     pitch = -(-n // page) * page
     return buffers.empty((partials * pitch + page,), dtype)[offset : offset + partials * pitch].reshape(partials, pitch)
@@ -297,7 +297,7 @@ def _partial_sums(partials: int, n: int, dtype: Any, offset_bytes: int) -> np.nd
 def layer_norm(
     a: np.ndarray, n: int, weight: np.ndarray | None, bias: np.ndarray | None, eps: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (out, mean, rstd): each row of the last n elements at mean 0 and variance 1, then times weight plus bias.
+    """Return (out, mean, rstd): rows of n elements, normalized to mean 0 and variance 1, times weight, plus bias.
 
     Shapes: out as `a`; weight and bias of n elements; mean and rstd (rows,).
     Source: Ba et al. 2016, "Layer normalization".
@@ -315,7 +315,7 @@ def layer_norm(
 def layer_norm_backward(
     grad: np.ndarray, a: np.ndarray, weight: np.ndarray | None, mean: np.ndarray, rstd: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (da, dweight, dbias); the last two flat and also defined where the forward pass had no weight or bias.
+    """Return (da, dweight, dbias). The last two are flat, and are computed also where weight or bias is None.
 
     Shapes: grad and da as `a`; mean and rstd (rows,) as `layer_norm` returned them; dweight and dbias (n,).
     """
@@ -335,7 +335,7 @@ def layer_norm_backward(
 
 @on_device("normalization")
 def rms_norm(a: np.ndarray, n: int, weight: np.ndarray | None, eps: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return (out, rstd): each row of the last n elements scaled to mean square 1, then the weight.
+    """Return (out, rstd): rows of n elements, scaled to mean square 1, times weight.
 
     Shapes: out as `a`; weight of n elements; rstd (rows,).
     Source: Zhang & Sennrich 2019, "Root mean square layer normalization".
@@ -351,7 +351,7 @@ def rms_norm(a: np.ndarray, n: int, weight: np.ndarray | None, eps: float) -> tu
 def rms_norm_backward(
     grad: np.ndarray, a: np.ndarray, weight: np.ndarray | None, rstd: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (da, dweight); dweight is flat and also defined where the forward pass had no weight.
+    """Return (da, dweight). dweight is flat, and is computed also where weight is None.
 
     Shapes: grad and da as `a`; rstd (rows,) as `rms_norm` returned it; dweight (n,).
     """

@@ -1,4 +1,4 @@
-"""Optimizer updates in place, one pass over memory for all arrays together, and the norm for gradient clipping."""
+"""Optimizer updates in place, in one pass over the memory of all arrays; and sums of squares, to clip gradients."""
 
 import functools
 import itertools
@@ -28,9 +28,9 @@ from spillgrad_kernels.threads.dispatch import Kernel, parallel_for
 
 __all__ = ["adam", "adamw", "lion", "run", "scaled", "sgd", "sums_of_squares"]
 
-# Elements per unit of work: a multiple of every vector width, so that only the last unit has a tail.
+# Elements of a unit of work. They fill whole vectors, so that only the last unit has a remainder.
 _CHUNK = 4096
-# Elements worth a thread of their own: 3 to 6 microseconds of work.
+# Elements that pay for another thread: 3 to 6 microseconds of work.
 _GRAIN = 2 * _CHUNK
 
 
@@ -87,7 +87,7 @@ _LOOPS = {
 def _over_arrays(loop: Any) -> Kernel:
     """Return the kernel that runs a formula's loop over chunks of many arrays.
 
-    Rows of `table`: the first of the array's chunks, its size, and the ids of four arrays.
+    A row of `table` holds a parameter's first chunk, its size, and the ids of four arrays.
     """
 
     def kernel(start: int, stop: int, like: Any, table: Any, numbers: Any) -> None:
@@ -122,12 +122,12 @@ def run(updates: Iterable[Update]) -> None:
     for (formula, dtype), group in groups.items():
         rows, chunks, elements = [], 0, 0
         for _, param, grad, state, _ in group:
-            # In place of a state that a formula has not, its loop gets the gradient, which it does not read.
+            # In place of a state that the formula lacks, its loop gets the gradient, and does not read it.
             first, second = (*state, grad, grad)[:2]
             rows.append((chunks, param.size, id(param), id(grad), id(first), id(second)))
             chunks += -(-param.size // _CHUNK)
             elements += param.size
-        # In the arrays' own dtype, since a float64 number would make the whole loop float64.
+        # Numbers have the dtype of the arrays. A float64 number would make the whole loop float64.
         numbers = np.array([update.numbers for update in group], dtype)
         grain = max(1, chunks * _GRAIN // elements)
         parallel_for(
@@ -154,7 +154,7 @@ def _sums_of_squares(start: int, stop: int, like: Any, table: Any, partials: Any
 
 @on_device("optim")
 def sums_of_squares(arrays: Sequence[np.ndarray]) -> list[float]:
-    """Return the sum of the squared elements of each array, accumulated in float64; all have one dtype."""
+    """Return the sum of the squared elements of each array, added up in float64; all arrays have one dtype."""
     flat = [np.ascontiguousarray(a) for a in arrays]
     if not flat:
         return []

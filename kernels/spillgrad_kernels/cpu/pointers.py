@@ -1,8 +1,8 @@
-"""The memory of NumPy arrays by its address: one machine code serves every layout, and an integer costs a call least.
+"""The memory of NumPy arrays by its address. One machine code serves every layout, and integers are cheap to pass.
 
-Nothing checks an address or an id. Who passes one sees to it that the array lives as long as the call, has the dtype it
-is read as, in this machine's byte order and at addresses its elements are aligned to, and is writeable where it is
-written.
+No function here checks an address or an id. The caller ensures that the array lives as long as the call, and that it
+has the dtype that the kernel reads, in this machine's byte order. Its elements must be aligned, and writeable where the
+kernel writes.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ _INT64 = np.zeros(1, np.int64)
 
 @jit
 def data_of(array_id: int) -> int:
-    """Return the address of the first element of the array with an id."""
+    """Return the address of the first element of the NumPy array with this id."""
     return load(array_id, DATA_FIELD // WORD_BYTES)
 
 
@@ -43,7 +43,7 @@ if DISABLE_JIT:
     row_at = array_at
 
     def words_on_stack(count: int) -> Any:
-        """Return what gives a kernel so many int64 of scratch memory, until the kernel returns."""
+        """Return a function for kernels, which returns `count` int64 of scratch memory until the kernel ends."""
         return lambda: np.empty(count, np.int64)
 
     def element(row: Any, i: int) -> Any:
@@ -62,9 +62,9 @@ else:
 
     @intrinsic
     def row_at(typing_context: Any, like: Any, address: Any, count: Any) -> Any:
-        """Return the `count` elements at `address`, of the dtype of `like`, for `element` and `set_element` alone.
+        """Return the `count` elements at `address`, of the dtype of `like`, for `element` and `set_element`.
 
-        It is no more than the address: a loop over it compiles in two thirds of the time that one over an array takes.
+        It is only an address. A loop over it compiles in two thirds of the time that a loop over an array takes.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -98,7 +98,7 @@ else:
         return carray(row_at(like, address, count), count)
 
     def words_on_stack(count: int) -> Any:
-        """Return what gives a kernel so many int64 of scratch memory, until the kernel returns."""
+        """Return a function for kernels, which returns `count` int64 of scratch memory until the kernel ends."""
 
         @intrinsic
         def address(typing_context: Any) -> Any:
@@ -108,16 +108,16 @@ else:
 
             return types.int64(), codegen
 
-        @register_jitable(inline="always")  # the memory is the function's in which `address` stands
+        @register_jitable(inline="always")  # the memory belongs to the function that contains `address`
         def words() -> Any:
             return array_at(_INT64, address(), count)
 
         return words
 
-    # Of (target, source, count): half the time of a loop over a row of an image.
+    # copy_bytes(target, source, count) takes half the time of a loop over a row of an image.
     copy_bytes = c_function("memcpy", 3)
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
-    """Return `array`, or a copy if its elements lie at odd addresses, as in packed records."""
+    """Return `array`, or a copy if its elements are not aligned, as in packed records."""
     return array if array.flags.aligned else array.copy()

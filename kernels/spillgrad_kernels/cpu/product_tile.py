@@ -1,8 +1,8 @@
-"""The tile of a matrix product: how large it is on this processor, and the dtypes of its numbers and sums.
+"""The tile of a matrix product: its size on this processor, and the dtypes of its numbers and sums.
 
-Functions take `like`, an array of which only the dtype counts: that of A and B, and of C unless it is `BFLOAT16_PAIR`.
-Such an element holds two bfloat16 numbers, the first in its low half. The product of two elements is the sum of both
-halves' products in float32, which is then the dtype of C.
+Functions take `like`, an array of which only the dtype counts. It is the dtype of A and B, and of C unless it is
+`BFLOAT16_PAIR`. An element of that dtype holds two bfloat16 numbers, the first in its low half. The product of two such
+elements is the sum of the products of their halves, in float32, which is then the dtype of C.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from spillgrad_kernels.jit.compile import DISABLE_JIT, intrinsic, overload, type
 
 
 def _tile_of_host() -> tuple[int, int]:
-    """Return the bytes of a vector register, and the rows of a tile: it must fit the registers beside a row of B."""
+    """Return the bytes of a vector register and the rows of a tile, which must fit the registers beside a row of B."""
     features = llvmlite.binding.get_host_cpu_features()
     if features.get("avx512f"):
         return 64, 12
@@ -29,7 +29,7 @@ TILE_VECTORS = 2
 
 
 def tile_columns(like: np.ndarray) -> int:
-    """Return the columns of a tile of C: two vectors. A constant to LLVM, so that loops over it unroll."""
+    """Return the columns of a tile of C: two vectors. LLVM sees a constant, and unrolls loops over it."""
     return int(TILE_VECTORS * VECTOR_BYTES // like.itemsize)
 
 
@@ -43,8 +43,8 @@ def _tile_columns(like: Any) -> Any:
     return constant
 
 
-# The dtype of packed elements that hold two bfloat16 numbers, neighbours along the depth of a product. No other operand
-# of a product has this dtype. Then bfloat16 numbers, by their bits, and the dtype that their products add up in.
+# The dtype of packed elements, each of two bfloat16 numbers that are neighbours along the depth of a product. No other
+# operand has this dtype.
 BFLOAT16_PAIR = np.dtype(np.uint32)
 HALVES = np.zeros(1, np.uint16)
 _SUMS = np.zeros(1, np.float32)
@@ -52,22 +52,22 @@ _FLOAT64 = np.zeros(1, np.float64)
 
 
 def numbers_in(like: np.ndarray) -> int:
-    """Return the number of numbers in an element, neighbours along the depth of a product: 1, or 2 for a pair."""
+    """Return how many numbers an element holds: 2 for a pair, else 1."""
     return 2 if like.dtype == BFLOAT16_PAIR else 1
 
 
 def numbers_of(like: np.ndarray) -> np.ndarray:
-    """Return an array of the numbers that elements consist of."""
+    """Return an array of the dtype of the numbers in elements; bfloat16 numbers are their bits."""
     return HALVES if like.dtype == BFLOAT16_PAIR else like
 
 
 def sums_of(like: np.ndarray) -> np.ndarray:
-    """Return an array of the dtype that products of numbers add up in."""
+    """Return an array of the dtype in which products of numbers are added up."""
     return _SUMS if like.dtype == BFLOAT16_PAIR else like
 
 
 def like_of(array: np.ndarray) -> np.ndarray:
-    """Return the array of float32 or float64 that stands for its dtype, so that a function of it is compiled once."""
+    """Return one array for each dtype, float32 or float64, so that functions of `like` are compiled once for it."""
     return array
 
 
@@ -85,7 +85,7 @@ overload(like_of)(lambda array: (lambda array: _SUMS) if array.dtype == types.fl
 if DISABLE_JIT:
 
     def widened(number: Any) -> Any:
-        """Return a number as what its products add up in."""
+        """Return a number in the dtype in which its products are added up."""
         if number.dtype != np.uint16:
             return number
         return np.array(np.uint32(number) << np.uint32(16)).view(np.float32)[()]
@@ -94,7 +94,7 @@ else:
 
     @intrinsic
     def widened(typing_context: Any, number: Any) -> Any:
-        """Return a number as what its products add up in."""
+        """Return a number in the dtype in which its products are added up."""
         is_half = number == types.uint16
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

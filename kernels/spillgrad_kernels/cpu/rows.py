@@ -1,4 +1,4 @@
-"""Folds of contiguous rows, which kernels call: sums, extremes and positions."""
+"""Folds of contiguous rows for kernels: sums, extremes and positions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,19 +9,19 @@ from spillgrad_kernels.jit.compile import REASSOCIATE, jit, register_jitable
 from spillgrad_kernels.tables.reductions import NOT_FOUND, larger_number, smaller_number
 from spillgrad_kernels.tables.scalar_math import exp, where
 
-# Elements of a row that are summed in its own precision.
+# Elements of a run, which is summed in the precision of its row.
 RUN = 1024
 # Elements that are searched together for a value.
 _SCAN = 256
 
 
-# Rows are contiguous. The sum of a row is float64, but runs of it are summed in the row's own precision. In float32
-# that is twice as fast, and the rounding error of a run is below that of the result.
+# The sum of a row is float64, but each run is summed in the precision of the row. In float32 that is twice as fast, and
+# the rounding error of a run is below that of the result.
 
 
 @jit
 def row_max(row: Any) -> Any:
-    """Return the largest value of a row: NaN if it holds one, -inf if it is empty. Called by kernels."""
+    """Return the largest value of a row: NaN if it holds one, -inf if it is empty."""
     largest, undefined = row.dtype.type(-np.inf), False
     for j in range(row.size):
         undefined |= row[j] != row[j]
@@ -31,7 +31,7 @@ def row_max(row: Any) -> Any:
 
 @jit
 def row_min(row: Any) -> Any:
-    """Return the smallest value of a row: NaN if it holds one, inf if it is empty. Called by kernels."""
+    """Return the smallest value of a row: NaN if it holds one, inf if it is empty."""
     smallest, undefined = row.dtype.type(np.inf), False
     for j in range(row.size):
         undefined |= row[j] != row[j]
@@ -49,7 +49,7 @@ def _run_sum(x: Any) -> Any:
 
 @jit
 def row_sum(row: Any) -> Any:
-    """Return the sum of a row. Called by kernels."""
+    """Return the sum of a row."""
     total = np.float64(0.0)
     for j in range(0, row.size, RUN):
         total += _run_sum(row[j : j + RUN])
@@ -66,7 +66,7 @@ def _run_dot(x: Any, y: Any) -> Any:
 
 @jit
 def row_dot(x: Any, y: Any) -> Any:
-    """Return the scalar product of two rows. Called by kernels."""
+    """Return the scalar product of two rows."""
     total = np.float64(0.0)
     for j in range(0, x.size, RUN):
         total += _run_dot(x[j : j + RUN], y[j : j + RUN])
@@ -83,7 +83,7 @@ def _run_squares(x: Any, centre: Any) -> Any:
 
 @jit
 def row_squares(row: Any, centre: Any) -> Any:
-    """Return the sum of squared distances from `centre`. Called by kernels."""
+    """Return the sum of squared distances from `centre`."""
     total = np.float64(0.0)
     for j in range(0, row.size, RUN):
         total += _run_squares(row[j : j + RUN], centre)
@@ -100,7 +100,7 @@ def _run_exponentials(x: Any, shift: Any) -> Any:
 
 @jit
 def row_exponentials(row: Any, shift: Any) -> Any:
-    """Return the sum of exp(x - shift). Called by kernels."""
+    """Return the sum of exp(x - shift)."""
     total = np.float64(0.0)
     for j in range(0, row.size, RUN):
         total += _run_exponentials(row[j : j + RUN], shift)
@@ -117,7 +117,7 @@ def _row_prod(row: Any) -> Any:
 
 @jit
 def _first_position(row: Any, extreme: Any) -> Any:
-    """Return where a row holds `extreme` or NaN first, NOT_FOUND if nowhere."""
+    """Return the first position of `extreme` or NaN in a row, or NOT_FOUND."""
     for begin in range(0, row.size, _SCAN):
         part = row[begin : begin + _SCAN]
         found = NOT_FOUND
@@ -134,7 +134,7 @@ def _position_in_row(row: Any, extreme: Any, first: int) -> Any:
     return found if found == NOT_FOUND else first + found
 
 
-# By the name of the rule: the fold of a row whose first element is at position j, with one shift for the row.
+# The fold of a row for each rule. The first element of the row is at position j; the row has one shift.
 ROW_FOLDS: dict[str, Callable[..., Any]] = {
     "sum": lambda row, _, j: row_sum(row),
     "mean": lambda row, _, j: row_sum(row),

@@ -1,6 +1,7 @@
-"""float16 and bfloat16 inside loops: numbers by their bits, which are uint16, computed in float32.
+"""float16 and bfloat16 inside loops: memory holds their bits as uint16, and loops compute in float32.
 
-In integer arithmetic that every processor has vectors of. Source: F. Giesen 2012, "Float->half conversion".
+The conversions are integer arithmetic, for which every processor has vector instructions.
+Source: F. Giesen 2012, "Float->half conversion".
 """
 
 from typing import Any
@@ -37,7 +38,7 @@ else:
     _INFINITY = _WORD(0x7F800000)
 
     def _parts(builder: Any, x: Any) -> tuple[Any, Any]:
-        """Return a float's bits without the sign, and the sign's."""
+        """Return the bits of a float without its sign, and the bit of its sign."""
         word = builder.bitcast(x, _WORD)
         return builder.and_(word, _WORD(0x7FFFFFFF)), builder.and_(word, _WORD(0x80000000))
 
@@ -48,7 +49,8 @@ else:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             word = builder.zext(arguments[0], _WORD)
             size = builder.and_(word, _WORD(0x7FFF))
-            # With its exponent in place, but counted from another start: subnormal numbers become normal.
+            # Its bits are in place, but float32's exponent has another bias. Multiplying corrects it, and makes
+            # subnormal numbers normal.
             scaled = builder.fmul(builder.bitcast(builder.shl(size, _WORD(13)), _FLOAT), _FLOAT(2.0**112))
             finite = builder.bitcast(scaled, _WORD)
             endless = builder.icmp_unsigned(">=", size, _WORD(0x7C00))
@@ -67,7 +69,7 @@ else:
             odd = builder.and_(builder.lshr(size, _WORD(13)), _WORD(1))
             rounded = builder.add(builder.add(size, _WORD(0xFFF - (112 << 23))), odd)
             normal = builder.lshr(rounded, _WORD(13))
-            # Added to a number whose last place is that of subnormal results, a float is rounded to it.
+            # 0.5 + x has the last place of a subnormal float16, so the addition rounds x to that.
             half = builder.fadd(builder.bitcast(size, _FLOAT), _FLOAT(0.5))
             subnormal = builder.sub(builder.bitcast(half, _WORD), _WORD(0x3F000000))
             value = builder.select(builder.icmp_unsigned("<", size, _WORD(113 << 23)), subnormal, normal)

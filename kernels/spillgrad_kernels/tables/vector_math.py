@@ -1,7 +1,7 @@
-"""The functions of `scalar_math` inside compiled code: polynomials in float32 and float64.
+"""Vectorised exponentials, logarithms, hyperbolic and error functions: polynomials in float32 and float64.
 
 They have no branches, so that LLVM vectorises the loops around them. They agree with NumPy to 2 ulp at every value,
-±0, ±inf, NaN and subnormals included.
+including ±0, ±inf, NaN and subnormal numbers.
 
 Source: range reduction and coefficients after Moshier, Cephes (exp, log, tanh in float32; tanh in float64), Sun's
 fdlibm (log in float64), and a minimax fit in powers of |x| (erf in float32).
@@ -28,19 +28,19 @@ from spillgrad_kernels.tables.vector_code import (
     through_float64,
 )
 
-# exp and expm1: x = n log 2 + r
+# exp and expm1: x = n log 2 + r, n a whole number.
 
 _exp_tail32 = polynomial(
     1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1
 )  # fmt: skip
-# All of it, a power less: minimax in the relative error, 3e-9.
+# exp(r) itself, a power less: minimax, with a relative error of 3e-9.
 _exp_rest32 = polynomial(1.38143206e-3, 8.36885162e-3, 4.16684002e-2, 1.66665196e-1, 4.99999940e-1, 1.0, 1.0)
 _exp_tail64 = polynomial(*(1 / math.factorial(k) for k in range(13, 1, -1)))
 
 
 @jitable
 def clamp(x: Any, low: Any, high: Any) -> Any:
-    """Keep NaN, as min and max might not."""
+    """Return x limited to [low, high]; NaN stays NaN."""
     raised = select(x < low, low, x)
     return select(raised > high, high, raised)
 
@@ -56,7 +56,7 @@ def _exp_parts32(x: Any) -> Any:
 
 @jitable
 def exp_parts64(x: Any, low: Any) -> Any:
-    """Return n and exp(r) - 1 of a clamped x, to which `low` adds further digits."""
+    """Return n and exp(r) - 1 of a clamped x; `low` holds further digits of x."""
     shifted = x * 1.44269504088896340736 + ROUND64
     n = shifted - ROUND64
     r = x - n * 6.93147180369123816490e-01 - n * 1.90821492927058770002e-10 + low
@@ -65,7 +65,7 @@ def exp_parts64(x: Any, low: Any) -> Any:
 
 @jitable
 def _scale32(x: Any, n: Any) -> Any:
-    """Return x * 2**n, in two factors: one alone could overflow or flush where the result does not."""
+    """Return x * 2**n. It multiplies by two factors, since 2**n itself could overflow or underflow."""
     half = I32(n >> 1)
     return x * bits(I32((half + I32(127)) << 23)) * bits(I32((n - half + I32(127)) << 23))
 
@@ -99,7 +99,7 @@ def _normal_exp32(x: Any) -> Any:
 @jitable
 def _expm1_32(x: Any) -> Any:
     n, p = _exp_parts32(clamp(x, F32(-20.0), F32(89.0)))
-    scale = bits(I32((n + I32(126)) << 23))  # half of 2**n, which would overflow where the result does not
+    scale = bits(I32((n + I32(126)) << 23))  # half of 2**n: 2**n itself could overflow
     result = F32(2.0) * (p * scale + (scale - F32(0.5)))
     return select(x == F32(0.0), x, result)
 
@@ -111,7 +111,7 @@ def _expm1_64(x: Any) -> Any:
     return select(x == 0.0, x, 2.0 * (p * scale + (scale - 0.5)))
 
 
-# log and log1p: x = 2**e (1 + m), 1 + m in [sqrt(1/2), sqrt(2))
+# log and log1p: x = 2**e (1 + m), 1 + m in [sqrt(1/2), sqrt(2)).
 
 _log_tail32 = polynomial(
     7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
@@ -177,7 +177,7 @@ def log64(x: Any) -> Any:
 def _log1p32(x: Any) -> Any:
     u = x + F32(1.0)
     e, m = _split32(u)
-    # Scaling x itself keeps the digits that rounding took from u; from 2**25 upwards they no longer count.
+    # Scaling x itself keeps the digits that u lost in rounding. From 2**25 upwards they no longer count.
     scale = bits(I32((I32(127) - e) << 23))
     m = select(e > I32(24), m - F32(1.0), x * scale + (scale - F32(1.0)))
     result = _log_of_parts32(F32(e), m)
@@ -209,7 +209,7 @@ _log1p_tail32 = polynomial(
 def _logaddexp32(x: Any, y: Any) -> Any:
     e = _exp32(-abs(x - y))
     result = select(x > y, x, y) + (e + e * e * _log1p_tail32(e))
-    return select(x == y, x + F32(math.log(2)), result)  # infinities have no difference
+    return select(x == y, x + F32(math.log(2)), result)  # the difference of equal infinities is NaN
 
 
 @jitable
@@ -233,7 +233,7 @@ _sinh_tail64 = polynomial(*(1 / math.factorial(k) for k in range(21, 2, -2)))
 @jitable
 def _tanh32(x: Any) -> Any:
     z = x * x
-    near = x * (_tanh_tail32(z) * z + F32(1.0))  # a product, which keeps the sign of -0
+    near = x * (_tanh_tail32(z) * z + F32(1.0))  # as a product, this keeps the sign of -0
     size = abs(x)
     n, p = _exp_parts32(clamp(size + size, F32(0.0), F32(40.0)))
     far = F32(1.0) - F32(2.0) / ((p + F32(1.0)) * bits(I32((n + I32(127)) << 23)) + F32(1.0))
@@ -252,7 +252,7 @@ def _tanh64(x: Any) -> Any:
 
 @jitable
 def _half_exp64(x: Any) -> Any:
-    """Return exp(x) / 2 of x >= 0, finite a little beyond where exp overflows."""
+    """Return exp(x) / 2 for x >= 0. It stays finite for x a little larger than those for which exp overflows."""
     n, p = exp_parts64(clamp(x, -746.0, 712.0), 0.0)
     return scale64(p + 1.0, n - 1)
 
@@ -282,14 +282,14 @@ _erf_near64 = polynomial(
     -1.4924713809465625e-05, 0.00012055293655787137, -0.0008548325931954765, 0.005223977606173268,
     -0.026866170643118054, 0.11283791670944225, -0.3761263890318352, 0.12837916709551256,
 )  # fmt: skip
-# log(erfc(x + 1)) for x + 1 in [1, 6], weighted so that the error of erf is even
+# log(erfc(x + 1)) for x + 1 in [1, 6], weighted so that erf has the same error everywhere.
 _log_erfc64 = polynomial(
     1.7574219704014934e-11, -3.660570199265655e-10, 3.22949913228291e-09, -1.3995366604540209e-08,
     8.391832740820592e-09, 2.959675165813996e-07, -2.2538965088645955e-06, 9.79064525485034e-06,
     -2.7283813438530167e-05, 2.6339643138622748e-05, 0.0002373009210127624, -0.0019778974532124473,
     0.01003382459323012, -0.04156109797117, -0.8431072563619609, -2.638967514234729, -1.8496055099332485,
 )  # fmt: skip
-# log(Phi(-x)) for x in [0, 5.6], weighted so that the error of Phi is even; beyond it falls on, down to -inf
+# log(Phi(-x)) for x in [0, 5.6], weighted so that Phi has the same error everywhere; for larger x it falls to -inf.
 _log_normal_tail32 = polynomial(
     -8.7030124871e-7, 1.45093916256e-5, -7.10569907074e-5, -2.25854429221e-4, 5.05248734535e-3, -3.64846583363e-2,
     -3.18270496158e-1, -7.97888413901e-1, -6.93147118734e-1,
@@ -304,7 +304,7 @@ def _erf32(x: Any) -> Any:
     p = p * size - F32(1.06777877e-1)
     p = p * size - F32(6.34846687e-1)
     p = p * size - F32(1.28717512e-1)
-    # Beyond 4 the result is 1 to the last bit, and the polynomial is no longer a fit.
+    # Beyond 4 the result is 1 to the last bit; the polynomial was fitted up to 4.
     far = select(size > F32(4.0), F32(1.0), F32(1.0) - _exp32(p * size - size))
     near = _erf_near32(z) * x + x
     result = select(size <= F32(0.927734375), near, select(x < F32(0.0), -far, far))
@@ -313,7 +313,7 @@ def _erf32(x: Any) -> Any:
 
 @jitable
 def _erfc_far64(size: Any) -> Any:
-    """Return erfc from 1 upwards; constant from 6, where erf is 1 to the last bit."""
+    """Return erfc for arguments from 1; from 6 upwards, where erf is 1 to the last bit, it is constant."""
     return _exp64(_log_erfc64(select(size > 6.0, 6.0, size) - 1.0))
 
 
@@ -341,7 +341,7 @@ def _normal_cdf64(x: Any) -> Any:
 
 
 def _sigmoid_with(exp_: Any, one: Any) -> Any:
-    """Numba widens float32 + int to float64: the 1 must come in the dtype."""
+    """Return sigmoid made of an exponential; `one` is 1 in its dtype, since Numba widens float32 + int to float64."""
 
     @jitable
     def sigmoid_(x: Any) -> Any:

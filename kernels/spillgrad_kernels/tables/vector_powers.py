@@ -1,4 +1,4 @@
-"""Logarithms to base 2 and 10, powers, and powers of 2 inside compiled code: without branches, as in `vector_math`."""
+"""Vectorised logarithms to base 2 and 10, and powers: polynomials without branches, as in `vector_math`."""
 
 import math
 from typing import Any
@@ -23,7 +23,7 @@ from spillgrad_kernels.tables.vector_code import (
 )
 from spillgrad_kernels.tables.vector_math import clamp, exp_parts64, log64, scale64, split64
 
-# Logarithms in twice the digits, and what needs them
+# Logarithms in twice the digits, and the functions that use them.
 
 _atanh_tail64 = polynomial(*(2 / k for k in range(27, 4, -2)))
 
@@ -36,14 +36,17 @@ def _two_product(a: Any, b: Any) -> Any:
 
 @jitable
 def _fast_two_sum(a: Any, b: Any) -> Any:
-    """Return a + b and what rounding took from it, for |a| >= |b| (Dekker)."""
+    """Return a + b and its rounding error, for |a| >= |b|.
+
+    Source: Dekker, "A floating-point technique for extending the available precision", 1971.
+    """
     high = a + b
     return high, b - (high - a)
 
 
 @jitable
 def _log_twice64(x: Any) -> Any:
-    """Return the logarithm of x > 0 as a sum of two numbers, good to 2**-64: infinite or NaN with x, -inf for 0."""
+    """Return the logarithm of x > 0 as a sum of two numbers, exact to 2**-64; -inf for 0, x for inf and NaN."""
     subnormal = x < 2.2250738585072014e-308
     e, m = split64(select(subnormal, x * 18014398509481984.0, x))
     n = F64(e) - select(subnormal, 54.0, 0.0)
@@ -74,7 +77,7 @@ def _log_to_base64(inverse: float, inverse_low: float) -> Any:
         high, low = _log_twice64(x)
         product, product_low = _two_product(high, inverse)
         result = product + (product_low + (low * inverse + high * inverse_low))
-        # Infinities have no second part, and neither sign of what is below 0 has a logarithm.
+        # An infinite logarithm has no second part. Numbers below 0 have no logarithm.
         return select(x < 0.0, np.nan, select(abs(high) == np.inf, high, result))
 
     return log_
@@ -86,7 +89,7 @@ _log10_64 = _log_to_base64(0.4342944819032518, 1.098319650216765e-17)
 
 @jitable
 def _power_signs(x: Any, exponent: Any, power: Any) -> Any:
-    """Return x**exponent from |x|**exponent: IEEE 754-2019, 9.2.1."""
+    """Return x**exponent, given |x|**exponent. Source: IEEE 754-2019, 9.2.1."""
     whole = np.floor(exponent) == exponent
     half = exponent * 0.5
     odd = whole & (np.floor(half) != half)
@@ -106,7 +109,7 @@ def _pow64(x: Any, exponent: Any) -> Any:
     return _power_signs(x, exponent, scale64(p + 1.0, n))
 
 
-# log2(1 + m) / m for 1 + m in [sqrt(1/2), sqrt(2)), to 2**-35, and (2**r - 1) / r for r in [-1/2, 1/2], to 2**-28
+# log2(1 + m) / m for 1 + m in [sqrt(1/2), sqrt(2)), to 2**-35; (2**r - 1) / r for r in [-1/2, 1/2], to 2**-28.
 _log2_tail_for_pow32 = polynomial(
     0.0773156735986556, -0.14279921692438646, 0.14475548322110565, -0.14316625777785158, 0.15876998897992586,
     -0.18029971322120372, 0.2061753056841607, -0.24045320138673695, 0.2885372945631481, -0.3606736742060341,
@@ -120,7 +123,7 @@ _exp2_tail_for_pow32 = polynomial(
 
 @jitable
 def _pow32(x: Any, exponent: Any) -> Any:
-    """Compute in float64, where a float32 is never subnormal and its powers neither overflow nor underflow."""
+    """Return x**exponent, computed in float64: there no float32 is subnormal, and no clamped power overflows."""
     base, power = F64(x), F64(exponent)
     size = abs(base)
     e, m = split64(size)
@@ -145,7 +148,7 @@ _log2_32 = through_float64(_plain_log_to_base64(1 / math.log(2)))
 _log10_32 = through_float64(_plain_log_to_base64(1 / math.log(10)))
 
 
-# Powers of 2: the exponent is n + r, n whole and r in [-1/2, 1/2]; 2**r is interpolated at Chebyshev's points.
+# 2**(n + r) for whole n and r in [-1/2, 1/2]: 2**r, interpolated at Chebyshev's points.
 _exp2_32 = polynomial(
     0.00015453162945, 0.00133908633655, 0.00961808255728, 0.05550357114219, 0.24022650760568, 0.69314718802623, 1.0
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Atomic operations on words in memory shared by threads inside compiled code.
+"""Atomic operations of compiled code on words that threads share.
 
 A word is an int64 at `address + 8 * index`. All operations are sequentially consistent. Without compilation there is
-one thread, and plain reads and writes do.
+one thread, for which plain reads and writes suffice.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from llvmlite import ir
 from spillgrad_kernels.jit.compile import DISABLE_JIT, c_function, cgutils, intrinsic, jit, types
 
 WORD_BYTES = 8
-# Looks at a word that another thread will change soon, before offering it this core.
+# How often a waiting thread reads a word that another will change soon, before it offers its core to others.
 _YIELD_AFTER = 1_000
 _PAUSES = {"x86_64": ("llvm.x86.sse2.pause", ()), "aarch64": ("llvm.aarch64.hint", (1,))}
 
@@ -39,13 +39,13 @@ if DISABLE_JIT:
         _word(address, index).value = value
 
     def fetch_add(address: int, index: int, value: int) -> int:
-        """Add to a word and return what it was before."""
+        """Add to a word and return its former value."""
         before = load(address, index)
         store(address, index, before + value)
         return before
 
     def exchange(address: int, index: int, value: int) -> int:
-        """Set a word and return what it was before."""
+        """Set a word and return its former value."""
         before = load(address, index)
         store(address, index, value)
         return before
@@ -87,12 +87,12 @@ else:
 
     @intrinsic
     def fetch_add(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
-        """Add to a word and return what it was before."""
+        """Add to a word and return its former value."""
         return _read_modify_write("add")
 
     @intrinsic
     def exchange(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
-        """Set a word and return what it was before."""
+        """Set a word and return its former value."""
         return _read_modify_write("xchg")
 
     @intrinsic
@@ -115,7 +115,7 @@ else:
 
 @jit
 def wait_for(address: int, index: int, value: int) -> None:
-    """Return once a word is at least `value`, which a running thread must bring about soon."""
+    """Wait until a word is at least `value`. A running thread must set it soon."""
     looks = 0
     while load(address, index) < value:
         looks += 1
