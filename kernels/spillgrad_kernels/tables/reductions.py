@@ -31,7 +31,7 @@ def _extreme(ufunc: np.ufunc, instruction: str, docstring: str, flags: tuple[str
 
         return x(x, x), codegen
 
-    @overload(extreme)
+    @overload(extreme, strict=False)
     def _implementation(x: Any, y: Any) -> Any:
         return lambda x, y: emit(x, y)
 

@@ -27,7 +27,7 @@ def where(condition: Any, chosen: Any, otherwise: Any) -> Any:
     return np.where(condition, chosen, otherwise)
 
 
-@overload(where, jit_options=OPTIONS)
+@overload(where, jit_options=OPTIONS, strict=False)
 def _where(condition: Any, chosen: Any, otherwise: Any) -> Any:
     return lambda condition, chosen, otherwise: select(condition, chosen, otherwise)
 
@@ -47,7 +47,7 @@ def _of_one(
     def function(x: Any) -> Any:
         return oracle(x)
 
-    @overload(function, jit_options=OPTIONS)
+    @overload(function, jit_options=OPTIONS, strict=False)
     def _implementation(x: Any) -> Any:
         chosen = by_type.get(x.name, otherwise)
         return lambda x: chosen(x)
@@ -66,7 +66,7 @@ def _of_two(
     def function(x: Any, y: Any) -> Any:
         return oracle(x, y)
 
-    @overload(function, jit_options=OPTIONS)
+    @overload(function, jit_options=OPTIONS, strict=False)
     def _implementation(x: Any, y: Any) -> Any:
         chosen = by_type.get(x.name, otherwise) if x == y else otherwise
         return lambda x, y: chosen(x, y)
