@@ -311,14 +311,9 @@ def _forward(
 
 @on_device("attention")
 def attention_forward(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    scale: float,
-    causal: bool,
-    mask: np.ndarray | None = None,
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, causal: bool, mask: np.ndarray | None = None,
     dropout: Dropout | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Return softmax(scale q k^T + mask) v and, for backward, the logarithm of each query's sum of exponentials.
 
     With `causal`, query i sees the keys up to i. The result of a query that sees no key is 0.
@@ -339,20 +334,10 @@ def attention_forward(
         chunk = round_up(min(_CHUNK, -(-queries * heads // TASKS), queries), QUERIES)
         chunk = round_up(-(-queries // -(-queries // chunk)), TILE_ROWS)
         parallel_for(
-            _forward,
-            heads * -(-queries // chunk),
-            1 + GRAIN // (chunk * keys * (width + value_width)),
-            *common_operands(q, k, v, out, lse[..., None], mask),
-            queries,
-            keys,
-            width,
-            value_width,
-            chunk,
-            float(scale),
-            bool(causal),
-            mask_kind,
-            *dropout_operands(dropout, q.dtype),
-        )
+            _forward, heads * -(-queries // chunk), 1 + GRAIN // (chunk * keys * (width + value_width)),
+            *common_operands(q, k, v, out, lse[..., None], mask), queries, keys, width, value_width, chunk,
+            float(scale), bool(causal), mask_kind, *dropout_operands(dropout, q.dtype),
+        )  # fmt: skip
     return out, lse
 
 

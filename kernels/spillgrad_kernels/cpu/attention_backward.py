@@ -176,17 +176,9 @@ def _backward(
 
 @on_device("attention")
 def attention_backward(
-    grad_out: np.ndarray,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    out: np.ndarray,
-    lse: np.ndarray,
-    scale: float,
-    causal: bool,
-    mask: np.ndarray | None = None,
-    dropout: Dropout | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    grad_out: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, scale: float,
+    causal: bool, mask: np.ndarray | None = None, dropout: Dropout | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     """Return the gradients of `attention_forward` by q, k and v; `out` and `lse` are what it returned.
 
     Raises ValueError for shapes and TypeError for dtypes that do not fit.
@@ -207,21 +199,11 @@ def attention_backward(
     parts = max(1, min(TASKS // heads, -(-keys // KEYS)))
     dq_parts = [empty_in_order_of(q, width) for _ in range(parts)]
     parallel_for(
-        _backward,
-        heads * parts,
-        1 + GRAIN * parts // (2 * queries * keys * (width + value_width)),
-        *common_operands(grad_out, q, k, v, out, lse[..., None], mask, *dq_parts[:1], dk, dv),
-        queries,
-        keys,
-        width,
-        value_width,
-        parts,
-        float(scale),
-        bool(causal),
-        mask_kind,
-        *dropout_operands(dropout, q.dtype),
+        _backward, heads * parts, 1 + GRAIN * parts // (2 * queries * keys * (width + value_width)),
+        *common_operands(grad_out, q, k, v, out, lse[..., None], mask, *dq_parts[:1], dk, dv), queries, keys, width,
+        value_width, parts, float(scale), bool(causal), mask_kind, *dropout_operands(dropout, q.dtype),
         np.array([part.ctypes.data - dq_parts[0].ctypes.data for part in dq_parts], np.int64),
-    )
+    )  # fmt: skip
     dq = dq_parts[0]
     for part in dq_parts[1:]:
         dq += part

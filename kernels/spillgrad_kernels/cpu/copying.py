@@ -37,8 +37,6 @@ else:
 
     @intrinsic
     def _stream_line(typing_context: Any, target: Any, source: Any) -> Any:
-        """Copy a cache line past the caches. The target must be aligned to a line."""
-
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             line = ir.VectorType(ir.IntType(64), _LINE // 8).as_pointer()
             target, source = (builder.inttoptr(address, line) for address in arguments)

@@ -30,16 +30,9 @@ _MIN_BLOCK_ROWS = 48
 
 @jit
 def _cross_entropy(
-    start: int,
-    stop: int,
-    logits: Any,
-    target: Any,
-    weight: Any,
-    ignore_index: int,
-    smoothing: float,
-    losses: Any,
+    start: int, stop: int, logits: Any, target: Any, weight: Any, ignore_index: int, smoothing: float, losses: Any,
     lse: Any,
-) -> None:
+) -> None:  # fmt: skip
     classes = logits.shape[1]
     total_weight = row_sum(weight)
     for i in range(start, stop):
@@ -59,17 +52,9 @@ def _cross_entropy(
 
 @jit
 def _cross_entropy_backward(
-    start: int,
-    stop: int,
-    grad: Any,
-    logits: Any,
-    target: Any,
-    lse: Any,
-    weight: Any,
-    ignore_index: int,
-    smoothing: float,
-    out: Any,
-) -> None:
+    start: int, stop: int, grad: Any, logits: Any, target: Any, lse: Any, weight: Any, ignore_index: int,
+    smoothing: float, out: Any,
+) -> None:  # fmt: skip
     classes = logits.shape[1]
     total_weight = row_sum(weight)
     uniform = out.dtype.type(smoothing / classes)
@@ -98,15 +83,8 @@ def _to_exponentials(x: Any, shift: Any) -> Any:
 
 @jit
 def _logits_to_gradients(
-    start: int,
-    stop: int,
-    logits: Any,
-    target: Any,
-    grad: Any,
-    ignore_index: int,
-    smoothing: float,
-    losses: Any,
-) -> None:
+    start: int, stop: int, logits: Any, target: Any, grad: Any, ignore_index: int, smoothing: float, losses: Any,
+) -> None:  # fmt: skip
     """Set each row's loss, and replace the row's logits by the gradient of grad[row] times the loss."""
     classes = logits.shape[1]
     uniform = smoothing / classes
@@ -199,13 +177,9 @@ def cross_entropy_backward(
 
 @on_device("losses")
 def linear_cross_entropy(
-    a: np.ndarray,
-    weight: np.ndarray,
-    bias: np.ndarray | None,
-    target: np.ndarray,
-    ignore_index: int,
+    a: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, target: np.ndarray, ignore_index: int,
     label_smoothing: float = 0.0,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """Return the losses of `cross_entropy` for the logits a @ weight.T + bias, held one block of rows at a time.
 
     Shapes: a (N, K), weight (C, K), bias (C,), target int64 (N,), losses (N,). Any strides.

@@ -78,15 +78,9 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accum
 
 @on_device("matmul")
 def linear(
-    rows: np.ndarray,
-    weight: np.ndarray,
-    bias: np.ndarray | None = None,
-    *,
-    other: np.ndarray | None = None,
-    formula: Formula | None = None,
-    name: str = "",
-    product: np.ndarray | None = None,
-) -> np.ndarray:
+    rows: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None, *, other: np.ndarray | None = None,
+    formula: Formula | None = None, name: str = "", product: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
     """Return formula(rows @ weight.T + bias, other). Each block is computed while its product is in the cache.
 
     The formula, called `name` in code, may have one parameter. Without a formula, the product is returned. If

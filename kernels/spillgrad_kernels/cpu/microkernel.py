@@ -41,7 +41,8 @@ if DISABLE_JIT:
     ) -> None:
         """Set a tile of C to the product of a packed panel of A and `k` rows of B, plus a tile at `addend` unless 0.
 
-        Rows of B, C and the addend lie `b_row`, `c_row` and `addend_row` bytes apart.
+        Rows of B, C and the addend lie `b_row`, `c_row` and `addend_row` bytes apart. An element of C is a chain of
+        multiply-adds in the order of k, and one addition.
         """
         columns = tile_columns(like)
         rows = _numbers(np.stack([array_at(like, b + i * b_row, columns) for i in range(k)]))
@@ -56,7 +57,10 @@ if DISABLE_JIT:
         like: np.ndarray, rows: int, columns: int, k: int, a: int, a_row: int, a_col: int, b: int, b_row: int,
         c: int, c_row: int, addend: int, addend_row: int,
     ) -> None:  # fmt: skip
-        """Do as `multiply_panels` for at most one tile, without packing A and B. Only rows of A may have gaps."""
+        """Do as `multiply_panels` for at most one tile, without packing A and B. Only rows of A may have gaps.
+
+        `rows` and `columns` are at least 1. Sums equal those of `multiply_panels` to the bit.
+        """
         for i in range(rows):
             total = np.zeros(columns, like.dtype)
             for d in range(k):
@@ -81,7 +85,10 @@ if DISABLE_JIT:
         array_at(like, target, width)[:] = array_at(like, source, width)
 
     def transpose_block(like: np.ndarray, source: int, stride: int, rows: int, target: int, width: int) -> None:
-        """Transpose `rows` vectors, `stride` bytes apart, into columns `width` elements apart, filled up with zeros."""
+        """Transpose `rows` vectors, `stride` bytes apart, into columns `width` elements apart, filled up with zeros.
+
+        Columns are stored in ascending order, each as a full vector. If that exceeds `width`, the next overwrites it.
+        """
         lanes = VECTOR_BYTES // like.itemsize
         block = np.zeros((lanes, lanes), like.dtype)
         for i in range(rows):
@@ -96,12 +103,6 @@ else:
         typing_context: Any, like: Any, k: Any, a: Any, b: Any, b_row: Any, c: Any, c_row: Any, addend: Any,
         addend_row: Any,
     ) -> Any:  # fmt: skip
-        """Set a tile of C to the product of a packed panel of A and `k` rows of B, plus a tile at `addend` unless 0.
-
-        Rows of B, C and the addend lie `b_row`, `c_row` and `addend_row` bytes apart. An element of C is a chain of
-        multiply-adds in the order of k, and one addition.
-        """
-
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             _, k, a, b, b_row, c, c_row, addend, addend_row = arguments
             emit = Emitter(builder, like.dtype)
@@ -125,8 +126,6 @@ else:
         typing_context: Any, like: Any, k: Any, a: Any, a_row: Any, a_col: Any, b: Any, b_row: Any, c: Any, c_row: Any,
         addend: Any, addend_row: Any,
     ) -> Any:  # fmt: skip
-        """Do as `multiply_panels` for an A of any strides, without packing it."""
-
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             _, k, a, a_row, a_col, b, b_row, c, c_row, addend, addend_row = arguments
             emit = Emitter(builder, like.dtype)
@@ -145,8 +144,6 @@ else:
 
     @intrinsic
     def prefetch(typing_context: Any, address: Any) -> Any:
-        """Load the cache line at `address` into the cache; the address need not be valid."""
-
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             prefetch_line(builder, arguments[0], to_write=False)
             return context.get_dummy_value()
@@ -158,11 +155,6 @@ else:
         typing_context: Any, like: Any, rows: Any, columns: Any, k: Any, a: Any, a_row: Any, a_col: Any, b: Any,
         b_row: Any, c: Any, c_row: Any, addend: Any, addend_row: Any,
     ) -> Any:  # fmt: skip
-        """Do as `multiply_panels` for at most one tile, without packing A and B. Only rows of A may have gaps.
-
-        `rows` and `columns` are at least 1. Sums equal those of `multiply_panels` to the bit.
-        """
-
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             _, rows, columns, k, a, a_row, a_col, b, b_row, c, c_row, addend, addend_row = arguments
             emit = Emitter(builder, like.dtype)
@@ -221,8 +213,6 @@ else:
 
     @intrinsic
     def copy_tile_line(typing_context: Any, like: Any, width: Any, source: Any, target: Any) -> Any:
-        """Copy `width` consecutive elements; `width` is the number of rows or of columns of a tile."""
-
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             _, width, source, target = arguments
             emit = Emitter(builder, like.dtype)
@@ -239,11 +229,6 @@ else:
     def transpose_block(
         typing_context: Any, like: Any, source: Any, stride: Any, rows: Any, target: Any, width: Any
     ) -> Any:
-        """Transpose `rows` vectors, `stride` bytes apart, into columns `width` elements apart, filled up with zeros.
-
-        Columns are stored in ascending order, each as a full vector. If that exceeds `width`, the next overwrites it.
-        """
-
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             _, source, stride, rows, target, width = arguments
             emit = Emitter(builder, like.dtype)

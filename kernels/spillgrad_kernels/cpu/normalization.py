@@ -210,18 +210,9 @@ def _layer_norm(
 
 @jit
 def _layer_norm_backward(
-    start: int,
-    stop: int,
-    grad: Any,
-    a: Any,
-    weight: Any,
-    mean: Any,
-    rstd: Any,
-    block: int,
-    da: Any,
-    dweight: Any,
+    start: int, stop: int, grad: Any, a: Any, weight: Any, mean: Any, rstd: Any, block: int, da: Any, dweight: Any,
     dbias: Any,
-) -> None:
+) -> None:  # fmt: skip
     rows, n = a.shape
     for b in range(start, stop):
         dw, db = dweight[b][:n], dbias[b][:n]

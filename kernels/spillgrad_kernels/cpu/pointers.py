@@ -74,8 +74,6 @@ else:
 
     @intrinsic
     def element(typing_context: Any, row: Any, i: Any) -> Any:
-        """Return an element of a row."""
-
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return context.unpack_value(builder, row.dtype, builder.gep(arguments[0], arguments[1:], inbounds=True))
 
@@ -83,8 +81,6 @@ else:
 
     @intrinsic
     def set_element(typing_context: Any, row: Any, i: Any, value: Any) -> Any:
-        """Set an element of a row."""
-
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             place = builder.gep(arguments[0], arguments[1:2], inbounds=True)
             context.pack_value(builder, row.dtype, arguments[2], place)
@@ -94,12 +90,9 @@ else:
 
     @register_jitable
     def array_at(like: np.ndarray, address: int, count: int) -> Any:
-        """Return the `count` elements at `address` as a 1-D array of the dtype of `like`."""
         return carray(row_at(like, address, count), count)
 
     def words_on_stack(count: int) -> Any:
-        """Return a function for kernels, which returns `count` int64 of scratch memory until the kernel ends."""
-
         @intrinsic
         def address(typing_context: Any) -> Any:
             def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -63,16 +63,9 @@ def _depth_of(like: np.ndarray, numbers: int) -> int:
 
 @jit
 def _multiply_block(
-    like: np.ndarray,
-    height: int,
-    width: int,
-    depth: int,
-    packed_a: int,
-    packed_b: int,
-    c: Matrix,
-    addend: Matrix,
+    like: np.ndarray, height: int, width: int, depth: int, packed_a: int, packed_b: int, c: Matrix, addend: Matrix,
     tile: int,
-) -> None:
+) -> None:  # fmt: skip
     """Set a block of C to the product of packed panels, plus the addend if there is one.
 
     The addend's rows must be contiguous where C's are. `tile` has room for one tile, which is used at C's edges.
@@ -88,16 +81,9 @@ def _multiply_block(
             added, addend_row, _ = part(addend, i, j)
             fits = c_col == size and i + TILE_ROWS <= height and j + columns <= width
             multiply_panels(
-                like,
-                depth,
-                packed_a + i * depth * size,
-                packed_b + j * depth * size,
-                tile_row,
-                place if fits else tile,
-                c_row if fits else tile_row,
-                added if fits else 0,
-                addend_row,
-            )
+                like, depth, packed_a + i * depth * size, packed_b + j * depth * size, tile_row,
+                place if fits else tile, c_row if fits else tile_row, added if fits else 0, addend_row,
+            )  # fmt: skip
             if not fits:
                 rows, present = min(TILE_ROWS, height - i), min(columns, width - j)
                 _spread(sums, rows, present, tile, tile_row, part(c, i, j), part(addend, i, j))
@@ -289,13 +275,8 @@ def _share_product(
                         )  # fmt: skip
                         if epilogue != NO_EPILOGUE and k0 + slab >= k:
                             _finish(
-                                epilogue,
-                                tall,
-                                wide,
-                                place,
-                                part(other, i0 + i, j0 + j),
-                                part(result, i0 + i, j0 + j),
-                            )
+                                epilogue, tall, wide, place, part(other, i0 + i, j0 + j), part(result, i0 + i, j0 + j),
+                            )  # fmt: skip
                         store(words, added + at, k0 // slab + 1)
                         fetch_add(words, made + phase, 1)
                     ticket = fetch_add(words, _TICKET, 1)

@@ -94,7 +94,6 @@ else:
 
     @intrinsic
     def widened(typing_context: Any, number: Any) -> Any:
-        """Return a number in the dtype in which its products are added up."""
         is_half = number == types.uint16
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

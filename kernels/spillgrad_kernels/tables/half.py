@@ -44,8 +44,6 @@ else:
 
     @intrinsic
     def widen_float16(typing_context: Any, x: Any) -> Any:
-        """Return the float32 of a float16's bits."""
-
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             word = builder.zext(arguments[0], _WORD)
             size = builder.and_(word, _WORD(0x7FFF))
@@ -62,8 +60,6 @@ else:
 
     @intrinsic
     def narrow_float16(typing_context: Any, x: Any) -> Any:
-        """Return the bits of the float16 nearest to a float32."""
-
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             size, sign = _parts(builder, arguments[0])
             odd = builder.and_(builder.lshr(size, _WORD(13)), _WORD(1))
@@ -82,8 +78,6 @@ else:
 
     @intrinsic
     def widen_bfloat16(typing_context: Any, x: Any) -> Any:
-        """Return the float32 of a bfloat16's bits."""
-
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.bitcast(builder.shl(builder.zext(arguments[0], _WORD), _WORD(16)), _FLOAT)
 
@@ -91,8 +85,6 @@ else:
 
     @intrinsic
     def narrow_bfloat16(typing_context: Any, x: Any) -> Any:
-        """Return the bits of the bfloat16 nearest to a float32."""
-
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             size, sign = _parts(builder, arguments[0])
             odd = builder.and_(builder.lshr(size, _WORD(16)), _WORD(1))

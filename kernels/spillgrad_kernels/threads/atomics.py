@@ -60,8 +60,6 @@ else:
 
     @intrinsic
     def load(typing_context: Any, address: Any, index: Any) -> Any:
-        """Return a word."""
-
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.load_atomic(word_pointer(builder, *arguments), "seq_cst", WORD_BYTES)
 
@@ -69,8 +67,6 @@ else:
 
     @intrinsic
     def store(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
-        """Set a word."""
-
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             *place, value = arguments
             builder.store_atomic(value, word_pointer(builder, *place), "seq_cst", WORD_BYTES)
@@ -87,18 +83,14 @@ else:
 
     @intrinsic
     def fetch_add(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
-        """Add to a word and return its former value."""
         return _read_modify_write("add")
 
     @intrinsic
     def exchange(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
-        """Set a word and return its former value."""
         return _read_modify_write("xchg")
 
     @intrinsic
     def pause(typing_context: Any) -> Any:
-        """Tell the core that this is a waiting loop."""
-
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             processor = llvmlite.binding.get_process_triple().partition("-")[0]
             if processor in _PAUSES:
