@@ -7,7 +7,7 @@ import numpy as np
 from llvmlite import ir
 
 from spillgrad_kernels.cpu.pointers import array_at, copy_bytes, data_of
-from spillgrad_kernels.jit.compile import DISABLE_JIT, intrinsic, jit, types
+from spillgrad_kernels.jit.compile import DISABLE_JIT, emitted, jit, types
 from spillgrad_kernels.layout import layout_of
 from spillgrad_kernels.threads.dispatch import parallel_for
 from spillgrad_kernels.tile_walk import locate, tile_walk
@@ -35,17 +35,12 @@ if DISABLE_JIT:
 
 else:
 
-    @intrinsic
-    def _stream_line(typing_context: Any, target: Any, source: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            line = ir.VectorType(ir.IntType(64), _LINE // 8).as_pointer()
-            target, source = (builder.inttoptr(address, line) for address in arguments)
-            loaded = builder.load(source, align=1)
-            stored = builder.store(loaded, target, align=_LINE)
-            stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64), codegen
+    @emitted(lambda target, source: types.void(types.int64, types.int64))
+    def _stream_line(builder: Any, target: Any, source: Any) -> None:
+        line = ir.VectorType(ir.IntType(64), _LINE // 8).as_pointer()
+        loaded = builder.load(builder.inttoptr(source, line), align=1)
+        stored = builder.store(loaded, builder.inttoptr(target, line), align=_LINE)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
 
 
 @jit

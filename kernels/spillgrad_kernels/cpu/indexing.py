@@ -13,10 +13,8 @@ from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import jit
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.indexing import reachable_part, require_source
-from spillgrad_kernels.threads.dispatch import parallel_for
+from spillgrad_kernels.threads.dispatch import grain_of, parallel_for
 
-# Elements that pay for another thread: 3 to 6 microseconds of work.
-_GRAIN_ELEMENTS = 1 << 13
 # Columns that a unit of work adds up: whole cache lines, so that two threads never write to the same line.
 _BLOCK_COLUMNS = 64
 # Positions along the indexed dimension that a unit of work gathers.
@@ -84,10 +82,6 @@ def _checked(who: str, index: np.ndarray, size: int) -> np.ndarray:
     return index
 
 
-def _grain(work: int) -> int:
-    return max(1, _GRAIN_ELEMENTS // max(work, 1))
-
-
 @on_device("indexing")
 def embedding(weight: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Return the rows of `weight` at `index`.
@@ -99,7 +93,7 @@ def embedding(weight: np.ndarray, index: np.ndarray) -> np.ndarray:
     out = buffers.empty((*index.shape, width), weight.dtype)
     if out.size:
         operands = np.ascontiguousarray(weight), index.reshape(-1), out.reshape(index.size, width)
-        parallel_for(_take_rows, index.size, _grain(width), *operands)
+        parallel_for(_take_rows, index.size, grain_of(width), *operands)
     return out
 
 
@@ -127,7 +121,7 @@ def _sum_rows(base: np.ndarray, index: np.ndarray, values: np.ndarray, out: np.n
     """Set `out` to `base`, or to zeros if that is empty; then add row i of `values` to row index[i], for i in order."""
     count, width = out.shape
     rows = np.ascontiguousarray(values, out.dtype).reshape(index.size, width)
-    grain = _grain(width * (count + index.size) // max(count, 1))
+    grain = grain_of(width * (count + index.size) // max(count, 1))
     parallel_for(_add_rows, count, grain, base, out, index.reshape(-1), rows)
     return out
 
@@ -165,7 +159,7 @@ def gather(a: np.ndarray, axis: int, index: np.ndarray) -> np.ndarray:
         result = _around(axis, out)
         operands = _around(axis, reachable), _around(axis, index), result
         units = result.shape[0] * -(-result.shape[1] // _BLOCK_POSITIONS)
-        parallel_for(_gather, units, _grain(min(result.shape[1], _BLOCK_POSITIONS) * result.shape[2]), *operands)
+        parallel_for(_gather, units, grain_of(min(result.shape[1], _BLOCK_POSITIONS) * result.shape[2]), *operands)
     return out
 
 
@@ -188,7 +182,7 @@ def scatter_add(a: np.ndarray, axis: int, index: np.ndarray, source: np.ndarray)
         totals, positions = _around(axis, sums), _around(axis, index)
         units = totals.shape[0] * -(-totals.shape[2] // _BLOCK_COLUMNS)
         work = positions.shape[1] * min(totals.shape[2], _BLOCK_COLUMNS)
-        parallel_for(_scatter_add, units, _grain(work), totals, positions, _around(axis, used))
+        parallel_for(_scatter_add, units, grain_of(work), totals, positions, _around(axis, used))
         if sums is not out:
             out[tuple(slice(size) for size in sums.shape)] = sums
     return out

@@ -17,10 +17,8 @@ from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.scalar_math import exp
-from spillgrad_kernels.threads.dispatch import parallel_for
+from spillgrad_kernels.threads.dispatch import grain_of, parallel_for
 
-# Elements that pay for another thread: 3 to 6 microseconds of work.
-_GRAIN_ELEMENTS = 1 << 13
 # Bytes of logits that the fused product and loss hold at once: 166 rows of 50257 classes. Twice as many rows are 5 %
 # faster, half as many 8 % slower: each block of rows reads the weight and updates its gradient once.
 _WORKSPACE_BYTES = 32 << 20
@@ -128,10 +126,6 @@ def _checked_target(target: np.ndarray, classes: int, ignore_index: int) -> np.n
     return target
 
 
-def _grain(classes: int) -> int:
-    return max(1, _GRAIN_ELEMENTS // max(classes, 1))
-
-
 @on_device("losses")
 def cross_entropy(
     logits: np.ndarray,
@@ -149,7 +143,7 @@ def cross_entropy(
     target = _checked_target(target, logits.shape[1], ignore_index)
     losses, lse = buffers.empty(target.shape, logits.dtype), buffers.empty(target.shape, logits.dtype)
     parallel_for(
-        _cross_entropy, target.size, _grain(logits.shape[1]),
+        _cross_entropy, target.size, grain_of(logits.shape[1]),
         np.ascontiguousarray(logits), target, _class_weights(weight, logits), int(ignore_index), float(label_smoothing),
         losses, lse,
     )  # fmt: skip
@@ -168,7 +162,7 @@ def cross_entropy_backward(
     target = _checked_target(target, logits.shape[1], ignore_index)
     out = buffers.empty(logits.shape, logits.dtype)
     parallel_for(
-        _cross_entropy_backward, logits.shape[0], _grain(logits.shape[1]),
+        _cross_entropy_backward, logits.shape[0], grain_of(logits.shape[1]),
         np.ascontiguousarray(grad), np.ascontiguousarray(logits), target, lse,
         _class_weights(weight, logits), int(ignore_index), float(label_smoothing), out,
     )  # fmt: skip
@@ -210,7 +204,7 @@ def linear_cross_entropy_with_gradients(
     dbias = np.zeros(weight.shape[0], a.dtype) if needs[2] else None
     for rows, logits in _blocks_of_logits(a, weight, bias):
         parallel_for(
-            _logits_to_gradients, len(logits), _grain(weight.shape[0]),
+            _logits_to_gradients, len(logits), grain_of(weight.shape[0]),
             logits, target[rows], grad[rows], int(ignore_index), float(label_smoothing), losses[rows],
         )  # fmt: skip
         if da is not None:

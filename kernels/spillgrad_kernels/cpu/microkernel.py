@@ -20,7 +20,7 @@ from spillgrad_kernels.cpu.product_tile import (
     tile_columns,
 )
 from spillgrad_kernels.cpu.vector_instructions import Emitter, prefetch_line
-from spillgrad_kernels.jit.compile import DISABLE_JIT, cgutils, intrinsic, types
+from spillgrad_kernels.jit.compile import DISABLE_JIT, cgutils, emitted, intrinsic, types
 
 # Rows of a strided A are read through this many pointers, each for rows at few distances. A pointer per row would need
 # too many registers.
@@ -142,13 +142,9 @@ else:
 
         return types.void(like, *[types.intp] * 10), codegen
 
-    @intrinsic
-    def prefetch(typing_context: Any, address: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            prefetch_line(builder, arguments[0], to_write=False)
-            return context.get_dummy_value()
-
-        return types.void(types.intp), codegen
+    @emitted(lambda address: types.void(types.intp))
+    def prefetch(builder: Any, address: Any) -> None:
+        prefetch_line(builder, address, to_write=False)
 
     @intrinsic
     def multiply_in_place(

@@ -15,10 +15,8 @@ from spillgrad_kernels.jit.compile import REASSOCIATE, jit, register_jitable
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.reductions import larger_number
 from spillgrad_kernels.tables.scalar_math import normal_exp
-from spillgrad_kernels.threads.dispatch import parallel_for
+from spillgrad_kernels.threads.dispatch import GRAIN_ELEMENTS, grain_of, parallel_for
 
-# Elements that pay for another thread: 3 to 6 microseconds of work.
-_GRAIN_ELEMENTS = 1 << 13
 # A tile to transpose. Rows a power of two apart share a set of the cache; so few of them fit it.
 _TILE_ROWS, _TILE_COLUMNS = 8, 16
 # Partial sums of parameters' gradients per call: units of work for many cores, which are still added up quickly.
@@ -122,7 +120,7 @@ def _swap(start: int, stop: int, a: Any, out: Any, n: int, inner: int) -> None:
 def _swapped(a: np.ndarray, outer: int, n: int, inner: int) -> np.ndarray:
     """Return an (outer, n, inner) array as contiguous rows, of shape (outer * inner, n)."""
     out = buffers.empty((outer * inner, n), a.dtype)
-    grain = -(-_GRAIN_ELEMENTS // max(n * _TILE_COLUMNS, 1))
+    grain = -(-GRAIN_ELEMENTS // max(n * _TILE_COLUMNS, 1))
     strips = outer * -(-inner // _TILE_COLUMNS)
     parallel_for(_swap, strips, grain, np.ascontiguousarray(a).reshape(-1), out.reshape(-1), n, inner)
     return out
@@ -137,12 +135,8 @@ def _row_by_row(kernel: Any, axis: int, *operands: np.ndarray) -> np.ndarray:
     else:  # NumPy's copy of a transposed array takes ten times as long as this kernel
         rows = [_swapped(operand, outer, n, inner) for operand in operands]
     out = buffers.empty((outer * inner, n), operands[0].dtype)
-    parallel_for(kernel, out.shape[0], _grain(n), *rows, out)
+    parallel_for(kernel, out.shape[0], grain_of(n), *rows, out)
     return (out if inner == 1 else _swapped(out, outer, inner, n)).reshape(shape)
-
-
-def _grain(n: int) -> int:
-    return max(1, _GRAIN_ELEMENTS // max(n, 1))
 
 
 @on_device("normalization")
@@ -298,7 +292,7 @@ def layer_norm(
     out = buffers.empty(a.shape, a.dtype)
     mean, rstd = buffers.empty((count,), a.dtype), buffers.empty((count,), a.dtype)
     weight, bias = _parameter(weight, n, a.dtype, 1), _parameter(bias, n, a.dtype, 0)
-    parallel_for(_layer_norm, count, _grain(n), rows, weight, bias, float(eps), out.reshape(rows.shape), mean, rstd)
+    parallel_for(_layer_norm, count, grain_of(n), rows, weight, bias, float(eps), out.reshape(rows.shape), mean, rstd)
     return out, mean, rstd
 
 
@@ -318,7 +312,7 @@ def layer_norm_backward(
     dweight = _partial_sums(partials, n, a.dtype, _WEIGHT_OFFSET_BYTES)
     dbias = _partial_sums(partials, n, a.dtype, _BIAS_OFFSET_BYTES)
     parallel_for(
-        _layer_norm_backward, partials, -(-_grain(n) // block),
+        _layer_norm_backward, partials, -(-grain_of(n) // block),
         grad_rows, rows, _parameter(weight, n, a.dtype, 1), mean, rstd, block, da.reshape(rows.shape), dweight, dbias,
     )  # fmt: skip
     return da, dweight[:, :n].sum(axis=0), dbias[:, :n].sum(axis=0)
@@ -334,7 +328,7 @@ def rms_norm(a: np.ndarray, n: int, weight: np.ndarray | None, eps: float) -> tu
     rows = _normalized_rows(a, n)
     out, rstd = buffers.empty(a.shape, a.dtype), buffers.empty((rows.shape[0],), a.dtype)
     weight = _parameter(weight, n, a.dtype, 1)
-    parallel_for(_rms_norm, rows.shape[0], _grain(n), rows, weight, float(eps), out.reshape(rows.shape), rstd)
+    parallel_for(_rms_norm, rows.shape[0], grain_of(n), rows, weight, float(eps), out.reshape(rows.shape), rstd)
     return out, rstd
 
 
@@ -352,7 +346,7 @@ def rms_norm_backward(
     partials = -(-rows.shape[0] // block)
     da, dweight = buffers.empty(a.shape, a.dtype), _partial_sums(partials, n, a.dtype, _WEIGHT_OFFSET_BYTES)
     parallel_for(
-        _rms_norm_backward, partials, -(-_grain(n) // block),
+        _rms_norm_backward, partials, -(-grain_of(n) // block),
         grad_rows, rows, _parameter(weight, n, a.dtype, 1), rstd, block, da.reshape(rows.shape), dweight,
     )  # fmt: skip
     return da, dweight[:, :n].sum(axis=0)

@@ -12,11 +12,8 @@ from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import jit
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.scalar_math import where
-from spillgrad_kernels.threads.dispatch import parallel_for
+from spillgrad_kernels.threads.dispatch import grain_of, parallel_for
 from spillgrad_kernels.windows import Pair, Ranges
-
-# Elements of windows that pay for another thread: 3 to 6 microseconds of work.
-_GRAIN_ELEMENTS = 1 << 13
 
 
 @jit
@@ -112,7 +109,7 @@ def _planes(images: np.ndarray) -> np.ndarray:
 def _grain(down: Ranges, across: Ranges) -> int:
     """Return how many planes pay for another thread."""
     work = (down.stops - down.starts).sum() * (across.stops - across.starts).sum() // (down.step * across.step)
-    return max(1, _GRAIN_ELEMENTS // max(int(work), 1))
+    return grain_of(int(work))
 
 
 @on_device("pooling")

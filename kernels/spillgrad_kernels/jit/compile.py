@@ -5,6 +5,7 @@ place of each thing of Numba's. All are made, in order, when the first kernel is
 """
 
 import functools
+import inspect
 import logging  # noqa: F401 (see `fork_locks`)
 import os
 import threading
@@ -122,6 +123,28 @@ def c_function(name: str, parameters: int) -> Any:
 def intrinsic(function: Callable[..., Any]) -> Any:
     """Return a function for kernels, whose LLVM code `function` writes."""
     return Deferred(lambda compiler: compiler.intrinsic(function))
+
+
+def emitted(signature: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Let a function that writes LLVM code stand for that code in kernels.
+
+    The function takes an LLVM builder and the values of the arguments, and returns the value of the result, or None.
+    `signature` returns Numba's signature for the arguments' types.
+    """
+
+    def decorate(write: Callable[..., Any]) -> Any:
+        def implementation(_: Any, *kinds: Any) -> Any:
+            def codegen(context: Any, builder: Any, _: Any, values: Any) -> Any:
+                result = write(builder, *values)
+                return context.get_dummy_value() if result is None else result
+
+            return signature(*kinds), codegen
+
+        implementation.__name__ = write.__name__
+        implementation.__signature__ = inspect.signature(write)  # type: ignore[attr-defined]  # as Numba wants it
+        return intrinsic(implementation)
+
+    return decorate
 
 
 def overload(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad_kernels.jit.compile import FLOATS
+from spillgrad_kernels.tables.random import threshold_and_scale
 
 
 class Dropout(NamedTuple):
@@ -51,10 +52,6 @@ def dropout_operands(dropout: Dropout | None, dtype: np.dtype) -> tuple[bool, np
         return False, np.uint32(0), dtype.type(1), np.uint64(0), np.uint64(0)
     if not 0 <= dropout.p < 1:
         raise ValueError(f"attention: got dropout p={dropout.p}; wanted a probability from 0 to below 1")
-    return (
-        True,
-        np.uint32(min(round(dropout.p * 2**32), 2**32 - 1)),
-        dtype.type(1 / (1 - dropout.p)),
-        np.uint64(dropout.seed & 0xFFFFFFFFFFFFFFFF),
-        np.uint64(dropout.offset),
-    )
+    threshold, scale = threshold_and_scale(dropout.p)
+    seed = np.uint64(dropout.seed & 0xFFFFFFFFFFFFFFFF)
+    return True, np.uint32(threshold), dtype.type(scale), seed, np.uint64(dropout.offset)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 
-from spillgrad_kernels.jit.compile import CONTRACT, REASSOCIATE, intrinsic, overload, register_jitable
+from spillgrad_kernels.jit.compile import CONTRACT, REASSOCIATE, emitted, overload, register_jitable
 from spillgrad_kernels.tables.scalar_math import exp, where
 
 NOT_FOUND = np.int64(np.iinfo(np.int64).max)
@@ -22,14 +22,10 @@ def _extreme(ufunc: np.ufunc, instruction: str, docstring: str, flags: tuple[str
     def extreme(x: Any, y: Any) -> Any:
         return ufunc(x, y)
 
-    @intrinsic
-    def emit(typing_context: Any, x: Any, y: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            kind = arguments[0].type
-            function = builder.module.declare_intrinsic(instruction, [kind], ir.FunctionType(kind, [kind, kind]))
-            return builder.call(function, arguments, fastmath=flags)
-
-        return x(x, x), codegen
+    @emitted(lambda x, y: x(x, x))
+    def emit(builder: Any, x: Any, y: Any) -> Any:
+        kind = ir.FunctionType(x.type, [x.type, x.type])
+        return builder.call(builder.module.declare_intrinsic(instruction, [x.type], kind), [x, y], fastmath=flags)
 
     @overload(extreme, strict=False)
     def _implementation(x: Any, y: Any) -> Any:

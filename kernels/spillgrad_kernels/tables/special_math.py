@@ -10,9 +10,8 @@ the Hurwitz zeta function", equation 5); Giles 2012, "Approximating the erfinv f
 import math
 from typing import Any
 
-import numpy as np
-
 from spillgrad_kernels.jit.compile import register_jitable
+from spillgrad_kernels.tables.vector_code import of_two_through_float64, through_float64
 
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 _jitable = register_jitable(**OPTIONS)
@@ -151,22 +150,8 @@ def erfc(x: Any) -> Any:
     return math.erfc(x)
 
 
-def _through_float64(function: Any) -> Any:
-    def single(x: Any) -> Any:
-        return np.float32(function(np.float64(x)))
-
-    return _jitable(single)
-
-
-def _of_two_through_float64(function: Any) -> Any:
-    def single(x: Any, y: Any) -> Any:
-        return np.float32(function(np.float64(x), np.float64(y)))
-
-    return _jitable(single)
-
-
 # For float32 and for float64, by the names of `scalar_math`.
 IMPLEMENTATIONS: dict[str, tuple[Any, Any]] = {
-    **{f.__name__: (_through_float64(f), f) for f in (lgamma, digamma, erfinv, erfc, asinh, acosh, atanh)},
-    "polygamma": (_of_two_through_float64(polygamma), polygamma),
+    **{f.__name__: (through_float64(f), f) for f in (lgamma, digamma, erfinv, erfc, asinh, acosh, atanh)},
+    "polygamma": (of_two_through_float64(polygamma), polygamma),
 }

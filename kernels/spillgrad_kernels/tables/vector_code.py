@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from spillgrad_kernels.jit.compile import CONTRACT, intrinsic, register_jitable, types
+from spillgrad_kernels.jit.compile import CONTRACT, emitted, intrinsic, register_jitable, types
 
 # With NumPy's error model, division by zero gives inf or NaN. Python's would put a branch into every loop.
 # All are inlined, whatever their size: LLVM does not vectorise a loop around a call.
@@ -50,30 +50,22 @@ F32, I32 = np.float32, np.int32
 F64, I64 = np.float64, np.int64
 
 
-@intrinsic
-def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+@emitted(lambda a, b, c: a(a, b, c))
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """Return a * b + c, rounded once. With c = -0.0 that is the product, and LLVM does not fuse it with an addition."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fma(*arguments)
-
-    return a(a, b, c), codegen
+    return builder.fma(a, b, c)
 
 
 def polynomial(*coefficients: float) -> Any:
     """Return a compiled function that evaluates a polynomial, highest power first, in its argument's dtype."""
 
-    @intrinsic
-    def evaluate(typing_context: Any, x: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            (value,) = arguments
-            result = ir.Constant(value.type, coefficients[0])
-            for coefficient in coefficients[1:]:
-                product = builder.fmul(result, value, flags=("contract",))
-                result = builder.fadd(product, ir.Constant(value.type, coefficient), flags=("contract",))
-            return result
-
-        return x(x), codegen
+    @emitted(lambda x: x(x))
+    def evaluate(builder: Any, x: Any) -> Any:
+        result = ir.Constant(x.type, coefficients[0])
+        for coefficient in coefficients[1:]:
+            product = builder.fmul(result, x, flags=("contract",))
+            result = builder.fadd(product, ir.Constant(x.type, coefficient), flags=("contract",))
+        return result
 
     return evaluate
 
@@ -86,12 +78,9 @@ def beyond(limit: float, name: str) -> Any:
     Source: LLVM Language Reference, "vector-function-abi-variant".
     """
 
-    @intrinsic
-    def correct(typing_context: Any, x: Any, result: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.call(_with_vector_variants(builder.module, arguments[0].type, limit, name), arguments)
-
-        return x(x, x), codegen
+    @emitted(lambda x, result: x(x, x))
+    def correct(builder: Any, x: Any, result: Any) -> Any:
+        return builder.call(_with_vector_variants(builder.module, x.type, limit, name), [x, result])
 
     return correct
 
@@ -150,6 +139,16 @@ def through_float64(function: Any) -> Any:
     @jitable
     def narrow(x: Any) -> Any:
         return F32(function(F64(x)))
+
+    return narrow
+
+
+def of_two_through_float64(function: Any) -> Any:
+    """Do as `through_float64` for a function of two arguments."""
+
+    @jitable
+    def narrow(x: Any, y: Any) -> Any:
+        return F32(function(F64(x), F64(y)))
 
     return narrow
 

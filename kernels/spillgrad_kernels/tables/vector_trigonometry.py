@@ -7,7 +7,6 @@ import numpy as np
 
 from spillgrad_kernels.tables.vector_code import (
     F32,
-    F64,
     I32,
     ROUND32,
     ROUND64,
@@ -16,6 +15,7 @@ from spillgrad_kernels.tables.vector_code import (
     fma,
     is_negative64,
     jitable,
+    of_two_through_float64,
     polynomial,
     select,
     through_float64,
@@ -185,13 +185,8 @@ def _atan2_64(y: Any, x: Any) -> Any:
 _tan32, _asin32, _acos32, _atan32 = map(through_float64, (_tan64, _asin64, _acos64, _atan64))
 
 
-@jitable
-def _atan2_32(y: Any, x: Any) -> Any:
-    return F32(_atan2_64(F64(y), F64(x)))
-
-
 # For float32 and for float64, by the names of `scalar_math`.
 IMPLEMENTATIONS: dict[str, tuple[Any, Any]] = {
     "sin": (_sin32, _sin64), "cos": (_cos32, _cos64), "tan": (_tan32, _tan64), "asin": (_asin32, _asin64),
-    "acos": (_acos32, _acos64), "atan": (_atan32, _atan64), "atan2": (_atan2_32, _atan2_64),
+    "acos": (_acos32, _acos64), "atan": (_atan32, _atan64), "atan2": (of_two_through_float64(_atan2_64), _atan2_64),
 }  # fmt: skip

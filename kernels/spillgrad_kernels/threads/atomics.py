@@ -10,7 +10,7 @@ from typing import Any
 import llvmlite.binding
 from llvmlite import ir
 
-from spillgrad_kernels.jit.compile import DISABLE_JIT, c_function, cgutils, intrinsic, jit, types
+from spillgrad_kernels.jit.compile import DISABLE_JIT, c_function, cgutils, emitted, jit, types
 
 WORD_BYTES = 8
 # How often a waiting thread reads a word that another will change soon, before it offers its core to others.
@@ -58,49 +58,30 @@ if DISABLE_JIT:
 
 else:
 
-    @intrinsic
-    def load(typing_context: Any, address: Any, index: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.load_atomic(word_pointer(builder, *arguments), "seq_cst", WORD_BYTES)
+    @emitted(lambda address, index: types.int64(types.int64, types.int64))
+    def load(builder: Any, address: Any, index: Any) -> Any:
+        return builder.load_atomic(word_pointer(builder, address, index), "seq_cst", WORD_BYTES)
 
-        return types.int64(types.int64, types.int64), codegen
+    @emitted(lambda address, index, value: types.void(*[types.int64] * 3))
+    def store(builder: Any, address: Any, index: Any, value: Any) -> None:
+        builder.store_atomic(value, word_pointer(builder, address, index), "seq_cst", WORD_BYTES)
 
-    @intrinsic
-    def store(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            *place, value = arguments
-            builder.store_atomic(value, word_pointer(builder, *place), "seq_cst", WORD_BYTES)
-            return context.get_dummy_value()
+    @emitted(lambda address, index, value: types.int64(*[types.int64] * 3))
+    def fetch_add(builder: Any, address: Any, index: Any, value: Any) -> Any:
+        return builder.atomic_rmw("add", word_pointer(builder, address, index), value, "seq_cst")
 
-        return types.void(types.int64, types.int64, types.int64), codegen
+    @emitted(lambda address, index, value: types.int64(*[types.int64] * 3))
+    def exchange(builder: Any, address: Any, index: Any, value: Any) -> Any:
+        return builder.atomic_rmw("xchg", word_pointer(builder, address, index), value, "seq_cst")
 
-    def _read_modify_write(operation: str) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            *place, value = arguments
-            return builder.atomic_rmw(operation, word_pointer(builder, *place), value, "seq_cst")
-
-        return types.int64(types.int64, types.int64, types.int64), codegen
-
-    @intrinsic
-    def fetch_add(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
-        return _read_modify_write("add")
-
-    @intrinsic
-    def exchange(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
-        return _read_modify_write("xchg")
-
-    @intrinsic
-    def pause(typing_context: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            processor = llvmlite.binding.get_process_triple().partition("-")[0]
-            if processor in _PAUSES:
-                name, operands = _PAUSES[processor]
-                kind = ir.FunctionType(ir.VoidType(), [ir.IntType(32)] * len(operands))
-                function = cgutils.get_or_insert_function(builder.module, kind, name)
-                builder.call(function, [ir.IntType(32)(operand) for operand in operands])
-            return context.get_dummy_value()
-
-        return types.void(), codegen
+    @emitted(lambda: types.void())
+    def pause(builder: Any) -> None:
+        processor = llvmlite.binding.get_process_triple().partition("-")[0]
+        if processor in _PAUSES:
+            name, operands = _PAUSES[processor]
+            kind = ir.FunctionType(ir.VoidType(), [ir.IntType(32)] * len(operands))
+            function = cgutils.get_or_insert_function(builder.module, kind, name)
+            builder.call(function, [ir.IntType(32)(operand) for operand in operands])
 
     _yield_core = c_function("sched_yield", 0)
 

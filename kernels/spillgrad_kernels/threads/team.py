@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from spillgrad_kernels.jit.compile import c_function, cgutils, intrinsic, jit, types
+from spillgrad_kernels.jit.compile import c_function, cgutils, emitted, intrinsic, jit, types
 from spillgrad_kernels.threads.atomics import (
     WORD_BYTES,
     exchange,
@@ -54,14 +54,10 @@ def _function_type(parameters: int) -> Any:
     return ir.FunctionType(_WORD, [_WORD] * parameters)
 
 
-@intrinsic
-def _call(typing_context: Any, entry: Any, operands: Any, start: Any, stop: Any, worker: Any) -> Any:
+@emitted(lambda entry, operands, start, stop, worker: types.int64(*[types.int64] * 5))
+def _call(builder: Any, entry: Any, operands: Any, start: Any, stop: Any, worker: Any) -> Any:
     """Call the native function at an address."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.call(builder.inttoptr(arguments[0], _function_type(4).as_pointer()), arguments[1:])
-
-    return types.int64(*[types.int64] * 5), codegen
+    return builder.call(builder.inttoptr(entry, _function_type(4).as_pointer()), [operands, start, stop, worker])
 
 
 @jit
