@@ -15,28 +15,24 @@ RUN = 1024
 _SCAN = 256
 
 
+def _row_extreme(name: str, better: Callable[..., Any], start: float) -> Any:
+    @jit(name=f"rows.row_{name}")
+    def row_extreme(row: Any) -> Any:
+        extreme, undefined = row.dtype.type(start), False
+        for j in range(row.size):
+            undefined |= row[j] != row[j]
+            extreme = better(extreme, row[j])
+        return where(undefined, row.dtype.type(np.nan), extreme)
+
+    return row_extreme
+
+
+# The largest and the smallest value of a row: NaN if it holds one, -inf and inf if it is empty.
+row_max, row_min = _row_extreme("max", larger_number, -np.inf), _row_extreme("min", smaller_number, np.inf)
+
+
 # The sum of a row is float64, but each run is summed in the precision of the row. In float32 that is twice as fast, and
 # the rounding error of a run is below that of the result.
-
-
-@jit
-def row_max(row: Any) -> Any:
-    """Return the largest value of a row: NaN if it holds one, -inf if it is empty."""
-    largest, undefined = row.dtype.type(-np.inf), False
-    for j in range(row.size):
-        undefined |= row[j] != row[j]
-        largest = larger_number(largest, row[j])
-    return where(undefined, row.dtype.type(np.nan), largest)
-
-
-@jit
-def row_min(row: Any) -> Any:
-    """Return the smallest value of a row: NaN if it holds one, inf if it is empty."""
-    smallest, undefined = row.dtype.type(np.inf), False
-    for j in range(row.size):
-        undefined |= row[j] != row[j]
-        smallest = smaller_number(smallest, row[j])
-    return where(undefined, row.dtype.type(np.nan), smallest)
 
 
 @jit(fastmath=REASSOCIATE)
