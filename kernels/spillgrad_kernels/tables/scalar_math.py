@@ -3,7 +3,7 @@
 In plain Python, a function here is NumPy's, which also takes arrays: it serves as the oracle. Inside compiled code,
 float32 and float64 arguments get the functions of `vector_math` and the modules beside it, because Numba from PyPI has
 no library of vectorised mathematics and calls libm for one value at a time. Every value agrees with NumPy's to 2 ulp
-(`tests/kernels/test_scalar_math.py`).
+(`tests/kernels/tables/test_scalar_math.py`).
 """
 
 import math

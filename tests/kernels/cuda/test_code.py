@@ -40,7 +40,7 @@ from spillgrad_kernels.tables.optim import (
     sgd_element,
     sgd_momentum_element,
 )  # fmt: skip
-from tests.kernels.integer_rows import FORMULAS, as_by_numpy, operands_of
+from tests.kernels.cuda.integer_rows import FORMULAS, as_by_numpy, operands_of
 
 CAPABILITIES = [(7, 5), (8, 0), (9, 0)]
 
