@@ -119,7 +119,7 @@ class Place:
             descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | flags, dir_fd=directory)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                self._refuse(path, "a symbolic link, or no directory")
+                self._refuse(path, "which is a symbolic link or not a directory")
             raise
         try:
             found = os.fstat(descriptor)
@@ -138,8 +138,8 @@ class Place:
         if self.path not in _refused:
             _refused.add(self.path)
             warnings.warn(
-                f"kernel cache: got {path}, {why}; wanted what only user {os.geteuid()} can have written, as it would "
-                f"be run; it is not used: remove it, or set XDG_CACHE_HOME to a directory of your own",
+                f"kernel cache: got {path}, {why}; its code would be run, so only user {os.geteuid()} may write there; "
+                "the cache is not used; remove it, or set XDG_CACHE_HOME to a directory of your own",
                 stacklevel=2,
             )
         raise PermissionError(errno.EACCES, why, str(path))

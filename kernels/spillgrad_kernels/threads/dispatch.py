@@ -69,7 +69,7 @@ def launcher(team, count, grain, threads, {", ".join(names)}):
     threads = min(threads, (count + grain - 1) // grain)
     shares = threads * {_SHARES_PER_THREAD}
     if launch(team, kernel, count, max(grain, (count + shares - 1) // shares), threads - 1, ({", ".join(names)},)):
-        raise MemoryError("a kernel found no memory for its scratch space")
+        raise MemoryError("kernel: got no memory for its scratch space; use a smaller batch")
 """
     name = f"{kernel.py_func.kernel_name}.launcher"
     # Compiled code holds its globals for as long as it lives. With `kernel` among them, neither would ever be freed.
