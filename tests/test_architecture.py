@@ -92,13 +92,8 @@ MOST_LINES = 500
 # Longer files, each with its reason.
 LONG_FILES = {
     "spillgrad": "a façade: it lists the public names",
-    **dict.fromkeys(
-        (
-            "spillgrad.storage.disk_store", "spillgrad_kernels.cpu.attention", "spillgrad_kernels.cpu.microkernel",
-        ),
-        "not split yet",
-    ),
-}  # fmt: skip
+    "spillgrad.storage.disk_store": "not split yet",
+}
 
 Import = tuple[str, bool]  # what is imported, and whether inside a function
 

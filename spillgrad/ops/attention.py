@@ -23,7 +23,8 @@ from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape, transpose
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.cpu import attention as kernels
+from spillgrad_kernels.cpu.attention import attention_forward
+from spillgrad_kernels.cpu.attention_backward import attention_backward
 from spillgrad_kernels.cpu.random import dropout as zero_some
 from spillgrad_kernels.tables.attention import Dropout
 from spillgrad_kernels.tables.random import counters_needed
@@ -36,7 +37,7 @@ def _attention_forward(
     is_causal: bool, dropout: Dropout | None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        return kernels.attention_forward(q, k, v, scale, is_causal, mask, dropout)
+        return attention_forward(q, k, v, scale, is_causal, mask, dropout)
 
     return on_floats(attend, query, key, value, attn_mask, exact_aux=True)
 
@@ -47,7 +48,7 @@ def _attention_fused(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     def gradients(*arrays: Any) -> tuple[np.ndarray, ...]:
         g, q, k, v, mask, out, lse = arrays
-        return kernels.attention_backward(g, q, k, v, out, lse, scale, is_causal, mask, dropout)
+        return attention_backward(g, q, k, v, out, lse, scale, is_causal, mask, dropout)
 
     return run_on_tensors(gradients, g, query, key, value, attn_mask, result, lse)  # type: ignore[no-any-return]
 

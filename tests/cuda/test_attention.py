@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from spillgrad_kernels.cpu import attention as on_the_host
+from spillgrad_kernels.cpu import attention_backward as gradients_on_the_host
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.cuda.attention import attention_forward
 from spillgrad_kernels.cuda.attention_backward import attention_backward
@@ -31,7 +32,7 @@ def check(q, k, v, g, causal=False, mask=None, dropout=None, rearranged=lambda a
     wanted = [
         out,
         lse,
-        *on_the_host.attention_backward(exact[3], *exact[:3], out, lse, scale, causal, exact_mask, dropout),
+        *gradients_on_the_host.attention_backward(exact[3], *exact[:3], out, lse, scale, causal, exact_mask, dropout),
     ]
     x, y, z, gradient = (rearranged(to_device(array)) for array in (q, k, v, g))
     on_device = None if mask is None else to_device(mask)

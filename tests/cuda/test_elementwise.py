@@ -8,9 +8,9 @@ from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.cuda.elementwise import compute, copy, elementwise
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.program import Program, Step
-from tests.kernels.integer_rows import FORMULAS, INTEGERS, as_by_numpy, operands_of
-from tests.kernels.test_elementwise import SHAPES
-from tests.kernels.test_elementwise import operands_of as floats_of
+from tests.kernels.cpu.test_elementwise import SHAPES
+from tests.kernels.cpu.test_elementwise import operands_of as floats_of
+from tests.kernels.cuda.integer_rows import FORMULAS, INTEGERS, as_by_numpy, operands_of
 
 SUB = ROWS["sub"].forward
 

@@ -5,7 +5,7 @@ import pytest
 
 from spillgrad_kernels.cuda import reductions
 from spillgrad_kernels.cuda.array import to_device
-from tests.kernels.integer_rows import INTEGERS
+from tests.kernels.cuda.integer_rows import INTEGERS
 
 SHAPES_AND_AXES = [
     ((7,), (0,)), ((5, 9), (0,)), ((5, 9), (1,)), ((5, 9), (0, 1)), ((3, 4, 5), (1,)), ((3, 4, 5), (0, 2)),

@@ -48,7 +48,7 @@ def run(updates: Iterable[Update]) -> None:
         if update.param.size % lanes or any([a.address % ACCESS_BYTES for a in arrays]):
             lanes = 1
         numbers = tuple([id(number) if isinstance(number, DeviceArray) else number for number in update.numbers])
-        groups.setdefault((update.rule, dtype, numbers, lanes), []).append(update)
+        groups.setdefault((update.formula, dtype, numbers, lanes), []).append(update)
     for (_, _, _, lanes), group in groups.items():
         if len(group) == 1:
             _run_alone(group[0])
@@ -61,10 +61,10 @@ def _numbers(update: Update) -> list[Any]:
 
 
 def _run_alone(update: Update) -> None:
-    rule, param, grad, state, _ = update
+    formula, param, grad, state, _ = update
     outs = (param, *state)
     operands = (param, grad, *state, *_numbers(update))
-    compute(rule.formula, rule.formula.__name__, operands, tuple([out.dtype for out in outs]), outs)
+    compute(formula, formula.__name__, operands, tuple([out.dtype for out in outs]), outs)
 
 
 def _run_together(group: list[Update], lanes: int) -> None:
@@ -78,7 +78,7 @@ def _run_together(group: list[Update], lanes: int) -> None:
         return
     numbers = _numbers(first)
     kinds = tuple([number.dtype.name if isinstance(number, DeviceArray) else None for number in numbers])
-    updating(first.rule.formula, first.param.dtype, 2 + len(first.state), kinds, lanes).run_blocks(
+    updating(first.formula, first.param.dtype, 2 + len(first.state), kinds, lanes).run_blocks(
         parts, len(group), parts, _PART_ELEMENTS, _on_device(tuple(words)).address,
         *[number.address if isinstance(number, DeviceArray) else number for number in numbers],
     )  # fmt: skip

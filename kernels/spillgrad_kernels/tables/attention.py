@@ -1,16 +1,17 @@
-"""What attention checks of its arguments and draws for dropout, on every device."""
+"""Attention's checks of its arguments, and its dropout, for processors and devices."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from spillgrad_kernels.jit.compile import FLOATS
+from spillgrad_kernels.tables.random import threshold_and_scale
 
 
 class Dropout(NamedTuple):
-    """Which weights are zeroed: each with probability `p` < 1, drawn from a seed and a position in its stream.
+    """Which weights are zeroed: each with probability `p` < 1, drawn from a seed and an offset in its stream.
 
-    Every row of S weights draws from `counters_needed(S)` counters of its own, in the order of heads and queries.
+    Each row of S weights has `counters_needed(S)` counters of its own, in the order of heads and queries.
     """
 
     p: float
@@ -30,7 +31,7 @@ def check_operands(q: Any, k: Any, v: Any) -> None:
 
 
 def check_results(q: Any, v: Any, grad_out: Any, out: Any, lse: Any) -> None:
-    """Raise ValueError or TypeError where `attention_backward` gets what is not of these queries and values."""
+    """Raise ValueError for shapes and TypeError for dtypes of results that do not fit these queries and values."""
     wanted = (*q.shape[:-1], v.shape[-1])
     if grad_out.shape != wanted or out.shape != wanted or lse.shape != wanted[:-1]:
         raise ValueError(
@@ -42,15 +43,15 @@ def check_results(q: Any, v: Any, grad_out: Any, out: Any, lse: Any) -> None:
 
 
 def dropout_operands(dropout: Dropout | None, dtype: np.dtype) -> tuple[bool, np.uint32, Any, np.uint64, np.uint64]:
-    """Return whether weights are dropped, the least random word that keeps one, its factor, seed and counter."""
+    """Return what kernels need of dropout.
+
+    That is whether weights are dropped, the least random word for which one is kept, the factor for kept weights, the
+    seed, and the first counter. Raises ValueError unless p is in [0, 1).
+    """
     if dropout is None:
         return False, np.uint32(0), dtype.type(1), np.uint64(0), np.uint64(0)
     if not 0 <= dropout.p < 1:
         raise ValueError(f"attention: got dropout p={dropout.p}; wanted a probability from 0 to below 1")
-    return (
-        True,
-        np.uint32(min(round(dropout.p * 2**32), 2**32 - 1)),
-        dtype.type(1 / (1 - dropout.p)),
-        np.uint64(dropout.seed & 0xFFFFFFFFFFFFFFFF),
-        np.uint64(dropout.offset),
-    )
+    threshold, scale = threshold_and_scale(dropout.p)
+    seed = np.uint64(dropout.seed & 0xFFFFFFFFFFFFFFFF)
+    return True, np.uint32(threshold), dtype.type(scale), seed, np.uint64(dropout.offset)

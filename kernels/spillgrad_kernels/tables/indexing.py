@@ -1,12 +1,12 @@
-"""What indexing checks of its arguments, on every device."""
+"""Checks of the arguments of indexing, for processors and devices."""
 
 from typing import Any
 
 
 def reachable_part(who: str, a: Any, axis: int, shape: tuple[int, ...]) -> Any:
-    """Return what an index of `shape` along `axis` can reach of `a`: the leading corner in all other dimensions.
+    """Return the part of `a` that an index of `shape` along `axis` can reach: the first elements of other dimensions.
 
-    Raises ValueError where the index is larger.
+    Raises ValueError where the index is larger than `a` in another dimension.
     """
     others = [i for i in range(a.ndim) if i != axis]
     if len(shape) != a.ndim or any(shape[i] > a.shape[i] for i in others):
@@ -18,7 +18,7 @@ def reachable_part(who: str, a: Any, axis: int, shape: tuple[int, ...]) -> Any:
 
 
 def require_source(index: tuple[int, ...], source: tuple[int, ...]) -> None:
-    """Raise ValueError where a source of this shape has no value for every place of an index."""
+    """Raise ValueError unless a source of this shape has a value for every element of an index."""
     if len(source) != len(index) or any(have < need for have, need in zip(source, index, strict=True)):
         raise ValueError(
             f"scatter_add: got an index of shape {index} and a source of shape {source}; "

@@ -1,4 +1,4 @@
-"""Functions of integers, for kernels and for what launches them."""
+"""Functions of integers, for kernels and for the code that launches them."""
 
 from spillgrad_kernels.jit.compile import register_jitable
 

@@ -36,8 +36,14 @@ from spillgrad_kernels.cuda.pointers import computing_dtype
 from spillgrad_kernels.layout import dense
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import CONVERSIONS, Symbol, Trace, parameters
-from spillgrad_kernels.tables.optim import ADAM, LION, SCALE, SGD, SGD_MOMENTUM
-from tests.kernels.integer_rows import FORMULAS, as_by_numpy, operands_of
+from spillgrad_kernels.tables.optim import (
+    adam_element,
+    lion_element,
+    scale_element,
+    sgd_element,
+    sgd_momentum_element,
+)  # fmt: skip
+from tests.kernels.cuda.integer_rows import FORMULAS, as_by_numpy, operands_of
 
 CAPABILITIES = [(7, 5), (8, 0), (9, 0)]
 
@@ -346,14 +352,18 @@ def test_pooling_and_resampling_compile_for_every_generation(dtype):
             assert dtype == "float64" or ".f64" not in code
 
 
+# The formulas of updates, and how many states each has.
+UPDATES = [(adam_element, 2), (lion_element, 1), (sgd_element, 0), (sgd_momentum_element, 1), (scale_element, 0)]
+
+
 @pytest.mark.parametrize("dtype, access", [("float32", "v4.f32"), ("float64", "v2.f64")])
-@pytest.mark.parametrize("rule, states", [(ADAM, 2), (LION, 1), (SGD, 0), (SGD_MOMENTUM, 1), (SCALE, 0)])
-def test_every_update_moves_16_bytes_at_a_time_on_every_generation(rule, states, dtype, access):
+@pytest.mark.parametrize("formula, states", UPDATES)
+def test_every_update_moves_16_bytes_at_a_time_on_every_generation(formula, states, dtype, access):
     kind = np.dtype(dtype)
     array = dense((1024,), kind)
-    numbers = len(parameters(rule.formula)) - 2 - states
+    numbers = len(parameters(formula)) - 2 - states
     operands, outs = (array,) * (2 + states) + (kind,) * numbers, (array,) * (1 + states)
-    kernel = elementwise.prepare(rule.formula, "update", (kind,) * len(outs), operands, outs, True).kernel
+    kernel = elementwise.prepare(formula, "update", (kind,) * len(outs), operands, outs, True).kernel
     for major, minor in CAPABILITIES:
         code = kernel.ptx((major, minor))
         assert f".target sm_{major}{minor}" in code
@@ -361,11 +371,11 @@ def test_every_update_moves_16_bytes_at_a_time_on_every_generation(rule, states,
 
 
 @pytest.mark.parametrize("dtype, access", [("float32", "v4.f32"), ("float64", "v2.f64")])
-@pytest.mark.parametrize("rule, states", [(ADAM, 2), (LION, 1), (SGD, 0), (SGD_MOMENTUM, 1), (SCALE, 0)])
-def test_updates_of_many_parameters_move_as_much_and_find_them_in_a_table(rule, states, dtype, access):
+@pytest.mark.parametrize("formula, states", UPDATES)
+def test_updates_of_many_parameters_move_as_much_and_find_them_in_a_table(formula, states, dtype, access):
     kind = np.dtype(dtype)
-    numbers = len(parameters(rule.formula)) - 2 - states
-    kernel = optim.updating(rule.formula, kind, 2 + states, (None,) * numbers, 16 // kind.itemsize)
+    numbers = len(parameters(formula)) - 2 - states
+    kernel = optim.updating(formula, kind, 2 + states, (None,) * numbers, 16 // kind.itemsize)
     for major, minor in CAPABILITIES:
         code = kernel.ptx((major, minor))
         assert f".target sm_{major}{minor}" in code

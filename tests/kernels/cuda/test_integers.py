@@ -9,8 +9,8 @@ import pytest
 from spillgrad_kernels.cuda import elementwise, index_sums, indexing, logic, reductions, sorting
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import parameters
-from tests.kernels.integer_rows import FORMULAS, INTEGERS, as_by_numpy, operands_of
-from tests.kernels.on_host import compiled, compute
+from tests.kernels.cuda.integer_rows import FORMULAS, INTEGERS, as_by_numpy, operands_of
+from tests.kernels.cuda.on_host import compiled, compute
 
 HALF_AND_FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 
