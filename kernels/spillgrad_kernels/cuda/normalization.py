@@ -10,7 +10,7 @@ import numpy as np
 
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import contiguous, converted
-from spillgrad_kernels.cuda.reductions import EXPONENTIALS, join_exponentials
+from spillgrad_kernels.cuda.reductions import EXPONENTIALS_FOLD
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, run
 from spillgrad_kernels.device_array import DeviceArray
@@ -23,16 +23,14 @@ _PARTIAL_ROWS, _MAX_PARTIALS = 64, 512
 
 # --- Softmax ---------------------------------------------------------------------------------------------------------
 
-_EXPONENTIALS = Fold(EXPONENTIALS, lambda a: (a, 1), join_exponentials)
-
 # Where the largest element is infinite, largest - largest makes the row NaN, as the definition does.
 _SOFTMAX = RowLoop(
-    "softmax", ["a"], fold=_EXPONENTIALS,
+    "softmax", ["a"], fold=EXPONENTIALS_FOLD,
     finish=lambda largest, total: 1 / (total + (largest - largest)), finished=["factor"],
     element=lambda a, largest, factor: exp(a - largest) * factor,
 )  # fmt: skip
 _LOG_SOFTMAX = RowLoop(
-    "log_softmax", ["a"], fold=_EXPONENTIALS,
+    "log_softmax", ["a"], fold=EXPONENTIALS_FOLD,
     finish=lambda largest, total: log(total + (largest - largest)), finished=["log_total"],
     element=lambda a, largest, log_total: a - largest - log_total,
 )  # fmt: skip

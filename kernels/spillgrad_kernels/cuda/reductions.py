@@ -272,20 +272,15 @@ def join_exponentials(largest: Any, total: Any, other_largest: Any, other_total:
 
 
 EXPONENTIALS = {"largest": -math.inf, "total": 0}
+EXPONENTIALS_FOLD = Fold(EXPONENTIALS, lambda a: (a, 1), join_exponentials)
 
 
 def _log_of_sum(largest: Any, total: Any) -> Any:
     return largest + log(total)
 
 
-_LOGSUMEXP = RowLoop(
-    "logsumexp", ["a"], fold=Fold(EXPONENTIALS, lambda a: (a, 1), join_exponentials),
-    finish=_log_of_sum, finished=["lse"], stored=["lse"],
-)  # fmt: skip
-_LOGSUMEXP_OF_PART = RowLoop(
-    "logsumexp_of_part", ["a"], fold=Fold(EXPONENTIALS, lambda a: (a, 1), join_exponentials),
-    stored=["largest", "total"],
-)  # fmt: skip
+_LOGSUMEXP = RowLoop("logsumexp", ["a"], fold=EXPONENTIALS_FOLD, finish=_log_of_sum, finished=["lse"], stored=["lse"])
+_LOGSUMEXP_OF_PART = RowLoop("logsumexp_of_part", ["a"], fold=EXPONENTIALS_FOLD, stored=["largest", "total"])
 _LOGSUMEXP_OF_PARTS = RowLoop(
     "logsumexp_of_parts", ["part_largest", "part_total"],
     fold=Fold(EXPONENTIALS, lambda part_largest, part_total: (part_largest, part_total), join_exponentials),
