@@ -14,7 +14,8 @@ from spillgrad_kernels.jit.compile import counts
 # What needs the extra `cuda`, which may not be installed: none of it can even be imported then.
 NEEDS_CUDA = (
     "cuda/*",
-    *(f"kernels/test_cuda_{name}.py" for name in ("availability", "code", "driver", "integers", "machine_code")),
+    *(f"kernels/cuda/test_{name}.py" for name in ("code", "integers", "machine_code")),
+    *(f"kernels/cuda/driver/test_{name}.py" for name in ("availability", "driver")),
 )
 HAS_CUDA = importlib.util.find_spec("numba_cuda") is not None
 collect_ignore_glob = [] if HAS_CUDA else list(NEEDS_CUDA)

@@ -52,6 +52,7 @@ ONLY = {
 NEVER = {
     "spillgrad": ("spillgrad_tools",),
     "spillgrad_kernels.cpu": ("spillgrad_kernels.cuda",),
+    "spillgrad_kernels.cuda": ("spillgrad_kernels.cpu",),
     **dict.fromkeys(
         ("spillgrad.tensor", "spillgrad.tensor_data", "spillgrad.ops", "spillgrad.autograd"),
         (*LAYERS_ABOVE_TENSORS, *DOORS),
@@ -92,14 +93,7 @@ MOST_LINES = 500
 LONG_FILES = {
     "spillgrad": "a façade: it lists the public names",
     "spillgrad.storage.disk_store": "a tenth of it is the contract of the budget, in the docstring of its class",
-    **dict.fromkeys(
-        (
-            "spillgrad_kernels.cpu.attention", "spillgrad_kernels.cuda.attention",
-            "spillgrad_kernels.cuda.indexing", "spillgrad_kernels.cpu.microkernel",
-        ),
-        "not split yet",
-    ),
-}  # fmt: skip
+}
 
 Import = tuple[str, bool]  # what is imported, and whether inside a function
 

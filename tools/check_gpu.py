@@ -290,7 +290,7 @@ def parts(quick: bool) -> list[Part]:
         Part("training, spilled", 30, by_process("training-spilled")),
         Part("benchmark", 230, benchmark(*rounds)),
         Part("tests on the device", 140, tests(*chosen)),
-        Part("PTX code", 50, tests("tests/kernels/test_cuda_code.py"), is_quick=False),
+        Part("PTX code", 50, tests("tests/kernels/cuda/test_code.py"), is_quick=False),
     ]
     return [part for part in every if part.is_quick or not quick]
 

@@ -1,8 +1,8 @@
 """Arrays on a device, and how functions of arrays find their device kernels.
 
-A device array knows where its elements are and reads none. NumPy computes the layout of each kind of view once, from an
-array over stand-in addresses of which no element is read. The kernels are in `spillgrad_kernels.cuda`. It needs
-numba-cuda, and is imported when the first device array is made.
+A device array knows where its elements are, and never reads them. NumPy computes the layout of each kind of view once,
+from an array at a stand-in address whose elements nobody reads. The kernels are in `spillgrad_kernels.cuda`. That
+package needs numba-cuda, and is imported for the first device array.
 """
 
 import functools
@@ -15,22 +15,22 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from spillgrad_kernels.cpu.pointers import address_of as host_address_of
 from spillgrad_kernels.layout import STAND_IN_ADDRESS, Layout, Shape
+from spillgrad_kernels.layout import address_of as host_address_of
 from spillgrad_kernels.memory import buffers
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# What one access of a device's thread moves at most; arrays that begin at a multiple of it are aligned.
+# The most bytes that a device's thread moves at once. Arrays that begin at a multiple of it are aligned.
 ACCESS_BYTES = 16
 
 
 class NotOnDevice(TypeError):
-    """No kernel of the device does this; the host could, with copies of the arrays."""
+    """The device has no kernel for this. The host can compute it from copies of the arrays."""
 
 
 class NoSuchAttribute(NotOnDevice, AttributeError):
-    """A device array has not all that NumPy's have."""
+    """Device arrays lack this attribute of NumPy's arrays."""
 
 
 def _cuda(module: str) -> Any:
@@ -38,7 +38,7 @@ def _cuda(module: str) -> Any:
 
 
 class Flags:
-    """NumPy's flags of a device array, of which `writeable` can be set."""
+    """The flags of a device array, as NumPy names them; `writeable` can be set."""
 
     __slots__ = ("_array",)
 
@@ -68,11 +68,11 @@ class Flags:
 
 
 class DeviceArray(NDArrayOperatorsMixin):
-    """An array in device memory; shape, strides, dtype, flags and views are NumPy's.
+    """An array in device memory, with shape, strides, dtype, flags and views as in NumPy.
 
-    NumPy's functions take it where the device has a kernel for them. Those that would read its elements on the host,
-    and `np.asarray`, raise NotOnDevice: `to_host` copies them there. `address` is that of the first element. `base` is
-    the array that this is a view of, which it holds, as with NumPy's, and `owner` what else lives as long as it does.
+    NumPy's functions take it where the device has a kernel for them. Functions that would read its elements on the
+    host, such as `np.asarray`, raise NotOnDevice; `to_host` copies the elements there. `address` is that of the first
+    element. A view holds its `base`, as in NumPy. An array keeps its `owner` alive.
     """
 
     __slots__ = ("__weakref__", "address", "base", "dtype", "layout", "owner", "shape", "strides")
@@ -113,25 +113,25 @@ class DeviceArray(NDArrayOperatorsMixin):
 
     @property
     def flags(self) -> Flags:
-        """Whether the elements are in order without gaps, and may be written."""
+        """The array's flags."""
         return Flags(self)
 
     # Views
 
     def unread(self) -> np.ndarray:
-        """Return a NumPy array of this address and layout; nobody may read its elements."""
+        """Return a NumPy array with this address and layout. Its elements must not be read."""
         return self.layout.at(self.address)
 
     def view_of(self, view: np.ndarray) -> "DeviceArray":
-        """Return the view of this array that has the address and layout of a view of `unread()`."""
+        """Return the view of this array at the address and with the layout of `view`, a view of `unread()`."""
         base = self if self.base is None else self.base
         return DeviceArray(host_address_of(view), Layout.of(view), None, base)
 
     def view_by(self, function: Callable[..., np.ndarray], *arguments: Any, **options: Any) -> "DeviceArray":
-        """Return the view that a function of NumPy makes of this array."""
+        """Return the view of this array that a NumPy function makes."""
         try:
             offset, layout = _viewed(function, self.layout, arguments, tuple(options.items()) if options else ())
-        except TypeError:  # lists, say, are not hashable; or an argument is wrong
+        except TypeError:  # an argument is not hashable, as a list, or it is wrong
             return self.view_of(function(self.unread(), *arguments, **options))
         return DeviceArray(self.address + offset, layout, None, self if self.base is None else self.base)
 
@@ -141,13 +141,13 @@ class DeviceArray(NDArrayOperatorsMixin):
         return self.view_by(np.transpose)
 
     def __getitem__(self, key: Any) -> "DeviceArray":
-        """Return a view; for an index with arrays a copy."""
+        """Return a view, or a copy for an index that has arrays."""
         if _has_arrays(key):
             return _cuda("advanced_indexing").pick(self, key)  # type: ignore[no-any-return]
         return self.view_by(_part, _viewing(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Overwrite a part with a broadcast value; of several for one element, by an index with arrays, the last."""
+        """Overwrite a part with a broadcast value. An index with arrays may repeat an element; the last value stays."""
         if _has_arrays(key):
             _cuda("advanced_indexing").put(self, key, value)
         else:
@@ -159,7 +159,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         return self.shape[0]
 
     def view(self, dtype: Any = None) -> "DeviceArray":
-        """Return a view, of the same bytes as another dtype if one is given. Raises ValueError as NumPy does."""
+        """Return a view of the same bytes, as another dtype if one is given. Raises ValueError as NumPy does."""
         return self.view_by(np.ndarray.view, self.dtype if dtype is None else dtype)
 
     def transpose(self, *axes: Any) -> "DeviceArray":
@@ -179,9 +179,9 @@ class DeviceArray(NDArrayOperatorsMixin):
         return self.view_by(np.broadcast_to, shape)
 
     def reshape(self, *shape: Any, copy: bool | None = None) -> "DeviceArray":
-        """Return a view of another shape, or a copy where that takes one; then `copy=False` raises ValueError."""
+        """Return a view of another shape, or a copy where no view has it. `copy=False` raises ValueError instead."""
         sizes = shape[0] if len(shape) == 1 else shape
-        if copy is False or self.layout.dense:  # of what is dense, all sizes that multiply to it are views
+        if copy is False or self.layout.dense:  # a dense array has views of all shapes
             return self.view_by(_reshaped, sizes)
         try:
             return self.view_by(_reshaped, sizes)
@@ -201,17 +201,17 @@ class DeviceArray(NDArrayOperatorsMixin):
         return to_device, (self.to_host(),)
 
     def astype(self, dtype: Any, order: str = "C", copy: bool = True) -> "DeviceArray":
-        """Return a copy without gaps in another dtype; with `copy=False` the array itself where it has that."""
+        """Return a copy without gaps in another dtype, or the array itself with `copy=False` if it has that dtype."""
         if not copy and self.dtype == dtype:
             return self
         return _cuda("elementwise").copy(self, np.dtype(dtype))  # type: ignore[no-any-return]
 
     def sum(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> "DeviceArray":
-        """Return sums over dimensions, of all without `axis`; computed in `dtype`."""
+        """Return sums over the dimensions `axis`, by default over all; computed in `dtype`."""
         return np.sum(self, axis, dtype, keepdims=keepdims)  # type: ignore[no-any-return]
 
     def any(self, axis: Any = None, keepdims: bool = False) -> "DeviceArray":
-        """Return whether elements are true, over dimensions, or over all without `axis`."""
+        """Return whether any element is true, over the dimensions `axis`, by default over all."""
         return np.any(self, axis, keepdims=keepdims)  # type: ignore[no-any-return]
 
     def __bool__(self) -> bool:
@@ -225,7 +225,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         _cuda("elementwise").assign(self, value)
 
     def to_host(self) -> np.ndarray:
-        """Return a copy in the host's memory, once all that computes it is done."""
+        """Wait until the elements are computed; return a copy in the host's memory."""
         return _cuda("array").to_host(self)  # type: ignore[no-any-return]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -241,12 +241,12 @@ class DeviceArray(NDArrayOperatorsMixin):
         return _cuda("numpy_functions").call_ufunc(ufunc, method, *operands, **options)
 
 
-# What an operation's forward function takes for a tensor. For type checkers all of them are NumPy's.
+# The arrays that an operation's forward function takes for a tensor. For type checkers, all are NumPy arrays.
 ARRAYS: tuple[Any, ...] = (np.ndarray, DeviceArray)
 
 
 def is_on_device(array: object) -> bool:
-    """Return whether something is an array of the device."""
+    """Return whether an object is an array on a device."""
     return type(array) is DeviceArray
 
 
@@ -260,7 +260,7 @@ def _has_arrays(key: Any) -> bool:
 
 
 def _viewing(key: Any) -> tuple[Any, ...]:
-    """Return the index of a view as something hashable. Raises NotOnDevice for one that NumPy would copy for."""
+    """Return the index of a view in a hashable form. Raises NotOnDevice for an index for which NumPy would copy."""
     parts: list[Any] = []
     for part in key if isinstance(key, tuple) else (key,):
         if part is None or part is ... or type(part) is int:
@@ -278,9 +278,10 @@ def _viewing(key: Any) -> tuple[Any, ...]:
 
 
 def _part(array: np.ndarray, key: tuple[Any, ...]) -> np.ndarray:
-    """Return the view of an array that `_viewing` told the index of."""
+    """Return the view of an array at an index in the form that `_viewing` returns."""
     parts = tuple([slice(*part) if type(part) is tuple else part for part in key])
-    found: np.ndarray = array[parts if ... in parts else (*parts, ...)]  # without it, NumPy would read an element
+    # Without an ellipsis, NumPy would read an element.
+    found: np.ndarray = array[parts if ... in parts else (*parts, ...)]
     return found
 
 
@@ -301,12 +302,15 @@ def _viewed(
 
 
 def arange_beside(array: Any, count: int) -> np.ndarray:
-    """Return the integers from 0 up to a count, on the device of an array."""
+    """Return the integers from 0 to `count` - 1, on the device of `array`."""
     return _cuda("indexing").arange(count) if type(array) is DeviceArray else np.arange(count)
 
 
 def strided_view(memory: np.ndarray, offset: int, shape: Shape, dtype: Any, strides: Shape) -> np.ndarray:
-    """Return a view of dense memory, of the host or of the device, from an offset on. Units: bytes."""
+    """Return a view of dense memory on the host or a device, which begins at an offset.
+
+    Units: offset and strides in bytes.
+    """
     if is_on_device(memory):
         array: Any = memory
         view: np.ndarray = np.ndarray(shape, dtype, array.unread().reshape(-1).view(np.uint8).data, offset, strides)
@@ -315,7 +319,7 @@ def strided_view(memory: np.ndarray, offset: int, shape: Shape, dtype: Any, stri
 
 
 def byte_bounds(array: np.ndarray) -> tuple[int, int]:
-    """Return the addresses of an array's first byte, and behind its last one."""
+    """Return the address of an array's first byte, and the address after its last."""
     looked_at: Any = array
     if type(looked_at) is DeviceArray:
         low, high = looked_at.layout.bounds
@@ -324,7 +328,7 @@ def byte_bounds(array: np.ndarray) -> tuple[int, int]:
 
 
 def may_share_memory(a: DeviceArray, b: DeviceArray) -> bool:
-    """Return whether what two arrays reach over has a byte in common."""
+    """Return whether the ranges of memory over which two arrays extend overlap."""
     (low, high), (other_low, other_high) = byte_bounds(a), byte_bounds(b)  # type: ignore[arg-type]
     return max(low, other_low) < min(high, other_high)
 
@@ -340,29 +344,29 @@ def empty_on_device(shape: Shape, dtype: Any) -> np.ndarray:
 
 
 def empty_beside(array: Any, shape: Shape, dtype: Any) -> np.ndarray:
-    """Return an uninitialised array without gaps, on the device of another."""
+    """Return an uninitialised array without gaps, on the device of `array`."""
     return empty_on_device(shape, dtype) if type(array) is DeviceArray else buffers.empty(shape, dtype)
 
 
 def zeros_beside(array: Any, shape: Shape, dtype: Any) -> np.ndarray:
-    """Return an array of zeros without gaps, on the device of another."""
+    """Return an array of zeros without gaps, on the device of `array`."""
     return _cuda("array").zeros(shape, dtype) if type(array) is DeviceArray else buffers.zeros(shape, dtype)
 
 
 def beside(array: Any, other: np.ndarray) -> np.ndarray:
-    """Return an array of the host, or a copy of it on the device of `array`."""
+    """Return `other`, an array of the host, or its copy on a device if `array` is on one."""
     return to_device(other) if type(array) is DeviceArray else other
 
 
 def prepare_on_device(*arguments: Any) -> Any:
-    """Return what computes an elementwise formula on the device; see `spillgrad_kernels.cuda.elementwise.prepare`."""
+    """Prepare an elementwise formula for the device; see `spillgrad_kernels.cuda.elementwise.prepare`."""
     return _cuda("elementwise").prepare(*arguments)
 
 
 def on_device(module: str) -> Callable[[Function], Function]:
     """Let a function of the CPU's kernels take device arrays too.
 
-    The function of the same name and parameters in that module of `spillgrad_kernels.cuda` then computes. Raises
+    For them it calls the function of the same name and parameters in a module of `spillgrad_kernels.cuda`. Raises
     NotOnDevice where there is none.
     """
 
@@ -387,7 +391,7 @@ def _has_device_array(arguments: Sequence[Any]) -> bool:
 
 
 def _require_device(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    """Raise NotOnDevice for arrays of the host, but those without dimensions: they are numbers."""
+    """Raise NotOnDevice for arrays of the host. Those without dimensions are numbers, and pass."""
     for argument in arguments:
         kind = type(argument)
         if kind is list or kind is tuple:
@@ -400,7 +404,7 @@ def _require_device(function: Callable[..., Any], arguments: Sequence[Any]) -> N
 
 @functools.cache
 def device_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the device form of a function of the CPU's kernels. Raises NotOnDevice if there is none."""
+    """Return the function of the device that stands for one of the CPU's. Raises NotOnDevice if there is none."""
     name = function.__name__
     module: str = function.device_module  # type: ignore[attr-defined]
     try:

@@ -1,5 +1,6 @@
-"""The layout of an array: its shape, strides and dtype."""
+"""The layout of an array (its shape, strides and dtype), and its address."""
 
+import ctypes
 import functools
 from typing import Any
 
@@ -7,17 +8,19 @@ import numpy as np
 
 Shape = tuple[int, ...]
 
-# An address for arrays of which only views are made and no element is read.
+# An address for arrays whose views are made but whose elements are never read.
 STAND_IN_ADDRESS = 1 << 40
+# Where a NumPy array object holds the address of its data: in its first field, after those of every Python object.
+DATA_FIELD = object.__basicsize__
 
 
 class Layout:
     """The shape of an array, its strides in bytes, its dtype, and whether it may be written.
 
-    `dense` is what NumPy calls C-contiguous. `bounds` are the offsets in bytes of the array's first byte and of the end
-    of its last one, from its first element; both are 0 for an array without elements.
-    `Layout.made` returns one object for equal layouts, so that a layout is a key that costs no comparison. Only where a
-    program uses more layouts than it remembers do equal ones have several objects.
+    A `dense` layout is what NumPy calls C-contiguous. `bounds` are the offsets, in bytes from the first element, of the
+    array's first byte and of the end of its last one; both are 0 for an array without elements.
+    `Layout.made` returns one object for equal layouts, so that comparing layouts as keys costs nothing. It remembers
+    a limited number of layouts; of a forgotten one it makes a new object.
     """
 
     __slots__ = ("bounds", "dense", "dtype", "shape", "strides", "writeable")
@@ -50,7 +53,7 @@ class Layout:
         return cls.made(array.shape, array.strides, array.dtype, array.flags.writeable)
 
     def at(self, address: int = STAND_IN_ADDRESS) -> np.ndarray:
-        """Return a NumPy array of this layout at an address; nobody may read its elements."""
+        """Return a NumPy array with this layout at an address. Its elements must not be read."""
         interface = {
             "version": 3, "shape": self.shape, "strides": self.strides, "typestr": f"|V{self.dtype.itemsize}",
             "data": (address, not self.writeable),
@@ -59,19 +62,24 @@ class Layout:
 
 
 class _Interface:
-    """An object that NumPy takes for an array."""
+    """An object from which NumPy makes an array."""
 
     def __init__(self, interface: dict[str, Any]) -> None:
         self.__array_interface__ = interface
 
 
+def address_of(array: np.ndarray) -> int:
+    """Return the address of the first element: `array.ctypes.data`, at a seventh of its cost. Not for kernels."""
+    return ctypes.c_size_t.from_address(id(array) + DATA_FIELD).value
+
+
 def layout_of(array: np.ndarray) -> Layout:
-    """Return the layout of an array, of the host or of a device, as if it may be written."""
+    """Return the layout of an array on the host or a device. It ignores whether the array may be written."""
     return Layout.made(array.shape, array.strides, array.dtype)
 
 
 def dense_strides(shape: Shape, itemsize: int, order: Shape | None = None) -> Shape:
-    """Return the strides without gaps for dimensions in a given order in memory, outermost first."""
+    """Return the strides of a shape without gaps; `order` lists its dimensions as in memory, outermost first."""
     strides, stride = [0] * len(shape), itemsize
     for d in reversed(range(len(shape)) if order is None else order):
         strides[d] = stride
@@ -80,12 +88,12 @@ def dense_strides(shape: Shape, itemsize: int, order: Shape | None = None) -> Sh
 
 
 def dense(shape: Shape, dtype: np.dtype[Any], order: Shape | None = None) -> Layout:
-    """Return the layout without gaps whose dimensions lie in memory in a given order, outermost first."""
+    """Return the layout without gaps; `order` lists the dimensions as in memory, outermost first."""
     return Layout.made(shape, dense_strides(shape, dtype.itemsize, order), dtype)
 
 
 def batch_offsets(batch: Shape, *operands: Layout) -> np.ndarray:
-    """Return for every item of the batch the bytes from each operand's start to its matrix; dimensions broadcast."""
+    """Return, for each item of a broadcast batch, the bytes from the start of each operand to its matrix."""
     offsets = np.zeros((*batch, len(operands)), np.int64)
     for column, operand in enumerate(operands):
         shape, strides = operand.shape[-3::-1], operand.strides[-3::-1]

@@ -1,4 +1,4 @@
-"""Walking arrays of one shape together, whatever their strides: in tiles, along the dimension most are dense in.
+"""Walks over arrays of one shape and any strides: tile by tile, along the dimension in which most are dense.
 
 Memory is addressed by integers, so that one machine code serves every layout.
 """
@@ -12,17 +12,17 @@ import numpy as np
 from spillgrad_kernels.jit.compile import jit
 from spillgrad_kernels.layout import Layout, Shape
 
-# Elements below which another thread does not pay: 8,192 cheap ones take about as long as handing half of them over.
+# Fewer elements do not pay for another thread: 8,192 cheap ones take about as long as handing half of them over.
 GRAIN = 1 << 13
-# Elements of a tile: about a microsecond of work, beside which the 20 ns to find the tile do not count.
+# Elements of a tile: about a microsecond of work. Finding the tile takes 20 ns.
 _TILE = 4096
 
 
 class TileWalk(NamedTuple):
-    """How a kernel walks arrays together in tiles: `loops`, the number of tiles, and the elements of one tile.
+    """How a kernel walks over arrays in tiles: `loops`, the number of tiles, and the elements of one tile.
 
-    The first row of `loops` holds the sizes of the dimensions, the last two of which are rows and columns. The second
-    row holds a tile's sizes. Each further row holds the strides of one array, in bytes.
+    The first row of `loops` holds the sizes of the dimensions; the last two are rows and columns. The second row holds
+    the sizes of a tile. Each further row holds the strides of one array, in bytes.
     """
 
     loops: np.ndarray
@@ -37,18 +37,18 @@ class TileWalk(NamedTuple):
 
     @property
     def grain(self) -> int:
-        """The number of tiles below which another thread does not pay."""
+        """The number of tiles that pay for another thread."""
         return max(1, GRAIN // self.tile)
 
 
 def tile_walk(shape: Shape, arrays: Sequence[Layout], side: int | None = None) -> TileWalk:
-    """Return how to walk arrays broadcast to `shape`, in tiles of whole rows or in squares of a given side."""
+    """Return the walk over arrays broadcast to `shape`, in tiles of whole rows or in squares of a given side."""
     steps = []
     for array in arrays:
         own = [0 if size == 1 else stride for size, stride in zip(array.shape, array.strides, strict=True)]
         steps.append([0] * (len(shape) - len(own)) + own)
     sizes_of = [array.dtype.itemsize for array in arrays]
-    # Innermost the dimension in which the fewest arrays have gaps; for the others, large strides outermost.
+    # The dimension in which the fewest arrays have gaps becomes the innermost. The others go by stride, largest first.
     order = sorted(
         reversed(range(len(shape))),
         key=lambda d: (
@@ -82,7 +82,7 @@ def tile_walk(shape: Shape, arrays: Sequence[Layout], side: int | None = None) -
 
 @jit
 def locate(loops: Any, dims: int, tile: int, place: Any) -> None:
-    """Add the offset of a tile to each array's address in `place`, and set the tile's rows and columns behind them."""
+    """Add the offset of a tile to each address in `place`, and write the tile's rows and columns after them."""
     arrays = len(loops) // dims - 2
     for d in range(dims - 1, -1, -1):
         size, part = loops[d], loops[dims + d]

@@ -1,6 +1,9 @@
-"""How windows lie over an image: what convolution and pooling share."""
+"""Where the windows of convolution and pooling lie over an image."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 Pair = tuple[int, int]
 
@@ -9,7 +12,7 @@ Pair = tuple[int, int]
 class Windows:
     """A grid of equal windows over an image; every field is a pair (down, across).
 
-    Element t of window i lies at `i * stride + t * dilation - padding` of the image; what lies outside it is padding.
+    Element t of window i lies at `i * stride + t * dilation - padding` of the image. Elements outside it are padding.
     """
 
     size: Pair
@@ -18,3 +21,34 @@ class Windows:
     dilation: Pair
     image: Pair
     grid: Pair
+
+
+class Ranges(NamedTuple):
+    """The elements of windows along one dimension: `starts`, `starts + step`, … below `stops`."""
+
+    starts: np.ndarray
+    stops: np.ndarray
+    step: int
+
+
+def ranges(windows: Windows) -> tuple[Ranges, Ranges]:
+    """Return the ranges, down and across, of equal windows; elements outside the image are left out."""
+    found = []
+    for size, stride, padding, step, image, grid in zip(
+        windows.size, windows.stride, windows.padding, windows.dilation, windows.image, windows.grid, strict=True
+    ):
+        begins = np.arange(grid) * stride - padding
+        stops = np.minimum(begins + (size - 1) * step + 1, image)
+        # Up to the first element inside the image, it is a whole number of steps.
+        starts = begins + np.maximum(0, -(begins // step)) * step * (begins < 0)
+        found.append(Ranges(starts, stops, step))
+    return found[0], found[1]
+
+
+def adaptive_ranges(image: Pair, grid: Pair) -> tuple[Ranges, Ranges]:
+    """Return the ranges of windows that divide an image into a grid of any size; they overlap where they must."""
+    found = []
+    for size, count in zip(image, grid, strict=True):
+        place = np.arange(count)
+        found.append(Ranges(place * size // count, -(-(place + 1) * size // count), 1))
+    return found[0], found[1]

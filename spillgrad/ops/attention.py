@@ -23,8 +23,10 @@ from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape, transpose
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.cpu import attention as kernels
+from spillgrad_kernels.cpu.attention import attention_forward
+from spillgrad_kernels.cpu.attention_backward import attention_backward
 from spillgrad_kernels.cpu.random import dropout as zero_some
+from spillgrad_kernels.tables.attention import Dropout
 from spillgrad_kernels.tables.random import counters_needed
 
 __all__ = ["scaled_dot_product_attention"]
@@ -32,28 +34,28 @@ __all__ = ["scaled_dot_product_attention"]
 
 def _attention_forward(
     query: np.ndarray, key: np.ndarray, value: np.ndarray, attn_mask: np.ndarray | None, scale: float,
-    is_causal: bool, dropout: kernels.Dropout | None,
+    is_causal: bool, dropout: Dropout | None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        return kernels.attention_forward(q, k, v, scale, is_causal, mask, dropout)
+        return attention_forward(q, k, v, scale, is_causal, mask, dropout)
 
     return on_floats(attend, query, key, value, attn_mask, exact_aux=True)
 
 
 def _attention_fused(
     g: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, scale: float, is_causal: bool,
-    dropout: kernels.Dropout | None, result: Tensor, lse: Tensor,
+    dropout: Dropout | None, result: Tensor, lse: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     def gradients(*arrays: Any) -> tuple[np.ndarray, ...]:
         g, q, k, v, mask, out, lse = arrays
-        return kernels.attention_backward(g, q, k, v, out, lse, scale, is_causal, mask, dropout)
+        return attention_backward(g, q, k, v, out, lse, scale, is_causal, mask, dropout)
 
     return run_on_tensors(gradients, g, query, key, value, attn_mask, result, lse)  # type: ignore[no-any-return]
 
 
 def _attention_composed(
     g: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, scale: float, is_causal: bool,
-    dropout: kernels.Dropout | None,
+    dropout: Dropout | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     weights: Any = _weights(query, key, attn_mask, scale, is_causal)
     by_weights: Any = matmul(g, transpose(value, -2, -1))
@@ -72,9 +74,7 @@ _attention: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
-def _dropout_factors(
-    shape: tuple[int, ...], dtype: dtypes.DType, device: Device, dropout: kernels.Dropout
-) -> np.ndarray:
+def _dropout_factors(shape: tuple[int, ...], dtype: dtypes.DType, device: Device, dropout: Dropout) -> np.ndarray:
     """Return the factor of each attention weight: 0 for those dropped, otherwise more than 1."""
     # A row's words start at a counter of its own: rows are as long as whole counters.
     row = 4 * counters_needed(shape[-1])
@@ -128,7 +128,7 @@ def scaled_dot_product_attention(
         drawn = None
         if dropout_p:
             count = math.prod(query.shape[:-1]) * counters_needed(key.shape[-2])
-            drawn = kernels.Dropout(float(dropout_p), *default_generator.take(count))
+            drawn = Dropout(float(dropout_p), *default_generator.take(count))
         result = _attention(query, key, value, attn_mask, scale, is_causal, drawn)
     if not enable_gqa:
         return result

@@ -15,10 +15,9 @@ from spillgrad.autograd.core.node import OutputMeta
 from spillgrad.device.device import CPU, CUDA
 from spillgrad.ops import operation_source
 from spillgrad.ops.array_casts import as_array, compute_dtype
-from spillgrad_kernels.cpu.pointers import address_of
 from spillgrad_kernels.device_array import ACCESS_BYTES, DeviceArray
 from spillgrad_kernels.jit.compile import FLOATS
-from spillgrad_kernels.layout import Layout, layout_of
+from spillgrad_kernels.layout import Layout, address_of, layout_of
 from spillgrad_kernels.memory.buffers import allocator
 from spillgrad_kernels.threads.dispatch import Kernel
 

@@ -28,7 +28,7 @@ from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu.elementwise import prepare
 from spillgrad_kernels.device_array import ARRAYS, address_of, is_on_device, prepare_on_device
 from spillgrad_kernels.layout import Layout, Shape, layout_of
-from spillgrad_kernels.tables.elementwise import ROWS, Row
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS, Row
 from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, parameters, with_names
 from spillgrad_kernels.tables.formula import trace as traced
 

@@ -14,7 +14,7 @@ from spillgrad.autograd.core.grad_mode import is_grad_enabled
 from spillgrad.errors import DtypeError, FusionError
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import Formula
 from spillgrad_kernels.tables.program import Program, Step, Value
 

@@ -28,7 +28,7 @@ from spillgrad_kernels.cpu import matmul as kernels
 from spillgrad_kernels.device_array import device_kernel, empty_beside, is_on_device
 from spillgrad_kernels.jit.compile import FLOATS
 from spillgrad_kernels.layout import Layout, Shape
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.threads.dispatch import get_num_threads
 
 __all__ = ["addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "dot", "ger", "matmul", "mm", "mv", "outer"]

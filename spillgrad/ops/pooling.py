@@ -20,9 +20,8 @@ from spillgrad.ops.window_arguments import Sizes, as_image, as_pair, as_signal, 
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import pooling as kernels
 from spillgrad_kernels.cpu.indexing import scatter_add
-from spillgrad_kernels.cpu.pooling import Ranges
 from spillgrad_kernels.device_array import is_on_device, on_device
-from spillgrad_kernels.windows import Pair, Windows
+from spillgrad_kernels.windows import Pair, Ranges, Windows, adaptive_ranges, ranges
 
 __all__ = [
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool1d", "adaptive_max_pool2d", "avg_pool1d",
@@ -31,7 +30,7 @@ __all__ = [
 
 Shape = tuple[int, ...]
 
-_ranges = functools.lru_cache(maxsize=256)(kernels.ranges)
+_ranges = functools.lru_cache(maxsize=256)(ranges)
 
 
 def _max_forward(self: np.ndarray, down: Ranges, across: Ranges) -> tuple[np.ndarray, np.ndarray]:
@@ -245,7 +244,7 @@ def _adaptive(
         raise ShapeError(f"{name}: got input {input.shape}; the images have no elements")
     kept = [have if size is None else size for size, have in zip(wanted, image[-dims:], strict=True)]
     grid = ((1,) * (2 - dims)) + sizes(name, "output_size", kept, dims, 0)
-    return images, kernels.adaptive_ranges(as_pair(image), as_pair(grid))
+    return images, adaptive_ranges(as_pair(image), as_pair(grid))
 
 
 _COUNTS = {1: "one integer", 2: "one or two integers", 3: "one or three integers"}

@@ -15,7 +15,7 @@ from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import native
 from spillgrad_kernels.device_array import ARRAYS, is_on_device
 from spillgrad_kernels.jit.compile import FLOATS
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 
 Number = bool | int | float
 Operand = Tensor | Number

@@ -1,6 +1,6 @@
 """Trigonometric and hyperbolic functions, their inverses, and angles.
 
-Formulas and derivatives are rows of `spillgrad_kernels/tables/elementwise.py`.
+Formulas and derivatives are rows of `spillgrad_kernels/tables/elementwise_derivatives.py`.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Elements at index arrays and masks on a device, read, overwritten and folded into, against NumPy."""
+"""Reads, writes and folds at index arrays and masks on a device, against NumPy."""
 
 import ml_dtypes
 import numpy as np
@@ -76,7 +76,7 @@ def test_every_dtype_is_written_by_index(dtype):
     (np.maximum, np.uint8), (np.maximum, np.float32), (np.minimum, np.bool_), (np.minimum, np.int64),
 ])  # fmt: skip
 def test_folds_of_many_at_one_place_are_numpy_s(fold, dtype):
-    index = np.array([1] * 70 + [0, 2, 0] + [1] * 70 + [3])  # as many as several threads share
+    index = np.array([1] * 70 + [0, 2, 0] + [1] * 70 + [3])  # so many that several threads share an element
     a = np.ones(5, dtype)
     values = np.ones(len(index), dtype) if fold is np.multiply else drawn(len(index), dtype)
     values[3] = 1 if dtype == np.bool_ else 3

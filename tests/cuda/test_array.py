@@ -1,4 +1,4 @@
-"""Arrays on a device: copies to it and back, and NumPy's views."""
+"""Arrays on a device: copies to the device and back, and views by NumPy's functions."""
 
 import copy
 import gc

@@ -1,4 +1,4 @@
-"""NumPy's functions and those of the array API standard, of tensors on a device."""
+"""NumPy's functions, and those of the array API standard, on tensors of a device."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_arrays_of_the_host_do_not_mix_with_the_devices():
     with pytest.raises(DeviceError, match="different devices"):
         A * on_device()
     out = np.zeros((2, 2), np.float32)
-    assert np.square(on_device(), out=out) is out  # a copy to the host that is asked for
+    assert np.square(on_device(), out=out) is out  # `out` requests the copy to the host
     assert out.tolist() == (A * A).tolist()
 
 

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from spillgrad_kernels.cpu import attention as on_the_host
-from spillgrad_kernels.cpu.attention import Dropout
+from spillgrad_kernels.cpu import attention_backward as gradients_on_the_host
 from spillgrad_kernels.cuda.array import to_device
-from spillgrad_kernels.cuda.attention import attention_backward, attention_forward
+from spillgrad_kernels.cuda.attention import attention_forward
+from spillgrad_kernels.cuda.attention_backward import attention_backward
+from spillgrad_kernels.tables.attention import Dropout
 
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
 
@@ -21,8 +23,8 @@ def operands(rng, batch, queries, keys, width, value_width, dtype):
     return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
-def check(q, k, v, g, causal=False, mask=None, dropout=None, lying=lambda array: array):
-    """Compare both passes; `lying` gives device arrays another layout."""
+def check(q, k, v, g, causal=False, mask=None, dropout=None, rearranged=lambda array: array):
+    """Compare both passes with the host; `rearranged` changes the layout of device arrays."""
     exact = [array.astype(np.float64) for array in (q, k, v, g)]
     exact_mask = mask if mask is None or mask.dtype == bool else mask.astype(np.float64)
     scale = q.shape[-1] ** -0.5
@@ -30,9 +32,9 @@ def check(q, k, v, g, causal=False, mask=None, dropout=None, lying=lambda array:
     wanted = [
         out,
         lse,
-        *on_the_host.attention_backward(exact[3], *exact[:3], out, lse, scale, causal, exact_mask, dropout),
+        *gradients_on_the_host.attention_backward(exact[3], *exact[:3], out, lse, scale, causal, exact_mask, dropout),
     ]
-    x, y, z, gradient = (lying(to_device(array)) for array in (q, k, v, g))
+    x, y, z, gradient = (rearranged(to_device(array)) for array in (q, k, v, g))
     on_device = None if mask is None else to_device(mask)
     result, normalizers = attention_forward(x, y, z, scale, causal, on_device, dropout)
     found = [
@@ -65,10 +67,10 @@ def test_heads_may_lie_between_positions_and_features():
     q, k, v, g = (rng.standard_normal((2, 6, 3, 4)).astype(np.float32) for _ in range(4))
     turned = [array.transpose(0, 2, 1, 3) for array in (q, k, v, g)]
 
-    def lying(array):  # what came contiguous goes back to (batch, positions, heads, features), and is looked at turned
+    def rearranged(array):  # store as (batch, positions, heads, features), and view as before
         return to_device(np.ascontiguousarray(array.to_host().transpose(0, 2, 1, 3))).transpose(0, 2, 1, 3)
 
-    check(*turned, lying=lying)
+    check(*turned, rearranged=rearranged)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5, 6), (5, 6), (1, 6), (2, 1, 1, 6)])

@@ -7,14 +7,15 @@ import pytest
 from spillgrad.ops import channel_norm
 from spillgrad_kernels.cuda import channel_norm as on_device
 from spillgrad_kernels.cuda.array import to_device
+from spillgrad_kernels.cuda.jit import compile
 from spillgrad_kernels.device_array import DeviceArray
 
-# Of half precision, what a result is rounded to.
+# The relative error by rounding a result, for half precision.
 TOLERANCE = {np.float32: 3e-6, np.float64: 1e-13, np.float16: 2e-3, ml_dtypes.bfloat16: 1.6e-2}
 
-# Samples, groups, channels of a group and places; the dimensions that statistics are over.
+# (samples, groups, channels of a group, places), and the dimensions over which statistics are taken.
 BATCH, GROUPS, INSTANCES = ((3, 4, 1, 5), (0, 2, 3)), ((2, 2, 3, 3), (2, 3)), ((2, 3, 1, 11), (2, 3))
-EVEN = (2, 2, 1, 16), (0, 2, 3)  # whose neighbours move in one access
+EVEN = (2, 2, 1, 16), (0, 2, 3)  # adjacent elements move in one access
 CASES = [BATCH, GROUPS, INSTANCES, EVEN, ((17, 2, 1, 1), (0, 2, 3)), ((1, 1, 9, 2), (2, 3)), ((2, 2, 2, 3), (0, 2, 3))]
 
 
@@ -23,7 +24,7 @@ def draw(shape, dtype=np.float32, seed=0):
 
 
 def both(name, *operands):
-    """Results on the device, and of the host in float64."""
+    """Return the results of the device, and those of the host in float64."""
     exact = [x.astype(np.float64) if isinstance(x, np.ndarray) else x for x in operands]
     given = [to_device(x) if isinstance(x, np.ndarray) else x for x in operands]
     function = getattr(channel_norm, name)
@@ -75,7 +76,7 @@ def test_results_do_not_depend_on_the_number_of_blocks(monkeypatch):
     x, weight = draw((2, 6, 3)), draw(6, seed=1)
     found = []
     for blocks in (1, 3):
-        monkeypatch.setattr(on_device, "blocks_for", lambda turns, threads, blocks=blocks: blocks)
+        monkeypatch.setattr(compile, "blocks_for", lambda work, blocks=blocks: blocks)
         out, mean, rstd = channel_norm.normalize(
             to_device(x), to_device(weight), None, places, dims, 0.1, (None, None), 0.0, channel_norm._normalized
         )
@@ -88,7 +89,7 @@ def test_results_do_not_depend_on_the_number_of_blocks(monkeypatch):
 
 def test_the_variance_of_numbers_far_from_zero_is_that_of_their_deviations():
     x = (draw((2, 3, 9)) + np.float32(3e4)).astype(np.float32)
-    x[0, 1, 0] = 5e6  # the first one, which distances are from
+    x[0, 1, 0] = 5e6  # the first element, from which distances are taken
     found, wanted = both(
         "normalize", x, None, None, (2, 3, 1, 9), (2, 3), 0.0, (None, None), 0.0, channel_norm._normalized
     )

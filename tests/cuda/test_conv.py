@@ -13,14 +13,14 @@ from spillgrad.nn import functional as F
 from spillgrad_kernels.cpu import conv as on_cpu
 from spillgrad_kernels.cuda import conv as on_device
 from spillgrad_kernels.cuda import conv_direct
-from spillgrad_kernels.cuda import windows as windows_on_device
 from spillgrad_kernels.cuda.array import to_device
+from spillgrad_kernels.cuda.jit import compile
 from spillgrad_kernels.windows import Windows
 
-# Of half precision, what a result is rounded to.
+# The relative error by rounding a result, for half precision.
 TOLERANCE = {np.float32: 3e-6, np.float64: 1e-13, np.float16: 2e-3, ml_dtypes.bfloat16: 1.6e-2}
 
-# Images, channels a group, outputs a group, groups, image, kernel, stride, padding, dilation, what transposing adds.
+# Images, channels of a group, outputs of a group, groups, image, kernel, stride, padding, dilation, output padding.
 PLAIN = (2, 2, 3, 1, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1))
 STRIDED = (2, 1, 2, 2, (5, 6), (2, 3), (2, 3), (1, 1), (1, 2))
 CASES = [
@@ -28,8 +28,8 @@ CASES = [
     STRIDED,
     (1, 2, 2, 2, (4, 4), (2, 2), (1, 2), (0, 1), (2, 1)),
     (3, 1, 1, 2, (3, 4), (3, 3), (1, 1), (1, 1), (1, 1)),  # depthwise
-    (1, 1, 1, 1, (7, 1), (2, 1), (4, 3), (0, 0), (1, 1)),  # elements that no window sees
-    (1, 1, 2, 1, (1, 5), (1, 3), (1, 1), (0, 3), (1, 1)),  # windows that see only padding
+    (1, 1, 1, 1, (7, 1), (2, 1), (4, 3), (0, 0), (1, 1)),  # elements that no window contains
+    (1, 1, 2, 1, (1, 5), (1, 3), (1, 1), (0, 3), (1, 1)),  # windows that contain only padding
 ]
 
 
@@ -43,12 +43,12 @@ def draw(case, dtype):
 
 
 def turned(array):
-    """Copy an array to the device, its dimensions in another order in memory."""
+    """Copy an array to the device, with its dimensions in another order in memory."""
     return to_device(array.T).T
 
 
 def assert_agree(case, dtype, has_bias=True, place=to_device):
-    """Compare the convolution and its gradients."""
+    """Compare the convolution and its gradients with the host's."""
     windows, x, weight, grad = draw(case, dtype)
     groups = case[3]
     biases = [np.arange(1, array.shape[1] + 1).astype(dtype) if has_bias else None for array in (grad, x)]
@@ -67,7 +67,7 @@ def assert_agree(case, dtype, has_bias=True, place=to_device):
 
 @pytest.fixture(params=["sums by threads", "products"])
 def way(request, monkeypatch):
-    """Both ways in which a device computes: of a few outputs a group, and of many."""
+    """Run a test with both algorithms of the device: for groups of few outputs, and of many."""
     monkeypatch.setattr(on_device, "_FEW_OUTPUTS", 0 if request.param == "products" else math.inf)
 
 
@@ -111,7 +111,7 @@ def test_the_gradient_of_a_weight_is_shared_among_products_or_blocks(monkeypatch
 def test_the_depth_of_a_product_of_few_tiles_is_shared_among_several(monkeypatch):
     monkeypatch.setattr(on_device, "_FEW_OUTPUTS", 0)
     monkeypatch.setattr(on_device, "_SHARED_DEPTH", 8)
-    case = (1, 7, 16, 1, (2, 3), (2, 2), (1, 1), (0, 0), (1, 1))  # of a depth of 28, which becomes 32, and of 16
+    case = (1, 7, 16, 1, (2, 3), (2, 2), (1, 1), (0, 0), (1, 1))  # depths of 28, which is padded to 32, and 16
     assert on_device._parts(1, 16, 32, 2) == 4 and on_device._parts(1, 32, 16, 2) == 2
     assert_agree(case, np.float16)
 
@@ -122,8 +122,7 @@ def test_results_do_not_depend_on_the_number_of_blocks(way, monkeypatch):
     x, weight, grad = map(to_device, arrays)
     found = []
     for blocks in (1, 3):
-        for module in (on_device, windows_on_device):
-            monkeypatch.setattr(module, "blocks_for", lambda turns, threads, blocks=blocks: blocks)
+        monkeypatch.setattr(compile, "blocks_for", lambda work, blocks=blocks: blocks)
         results = (
             on_device.conv(x, weight, None, windows, 1), on_device.conv_input(grad, weight, None, windows, 1),
             on_device.conv_weight(grad, x, windows, 1),

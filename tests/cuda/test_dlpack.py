@@ -1,4 +1,4 @@
-"""Device memory shared with other libraries: capsules and arrays of the tests' own stand for theirs."""
+"""Device memory shared with other libraries, for which capsules and arrays made by the tests stand in."""
 
 import ctypes
 import gc
@@ -50,7 +50,7 @@ class Versioned(ctypes.Structure):
 
 
 class Taken:
-    """A consumer: it takes a capsule, shows what was in it, and gives it back."""
+    """A consumer of a capsule: it takes the capsule, shows its contents, and releases it."""
 
     def __init__(self, capsule: Any) -> None:
         kind = {kind.name: kind for kind in (Managed, Versioned)}[NAME(capsule)]
@@ -72,7 +72,7 @@ CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 
 
 class Given:
-    """A producer of device memory with an array's elements, in the simulator the array itself."""
+    """A producer of device memory with an array's elements; in the simulator, it is the array's own memory."""
 
     def __init__(self, array: np.ndarray, kind: Any = Versioned, device: tuple[int, int] = (2, 0), flags: int = 0):
         self.array, self.kind, self.device, self.flags = array, kind, device, flags
@@ -106,7 +106,7 @@ class Given:
 
 
 class Interface:
-    """Another library's array, known by its `__cuda_array_interface__`."""
+    """An array of another library, with a `__cuda_array_interface__`."""
 
     def __init__(self, array: np.ndarray, **changed: Any) -> None:
         self.array = array

@@ -1,17 +1,16 @@
-"""Streams, events, copies and pinned memory of a device: the simulator's, or a GPU."""
+"""Streams, events, copies and pinned memory, of the simulator's device or of a GPU."""
 
 import gc
 
 import numpy as np
 import pytest
-from numba.cuda import types
 
 import spillgrad as sg
 from spillgrad_kernels.cuda.array import empty, to_device, zeros
 from spillgrad_kernels.cuda.driver import driver
 from spillgrad_kernels.cuda.driver.availability import SIMULATED
 from spillgrad_kernels.cuda.driver.memory import OutOfMemory
-from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda
+from spillgrad_kernels.cuda.jit.compile import Kernel, cuda
 from spillgrad_kernels.cuda.pointers import loaders, storers
 
 MIB = 1 << 20
@@ -96,10 +95,10 @@ def test_kernels_run_after_what_was_copied_before_them():
             store(a + 4 * i, load(a + 4 * i) * 2)
             i += cuda.gridsize(1)
 
-    kernel = Kernel(twice, [types.int64] * 2)
+    kernel = Kernel(twice)
     array = to_device(np.arange(1000, dtype=np.float32))
     for _ in range(3):
-        kernel.launch(blocks_for(1000, kernel.threads), 1000, array.address)
+        kernel.run(1000, array.address)
     assert np.array_equal(array.to_host(), np.arange(1000) * 8)
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.cuda.elementwise import compute, copy, elementwise
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.program import Program, Step
-from tests.kernels.integer_rows import FORMULAS, INTEGERS, as_by_numpy, operands_of
-from tests.kernels.test_elementwise import SHAPES
-from tests.kernels.test_elementwise import operands_of as floats_of
+from tests.kernels.cpu.test_elementwise import SHAPES
+from tests.kernels.cpu.test_elementwise import operands_of as floats_of
+from tests.kernels.cuda.integer_rows import FORMULAS, INTEGERS, as_by_numpy, operands_of
 
 SUB = ROWS["sub"].forward
 
@@ -20,7 +20,7 @@ def on_device(operands):
 
 
 def any_layout(rng, shape):
-    """An array on the device whose dimensions lie in any order, with gaps, backwards or shifted; and a copy of it."""
+    """Return a device array whose dimensions lie in any order, with gaps, backwards or shifted; and a copy of it."""
     order = rng.permutation(len(shape))
     memory = rng.standard_normal([2 * shape[d] + 1 for d in order]).astype(np.float32)
     parts = [

@@ -7,9 +7,10 @@ import pytest
 from spillgrad_kernels.cpu import indexing as host
 from spillgrad_kernels.cuda import indexing
 from spillgrad_kernels.cuda.array import to_device
+from spillgrad_kernels.cuda.index_sums import PART_VALUES
 
 HALF = (np.float16, ml_dtypes.bfloat16)
-# Shape of the array, axis, shape of the index: equal, longer along the axis, shorter elsewhere, empty, repeated often.
+# Shape of the array, axis, shape of the index: equal, longer along the axis, shorter elsewhere, empty, or long.
 CASES = [
     ((5,), 0, (9,)), ((4, 6), 0, (4, 6)), ((4, 6), 1, (4, 11)), ((4, 6), 0, (7, 3)), ((4, 6), 1, (2, 5)),
     ((3, 5, 4), 1, (2, 8, 3)), ((4, 6), 0, (0, 6)), ((4, 6), 1, (4, 0)), ((1, 3), 1, (1, 150)),
@@ -22,7 +23,7 @@ def draw(shape, dtype=np.float32, seed=0):
 
 
 def as_on_host(function, dtype, *operands):
-    """What the CPU computes of half precision in float32."""
+    """Return the result of the host, which computes half precision in float32."""
     wide = np.float32 if dtype in HALF else dtype
     operands = [x.astype(wide) if isinstance(x, np.ndarray) and x.dtype == dtype else x for x in operands]
     return function(*operands).astype(dtype)
@@ -98,13 +99,13 @@ def test_the_gradient_of_an_embedding_adds_up_repeated_rows(rows, count, width, 
     wanted = as_on_host(host.embedding_backward, dtype, grad, index, rows)
     found = indexing.embedding_backward(to_device(grad), to_device(index), rows)
     assert_close(found, wanted)
-    if count <= indexing._PART_VALUES:  # one thread added up a row's values, in the CPU's order
+    if count <= PART_VALUES:  # one thread adds up a row's values, in the CPU's order
         assert np.array_equal(found.to_host(), wanted)
 
 
 def test_sums_of_a_row_that_most_indices_name_are_cut_into_parts():
     index = np.array([2] * 150 + [0] * 20 + [2] * 100 + [1, 0, 1])
-    grad = np.arange(len(index) * 2, dtype=np.float64).reshape(-1, 2)  # whole numbers: every order gives one sum
+    grad = np.arange(len(index) * 2, dtype=np.float64).reshape(-1, 2)  # whole numbers: every order gives this sum
     found = indexing.embedding_backward(to_device(grad), to_device(index), 4)
     assert np.array_equal(found.to_host(), host.embedding_backward(grad, index, 4))
 

@@ -1,4 +1,4 @@
-"""What is made of operations and modules does on a device what it does on the host: training, files, text."""
+"""Training, files and text on a device behave as on the host."""
 
 import copy
 import pickle
@@ -28,7 +28,7 @@ def leaves(device: str) -> list[sg.Tensor]:
 
 
 def trained(make: Callable[..., Any], schedule: Callable[..., Any] | None = None) -> Callable[[str], Any]:
-    """Return what makes two steps, and one by another optimizer that goes on from the first one's state."""
+    """Return a function that makes two steps, then one by another optimizer that continues from the state."""
 
     def train(device: str) -> Any:
         parameters = leaves(device)
@@ -150,7 +150,7 @@ def drawn(device: str) -> Any:
 
 def derived(device: str) -> Any:
     x, matrix = sg.tensor(B, device=device), sg.tensor(A[:, :3] + 3 * np.eye(3), sg.float64, device, requires_grad=True)
-    (first,) = sg.grad(sg.linalg.det(matrix), matrix, create_graph=True)  # computed by the host
+    (first,) = sg.grad(sg.linalg.det(matrix), matrix, create_graph=True)  # the host computes this
     return (
         functional.hessian(lambda t: (t**3).sum(), x), functional.vhp(lambda t: (t**3).sum(), x, x),
         functional.jvp(sg.sin, x, x), functional.vjp(sg.sin, x, x), sg.grad((first * first).sum(), matrix),

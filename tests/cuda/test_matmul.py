@@ -6,7 +6,7 @@ import pytest
 
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.cuda.matmul import linear, matmul
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-13, np.float16: 2e-3, ml_dtypes.bfloat16: 2e-2}
 

@@ -1,4 +1,4 @@
-"""Every module, moved to a device, gives there what it gives on the host: outputs, gradients and buffers."""
+"""Every module gives the same outputs, gradients and buffers on a device as on the host."""
 
 import inspect
 import re
@@ -12,7 +12,7 @@ import spillgrad as sg
 from spillgrad import nn
 from tests.peers import op_table
 
-# What a module is made by, and what it is called with: inputs of `tests.peers.op_table`.
+# The constructor of a module, and the arguments of its call: inputs of `tests.peers.op_table`.
 CALLS = {
     "AdaptiveAvgPool1d(2)": "seq",
     "AdaptiveAvgPool2d(2)": "img",
@@ -153,7 +153,7 @@ CALLS = {
     "ZeroPad2d(1)": "img",
     "ZeroPad3d(1)": "vol",
 }
-# What others are made of, and containers that are no layers.
+# Base classes, and containers.
 NOT_CALLED = {"Module", "ParameterDict", "ParameterList", "RNNBase"}
 
 
@@ -163,7 +163,7 @@ def flat(results: Any) -> Iterator[sg.Tensor]:
 
 
 def outcome(made: str, called: str, device: str) -> list[sg.Tensor | None]:
-    """Return what a module gives, the gradients of its inputs and parameters, and its buffers."""
+    """Return a module's outputs, the gradients of its inputs and parameters, and its buffers."""
     sg.manual_seed(3)
     module = eval(f"nn.{made}", {"nn": nn}).to(device)
     inputs = {}

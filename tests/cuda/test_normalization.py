@@ -8,18 +8,18 @@ from spillgrad_kernels.cpu import normalization as on_cpu
 from spillgrad_kernels.cuda import normalization as on_device
 from spillgrad_kernels.cuda.array import to_device
 
-# Of half precision, what a result is rounded to.
+# The relative error by rounding a result, for half precision.
 TOLERANCE = {np.float32: 3e-6, np.float64: 1e-13, np.float16: 2e-3, ml_dtypes.bfloat16: 1.6e-2}
 
 
 def with_dtypes(cases, few):
-    """All cases in float32, the first few in every dtype."""
+    """Return all cases in float32, and the first few in every dtype."""
     return [(*case, np.float32) for case in cases[few:]] + [
         (*case, dtype) for case in cases[:few] for dtype in TOLERANCE
     ]
 
 
-# Rows of one thread and of many, more rows than a block takes, in one access of 16 bytes or of one element.
+# Rows with one thread and with many, more rows than a block takes, with accesses of 16 bytes and of one element.
 SHAPES_AND_AXES = with_dtypes([
     ((3, 64), 1), ((2, 17, 3), 1), ((5,), 0), ((3, 7), 0), ((2, 3, 33), -1), ((20, 9), 0), ((19, 4), 1), ((20, 2), 1),
     ((2, 40, 9), 1), ((0, 4), 1), ((4, 0), 1), ((2, 0, 3), 1),
@@ -32,7 +32,7 @@ def draw(shape, dtype=np.float32, seed=0):
 
 
 def both(name, *operands):
-    """The results on the device, and those of the CPU in float64, of arrays, numbers and None."""
+    """Return the results of the device, and those of the CPU in float64; arguments are arrays, numbers or None."""
     given = [to_device(x) if isinstance(x, np.ndarray) else x for x in operands]
     exact = [x.astype(np.float64) if isinstance(x, np.ndarray) else x for x in operands]
     results = [getattr(module, name)(*x) for module, x in ((on_device, given), (on_cpu, exact))]
@@ -71,7 +71,7 @@ def test_a_softmax_of_masked_and_undefined_rows_is_the_cpu_s(name):
     a[9] += 1e7
     with np.errstate(invalid="ignore"):
         (found,), (wanted,) = both(name, a, 1)
-    # The CPU's leaves what is infinitely less likely than an infinite element at 0 in float32, NaN by definition.
+    # Beside an infinite element, the CPU's result in float32 is 0 for finite elements; by the definition it is NaN.
     np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted) | (np.arange(12) == 6)[:, None])
     np.testing.assert_allclose(np.delete(found, 6, 0), np.delete(wanted, 6, 0), rtol=1e-5, atol=1e-7)
 
@@ -124,7 +124,7 @@ def test_parameters_of_another_dtype_are_taken():
 def test_parameter_gradients_over_many_parts_are_folded_in_turn(monkeypatch):
     monkeypatch.setattr(on_device, "_PARTIAL_ROWS", 2)
     monkeypatch.setattr(on_device, "_MAX_PARTIALS", 5)
-    for rows in (3, 4, 11):  # of 11 rows, the last part is empty
+    for rows in (3, 4, 11):  # with 11 rows, the last part is empty
         for n in (1, 5, 8):
             a, grad = draw((rows, n)), draw((rows, n), seed=1)
             _, mean, rstd = on_cpu.layer_norm(a, n, None, None, 1e-2)

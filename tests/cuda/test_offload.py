@@ -1,4 +1,4 @@
-"""Models of a device live on disk: training is the same, within both budgets."""
+"""Training of device models that live on disk gives the same results, within both budgets."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def assert_same(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
 
 
 def least(**options: Any) -> sg.disk_offload:
-    """Return an offload of such a model, of which only the least budgets are wanted."""
+    """Return an offload of such a model, to read its least budgets."""
     return sg.disk_offload(build(), adamw, ram_budget="1MiB", **options)
 
 
@@ -92,7 +92,7 @@ def test_what_the_next_layer_uses_is_there_before_it_is_used(tmp_path):
         for wanted in (False, True):
             found.clear()
             offload.model(sg.ones(1, WIDTH, device="cuda"))
-            # The budget is that of two layers: of what was used last the first step's first layers find nothing.
+            # The budget holds two layers: the first layers of the first step find nothing of the layers used last.
             assert all(found[2:]) is wanted
             assert offload.stats().device_bytes <= 2 * offload.least_device_budget
 
@@ -157,7 +157,7 @@ def test_nothing_is_kept_of_the_gradients_of_steps_before(tmp_path):
         train(offload.model, offload.optimizer)
         offload.stats()
         found.append(len(offload._residents.store_of(CUDA)._state.entries))
-    assert found == [4 * 5, 4 * 5]  # of five parameters: themselves, their gradients and two of state
+    assert found == [4 * 5, 4 * 5]  # five parameters: the parameters, their gradients and two states
 
 
 def test_saved_tensors_share_the_store(tmp_path):

@@ -1,4 +1,4 @@
-"""Operations on a device give what they give on the host, and so do their gradients; none of these asks the host."""
+"""Operations and their gradients give the same results on a device as on the host, without computing on the host."""
 
 import copy
 import math
@@ -17,7 +17,7 @@ from spillgrad.ops import placement
 from spillgrad.ops.array_api_names import unique_all
 from spillgrad.ops.elementwise import OPERATIONS
 from spillgrad.ops.matrix_products import linear
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import parameters
 
 RNG = np.random.default_rng(0)
@@ -303,7 +303,7 @@ def test_a_device_computes_as_the_host_does(name):
     assert_the_same(*CASES[name])
 
 
-# Operands of which every row has a finite value and gradient.
+# Operands for which every row has a finite value and gradient.
 POSITIVE = [abs(floats(2, 3)) * 0.4 + 0.2 for _ in range(4)]
 
 

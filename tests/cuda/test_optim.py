@@ -24,7 +24,7 @@ def draw(shape, dtype, seed):
 
 
 def assert_same_update(name, arrays, options, view=lambda a: a):
-    """What both places make of views of the same memory."""
+    """Return the results of the device and of the host, for views of the same memory."""
     on_device = [to_device(a) for a in arrays]
     on_host = [view(a).copy() for a in arrays]
     host.run([getattr(host, name)(*on_host, *options)])
@@ -133,7 +133,7 @@ def test_gradients_are_clipped_without_waiting(max_norm, dtype, monkeypatch):
     arrays = [draw(shape, dtype, 0) for shape in ((3, 5), (40,))]
     grads = [to_device(a) for a in arrays]
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "copy_to_host", None)  # whatever waits would call it
+        patch.setattr(driver, "copy_to_host", None)  # any wait would call it
         patch.setattr(driver, "copy_to_device", None)
         norm, factor = optim.clipping(optim.squares_on_device(grads), max_norm, dtype)
         optim.run(optim.scaled(grad, factor) for grad in grads)

@@ -1,4 +1,4 @@
-"""Where operations compute: operands, results, indices and gradients in one place, and the host for what is left."""
+"""Where operations compute: operands, results, indices and gradients are in one place; the host computes the rest."""
 
 import numpy as np
 import pytest
@@ -145,7 +145,7 @@ def test_the_host_computes_what_has_no_kernel_and_its_gradients(name, here, ther
 
 
 def results_and_gradients(function, leaf):
-    """Return what a function gives and, where there are any, its first and second derivatives."""
+    """Return a function's result and, where they exist, its first and second derivatives."""
     sg.manual_seed(3)
     found = function(leaf.requires_grad_())
     results = list(found) if isinstance(found, tuple) else [found]

@@ -10,21 +10,21 @@ from spillgrad.ops import interpolate, pooling, sliding_windows
 from spillgrad_kernels.cpu import pooling as on_cpu
 from spillgrad_kernels.cuda import pooling as on_device
 from spillgrad_kernels.cuda.array import to_device
-from spillgrad_kernels.windows import Windows
+from spillgrad_kernels.windows import Windows, adaptive_ranges, ranges
 
-# Of half precision, what a result is rounded to.
+# The relative error by rounding a result, for half precision.
 TOLERANCE = {np.float32: 3e-6, np.float64: 1e-13, np.float16: 2e-3, ml_dtypes.bfloat16: 1.6e-2}
 
 
 def windows(image, size, stride, padding=(0, 0), dilation=(1, 1), more=(0, 0)):
-    """Ranges of windows; of `more` down and across, the last reach beyond the image."""
+    """Return the ranges of windows; with `more` down and across, the last windows reach beyond the image."""
     grid = tuple(
         (image[d] + 2 * padding[d] - dilation[d] * (size[d] - 1) - 1) // stride[d] + 1 + more[d] for d in range(2)
     )
-    return on_cpu.ranges(Windows(size, stride, padding, dilation, image, grid))
+    return ranges(Windows(size, stride, padding, dilation, image, grid))
 
 
-# Images with their windows: apart, overlapping, with gaps, dilated in padding, beyond the end, shared out.
+# Images with their windows: separate, overlapping, with gaps, dilated in padding, beyond the end, adaptive.
 PLAIN = ((4, 6), windows((4, 6), (2, 3), (2, 3)))
 OVERLAPPING = ((5, 4), windows((5, 4), (3, 2), (2, 1), (1, 1)))
 RANGES = [
@@ -33,7 +33,7 @@ RANGES = [
     ((7, 5), windows((7, 5), (1, 2), (3, 4))),
     ((5, 5), windows((5, 5), (3, 2), (1, 2), (1, 1), (2, 3))),
     ((5, 4), windows((5, 4), (2, 3), (2, 2), more=(1, 0))),
-    ((5, 3), on_cpu.adaptive_ranges((5, 3), (3, 4))),
+    ((5, 3), adaptive_ranges((5, 3), (3, 4))),
 ]
 EVERY_DTYPE = [(each, np.float32) for each in RANGES] + [
     (OVERLAPPING, dtype) for dtype in TOLERANCE if dtype is not np.float32
@@ -92,7 +92,7 @@ def test_means_and_their_gradients_agree_with_the_cpu_s(lying, dtype, many, monk
 
 
 def test_of_no_windows_there_is_no_result_and_a_gradient_of_zeros():
-    x, ranges = draw((1, 2, 3, 2)), on_cpu.adaptive_ranges((3, 2), (0, 2))
+    x, ranges = draw((1, 2, 3, 2)), adaptive_ranges((3, 2), (0, 2))
     assert on_device.mean_pool(to_device(x), *ranges, (), (1.0, 1.0)).shape == (1, 2, 0, 2)
     found, places = on_device.max_pool(to_device(x), *ranges)
     assert (found.shape, places.shape) == ((1, 2, 0, 2), (1, 2, 0, 2))
@@ -114,7 +114,7 @@ def test_images_may_have_any_strides():
     assert_close(pooling.spread_maxima(grad, places, image, *ranges), wanted_grad)
 
 
-@pytest.mark.filterwarnings("ignore::spillgrad.errors.HostComputeWarning")  # who writes by index is not asked here
+@pytest.mark.filterwarnings("ignore::spillgrad.errors.HostComputeWarning")  # by writes at an index
 def test_largest_elements_are_put_back_where_they_were():
     x = draw((1, 2, 4, 3))
 

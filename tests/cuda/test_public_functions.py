@@ -1,7 +1,7 @@
-"""Every public function, and every method of tensors, gives on a device what it gives on the host, gradients too.
+"""Every public function and every method of tensors gives the same results and gradients on a device as on the host.
 
-The calls are the rows of `tests.peers.op_table`, and of those functions it does not call the rows below. What a device
-has no kernel for the host may compute with a warning; nothing may fail, be wrong, or end up in the host's memory.
+The calls are the rows of `tests.peers.op_table`, and the rows below for functions that it does not call. The host may
+compute what the device has no kernel for, with a warning. No call may fail, be wrong, or leave its result on the host.
 """
 
 import builtins
@@ -168,9 +168,9 @@ MORE = tuple(
     """.splitlines()
     if line.strip()
 )
-# What is about the host, or takes and gives NumPy's arrays.
+# Functions for the host, or of NumPy's arrays.
 OF_THE_HOST = ("x.is_cpu", "x.cpu()", "torch.from_numpy(x.numpy(force=True))")
-# What takes no tensor of a device, or is called by other tests of them.
+# Functions that take no tensor of a device, or that other tests call.
 NOT_CALLED = (
     "clear_autocast_cache", "cpu", "from_numpy", "fuse", "get_autocast_dtype", "is_autocast_cache_enabled",
     "is_autocast_enabled", "isdtype", "to_device",
@@ -178,7 +178,7 @@ NOT_CALLED = (
 
 
 class Placed:
-    """A library whose functions make tensors on a device, without being told."""
+    """The library, with functions that make tensors on a device by default."""
 
     def __init__(self, library: ModuleType, device: str) -> None:
         self._library, self._device = library, device
@@ -202,7 +202,7 @@ def flat(results: Any) -> Iterator[Any]:
 
 
 def outcome(row: str, device: str) -> list[Any]:
-    """Return what a row gives, and the gradients of its inputs."""
+    """Return a row's results, and the gradients of its inputs."""
     library = Placed(sg, device)
     sg.manual_seed(3)
     tensors = op_table.inputs(row, library, "float32")
@@ -226,7 +226,7 @@ def assert_alike(found: Any, wanted: Any) -> None:
     np.testing.assert_allclose(found.numpy(force=True).astype(kind), wanted.numpy().astype(kind), 1e-4, 1e-5)
 
 
-# Methods are the functions themselves, but for those in place; some of the rows made of others fit no tensor.
+# Methods are the functions themselves, except in-place ones; some derived rows fit no tensor.
 IN_PLACE = [row for row in op_table.methods(dir(sg.Tensor)) if re.search(r"[a-z\d]_\(", row)]
 ROWS = [row for row in (*op_table.ROWS, *IN_PLACE, *MORE) if row not in OF_THE_HOST and not row.startswith("s.clone")]
 

@@ -1,4 +1,4 @@
-"""Random numbers on a device are the CPU's."""
+"""Random numbers on a device are the same as on the CPU."""
 
 import ml_dtypes
 import numpy as np

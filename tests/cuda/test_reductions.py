@@ -5,7 +5,7 @@ import pytest
 
 from spillgrad_kernels.cuda import reductions
 from spillgrad_kernels.cuda.array import to_device
-from tests.kernels.integer_rows import INTEGERS
+from tests.kernels.cuda.integer_rows import INTEGERS
 
 SHAPES_AND_AXES = [
     ((7,), (0,)), ((5, 9), (0,)), ((5, 9), (1,)), ((5, 9), (0, 1)), ((3, 4, 5), (1,)), ((3, 4, 5), (0, 2)),
@@ -139,9 +139,9 @@ def test_variance_is_of_deviations_from_the_mean(correction):
 
 
 def test_of_no_elements_none_is_read():
-    """Where an array is empty, its address may be followed by nothing."""
+    """An empty array's address may be the end of memory, so nothing is read there."""
     for name, wanted in (("sum", 0), ("prod", 1), ("mean", np.nan)):
         fold = reductions.kernel(name, name, np.dtype(np.float32), np.dtype(np.float32))
         out = to_device(np.full(8, 5, np.float32))
-        fold.launch(1, 8, 0, 1, 1, 1, 0, 1, 1, 1, 0, 0, out.address)  # from address 0
+        fold.launch(1, 8, 0, 1, 1, 1, 0, 1, 1, 1, 0, 0, out.address)  # the array is at address 0
         assert np.array_equal(out.to_host(), np.full(8, wanted, np.float32), equal_nan=True)

@@ -1,4 +1,4 @@
-"""Signal handlers and finalizers that come in the middle of what is done with a device, and use the library there."""
+"""Signal handlers and finalizers that interrupt the use of a device, and use the library themselves."""
 
 import faulthandler
 import gc
@@ -101,7 +101,7 @@ def test_what_dies_runs_no_python_that_a_signal_handler_could_interrupt(tmp_path
 
 class OfAnotherLibrary:
     def __init__(self) -> None:
-        self.memory = np.ones(4, np.float32)  # the simulator's device has the host's
+        self.memory = np.ones(4, np.float32)  # the simulator's device is host memory
         self.__cuda_array_interface__ = {**self.memory.__array_interface__, "version": 2}
 
 
@@ -109,7 +109,7 @@ class OfAnotherLibrary:
 def test_what_a_handler_raises_while_another_library_gives_memory_back_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """There Python must run: who owned the memory may hand it out again as soon as this is through."""
+    """This finalizer must run Python code: afterwards, the memory's owner may reuse it at once."""
     arrived = []
 
     def stop(number: int, frame: FrameType | None) -> None:

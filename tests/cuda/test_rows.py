@@ -1,4 +1,4 @@
-"""Loops over rows on a device: what formulas take, what is read and written, and how."""
+"""Loops over rows on a device: the values of formulas, and the reads and writes of memory."""
 
 import math
 
@@ -12,7 +12,7 @@ from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, run
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.tables.scalar_math import where
 
-# One of everything that a loop can have.
+# A loop with all features.
 EVERYTHING = RowLoop(
     "everything", ["a"], columns={"weight": 2}, numbers=["place"], constants=["factor"],
     picked={"there": ("a", "place"), "weight_there": ("weight", "place"), "second": ("a", 1)},
@@ -28,7 +28,7 @@ LAYOUTS = [Rows(1, 1), Rows(3, 5), Rows(2, 64), Rows(3, 66), Rows(1, 33), Rows(2
 
 
 def wanted(a, weight, place, factor):
-    """What EVERYTHING is of an (outer, n, inner) array."""
+    """Return the results of EVERYTHING for an (outer, n, inner) array."""
     outer, n, inner = a.shape
     each = a.transpose(0, 2, 1).reshape(-1, n)
     is_there, at = (place >= 0) & (place < n), np.clip(place, 0, n - 1)
@@ -40,7 +40,7 @@ def wanted(a, weight, place, factor):
 
 
 class Surrounded:
-    """An array on the device in memory that is full of another number."""
+    """Return an array on the device, surrounded by memory that is full of another number."""
 
     def __init__(self, array: np.ndarray, surroundings: float, before: int) -> None:
         self.surroundings = surroundings
@@ -55,14 +55,14 @@ class Surrounded:
         assert (np.delete(memory, self.place) == self.surroundings).all()
 
 
-@pytest.mark.parametrize("before", [16, 17])  # at a multiple of 16 bytes, and not
+@pytest.mark.parametrize("before", [16, 17])  # the array begins at a multiple of 16 bytes, and not
 @pytest.mark.parametrize("has_weight", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_formulas_take_what_they_name_and_nothing_beside_the_rows_is_touched(layout, has_weight, before):
     rng = np.random.default_rng(0)
     a, weight = rng.random((layout.outer, layout.n, layout.inner)), rng.random(layout.n)
     place = rng.integers(-1, layout.n + 1, layout.units)
-    # What is read beside the arrays is larger than all results.
+    # The memory around the arrays has larger numbers than all results.
     given = [Surrounded(x, 1e6, before) for x in (a, weight, place)]
     kinds = [np.zeros(layout.units) for _ in range(4)] + [np.zeros(a.shape)]
     results = [Surrounded(x, -1.0, before) for x in kinds]
@@ -75,7 +75,7 @@ def test_formulas_take_what_they_name_and_nothing_beside_the_rows_is_touched(lay
 
 @pytest.fixture
 def _fresh_kernels():
-    """Kernels made in the test are of the test alone."""
+    """Let the test make its kernels anew, and drop them afterwards."""
     caches = (rows._prepare, rows.kernel)
     for cache in caches:
         cache.cache_clear()
@@ -110,8 +110,8 @@ def test_results_are_the_same_bits_whatever_the_number_of_blocks(monkeypatch):
     a, place = to_device(rng.random((20, 33), np.float32)), to_device(rng.integers(0, 33, 20))
     found = []
     for blocks in (1, 2, 7):
-        monkeypatch.setattr(rows, "blocks_for", lambda turns, threads, blocks=blocks: blocks)
-        rows._prepare.cache_clear()  # which knows the number of blocks
+        monkeypatch.setattr(rows, "blocks_for", lambda work, blocks=blocks: blocks)
+        rows._prepare.cache_clear()  # its plans have the number of blocks
         results = [to_device(np.zeros(shape, np.float32)) for shape in [(20,)] * 4 + [(20, 33)]]
         run(EVERYTHING, Rows(20, 33), [a, None, place, np.float32(2)], results)
         found.append([result.to_host() for result in results])

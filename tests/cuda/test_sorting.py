@@ -12,7 +12,7 @@ INTEGERS = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int6
 
 
 def order_of(a, axis, descending):
-    """The positions in stable order of what NumPy sorts, largest first with NaN before."""
+    """Return NumPy's positions in stable order; descending order begins with NaN."""
     a = a.astype(np.float64) if a.dtype in FLOATS else a
     if not descending:
         return np.argsort(a, axis, kind="stable")

@@ -14,7 +14,7 @@ from spillgrad.nn import functional as F
 from spillgrad.storage.disk_store import DiskStore
 from tests.waiting import wait_until
 
-WIDTH = 8  # the simulator takes milliseconds for each number of a product
+WIDTH = 8  # the simulator takes milliseconds for each element of a product
 LAYERS = 3
 STATE_BYTES = WIDTH * WIDTH * 4
 
@@ -94,7 +94,7 @@ def test_a_change_of_what_was_copied_from_the_device_is_none_of_the_copy(leaves,
         y = x * x
         sg.cuda.synchronize()
         further = leaves[1] * 2
-        further * further  # when something else is saved, it is noted which copies are done
+        further * further  # another save notices which copies are done
     x.add_(1)
     y.sum().backward()
     np.testing.assert_array_equal(leaves[0].grad.numpy(force=True), 8 * leaves[0].numpy(force=True))
@@ -174,7 +174,7 @@ def test_a_change_of_what_was_copied_back_is_not_used_again(leaves, tmp_path):
 
 @pytest.fixture
 def refusing(monkeypatch):
-    """Let stores refuse as long as the list that this returns has something in it."""
+    """Let stores refuse arrays while the returned list is not empty."""
     because: list[str] = []
     put = DiskStore.put
 
@@ -245,7 +245,7 @@ def test_threads_share_a_store_and_its_budgets(tmp_path):
 
 
 class Compared(int):
-    """A number that counts how often it is compared."""
+    """A number that counts its comparisons."""
 
     times = 0
 
@@ -270,16 +270,16 @@ def test_looking_for_room_behind_an_array_looks_at_few_of_those_on_the_device(tm
 def test_what_the_disk_refused_is_still_watched_for_changes(leaves, tmp_path):
     spill = sg.save_on_disk(tmp_path, ram_budget=0, device_budget=STATE_BYTES, min_bytes=0, direct_io=False)
     with spill:
-        y = leaves[0].exp()  # saves its result, which stays on the device
+        y = leaves[0].exp()  # its saved result stays on the device
         before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
         with pytest.raises(SpillError, match="could not write"):
-            leaves[1].exp()  # sends the first one to the store
+            leaves[1].exp()  # moves the first one to the store
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
     with spill:
-        leaves[1].sin()  # it is noted which copies are done
+        leaves[1].sin()  # this notices which copies are done
     with sg.no_grad():
         y.mul_(0.5)
     with spill:

@@ -1,4 +1,4 @@
-"""Products on tensor cores, or on what the simulator has in their place, against NumPy.
+"""Products on tensor cores, or on their stand-in in the simulator, against NumPy.
 
 Small integers and their sums are exact in every precision.
 """
@@ -19,7 +19,7 @@ SHAPES = [(32, 16, 32), (40, 24, 72), (8, 8, 8)] + ([] if SIMULATED else [(1000,
 
 @pytest.fixture(autouse=True)
 def used(monkeypatch):
-    """The tiles of the products that were prepared."""
+    """Return the list of tiles of the products that are prepared."""
     if SIMULATED:
         monkeypatch.setattr(tensor_cores, "at_hand", lambda: True)
     elif not tensor_cores.at_hand():
@@ -31,11 +31,11 @@ def used(monkeypatch):
         return build(variant, tile, *rest)
 
     monkeypatch.setattr(products, "build", noted)
-    products.prepared.cache_clear()
+    products.prepare.cache_clear()
     allow_tf32(True)
     yield tiles
     allow_tf32(False)
-    products.prepared.cache_clear()  # of products in the simulator
+    products.prepare.cache_clear()  # its plans are for the pretended tensor cores
 
 
 def integers(shape, dtype=np.float16, seed=0):

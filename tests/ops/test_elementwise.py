@@ -20,7 +20,7 @@ from spillgrad.ops import (
     trigonometry,
 )
 from spillgrad_kernels.memory.buffers import pool
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import parameters
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 

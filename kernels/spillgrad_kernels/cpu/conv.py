@@ -1,9 +1,9 @@
 """Convolution and its two derivatives, as matrix products over patches that are gathered a block at a time.
 
-The convolution and its derivative by the input are one computation, `_correlate`: each position of a grid is a product
-of weights with the elements that a list of taps (offsets) reaches from it. For the derivative with a stride, image
-positions fall into stride x stride phases; within a phase all are reached by the same taps, so that nothing is added up
-in memory and every element of the result is one sum in one order, whatever the number of threads.
+The convolution and its derivative by the input are one computation, `_correlate`. At each position of a grid, it
+multiplies weights with the elements at a list of offsets from there, called taps. For the derivative with a stride, the
+positions of the image are divided into stride x stride phases. The positions of a phase have the same taps, so each
+element of the result is one sum. Nothing is added up in memory, and results do not depend on the number of threads.
 Source: Chetlur et al. 2014, "cuDNN: efficient primitives for deep learning" (the implicit matrix product).
 """
 
@@ -13,33 +13,33 @@ from typing import Any
 import numpy as np
 
 from spillgrad_kernels.cpu import reductions
-from spillgrad_kernels.cpu.microkernel import TILE_ROWS, VECTOR_BYTES, like_of
-from spillgrad_kernels.cpu.packing import round_up
 from spillgrad_kernels.cpu.pointers import array_at, copy_bytes
 from spillgrad_kernels.cpu.product import product, workspace_size
+from spillgrad_kernels.cpu.product_tile import TILE_ROWS, VECTOR_BYTES, like_of
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit
 from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.threads.dispatch import parallel_for
 from spillgrad_kernels.windows import Pair, Windows
 
-# Positions of a block of patches and rows (channel and tap) gathered at a time: 256 KiB of float32, which with its
-# packed copy stays in the second-level cache.
+# The positions of a block of patches, and the rows (channel and tap) that are gathered at a time: 256 KiB of float32,
+# which stay in the second-level cache beside their packed copy.
 _BLOCK_POSITIONS = 256
 _BLOCK_ROWS = 256
-# Multiply-adds worth a thread of their own.
+# Multiply-adds that pay for another thread.
 _GRAIN = 1 << 18
-# Tasks a result is cut into where it is large enough, so that several threads share it evenly.
+# Tasks into which a large result is cut, so that several threads share it evenly.
 _TASKS = 16
-# Output channels below which gathering the same patches for another task costs more than the thread it feeds is worth.
+# Fewer output channels do not pay for a further task, which has to gather the same patches.
 _MIN_ROWS = 96
-# Columns of a weight gradient that one task adds up; beyond it, gathering the output's gradient again costs little.
+# Columns of a weight's gradient that a task adds up. With more, gathering the output's gradient again costs little.
 _WEIGHT_COLUMNS = 512
 
 
 @jit
 def _copy_every_second(source: Any, target: Any) -> None:
-    """Copy in groups of a vector's length: LLVM makes each one shuffle, and takes elements singly otherwise."""
+    """Copy elements 0, 2, 4, … in groups of a vector's length. LLVM turns each group into one shuffle."""
     whole = target.size - target.size % 16
     for first in range(0, whole, 16):
         x, y = source[2 * first : 2 * first + 31], target[first : first + 16]
@@ -51,7 +51,7 @@ def _copy_every_second(source: Any, target: Any) -> None:
 
 @jit
 def _span(across: int, step: int, width: int, columns: int) -> Any:
-    """Return the first and last + 1 of a grid's columns from which a tap hits the image."""
+    """Return the range of a grid's columns from which a tap falls inside the image."""
     low = min(max(-(across // step), 0), columns)
     return low, min(max((width - across + step - 1) // step, low), columns)
 
@@ -60,10 +60,11 @@ def _span(across: int, step: int, width: int, columns: int) -> Any:
 def _find_runs(
     images: Any, taps: Any, steps: Any, grid: Any, first: int, count: int, runs: Any, ends: Any
 ) -> None:  # fmt: skip
-    """List which elements each tap sees from `count` positions of the grid on, as runs along a row of the image.
+    """List the elements that each tap reaches from `count` positions of the grid, as runs along rows of the image.
 
-    A run is an offset in the images' bytes (of group and channel 0), a position counted from `first`, and a length.
-    `ends[t]` counts the runs of taps 0 to t. Positions count columns, rows and images of the grid in turn.
+    A run is the offset of its first element in the bytes of group and channel 0, its position counted from `first`, and
+    its length. `ends[t]` is the number of runs of taps 0 to t. Positions number the columns of the grid, then its rows,
+    then images.
     """
     height, width, size = images.shape[3], images.shape[4], images.itemsize
     found = 0
@@ -102,7 +103,7 @@ def _find_runs(
 
 @jit
 def _gather(images: Any, group: int, channel: int, step: int, runs: Any, ends: Any, patches: Any) -> None:
-    """Copy runs of all taps, of one channel after the other, to the rows of `patches`; the rest of it stays zero."""
+    """Copy the runs of all taps, channel by channel, to the rows of `patches`; other elements stay zero."""
     size = images.itemsize
     for first_row in range(0, patches.shape[0], ends.size):
         source = np.intp(images.ctypes.data) + group * images.strides[1] + channel * images.strides[2]
@@ -127,7 +128,7 @@ def _gather(images: Any, group: int, channel: int, step: int, runs: Any, ends: A
 
 @jit
 def _scatter(block: Any, bias: Any, group: int, channel: int, step: int, runs: Any, count: int, out: Any) -> None:
-    """Write rows of results, plus the bias of their channel, to the runs of `out` they belong to."""
+    """Write rows of results, plus the bias of their channel, to their runs in `out`."""
     for r in range(block.shape[0]):
         target = np.intp(out.ctypes.data) + group * out.strides[1] + (channel + r) * out.strides[2]
         shift = bias[group, channel + r]
@@ -157,7 +158,7 @@ def _correlate(
     results = np.empty((rows, block), images.dtype)
     scratch = np.empty(scratch_size, images.dtype)
     for task in range(start, stop):
-        # Taken in the loop: Numba frees an array after its last use, and an address is none.
+        # This names the array within the loop: Numba frees an array after its last use, which an address is not.
         workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
         group, rest = task // (blocks * row_blocks), task % (blocks * row_blocks)
         first, first_output = rest // row_blocks * block, rest % row_blocks * rows
@@ -188,7 +189,7 @@ def _correlate_gradients(
     start: int, stop: int, grads: Any, images: Any, taps: Any, no_tap: Any, steps: Any, no_steps: Any, grid: Any,
     channel_block: int, block: int, chunk: int, scratch_size: int, out: Any,
 ) -> None:  # fmt: skip
-    """Add up the products of output gradients and patches, in one of `out`'s parts for each chunk of positions."""
+    """Add up the products of the output's gradient and patches; each chunk of positions has a part of `out`."""
     chunks, outputs, channels, tap_count = out.shape[0], out.shape[2], out.shape[3], out.shape[4]
     positions = images.shape[0] * grid[0] * grid[1]
     channel_blocks = (channels + channel_block - 1) // channel_block
@@ -198,7 +199,7 @@ def _correlate_gradients(
     patches = np.empty((channel_block * tap_count, block), images.dtype)
     scratch = np.empty(scratch_size, images.dtype)
     for task in range(start, stop):
-        # Taken in the loop: Numba frees an array after its last use, and an address is none.
+        # This names the array within the loop: Numba frees an array after its last use, which an address is not.
         workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
         group, rest = task // (chunks * channel_blocks), task % (chunks * channel_blocks)
         part, channel = rest // channel_blocks, rest % channel_blocks * channel_block
@@ -219,7 +220,7 @@ def _correlate_gradients(
             )  # fmt: skip
 
 
-# --- One channel a group: no sum over channels, so no matrix product -------------------------------------------------
+# --- One channel a group: there is no sum over channels, and no matrix product ---------------------------------------
 
 
 @jit
@@ -304,7 +305,7 @@ def _depthwise_weight(start: int, stop: int, grads: Any, images: Any, taps: Any,
 
 
 def _taps(windows: Windows) -> np.ndarray:
-    """Return how far each element of a window lies from where its stride put it, as (element, 2)."""
+    """Return the offset of each element of a window from the window's position, as (element, 2)."""
     lines = [
         np.arange(size) * dilation - padding
         for size, dilation, padding in zip(windows.size, windows.dilation, windows.padding, strict=True)
@@ -313,7 +314,7 @@ def _taps(windows: Windows) -> np.ndarray:
 
 
 def _every(elements: list[int]) -> slice:
-    """Return the slice that takes evenly spaced elements: a plain copy is several times as fast as one by index."""
+    """Return the slice for evenly spaced indices. Copying a slice is several times as fast as an index with arrays."""
     step = elements[1] - elements[0] if len(elements) > 1 else 1
     return slice(elements[0], elements[-1] + 1, step) if elements else slice(0)
 
@@ -323,7 +324,7 @@ def _grouped(images: np.ndarray, groups: int) -> np.ndarray:
 
 
 def _grain(work: int) -> int:
-    """Return how many tasks of `work` multiply-adds make a share worth a thread of its own."""
+    """Return how many tasks of `work` multiply-adds pay for another thread."""
     return max(1, _GRAIN // max(work, 1))
 
 
@@ -344,7 +345,7 @@ def _pair(values: Pair) -> np.ndarray:
 
 @on_device("conv")
 def conv(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Windows, groups: int) -> np.ndarray:
-    """Return the sum of each window's elements times the weights, for every output channel, plus its bias.
+    """Return, for each window and output channel, the sum of its elements times the weights, plus the bias.
 
     Shapes: x (N, C, *image), weight (M, C / groups, *size), bias (M,), result (N, M, *grid). Any strides.
     """
@@ -389,7 +390,7 @@ def conv_input(
             np.ascontiguousarray(weight).reshape(groups, -1, len(taps)), shift, taps, _pair(windows.stride), out,
         )  # fmt: skip
         return out
-    # Per dimension and phase: which elements of a window reach the image there, and from how many windows away.
+    # For each dimension and phase: the elements of windows that reach the image there, and how many windows away.
     reach = [
         [
             [(t, (phase + padding - t * dilation) // stride) for t in range(size)
@@ -416,7 +417,7 @@ def _run(
     images: np.ndarray, weights: np.ndarray, bias: np.ndarray, taps_of: list[np.ndarray], phases: np.ndarray,
     in_steps: Pair, out_steps: Pair, grid: Pair, groups: int, out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Compute `out`, phase by phase; `weights` holds (groups, outputs, channels, taps) of each, one after the other."""
+    """Compute `out`. `weights` holds an array (groups, outputs, channels, taps) for each phase, one after the other."""
     images, out = _grouped(images, groups), _grouped(out, groups)
     counts = np.array([len(taps) for taps in taps_of])
     taps = np.zeros((len(taps_of), max(counts), 2), np.int64)

@@ -1,8 +1,8 @@
-"""Elementwise loops for the CPU: one builder for dense, strided, broadcast and scalar operands, and several results.
+"""Elementwise loops for the CPU, for dense, strided, broadcast and scalar operands and for several results.
 
-The operands' common shape is walked in tiles of rows, along the dimension in which most arrays are dense, so that the
-loop over a row vectorises whatever the shapes. An array whose rows have gaps even so, as a transposed operand among
-others, passes through a dense copy, made tile by tile.
+A loop walks over the operands' common shape in tiles of rows, along the dimension in which most arrays are dense, so
+that LLVM vectorises it. An array whose rows still have gaps, such as one transposed operand among others, is copied to
+dense memory before or after.
 """
 
 import functools
@@ -29,8 +29,8 @@ from spillgrad_kernels.tile_walk import locate, tile_walk
 def _source(body: Trace, pattern: str, dtypes: Sequence[np.dtype[Any]]) -> str:
     """Return the Python code of the loop that computes `body` over a tile; `dtypes` are of operands and results.
 
-    The pattern has a letter per operand: "v" moves along a row, "s" stands still. The loop gets the address of words:
-    where each array's part of the tile begins, the tile's rows and columns, each array's bytes between two rows.
+    `pattern` has a letter for each operand: "v" if it moves along a row, "s" if it does not. The loop gets the address
+    of int64 words: each array's address in the tile, the tile's rows and columns, each array's bytes from row to row.
     """
     arrays = len(dtypes)
     results = list(zip(range(len(pattern), arrays), body.results, strict=True))
@@ -71,7 +71,7 @@ def _stored(dtype: np.dtype[Any], expression: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def build(body: Trace, name: str, pattern: str, dtypes: tuple[np.dtype[Any], ...]) -> int:
-    """Compile the loop that computes `body` over a tile (see `_source`); return its address, for good."""
+    """Compile the loop that computes `body` over a tile (see `_source`); return its address, which stays valid."""
     source = _source(body, pattern, dtypes)
     kinds = {dtype.name: np.uint16 if dtype.name in half.HALF else dtype for dtype in (*dtypes, np.dtype(np.int64))}
     like = {f"like_{name}": np.zeros(1, kind) for name, kind in kinds.items()}
@@ -84,10 +84,10 @@ def build(body: Trace, name: str, pattern: str, dtypes: tuple[np.dtype[Any], ...
 
 @functools.cache
 def _walker(arrays: int) -> Kernel:
-    """Return the kernel that computes tiles of so many arrays, whatever the loop over each.
+    """Return the kernel that walks over the tiles of so many arrays, and calls the loop of any formula for each tile.
 
-    It takes the address of `CallPlan.words` and the arrays' ids. Only the loop over a tile is compiled for each
-    formula, in 80 ms. To compile all that surrounds it too would take 320 ms.
+    It takes the address of `CallPlan.words` and the arrays' ids. So only the loop over a tile is compiled for each
+    formula, in 80 ms. Compiling the walk with it would take 320 ms.
     """
     ids = [f"a{i}" for i in range(arrays)]
     source = "\n".join([
@@ -111,7 +111,7 @@ def _walker(arrays: int) -> Kernel:
     return jit(namespace["walk"], name=f"elementwise.{arrays}")
 
 
-# What a loop may name besides the functions of formulas: conversions, and its own needs.
+# The names that a loop may use besides the functions of formulas.
 _NAMES = {
     "__name__": __name__, "row_at": row_at, "element": element, "set_element": set_element,
     **{kind.__name__: kind for kind in CONVERSIONS.values()},
@@ -124,26 +124,26 @@ _trace: Callable[[Formula, Any], Trace] = functools.cache(trace)
 class CallPlan(NamedTuple):
     """The prepared kernel for calls with the same layouts.
 
-    `copied` lists the arrays that pass through a dense copy, each with the order of the copy's dimensions.
+    `copied` lists the arrays that are copied to dense memory, each with the order of the copy's dimensions.
     """
 
     kernel: Kernel
     tiles: int
     grain: int
-    words: int  # the address of what the kernel reads: the loop's address, the walk's dimensions, its loops
+    words: int  # the address of numbers that the kernel reads: the loop's address, the dimensions, `TileWalk.loops`
     shape: Shape
-    results: tuple[tuple[Callable[[Shape, Any], np.ndarray], Any], ...]  # how to allocate each, and its dtype
+    results: tuple[tuple[Callable[[Shape, Any], np.ndarray], Any], ...]  # for each, how to allocate it, and its dtype
     copied: tuple[tuple[int, Shape], ...]
     arrays: int
-    kept: np.ndarray  # the memory at `words`, which must live as long as the plan
+    kept: np.ndarray  # holds the memory at `words`
 
     @property
     def code(self) -> Kernel:
-        """The kernel as a function of a range, `words` and the arrays' ids."""
+        """The kernel as a function of a range, `words` and the ids of arrays."""
         return entry_point(self.kernel, 3 + self.arrays)
 
     def run(self, operands: Sequence[np.ndarray], outs: tuple[np.ndarray, ...] = ()) -> tuple[np.ndarray, ...]:
-        """Compute into fresh memory or into `outs`."""
+        """Compute the results into `outs`, or into fresh memory; return them."""
         kernel, tiles, grain, words, shape, results, copied, _, _ = self
         if not outs:
             outs = tuple([allocate(shape, dtype) for allocate, dtype in results])
@@ -174,10 +174,10 @@ def prepare(
 ) -> CallPlan:  # fmt: skip
     """Return the plan of a formula, or of a trace with several results, over operands of these layouts.
 
-    Raises ValueError when shapes do not broadcast together, or to those of `outs`.
+    Raises ValueError where shapes do not broadcast together, or not to the shapes of `outs`.
     """
     foreign = [layout.dtype for layout in (*operands, *outs) if not layout.dtype.isnative]
-    if foreign:  # the kernel knows a dtype by its name, which does not tell the byte order
+    if foreign:  # kernels tell dtypes by names, which do not show the byte order
         raise TypeError(f"{name}: got {foreign[0]!r}; convert the array to this machine's byte order")
     shape = np.broadcast_shapes(*[layout.shape for layout in operands])
     for out in outs:
@@ -208,7 +208,7 @@ def prepare(
 
 
 def _own_order(order: Shape, ndim: int, own_ndim: int) -> Shape:
-    """Return the order of the dimensions of an array that broadcasts to `ndim` dimensions."""
+    """Return the order in memory of the dimensions of an array that broadcasts to `ndim` dimensions."""
     lead = ndim - own_ndim
     return tuple([d - lead for d in order if d >= lead])
 
@@ -220,10 +220,10 @@ def compute(
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
     """Compute a formula, or a trace with several results, over broadcast operands into fresh memory or into `outs`.
 
-    Shapes: operands broadcast together, to the shape of each of `outs`, which may have any strides. One of `outs` may
-    be one of the operands, but not overlap one otherwise. Raises ValueError when shapes do not fit.
+    Shapes: operands broadcast together to the shape of each of `outs`, which may have any strides. One of `outs` may be
+    an operand itself; it must not overlap an operand otherwise. Raises ValueError where shapes do not fit.
     """
-    operands = [np.asarray(a) for a in operands]  # a NumPy scalar has all attributes of an array but memory
+    operands = [np.asarray(a) for a in operands]  # a NumPy scalar has the attributes of an array, but no memory
     call = prepare(formula, name, dtypes, tuple(map(layout_of, operands)), tuple(map(layout_of, outs)))
     return call.run(operands, outs)
 
@@ -234,7 +234,7 @@ def elementwise(
 ) -> np.ndarray:
     """Compute `formula` over broadcast operands into fresh memory of `dtype`, or into `out` (see `compute`).
 
-    Constants in the formula take the first floating operand's dtype; half-precision operands and results, bit patterns
-    in memory, are numbers of float32 in the loop.
+    Constants in the formula take the dtype of the first floating operand. Half-precision operands and results are bit
+    patterns in memory, and float32 in the loop.
     """
     return compute(formula, name, operands, (dtype,), () if out is None else (out,))[0]

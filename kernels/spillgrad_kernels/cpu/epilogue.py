@@ -1,8 +1,8 @@
-"""Epilogues: what is done to a block of a product while it is still in the cache.
+"""Epilogues: formulas that are applied to each block of a product while it is still in the cache.
 
-An epilogue is a formula (see `formula.py`) of the product and, if it has a second parameter, of another matrix:
-`lambda product, other: other + gelu(product)`. Kernels get it by its address, so that one machine code of the product
-serves all of them.
+An epilogue is a formula (see `formula.py`) of the product and, with a second parameter, of another matrix, such as
+`lambda product, other: other + gelu(product)`. Kernels call it by its address, so that the product is compiled once for
+all epilogues.
 """
 
 import functools
@@ -17,8 +17,8 @@ from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, trace
 
 NO_EPILOGUE = 0
 
-# Of a block of `rows` x `columns` elements: `product`, `other` and `result` are addresses, each followed by the bytes
-# from one row to the next.
+# For a block of `rows` x `columns` elements: the addresses of product, other and result, and the bytes between the rows
+# of each.
 _PARAMETERS = ("rows", "columns", "product", "product_row", "other", "other_row", "result", "result_row")
 
 
@@ -44,5 +44,5 @@ def _function(formula: Formula, name: str, dtype: np.dtype[Any]) -> Kernel:
 
 @functools.cache
 def epilogue(formula: Formula, name: str, dtype: np.dtype[Any]) -> int:
-    """Return where the machine code is of a formula for products of `dtype`, float32 or float64, for good."""
+    """Return the address of a formula's machine code for products of `dtype`, float32 or float64; it stays valid."""
     return code_address(_function(formula, name, dtype), len(_PARAMETERS))

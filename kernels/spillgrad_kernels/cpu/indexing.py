@@ -1,7 +1,7 @@
-"""Rows and elements chosen by integer index, and sums back into them.
+"""Rows and elements at integer indices, and sums into them.
 
-Sums are split over columns or rows of the result, never over indices: one thread adds up an output element, in the
-order of the indices. So repeated indices need no atomics, and the result does not depend on the number of threads.
+Threads share the columns or rows of a sum, never its indices: one thread adds up each element, in the order of the
+indices. So repeated indices need no atomic operations, and results do not depend on the number of threads.
 """
 
 import math
@@ -12,13 +12,12 @@ import numpy as np
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import jit
 from spillgrad_kernels.memory import buffers
-from spillgrad_kernels.threads.dispatch import parallel_for
+from spillgrad_kernels.tables.indexing import reachable_part, require_source
+from spillgrad_kernels.threads.dispatch import grain_of, parallel_for
 
-# Elements worth a thread of their own: 3 to 6 microseconds of work.
-_GRAIN_ELEMENTS = 1 << 13
-# Columns one unit of work adds up at a time: whole cache lines, so that two threads never write the same one.
+# Columns that a unit of work adds up: whole cache lines, so that two threads never write to the same line.
 _BLOCK_COLUMNS = 64
-# Positions along the indexed dimension that one unit of work gathers.
+# Positions along the indexed dimension that a unit of work gathers.
 _BLOCK_POSITIONS = 256
 
 
@@ -54,7 +53,7 @@ def _scatter_add(start: int, stop: int, out: Any, index: Any, source: Any) -> No
 
 @jit
 def _add_rows(start: int, stop: int, base: Any, out: Any, index: Any, values: Any) -> None:
-    # Every share looks through all indices for its own rows, which costs less than sorting them.
+    # Each share searches all indices for its own rows. That costs less than sorting them.
     if base.size == 0:
         out[start:stop] = 0
     for r in range(start, min(stop, base.shape[0])):
@@ -75,19 +74,12 @@ def _add_elements(out: Any, index: Any, values: Any) -> None:
 
 
 def _checked(who: str, index: np.ndarray, size: int) -> np.ndarray:
-    """Return `index` as contiguous int64; every element is in [0, size).
-
-    Raises IndexError naming the first that is not.
-    """
+    """Return `index` as contiguous int64. Raises IndexError, which names the first element outside [0, size)."""
     index = np.asarray(index, np.int64, order="C")
     if index.size and (index.min() < 0 or index.max() >= size):
         wrong = index[(index < 0) | (index >= size)][0]
         raise IndexError(f"{who}: got index {wrong}; a dimension of size {size} takes 0 to {size - 1}")
     return index
-
-
-def _grain(work: int) -> int:
-    return max(1, _GRAIN_ELEMENTS // max(work, 1))
 
 
 @on_device("indexing")
@@ -101,7 +93,7 @@ def embedding(weight: np.ndarray, index: np.ndarray) -> np.ndarray:
     out = buffers.empty((*index.shape, width), weight.dtype)
     if out.size:
         operands = np.ascontiguousarray(weight), index.reshape(-1), out.reshape(index.size, width)
-        parallel_for(_take_rows, index.size, _grain(width), *operands)
+        parallel_for(_take_rows, index.size, grain_of(width), *operands)
     return out
 
 
@@ -126,10 +118,10 @@ def index_add(a: np.ndarray, index: np.ndarray, values: np.ndarray) -> np.ndarra
 
 
 def _sum_rows(base: np.ndarray, index: np.ndarray, values: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Set `out` to `base` (zeros if that is empty) plus row i of `values` at row index[i], for every i in order."""
+    """Set `out` to `base`, or to zeros if that is empty; then add row i of `values` to row index[i], for i in order."""
     count, width = out.shape
     rows = np.ascontiguousarray(values, out.dtype).reshape(index.size, width)
-    grain = _grain(width * (count + index.size) // max(count, 1))
+    grain = grain_of(width * (count + index.size) // max(count, 1))
     parallel_for(_add_rows, count, grain, base, out, index.reshape(-1), rows)
     return out
 
@@ -153,20 +145,6 @@ def _around(axis: int, a: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(a).reshape(outer, a.shape[axis], inner)
 
 
-def reachable_part(who: str, a: Any, axis: int, shape: tuple[int, ...]) -> Any:
-    """Return what an index of `shape` along `axis` can reach of `a`: the leading corner in all other dimensions.
-
-    Raises ValueError where the index is larger.
-    """
-    others = [i for i in range(a.ndim) if i != axis]
-    if len(shape) != a.ndim or any(shape[i] > a.shape[i] for i in others):
-        raise ValueError(
-            f"{who}: got an index of shape {shape} for an array of shape {a.shape}; apart from dimension {axis}, "
-            "no dimension of the index may be larger; slice the index"
-        )
-    return a[tuple(slice(None) if i == axis else slice(shape[i]) for i in range(a.ndim))]
-
-
 @on_device("indexing")
 def gather(a: np.ndarray, axis: int, index: np.ndarray) -> np.ndarray:
     """Return the elements of `a` at `index` along `axis`, at the index's own position in all other dimensions.
@@ -181,25 +159,16 @@ def gather(a: np.ndarray, axis: int, index: np.ndarray) -> np.ndarray:
         result = _around(axis, out)
         operands = _around(axis, reachable), _around(axis, index), result
         units = result.shape[0] * -(-result.shape[1] // _BLOCK_POSITIONS)
-        parallel_for(_gather, units, _grain(min(result.shape[1], _BLOCK_POSITIONS) * result.shape[2]), *operands)
+        parallel_for(_gather, units, grain_of(min(result.shape[1], _BLOCK_POSITIONS) * result.shape[2]), *operands)
     return out
-
-
-def require_source(index: tuple[int, ...], source: tuple[int, ...]) -> None:
-    """Raise ValueError where a source of this shape has no value for every place of an index."""
-    if len(source) != len(index) or any(have < need for have, need in zip(source, index, strict=True)):
-        raise ValueError(
-            f"scatter_add: got an index of shape {index} and a source of shape {source}; "
-            "the source needs a value for every index"
-        )
 
 
 @on_device("indexing")
 def scatter_add(a: np.ndarray, axis: int, index: np.ndarray, source: np.ndarray) -> np.ndarray:
     """Return `a` plus `source` added at `index` along `axis`, at the index's own position in all other dimensions.
 
-    Shapes: index as `a`, smaller or equal except along `axis`; source at least as large as
-    index, the rest of it is not used.
+    Shapes: index as `a`, smaller or equal except along `axis`; source at least as large as index. Elements of source
+    beyond the index are not used.
     Raises IndexError for an index outside the dimension, ValueError for shapes that do not fit.
     """
     reachable = reachable_part("scatter_add", a, axis, index.shape)
@@ -213,7 +182,7 @@ def scatter_add(a: np.ndarray, axis: int, index: np.ndarray, source: np.ndarray)
         totals, positions = _around(axis, sums), _around(axis, index)
         units = totals.shape[0] * -(-totals.shape[2] // _BLOCK_COLUMNS)
         work = positions.shape[1] * min(totals.shape[2], _BLOCK_COLUMNS)
-        parallel_for(_scatter_add, units, _grain(work), totals, positions, _around(axis, used))
+        parallel_for(_scatter_add, units, grain_of(work), totals, positions, _around(axis, used))
         if sums is not out:
             out[tuple(slice(size) for size in sums.shape)] = sums
     return out

@@ -1,7 +1,7 @@
-"""Cross entropy between rows of logits and class indices, forward and backward, without the softmax in memory.
+"""Cross entropy between rows of logits and class indices, forward and backward. It never holds the softmax.
 
-For logits that a matrix product makes, `linear_cross_entropy` also does without the logits: rows are taken in blocks,
-and each block's logits become its gradients in one bounded workspace.
+For logits that are a matrix product, `linear_cross_entropy` does not hold the logits either. It takes rows in blocks,
+and turns the logits of each block into their gradients in one bounded workspace.
 Source: Hsu et al. 2024, "Liger Kernel: Efficient Triton Kernels for LLM Training", section 3.2.
 """
 
@@ -17,35 +17,26 @@ from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.scalar_math import exp
-from spillgrad_kernels.threads.dispatch import parallel_for
+from spillgrad_kernels.threads.dispatch import grain_of, parallel_for
 
-# Elements worth a thread of their own: 3 to 6 microseconds of work.
-_GRAIN_ELEMENTS = 1 << 13
-# Logits held at once by the fused product and loss. 50257 classes: 166 rows; twice as many are 5 % faster, half as many
-# 8 % slower, because every block of rows reads the weight and updates its gradient once.
+# Bytes of logits that the fused product and loss hold at once: 166 rows of 50257 classes. Twice as many rows are 5 %
+# faster, half as many 8 % slower: each block of rows reads the weight and updates its gradient once.
 _WORKSPACE_BYTES = 32 << 20
-# Fewer rows would leave the product waiting for memory, however many classes there are.
+# With fewer rows, the product would wait for memory, however many classes there are.
 _MIN_BLOCK_ROWS = 48
 
 
 @jit
 def _cross_entropy(
-    start: int,
-    stop: int,
-    logits: Any,
-    target: Any,
-    weight: Any,
-    ignore_index: int,
-    smoothing: float,
-    losses: Any,
+    start: int, stop: int, logits: Any, target: Any, weight: Any, ignore_index: int, smoothing: float, losses: Any,
     lse: Any,
-) -> None:
+) -> None:  # fmt: skip
     classes = logits.shape[1]
     total_weight = row_sum(weight)
     for i in range(start, stop):
         x, t = logits[i], target[i]
         largest = row_max(x)
-        # An infinite reference point would give inf - inf; with 0 the sum is inf or 0, as by definition.
+        # Subtracting an infinite maximum would give NaN. Without it, the sum is inf or 0, as the definition says.
         shift = largest if abs(largest) < np.inf else x.dtype.type(0.0)
         log_total = shift + np.log(row_exponentials(x, shift))
         loss = 0.0
@@ -59,17 +50,9 @@ def _cross_entropy(
 
 @jit
 def _cross_entropy_backward(
-    start: int,
-    stop: int,
-    grad: Any,
-    logits: Any,
-    target: Any,
-    lse: Any,
-    weight: Any,
-    ignore_index: int,
-    smoothing: float,
-    out: Any,
-) -> None:
+    start: int, stop: int, grad: Any, logits: Any, target: Any, lse: Any, weight: Any, ignore_index: int,
+    smoothing: float, out: Any,
+) -> None:  # fmt: skip
     classes = logits.shape[1]
     total_weight = row_sum(weight)
     uniform = out.dtype.type(smoothing / classes)
@@ -80,7 +63,7 @@ def _cross_entropy_backward(
         else:
             hard = (1.0 - smoothing) * weight[t]
             scale = dx.dtype.type(g * (hard + smoothing / classes * total_weight))
-            spread = g * uniform if smoothing != 0.0 else uniform  # 0 of an infinite gradient too
+            spread = g * uniform if smoothing != 0.0 else uniform  # 0 also for an infinite gradient
             for j in range(classes):
                 dx[j] = scale * exp(x[j] - log_total) - spread * weight[j]
             dx[t] -= g * hard
@@ -88,7 +71,7 @@ def _cross_entropy_backward(
 
 @jit(fastmath=REASSOCIATE)
 def _to_exponentials(x: Any, shift: Any) -> Any:
-    """Replace each logit of a run by its exponential; return their sum."""
+    """Replace each logit x of a run by exp(x - shift); return the sum."""
     total = x.dtype.type(0.0)
     for j in range(x.size):
         x[j] = exp(x[j] - shift)
@@ -98,16 +81,9 @@ def _to_exponentials(x: Any, shift: Any) -> Any:
 
 @jit
 def _logits_to_gradients(
-    start: int,
-    stop: int,
-    logits: Any,
-    target: Any,
-    grad: Any,
-    ignore_index: int,
-    smoothing: float,
-    losses: Any,
-) -> None:
-    """Set each row's loss, and replace its logits by the gradient of grad[row] times that loss."""
+    start: int, stop: int, logits: Any, target: Any, grad: Any, ignore_index: int, smoothing: float, losses: Any,
+) -> None:  # fmt: skip
+    """Set each row's loss, and replace the row's logits by the gradient of grad[row] times the loss."""
     classes = logits.shape[1]
     uniform = smoothing / classes
     for i in range(start, stop):
@@ -128,7 +104,7 @@ def _logits_to_gradients(
                 loss += smoothing * log_total - uniform * plain_sum
             losses[i] = loss
             scale = x.dtype.type(g / total)
-            spread = x.dtype.type(g * uniform if smoothing != 0.0 else 0.0)  # 0 of an infinite gradient too
+            spread = x.dtype.type(g * uniform if smoothing != 0.0 else 0.0)  # 0 also for an infinite gradient
             for j in range(classes):
                 x[j] = x[j] * scale - spread
             x[t] -= x.dtype.type(g * (1.0 - smoothing))
@@ -150,10 +126,6 @@ def _checked_target(target: np.ndarray, classes: int, ignore_index: int) -> np.n
     return target
 
 
-def _grain(classes: int) -> int:
-    return max(1, _GRAIN_ELEMENTS // max(classes, 1))
-
-
 @on_device("losses")
 def cross_entropy(
     logits: np.ndarray,
@@ -164,14 +136,14 @@ def cross_entropy(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (losses, lse): the weighted negative log probability of each row's target, and log(sum(exp(row))).
 
+    The loss of a row whose target is `ignore_index` is 0.
     Shapes: logits (N, C), target int64 (N,), weight (C,), losses and lse (N,).
-    Rows whose target is `ignore_index` have loss 0.
     Raises IndexError for a target outside [0, C) that is not `ignore_index`.
     """
     target = _checked_target(target, logits.shape[1], ignore_index)
     losses, lse = buffers.empty(target.shape, logits.dtype), buffers.empty(target.shape, logits.dtype)
     parallel_for(
-        _cross_entropy, target.size, _grain(logits.shape[1]),
+        _cross_entropy, target.size, grain_of(logits.shape[1]),
         np.ascontiguousarray(logits), target, _class_weights(weight, logits), int(ignore_index), float(label_smoothing),
         losses, lse,
     )  # fmt: skip
@@ -183,14 +155,14 @@ def cross_entropy_backward(
     grad: np.ndarray, logits: np.ndarray, target: np.ndarray, lse: np.ndarray, ignore_index: int,
     label_smoothing: float = 0.0, weight: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Return the gradient by the logits, given each row's gradient; `lse` is what `cross_entropy` returned.
+    """Return the gradient of `cross_entropy` by the logits, given each row's gradient and the `lse` that it returned.
 
     Shapes: grad (N,), logits (N, C), target int64 (N,), lse (N,), weight (C,).
     """
     target = _checked_target(target, logits.shape[1], ignore_index)
     out = buffers.empty(logits.shape, logits.dtype)
     parallel_for(
-        _cross_entropy_backward, logits.shape[0], _grain(logits.shape[1]),
+        _cross_entropy_backward, logits.shape[0], grain_of(logits.shape[1]),
         np.ascontiguousarray(grad), np.ascontiguousarray(logits), target, lse,
         _class_weights(weight, logits), int(ignore_index), float(label_smoothing), out,
     )  # fmt: skip
@@ -199,14 +171,10 @@ def cross_entropy_backward(
 
 @on_device("losses")
 def linear_cross_entropy(
-    a: np.ndarray,
-    weight: np.ndarray,
-    bias: np.ndarray | None,
-    target: np.ndarray,
-    ignore_index: int,
+    a: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, target: np.ndarray, ignore_index: int,
     label_smoothing: float = 0.0,
-) -> np.ndarray:
-    """Return the losses of `cross_entropy` for the logits a @ weight.T + bias, which are never held as a whole.
+) -> np.ndarray:  # fmt: skip
+    """Return the losses of `cross_entropy` for the logits a @ weight.T + bias, held one block of rows at a time.
 
     Shapes: a (N, K), weight (C, K), bias (C,), target int64 (N,), losses (N,). Any strides.
     Raises IndexError for a target outside [0, C) that is not `ignore_index`.
@@ -225,8 +193,8 @@ def linear_cross_entropy_with_gradients(
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray | None]:  # fmt: skip
     """Return (losses, da, dweight, dbias) of `linear_cross_entropy`, given the gradient of each row's loss.
 
-    `needs` says which of the three gradients are wanted; the others are None. The sums over rows and classes do not
-    depend on the number of threads.
+    `needs` says which of the three gradients to compute; the others are None. Sums over rows and classes do not depend
+    on the number of threads.
     Shapes: grad and losses (N,), the others as in `linear_cross_entropy`.
     """
     target = _checked_target(target, weight.shape[0], ignore_index)
@@ -236,7 +204,7 @@ def linear_cross_entropy_with_gradients(
     dbias = np.zeros(weight.shape[0], a.dtype) if needs[2] else None
     for rows, logits in _blocks_of_logits(a, weight, bias):
         parallel_for(
-            _logits_to_gradients, len(logits), _grain(weight.shape[0]),
+            _logits_to_gradients, len(logits), grain_of(weight.shape[0]),
             logits, target[rows], grad[rows], int(ignore_index), float(label_smoothing), losses[rows],
         )  # fmt: skip
         if da is not None:
@@ -249,7 +217,7 @@ def linear_cross_entropy_with_gradients(
 
 
 def _blocks_of_logits(a: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield (rows, logits) for blocks of rows of `a`, every time in the same memory."""
+    """Yield (rows, logits) for each block of rows of `a`; all logits share the same memory."""
     rows, classes = a.shape[0], weight.shape[0]
     length = max(_MIN_BLOCK_ROWS, _WORKSPACE_BYTES // max(classes * a.itemsize, 1))
     workspace = buffers.empty((min(length, rows), classes), a.dtype)

@@ -1,4 +1,4 @@
-"""The matrix product, for any strides and any broadcast batch: what its callers call, and how a product is cut.
+"""The matrix product for any strides and broadcast batches: its public functions, and the cut of a product.
 
 Most are cut into separate blocks, of which a thread packs what it needs; large ones are shared, tile by tile, and so is
 what is packed for them (see `product.py`).
@@ -14,9 +14,7 @@ import numpy as np
 
 from spillgrad_kernels.cpu.elementwise import elementwise
 from spillgrad_kernels.cpu.epilogue import epilogue
-from spillgrad_kernels.cpu.microkernel import BFLOAT16_PAIR, TILE_ROWS, VECTOR_BYTES
-from spillgrad_kernels.cpu.packing import round_up
-from spillgrad_kernels.cpu.pointers import address_of, aligned
+from spillgrad_kernels.cpu.pointers import aligned
 from spillgrad_kernels.cpu.product import (
     COLUMNS,
     COUNTERS,
@@ -31,27 +29,29 @@ from spillgrad_kernels.cpu.product import (
     workspace_size,
 )
 from spillgrad_kernels.cpu.product_geometry import NO_EXTRAS, Extras, geometry_of, with_extras
+from spillgrad_kernels.cpu.product_tile import BFLOAT16_PAIR, TILE_ROWS, VECTOR_BYTES
 from spillgrad_kernels.device_array import on_device
-from spillgrad_kernels.layout import Layout, Shape, dense, layout_of
+from spillgrad_kernels.layout import Layout, Shape, address_of, dense, layout_of
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.formula import Formula
+from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.threads.dispatch import Kernel, entry_point, get_num_threads, parallel_for
 
-# Separate blocks, and tiles of a shared product, that balance uneven cores.
+# Separate blocks, and tiles of a shared product, per thread: enough to balance uneven cores.
 _BLOCKS_PER_THREAD = 4
 _TILES_PER_THREAD = 4
-# In a shared product: columns packed at once.
+# Columns that a shared product packs at once.
 _GROUP_COLUMNS = 256
-# Multiply-adds from which a product deserves all threads (about 20 microseconds of one), and from which it does even
-# where many products wait.
+# Multiply-adds from which a product pays for all threads (about 20 microseconds of one thread), and from which it does
+# so among many products.
 _SHARED_WORK = 1 << 20
 _LARGE_WORK = 1 << 24
-# Multiply-adds from which threads share what they pack, rather than make blocks of their own.
+# Multiply-adds from which threads share packed panels. In a smaller product, each thread packs for blocks of its own.
 _PACKED_WORK = 1 << 27
-# Multiply-adds that pay for a share: about 2 microseconds; of a matrix-vector product, which waits for memory.
+# Multiply-adds that pay for a share: about 2 microseconds. A matrix-vector product needs fewer, as it waits for memory.
 _GRAIN = 1 << 17
 _VECTOR_GRAIN = 1 << 14
-# The dtype that products of numbers add up in; uint16 stands for bfloat16.
+# The dtype in which products of numbers are added up; uint16 holds the bits of bfloat16.
 _SUMS: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype(np.float32): np.dtype(np.float32),
     np.dtype(np.float64): np.dtype(np.float64),
@@ -63,8 +63,8 @@ _SUMS: dict[np.dtype[Any], np.dtype[Any]] = {
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accumulate: bool = False) -> np.ndarray:
     """Return a @ b, written to `out` or, with `accumulate`, added to it. `out` must not overlap the operands.
 
-    Shapes: a (..., M, K), b (..., K, N), out (..., M, N); batch dimensions broadcast. Any strides. All float32, all
-    float64, or a and b uint16 for the bits of bfloat16 numbers, whose product is float32.
+    All dtypes are float32, or all float64. Or a and b are uint16, the bits of bfloat16 numbers, and `out` is float32.
+    Shapes: a (..., M, K), b (..., K, N), out (..., M, N); batch dimensions broadcast. Any strides.
     Raises ValueError for shapes and TypeError for dtypes that do not fit.
     """
     a, b = aligned(a), aligned(b)
@@ -78,20 +78,15 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accum
 
 @on_device("matmul")
 def linear(
-    rows: np.ndarray,
-    weight: np.ndarray,
-    bias: np.ndarray | None = None,
-    *,
-    other: np.ndarray | None = None,
-    formula: Formula | None = None,
-    name: str = "",
-    product: np.ndarray | None = None,
-) -> np.ndarray:
-    """Return formula(rows @ weight.T + bias, other), made block by block while the product is in the cache.
+    rows: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None, *, other: np.ndarray | None = None,
+    formula: Formula | None = None, name: str = "", product: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """Return formula(rows @ weight.T + bias, other). Each block is computed while its product is in the cache.
 
-    `formula`, known as `name`, may take one parameter; without it the product is returned. What the formula is applied
-    to goes into `product`, if given. Shapes: rows (M, K), weight (N, K), bias (N,), other, product and result (M, N);
-    `product` is C-contiguous. Dtypes as for `matmul`; those of the other arrays are its result's.
+    The formula, called `name` in code, may have one parameter. Without a formula, the product is returned. If
+    `product` is given, rows @ weight.T + bias is stored there. Dtypes are those of `matmul`; bias, other and product
+    have the dtype of its result.
+    Shapes: rows (M, K), weight (N, K), bias (N,), other, product and result (M, N); `product` is C-contiguous.
     """
     dtype = _SUMS[rows.dtype]
     result = buffers.empty((len(rows), len(weight)), dtype)
@@ -101,7 +96,7 @@ def linear(
     call = prepare(layout_of(rows), layout_of(weight), None, get_num_threads(), (0, dtype.itemsize))
     if formula is None:
         return call.run(rows, weight, product, addend=bias)
-    if len(rows) <= TILE_ROWS or rows.shape[1] == 0:  # the result is small, and made in another order or not at all
+    if len(rows) <= TILE_ROWS or rows.shape[1] == 0:  # a small product may be swapped; of depth 0, no kernel runs
         call.run(rows, weight, product, addend=bias)
         elementwise(formula, name, [product] if other is None else [product, other], dtype, result)
         return result
@@ -116,10 +111,10 @@ _SHARED = {dtype: shared_product(dtype) for dtype in _SEPARATE}
 
 
 class CallPlan(NamedTuple):
-    """The prepared kernel for products of the same layouts: the result's shape and dtype, and how products are cut.
+    """The prepared kernel for products of the same layouts, with the result's shape and dtype and the cut of products.
 
-    `code` computes a range of blocks. It takes the geometry's address and the ids of A, B, the addend (0 for none) and
-    C. It is None where several threads should compute.
+    `code` computes a range of blocks. It takes the address of the geometry and the ids of A, B, the addend (0 for none)
+    and C. It is None where several threads should compute.
     """
 
     code: Kernel | None
@@ -128,14 +123,14 @@ class CallPlan(NamedTuple):
     dtype: np.dtype[Any]
     packed: np.dtype[Any]
     cut: "ProductCut"
-    products: int  # 0 where the result has no elements or is zero
+    products: int  # 0 where the result is empty or zero
     geometry: np.ndarray
 
     def run(
         self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, addend: np.ndarray | None = None,
         extras: Extras = NO_EXTRAS,
     ) -> np.ndarray:  # fmt: skip
-        """Return the product in fresh memory, or set `out` to it; `addend`, which may be `out`, is added to it."""
+        """Return the product plus `addend`, in `out` or in fresh memory. The addend may be `out`."""
         if out is None:
             out = self.allocate(self.shape, self.dtype)
         cut, geometry = self.cut, self.geometry
@@ -161,9 +156,9 @@ class CallPlan(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shape | None = None) -> CallPlan:
-    """Check the layouts of a product and return its plan. `addend` holds the strides of an addend of C's shape.
+    """Return the plan of a product of these layouts. `addend` holds the strides of an addend of C's shape.
 
-    The addend's columns must have no gaps where C's have none. Raises as `matmul`.
+    The addend's rows must be contiguous where C's are. Raises as `matmul`.
     """
     batch, out = _checked(a, b, out)
     numbers, shape, dtype = a.dtype, out.shape, out.dtype
@@ -184,11 +179,11 @@ def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shap
     (_, a_col), (b_row, b_col), _, (out_row, out_col) = steps
     in_lines = (a_col == numbers.itemsize, b_row == numbers.itemsize)
     in_rows = b_col == out_col == dtype.itemsize
-    # Without elements there is nothing to plan, but what is added to may have some.
+    # A plan needs sizes of at least 1. C may have elements where A and B have none.
     depth, products = max(1, -(-k * numbers.itemsize // packed.itemsize)), max(1, math.prod(batch))
     cut = _cut(max(1, m), max(1, n), depth, products, dtype.itemsize, threads, plain, in_lines, in_rows, b_row)
     head = (m, n, k, cut.rows, cut.columns, cut.scratch, cut.blocks, cut.phases)
-    lengths = [*itertools.chain(*steps), out_row, out_row]  # of other and of the result as of C
+    lengths = [*itertools.chain(*steps), out_row, out_row]  # other and the result have the strides of C
     geometry = geometry_of(head, swapped, lengths, list(zip(batch, *in_batch, strict=True)))
     products = products if math.prod(shape) and k else 0
     direct = products and cut.phases == 0 and cut.blocks <= cut.grain
@@ -197,13 +192,13 @@ def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shap
 
 
 def _batch_strides(dims: int, layout: Layout) -> list[int]:
-    """Return how far the matrices of an operand, which broadcasts, lie apart in each dimension of the batch."""
+    """Return the bytes between an operand's matrices in each dimension of the batch, to which it broadcasts."""
     own = [0 if size == 1 else stride for size, stride in zip(layout.shape[:-2], layout.strides[:-2], strict=True)]
     return [*[0] * (dims - len(own)), *own]
 
 
 def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:
-    """Return the product's batch and layout, which is dense if none is given. Raises as `matmul`."""
+    """Return the batch of a product, and the layout `out`, by default a dense one. Raises as `matmul`."""
     a_shape, b_shape, numbers, other = a.shape, b.shape, a.dtype, b.dtype
     if numbers != other or numbers not in _SUMS:
         raise TypeError(
@@ -227,29 +222,29 @@ def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:
 
 
 def _is_better_swapped(m: int, n: int, plain: bool, b_steps: Shape, out_steps: Shape, size: int) -> bool:
-    """Say whether to compute the transpose, from B and A; `plain` as for `_cut`, elements of `size` bytes.
+    """Return whether to compute the transpose of C from B and A; `plain` as in `_cut`, elements have `size` bytes.
 
-    The kernel writes rows of C, whose columns should be contiguous. A few rows of A beside lines of B along the depth
-    are better on the right too: as the left operand those lines are read where they lie.
+    The kernel writes rows of C, which should be contiguous. A swap also pays for a few rows of A where B is contiguous
+    along the depth: as the left operand, B is read without packing.
     """
     thin = plain and 1 < m <= TILE_ROWS and m < n and b_steps[0] == size
     return n > 1 and (thin or out_steps[1] != size == out_steps[0])
 
 
 def _rows_are_regular(layout: Layout) -> bool:
-    """Say whether all but the last dimension can be taken as one."""
+    """Return whether all dimensions but the last can be taken as one."""
     pairs = zip(layout.shape[1:-1], layout.strides[:-2], layout.strides[1:-1], strict=True)
     return all(outer == size * inner for size, outer, inner in pairs)
 
 
 class ProductCut(NamedTuple):
-    """How a product is cut: into separate blocks, or into tiles of a product shared by all workers."""
+    """How a product is cut: into separate blocks, or into tiles that all threads share."""
 
     rows: int
     columns: int
-    scratch: int  # elements: for each block at work, or for all
-    blocks: int  # how many there are, and how many of them a thread takes at once; of a shared product its workers
-    grain: int
+    scratch: int  # elements of scratch memory, for a block or for the shared product
+    blocks: int  # the number of blocks, or of threads of a shared product
+    grain: int  # how many blocks a thread takes at once
     phases: int = 0  # shared: see `product.py`
     words: int = 0
 
@@ -258,14 +253,14 @@ def _cut(
     m: int, n: int, k: int, products: int, itemsize: int, threads: int, plain: bool, in_lines: tuple[bool, bool],
     in_rows: bool, b_row: int,
 ) -> ProductCut:  # fmt: skip
-    """Cut products of depth k; `plain` says that elements are numbers, not pairs.
+    """Cut products of depth k. `plain` means that elements are numbers, not pairs.
 
-    `in_lines` says of A and of B whether their elements along the depth are neighbours, `in_rows` of B and C whether
-    those of a row are; B's rows lie `b_row` bytes apart. A large operand beside a small one is read once, as it lies.
+    `in_lines` says of A and of B whether they are contiguous along the depth. `in_rows` says whether the rows of B and
+    of C are contiguous. Rows of B lie `b_row` bytes apart. A large operand beside a small one is read once, unpacked.
     """
     rows, columns = m, n
     if m == 1 or n == 1:
-        # Memory is fastest in long runs: where neighbours belong to different sums, a thread takes as many as it can.
+        # Memory is fastest in long runs. Where neighbours belong to different sums, each thread takes one long run.
         shares = 4 * threads if in_lines[1 if m == 1 else 0] else threads
         length = round_up(max(_VECTOR_GRAIN // k, -(-max(m, n) * products // shares)), 16)
         rows, columns = min(m, length), min(n, length)
@@ -289,9 +284,9 @@ def _cut(
 
 
 def _blocks_of(m: int, n: int, itemsize: int, wanted: int) -> tuple[int, int]:
-    """Cut a product into at least so many blocks of whole tiles, where it has them; return their rows and columns.
+    """Cut a product into at least `wanted` blocks of whole tiles, if it has so many; return their rows and columns.
 
-    Columns are cut first: blocks of the same columns would pack them each for itself.
+    Columns are cut first, because each of several blocks with the same columns would pack them.
     """
     columns = min(round_up(-(-n // wanted), 2 * VECTOR_BYTES // itemsize), NARROW_BYTES // itemsize)
     rows = round_up(-(-m // -(-wanted // -(-n // columns))), TILE_ROWS)
@@ -320,6 +315,6 @@ def _shared_cut(m: int, n: int, k: int, itemsize: int, threads: int) -> ProductC
 
 
 def _even_part(size: int, largest: int, multiple: int) -> int:
-    """Cut `size` into the fewest parts not above `largest`; return their length, rounded up to `multiple`."""
+    """Cut `size` into as few parts of at most `largest` as possible; return their size, rounded up to `multiple`."""
     parts = -(-size // largest)
     return round_up(-(-size // parts), multiple)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """Softmax, layer normalization and root-mean-square normalization, forward and backward, row by row.
 
-A row is read from memory once: the passes over it after the first find it in the first-level cache. What the first
-pass over the next row finds, kernels ask for while this row's sum and division are under way: a tenth less time.
+A row is read from memory once: later passes find it in the first-level cache. Kernels start the first pass over the
+next row while the sum and the division of this row are under way, which takes a tenth less time.
 """
 
 import math
@@ -9,32 +9,31 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cpu.rows import RUN, larger_number, row_dot, row_squares, row_sum
+from spillgrad_kernels.cpu.rows import RUN, row_dot, row_squares, row_sum
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit, register_jitable
 from spillgrad_kernels.memory import buffers
+from spillgrad_kernels.tables.reductions import larger_number
 from spillgrad_kernels.tables.scalar_math import normal_exp
-from spillgrad_kernels.threads.dispatch import parallel_for
+from spillgrad_kernels.threads.dispatch import GRAIN_ELEMENTS, grain_of, parallel_for
 
-# Elements worth a thread of their own: 3 to 6 microseconds of work.
-_GRAIN_ELEMENTS = 1 << 13
-# A tile to transpose: few enough rows that their lines, 4 KiB apart in a power of two, keep to one set of the cache.
+# A tile to transpose. Rows a power of two apart share a set of the cache; so few of them fit it.
 _TILE_ROWS, _TILE_COLUMNS = 8, 16
-# Partial sums of parameter gradients per call: enough units of work for many cores, few enough to add up quickly.
+# Partial sums of parameters' gradients per call: units of work for many cores, which are still added up quickly.
 _MAX_PARTIALS = 64
 _MIN_ROWS_PER_PARTIAL = 16
-# Where in a page they begin, by parameter. Processors tell a load from an earlier store by the low 12 bits of addresses
-# first, and what goes into the sums begins at 0 where a row fills pages: loads would wait, for up to half the time.
+# Where in a page partial sums begin, for each parameter. Processors first compare a load with earlier stores by the low
+# 12 bits of their addresses. Rows that fill pages begin at 0. If sums did too, loads would wait up to half the time.
 _PAGE_BYTES, _WEIGHT_OFFSET_BYTES, _BIAS_OFFSET_BYTES = 4096, 1344, 2688
 
 
-# Part of the kernel that calls it: rows are short enough for calls to count.
+# Inlined into the kernel: rows are so short that calls would take time.
 _inlined = register_jitable(error_model="numpy", fastmath=REASSOCIATE, forceinline=True)
 
 
 @_inlined
 def _largest_number(row: Any) -> Any:
-    """Return the largest value of a row, and any if it holds NaN, which its exponentials and their sum then are."""
+    """Return the largest value of a row. If the row holds NaN, any value does: the sum of exponentials is NaN."""
     largest = row.dtype.type(-np.inf)
     for j in range(row.size):
         largest = larger_number(largest, row[j])
@@ -52,7 +51,7 @@ def _run_exponentials(x: Any, shift: Any, out: Any) -> Any:
 
 @_inlined
 def _row_exponentials(x: Any, shift: Any, out: Any) -> Any:
-    """Write exp(x - shift) of a row; return their sum."""
+    """Write exp(x - shift) for each x of a row; return their sum."""
     total = np.float64(0.0)
     for j in range(0, x.size, RUN):
         total += _run_exponentials(x[j : j + RUN], shift, out[j : j + RUN])
@@ -105,7 +104,7 @@ def _log_softmax_backward(start: int, stop: int, grad: Any, result: Any, out: An
 
 @jit
 def _swap(start: int, stop: int, a: Any, out: Any, n: int, inner: int) -> None:
-    """Transpose matrices of n rows and `inner` columns, in tiles whose lines fit the first-level cache."""
+    """Transpose matrices of n rows and `inner` columns, in tiles that fit the first-level cache."""
     strips = (inner + _TILE_COLUMNS - 1) // _TILE_COLUMNS
     for unit in range(start, stop):
         matrix, column = unit // strips * n * inner, unit % strips * _TILE_COLUMNS
@@ -119,9 +118,9 @@ def _swap(start: int, stop: int, a: Any, out: Any, n: int, inner: int) -> None:
 
 
 def _swapped(a: np.ndarray, outer: int, n: int, inner: int) -> np.ndarray:
-    """Return an (outer, n, inner) array as rows of n: contiguous, of shape (outer * inner, n)."""
+    """Return an (outer, n, inner) array as contiguous rows, of shape (outer * inner, n)."""
     out = buffers.empty((outer * inner, n), a.dtype)
-    grain = -(-_GRAIN_ELEMENTS // max(n * _TILE_COLUMNS, 1))
+    grain = -(-GRAIN_ELEMENTS // max(n * _TILE_COLUMNS, 1))
     strips = outer * -(-inner // _TILE_COLUMNS)
     parallel_for(_swap, strips, grain, np.ascontiguousarray(a).reshape(-1), out.reshape(-1), n, inner)
     return out
@@ -133,15 +132,11 @@ def _row_by_row(kernel: Any, axis: int, *operands: np.ndarray) -> np.ndarray:
     outer, n, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     if inner == 1:
         rows = [np.ascontiguousarray(operand).reshape(outer, n) for operand in operands]
-    else:  # NumPy's own copy of a transposed array takes ten times as long as the kernel
+    else:  # NumPy's copy of a transposed array takes ten times as long as this kernel
         rows = [_swapped(operand, outer, n, inner) for operand in operands]
     out = buffers.empty((outer * inner, n), operands[0].dtype)
-    parallel_for(kernel, out.shape[0], _grain(n), *rows, out)
+    parallel_for(kernel, out.shape[0], grain_of(n), *rows, out)
     return (out if inner == 1 else _swapped(out, outer, inner, n)).reshape(shape)
-
-
-def _grain(n: int) -> int:
-    return max(1, _GRAIN_ELEMENTS // max(n, 1))
 
 
 @on_device("normalization")
@@ -152,19 +147,19 @@ def softmax(a: np.ndarray, axis: int) -> np.ndarray:
 
 @on_device("normalization")
 def softmax_backward(grad: np.ndarray, result: np.ndarray, axis: int) -> np.ndarray:
-    """Return the gradient of `softmax` by its input; `result` is what softmax returned."""
+    """Return the gradient of `softmax` by its input; `result` is its result."""
     return _row_by_row(_softmax_backward, axis, grad, result)
 
 
 @on_device("normalization")
 def log_softmax(a: np.ndarray, axis: int) -> np.ndarray:
-    """Return log(softmax(a)) along `axis`, accurate where softmax itself underflows."""
+    """Return log(softmax(a)) along `axis`, accurate even where softmax underflows."""
     return _row_by_row(_log_softmax, axis, a)
 
 
 @on_device("normalization")
 def log_softmax_backward(grad: np.ndarray, result: np.ndarray, axis: int) -> np.ndarray:
-    """Return the gradient of `log_softmax` by its input; `result` is what log_softmax returned."""
+    """Return the gradient of `log_softmax` by its input; `result` is its result."""
     return _row_by_row(_log_softmax_backward, axis, grad, result)
 
 
@@ -209,18 +204,9 @@ def _layer_norm(
 
 @jit
 def _layer_norm_backward(
-    start: int,
-    stop: int,
-    grad: Any,
-    a: Any,
-    weight: Any,
-    mean: Any,
-    rstd: Any,
-    block: int,
-    da: Any,
-    dweight: Any,
+    start: int, stop: int, grad: Any, a: Any, weight: Any, mean: Any, rstd: Any, block: int, da: Any, dweight: Any,
     dbias: Any,
-) -> None:
+) -> None:  # fmt: skip
     rows, n = a.shape
     for b in range(start, stop):
         dw, db = dweight[b][:n], dbias[b][:n]
@@ -272,7 +258,7 @@ def _rms_norm_backward(
 
 
 def _parameter(value: np.ndarray | None, n: int, dtype: Any, default: float) -> np.ndarray:
-    """Return a weight or bias as n contiguous numbers; where there is none, those that change nothing."""
+    """Return a weight or bias as n contiguous numbers, by default `default`."""
     return np.full(n, default, dtype) if value is None else np.ascontiguousarray(value).reshape(n)
 
 
@@ -281,12 +267,12 @@ def _normalized_rows(a: np.ndarray, n: int) -> np.ndarray:
 
 
 def _rows_per_partial(rows: int) -> int:
-    """Depend on the shape only, so that sums over rows do not depend on the number of threads."""
+    """Return the rows of a partial sum. If their number depended on the threads, sums would too."""
     return max(_MIN_ROWS_PER_PARTIAL, -(-rows // _MAX_PARTIALS))
 
 
 def _partial_sums(partials: int, n: int, dtype: Any, offset_bytes: int) -> np.ndarray:
-    """Return rows for sums of n numbers, which begin so far into a page each and end in unused ones."""
+    """Return rows for sums of n numbers. Each begins at an offset into a page, and the rest of its pages is unused."""
     page, offset = _PAGE_BYTES // dtype.itemsize, offset_bytes // dtype.itemsize
     pitch = -(-n // page) * page
     return buffers.empty((partials * pitch + page,), dtype)[offset : offset + partials * pitch].reshape(partials, pitch)
@@ -296,7 +282,7 @@ def _partial_sums(partials: int, n: int, dtype: Any, offset_bytes: int) -> np.nd
 def layer_norm(
     a: np.ndarray, n: int, weight: np.ndarray | None, bias: np.ndarray | None, eps: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (out, mean, rstd): each row of the last n elements at mean 0 and variance 1, then times weight plus bias.
+    """Return (out, mean, rstd): rows of n elements, normalized to mean 0 and variance 1, times weight, plus bias.
 
     Shapes: out as `a`; weight and bias of n elements; mean and rstd (rows,).
     Source: Ba et al. 2016, "Layer normalization".
@@ -306,7 +292,7 @@ def layer_norm(
     out = buffers.empty(a.shape, a.dtype)
     mean, rstd = buffers.empty((count,), a.dtype), buffers.empty((count,), a.dtype)
     weight, bias = _parameter(weight, n, a.dtype, 1), _parameter(bias, n, a.dtype, 0)
-    parallel_for(_layer_norm, count, _grain(n), rows, weight, bias, float(eps), out.reshape(rows.shape), mean, rstd)
+    parallel_for(_layer_norm, count, grain_of(n), rows, weight, bias, float(eps), out.reshape(rows.shape), mean, rstd)
     return out, mean, rstd
 
 
@@ -314,7 +300,7 @@ def layer_norm(
 def layer_norm_backward(
     grad: np.ndarray, a: np.ndarray, weight: np.ndarray | None, mean: np.ndarray, rstd: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (da, dweight, dbias); the last two flat and also defined where the forward pass had no weight or bias.
+    """Return (da, dweight, dbias). The last two are flat, and are computed also where weight or bias is None.
 
     Shapes: grad and da as `a`; mean and rstd (rows,) as `layer_norm` returned them; dweight and dbias (n,).
     """
@@ -326,7 +312,7 @@ def layer_norm_backward(
     dweight = _partial_sums(partials, n, a.dtype, _WEIGHT_OFFSET_BYTES)
     dbias = _partial_sums(partials, n, a.dtype, _BIAS_OFFSET_BYTES)
     parallel_for(
-        _layer_norm_backward, partials, -(-_grain(n) // block),
+        _layer_norm_backward, partials, -(-grain_of(n) // block),
         grad_rows, rows, _parameter(weight, n, a.dtype, 1), mean, rstd, block, da.reshape(rows.shape), dweight, dbias,
     )  # fmt: skip
     return da, dweight[:, :n].sum(axis=0), dbias[:, :n].sum(axis=0)
@@ -334,7 +320,7 @@ def layer_norm_backward(
 
 @on_device("normalization")
 def rms_norm(a: np.ndarray, n: int, weight: np.ndarray | None, eps: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return (out, rstd): each row of the last n elements scaled to mean square 1, then the weight.
+    """Return (out, rstd): rows of n elements, scaled to mean square 1, times weight.
 
     Shapes: out as `a`; weight of n elements; rstd (rows,).
     Source: Zhang & Sennrich 2019, "Root mean square layer normalization".
@@ -342,7 +328,7 @@ def rms_norm(a: np.ndarray, n: int, weight: np.ndarray | None, eps: float) -> tu
     rows = _normalized_rows(a, n)
     out, rstd = buffers.empty(a.shape, a.dtype), buffers.empty((rows.shape[0],), a.dtype)
     weight = _parameter(weight, n, a.dtype, 1)
-    parallel_for(_rms_norm, rows.shape[0], _grain(n), rows, weight, float(eps), out.reshape(rows.shape), rstd)
+    parallel_for(_rms_norm, rows.shape[0], grain_of(n), rows, weight, float(eps), out.reshape(rows.shape), rstd)
     return out, rstd
 
 
@@ -350,7 +336,7 @@ def rms_norm(a: np.ndarray, n: int, weight: np.ndarray | None, eps: float) -> tu
 def rms_norm_backward(
     grad: np.ndarray, a: np.ndarray, weight: np.ndarray | None, rstd: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (da, dweight); dweight is flat and also defined where the forward pass had no weight.
+    """Return (da, dweight). dweight is flat, and is computed also where weight is None.
 
     Shapes: grad and da as `a`; rstd (rows,) as `rms_norm` returned it; dweight (n,).
     """
@@ -360,7 +346,7 @@ def rms_norm_backward(
     partials = -(-rows.shape[0] // block)
     da, dweight = buffers.empty(a.shape, a.dtype), _partial_sums(partials, n, a.dtype, _WEIGHT_OFFSET_BYTES)
     parallel_for(
-        _rms_norm_backward, partials, -(-_grain(n) // block),
+        _rms_norm_backward, partials, -(-grain_of(n) // block),
         grad_rows, rows, _parameter(weight, n, a.dtype, 1), rstd, block, da.reshape(rows.shape), dweight,
     )  # fmt: skip
     return da, dweight[:, :n].sum(axis=0)

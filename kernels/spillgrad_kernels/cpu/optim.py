@@ -1,4 +1,4 @@
-"""Optimizer updates in place, one pass over memory for all arrays together, and the norm for gradient clipping."""
+"""Optimizer updates in place, in one pass over the memory of all arrays; and sums of squares, to clip gradients."""
 
 import functools
 import itertools
@@ -10,13 +10,8 @@ import numpy as np
 from spillgrad_kernels.cpu.pointers import array_at, data_of
 from spillgrad_kernels.device_array import DeviceArray, device_kernel, on_device
 from spillgrad_kernels.jit.compile import FLOATS, REASSOCIATE, jit
+from spillgrad_kernels.tables.formula import Formula
 from spillgrad_kernels.tables.optim import (
-    ADAM,
-    LION,
-    SCALE,
-    SGD,
-    SGD_MOMENTUM,
-    Rule,
     Update,
     adam,
     adam_element,
@@ -33,9 +28,9 @@ from spillgrad_kernels.threads.dispatch import Kernel, parallel_for
 
 __all__ = ["adam", "adamw", "lion", "run", "scaled", "sgd", "sums_of_squares"]
 
-# Elements per unit of work: a multiple of every vector width, so that only the last unit has a tail.
+# Elements of a unit of work. They fill whole vectors, so that only the last unit has a remainder.
 _CHUNK = 4096
-# Elements worth a thread of their own: 3 to 6 microseconds of work.
+# Elements that pay for another thread: 3 to 6 microseconds of work.
 _GRAIN = 2 * _CHUNK
 
 
@@ -81,15 +76,18 @@ def _scale(p: Any, _: Any, __: Any, ___: Any, numbers: Any) -> None:
         p[j] = scale_element(p[j], p[j], factor)
 
 
-# The loop of each rule, over parts of four arrays. A rule with fewer arrays does not look at the last ones.
-_LOOPS = {ADAM: _adam, LION: _lion, SGD: _sgd, SGD_MOMENTUM: _sgd_momentum, SCALE: _scale}
+# The loop of each formula, over parts of four arrays. A formula of fewer arrays does not read the last ones.
+_LOOPS = {
+    adam_element: _adam, lion_element: _lion, sgd_element: _sgd, sgd_momentum_element: _sgd_momentum,
+    scale_element: _scale,
+}  # fmt: skip
 
 
 @functools.cache
 def _over_arrays(loop: Any) -> Kernel:
-    """Return the kernel that runs a rule's loop over chunks of many arrays.
+    """Return the kernel that runs a formula's loop over chunks of many arrays.
 
-    Rows of `table`: the first of the array's chunks, its size, and the ids of four arrays.
+    A row of `table` holds a parameter's first chunk, its size, and the ids of four arrays.
     """
 
     def kernel(start: int, stop: int, like: Any, table: Any, numbers: Any) -> None:
@@ -113,26 +111,28 @@ def _over_arrays(loop: Any) -> Kernel:
 
 @on_device("optim")
 def run(updates: Iterable[Update]) -> None:
-    """Update all parameters, in one launch for each rule and dtype."""
-    groups: dict[tuple[Rule, Any], list[Update]] = {}
+    """Update all parameters, in one launch for each formula and dtype."""
+    groups: dict[tuple[Formula, Any], list[Update]] = {}
     elsewhere = []
     for update in updates:
         if type(update.param) is DeviceArray:
             elsewhere.append(update)
         elif update.param.size:
-            groups.setdefault((update.rule, update.param.dtype), []).append(update)
-    for (rule, dtype), group in groups.items():
+            groups.setdefault((update.formula, update.param.dtype), []).append(update)
+    for (formula, dtype), group in groups.items():
         rows, chunks, elements = [], 0, 0
         for _, param, grad, state, _ in group:
-            # A rule without a second state, or any, gets the gradient in its place and does not look at it.
+            # In place of a state that the formula lacks, its loop gets the gradient, and does not read it.
             first, second = (*state, grad, grad)[:2]
             rows.append((chunks, param.size, id(param), id(grad), id(first), id(second)))
             chunks += -(-param.size // _CHUNK)
             elements += param.size
-        # In the arrays' own dtype, since a float64 number would make the whole loop float64.
+        # Numbers have the dtype of the arrays. A float64 number would make the whole loop float64.
         numbers = np.array([update.numbers for update in group], dtype)
         grain = max(1, chunks * _GRAIN // elements)
-        parallel_for(_over_arrays(_LOOPS[rule]), chunks, grain, np.empty(0, dtype), np.array(rows, np.int64), numbers)
+        parallel_for(
+            _over_arrays(_LOOPS[formula]), chunks, grain, np.empty(0, dtype), np.array(rows, np.int64), numbers
+        )
     if elsewhere:
         device_kernel(run)(elsewhere)
 
@@ -154,7 +154,7 @@ def _sums_of_squares(start: int, stop: int, like: Any, table: Any, partials: Any
 
 @on_device("optim")
 def sums_of_squares(arrays: Sequence[np.ndarray]) -> list[float]:
-    """Return the sum of the squared elements of each array, accumulated in float64; all have one dtype."""
+    """Return the sum of the squared elements of each array, added up in float64; all arrays have one dtype."""
     flat = [np.ascontiguousarray(a) for a in arrays]
     if not flat:
         return []

@@ -1,8 +1,8 @@
-"""Packing: blocks of a matrix copied into panels, in which the micro-kernel finds what it multiplies side by side.
+"""Packing: copies of a matrix's blocks as panels, in which the numbers that are multiplied together are neighbours.
 
-A panel is a tile's rows of A or columns of B, over all of a block's depth. `like` is an array of the panels' numbers:
-float32, float64, or `BFLOAT16_PAIR` for two neighbours along the depth, whose products the micro-kernel adds up in
-float32.
+A panel holds the rows of A or the columns of B that a tile of C needs, over the depth of a block. `like` is an array of
+the panels' dtype: float32, float64, or `BFLOAT16_PAIR` for two neighbours along the depth, whose products the
+micro-kernel adds up in float32.
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
@@ -10,38 +10,27 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spillgrad_kernels.cpu.microkernel import (
-    BFLOAT16_PAIR,
-    HALVES,
-    VECTOR_BYTES,
-    copy_tile_line,
-    is_pair,
-    transpose_block,
-)
+from spillgrad_kernels.cpu.microkernel import copy_tile_line, transpose_block
 from spillgrad_kernels.cpu.pointers import array_at
-from spillgrad_kernels.jit.compile import jit, overload, register_jitable
+from spillgrad_kernels.cpu.product_tile import BFLOAT16_PAIR, HALVES, VECTOR_BYTES, is_pair
+from spillgrad_kernels.jit.compile import jit, overload
 
-# Panels that are packed together where lines lie side by side.
+# Panels that are packed together where lines are neighbours in memory.
 _PANEL_RUN = 8
-
-
-@register_jitable
-def round_up(size: int, multiple: int) -> int:
-    return (size + multiple - 1) // multiple * multiple
 
 
 @jit
 def pack(
     like: np.ndarray, width: int, source: int, across: int, along: int, count: int, depth: int, target: int
 ) -> None:
-    """Copy `count` lines of `depth` elements into panels of `width` lines, in which equal depths are neighbours.
+    """Copy `count` lines of `depth` elements into panels of `width` lines, where elements of one depth are neighbours.
 
-    Lines are `across` bytes apart, elements of a line `along` bytes. The last panel is filled up with zeros.
+    Lines lie `across` bytes apart, elements of a line `along` bytes. The last panel is filled up with zeros.
     """
     size = like.itemsize
     lanes = VECTOR_BYTES // size
     whole = count // width if across == size else 0
-    # Runs of several panels at a time: memory gives long runs faster, and the caches take only so many targets.
+    # Several panels at a time: memory is read faster in long runs, but the caches take only so many targets.
     for first in range(0, whole, _PANEL_RUN):
         for d in range(depth):
             for panel in range(first, min(first + _PANEL_RUN, whole)):
@@ -55,7 +44,7 @@ def pack(
         if along == size:
             done = depth - depth % lanes
             for d in range(0, done, lanes):
-                # Last lines first: a block may write beyond the panel's width, into the next depth's first lines.
+                # Last lines first: a block may write beyond the panel's width, over the first lines of the next depth.
                 for line in range((width - 1) // lanes * lanes, -1, -lanes):
                     block = corner + d * size + line * across
                     lines = min(lanes, present - line)
@@ -77,7 +66,7 @@ def pack(
 def _pack_pairs(
     like: np.ndarray, width: int, source: int, across: int, along: int, count: int, depth: int, target: int
 ) -> None:
-    """Do as `pack` for lines of `depth` bfloat16, in pairs: of an odd depth, the last one's second is zero."""
+    """Do as `pack` for lines of `depth` bfloat16 numbers in pairs. For an odd depth, the last pair ends with 0."""
     pairs = (depth + 1) // 2
     if along == HALVES.itemsize and depth % 2 == 0:
         pack(like, width, source, across, like.itemsize, count, pairs, target)
@@ -105,7 +94,7 @@ def _pack_pairs(
 
 
 def packer(like: np.ndarray) -> Callable[..., None]:
-    """Return what packs numbers into elements of `like`, with the parameters of `pack`."""
+    """Return the function that packs numbers into elements of `like`; it has the parameters of `pack`."""
     return _pack_pairs if like.dtype == BFLOAT16_PAIR else pack  # type: ignore[no-any-return]
 
 

@@ -1,10 +1,10 @@
 """Means and largest elements of windows over images.
 
-A window is given per dimension by its first element and the end of its range, so that regular and adaptive pooling are
-one; what lies outside the image is already left out.
+A window is given by its `Ranges` in each dimension, which lie inside the image. So regular and adaptive pooling are one
+computation.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -12,47 +12,13 @@ from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import jit
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.scalar_math import where
-from spillgrad_kernels.threads.dispatch import parallel_for
-from spillgrad_kernels.windows import Pair, Windows
-
-# Elements of windows worth a thread of their own: 3 to 6 microseconds of work.
-_GRAIN_ELEMENTS = 1 << 13
-
-
-class Ranges(NamedTuple):
-    """The windows along one dimension: elements `starts`, `starts + step`, … below `stops`."""
-
-    starts: np.ndarray
-    stops: np.ndarray
-    step: int
-
-
-def ranges(windows: Windows) -> tuple[Ranges, Ranges]:
-    """Return the ranges, down and across, of windows of one size."""
-    found = []
-    for size, stride, padding, step, image, grid in zip(
-        windows.size, windows.stride, windows.padding, windows.dilation, windows.image, windows.grid, strict=True
-    ):
-        begins = np.arange(grid) * stride - padding
-        stops = np.minimum(begins + (size - 1) * step + 1, image)
-        # The first element inside the image is a whole number of steps from the begin.
-        starts = begins + np.maximum(0, -(begins // step)) * step * (begins < 0)
-        found.append(Ranges(starts, stops, step))
-    return found[0], found[1]
-
-
-def adaptive_ranges(image: Pair, grid: Pair) -> tuple[Ranges, Ranges]:
-    """Return the ranges of windows that share an image out to a grid of any size, overlapping where they must."""
-    found = []
-    for size, count in zip(image, grid, strict=True):
-        place = np.arange(count)
-        found.append(Ranges(place * size // count, -(-(place + 1) * size // count), 1))
-    return found[0], found[1]
+from spillgrad_kernels.threads.dispatch import grain_of, parallel_for
+from spillgrad_kernels.windows import Pair, Ranges
 
 
 @jit
 def _fold_row(line: Any, y: int, best: Any, rows: Any) -> None:
-    """Keep in each column the larger of what is there and row y; of equal elements the first, of NaN the last."""
+    """Keep the largest element of each column so far, given row y: of equal elements the first, of NaN the last."""
     for z in range(best.size):
         value = line[z]
         larger = (value > best[z]) | (value != value)
@@ -66,13 +32,13 @@ def _max_pool(
     out: Any, indices: Any,
 ) -> None:  # fmt: skip
     width = x.shape[2]
-    # Columns first: whole rows of the image are compared at a time, and a column serves all windows across it.
+    # The maxima of columns come first. That compares whole rows of the image, and a column serves all windows over it.
     column_best, rows = np.empty(width, x.dtype), np.empty(width, np.int64)
     for plane in range(start, stop):
         image = x[plane]
         for i in range(out.shape[1]):
             first = image[y_starts[i]]
-            for j in range(width):  # not as one array: Numba would compile the words of an error about shapes
+            for j in range(width):  # copying the array would make Numba compile an error about shapes
                 column_best[j] = first[j]
             rows[:] = y_starts[i]
             for y in range(y_starts[i] + y_step, y_stops[i], y_step):
@@ -141,17 +107,17 @@ def _planes(images: np.ndarray) -> np.ndarray:
 
 
 def _grain(down: Ranges, across: Ranges) -> int:
-    """Return how many planes make a share worth a thread of its own."""
+    """Return how many planes pay for another thread."""
     work = (down.stops - down.starts).sum() * (across.stops - across.starts).sum() // (down.step * across.step)
-    return max(1, _GRAIN_ELEMENTS // max(int(work), 1))
+    return grain_of(int(work))
 
 
 @on_device("pooling")
 def max_pool(x: np.ndarray, down: Ranges, across: Ranges) -> tuple[np.ndarray, np.ndarray]:
-    """Return the largest element of each window and its place in the image, as int64; the first of equal ones,
-    the last of several NaN.
+    """Return the largest element of each window and its index in the image, as int64.
 
-    Shapes: x (N, C, H, W), results (N, C, h, w). A NaN is larger than any number.
+    NaN is larger than any number. Of equal elements the first one counts, of several NaN the last.
+    Shapes: x (N, C, H, W), results (N, C, h, w).
     """
     shape = (*x.shape[:2], down.starts.size, across.starts.size)
     out, indices = buffers.empty(shape, x.dtype), buffers.empty(shape, np.dtype(np.int64))
@@ -165,9 +131,9 @@ def max_pool(x: np.ndarray, down: Ranges, across: Ranges) -> tuple[np.ndarray, n
 
 @on_device("pooling")
 def mean_pool(x: np.ndarray, down: Ranges, across: Ranges, y_scales: np.ndarray, x_scales: np.ndarray) -> np.ndarray:
-    """Return the sum of each window times the scales of its row and column.
+    """Return the sum of each window times the scales of its row and its column. Windows must have no dilation.
 
-    Shapes: x (N, C, H, W), y_scales (h,), x_scales (w,), result (N, C, h, w). Windows have no dilation.
+    Shapes: x (N, C, H, W), y_scales (h,), x_scales (w,), result (N, C, h, w).
     """
     out = buffers.empty((*x.shape[:2], down.starts.size, across.starts.size), x.dtype)
     if out.size:

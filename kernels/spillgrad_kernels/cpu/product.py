@@ -1,8 +1,8 @@
 """The compiled loops of the matrix product, for any strides, at the speed of the multiply-add units.
 
-BLIS's loops: blocks of A and B are packed into panels that stay in cache, and `multiply_panels` makes one tile of C
-from a panel of each. Where B is narrow, A is read as it lies, and B too if its rows have no gaps. K is always cut at
-multiples of `DEPTH`, so that an element of C is the same sum whatever block or thread makes it.
+As in BLIS, blocks of A and B are packed into panels that stay in the cache, and `multiply_panels` computes a tile of C
+from a panel of each. Where B is narrow, A is read without packing, and so is B if its rows are contiguous. The depth is
+always cut at multiples of `DEPTH`, so that an element of C is the same sum in every block and thread.
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
@@ -11,38 +11,37 @@ from typing import Any
 import numpy as np
 
 from spillgrad_kernels.cpu.epilogue import NO_EPILOGUE
-from spillgrad_kernels.cpu.microkernel import (
+from spillgrad_kernels.cpu.microkernel import multiply_in_place, multiply_panels, multiply_strided
+from spillgrad_kernels.cpu.packing import packer
+from spillgrad_kernels.cpu.pointers import array_at, data_of
+from spillgrad_kernels.cpu.product_geometry import Matrix, Operands, matrices_of, part, read_geometry, transposed
+from spillgrad_kernels.cpu.product_tile import (
     TILE_ROWS,
     VECTOR_BYTES,
-    multiply_in_place,
-    multiply_panels,
-    multiply_strided,
     numbers_in,
     numbers_of,
     sums_of,
     tile_columns,
     widened,
 )
-from spillgrad_kernels.cpu.packing import packer, round_up
-from spillgrad_kernels.cpu.pointers import array_at, data_of
-from spillgrad_kernels.cpu.product_geometry import Matrix, Operands, matrices_of, part, read_geometry, transposed
 from spillgrad_kernels.jit.by_address import call
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit, register_jitable
+from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.threads.atomics import fetch_add, store, wait_for
 from spillgrad_kernels.threads.dispatch import Kernel
 
-# A panel of B (DEPTH x tile_columns) stays in the L1 cache, a block of A (ROWS x DEPTH) in L2, one of B in L3.
+# A panel of B (DEPTH x tile_columns) stays in the L1 cache, a block of A (ROWS x DEPTH) in L2, and a block of B in L3.
 DEPTH = 256
 ROWS = 12 * TILE_ROWS
 COLUMNS = 2048
-# In a product shared by threads: rows packed at once.
+# Rows that are packed at once in a product that threads share.
 SHARED_ROWS = 160 * TILE_ROWS
-# A matrix-vector product keeps this many sums, and as many elements of its vector, in the L1 cache.
+# A matrix-vector product keeps so many sums and elements of its vector in the L1 cache.
 _VECTOR_CHUNK = 4096
-# Bytes of a row of B up to which a slab of it, `DEPTH` rows, stays in L2: then A is read as it lies, and so is B where
-# its rows have no gaps. Packing would cost more than it saves.
+# Bytes of a row of B up to which `DEPTH` rows stay in L2. Then A is not packed, nor is B if its rows are contiguous:
+# packing would cost more than it saves.
 NARROW_BYTES = 2048
-# Addresses so far apart share their place in the L1 cache.
+# Addresses this far apart share a set of the L1 cache.
 _L1_WAY_BYTES = 4096
 
 
@@ -52,31 +51,24 @@ def workspace_size(m: int, n: int, k: int, itemsize: int) -> int:
     columns = 2 * vector
     packed: int = (round_up(min(n, COLUMNS), columns) + round_up(min(m, ROWS), TILE_ROWS)) * min(k, DEPTH)
     chunks = 2 * _VECTOR_CHUNK if min(m, n) == 1 else 0
-    # One vector that packing may write beyond the last panel, and one to align the start.
+    # Packing may write a vector beyond the last panel, and another aligns the start.
     return max(TILE_ROWS * columns + packed, chunks) + 2 * vector
 
 
 @register_jitable
 def _depth_of(like: np.ndarray, numbers: int) -> int:
-    """Return how many elements hold as many numbers along the depth."""
+    """Return how many elements hold `depth` numbers."""
     return (numbers + numbers_in(like) - 1) // numbers_in(like)
 
 
 @jit
 def _multiply_block(
-    like: np.ndarray,
-    height: int,
-    width: int,
-    depth: int,
-    packed_a: int,
-    packed_b: int,
-    c: Matrix,
-    addend: Matrix,
+    like: np.ndarray, height: int, width: int, depth: int, packed_a: int, packed_b: int, c: Matrix, addend: Matrix,
     tile: int,
-) -> None:
-    """Set a block of C to the product of packed panels, plus a block unless that is none.
+) -> None:  # fmt: skip
+    """Set a block of C to the product of packed panels, plus the addend if there is one.
 
-    The addend's columns have no gaps where C's have none. `tile` is room for one tile, used at C's edges.
+    The addend's rows must be contiguous where C's are. `tile` has room for one tile, which is used at C's edges.
     """
     sums = sums_of(like)
     size = like.itemsize
@@ -89,16 +81,9 @@ def _multiply_block(
             added, addend_row, _ = part(addend, i, j)
             fits = c_col == size and i + TILE_ROWS <= height and j + columns <= width
             multiply_panels(
-                like,
-                depth,
-                packed_a + i * depth * size,
-                packed_b + j * depth * size,
-                tile_row,
-                place if fits else tile,
-                c_row if fits else tile_row,
-                added if fits else 0,
-                addend_row,
-            )
+                like, depth, packed_a + i * depth * size, packed_b + j * depth * size, tile_row,
+                place if fits else tile, c_row if fits else tile_row, added if fits else 0, addend_row,
+            )  # fmt: skip
             if not fits:
                 rows, present = min(TILE_ROWS, height - i), min(columns, width - j)
                 _spread(sums, rows, present, tile, tile_row, part(c, i, j), part(addend, i, j))
@@ -106,7 +91,7 @@ def _multiply_block(
 
 @jit
 def _spread(sums: np.ndarray, rows: int, columns: int, tile: int, tile_row: int, c: Matrix, addend: Matrix) -> None:
-    """Copy a tile to C, plus a matrix unless that is none."""
+    """Copy a tile to C, plus the addend if there is one."""
     for i in range(rows):
         values = array_at(sums, tile + i * tile_row, columns)
         place, added = part(c, i, 0)[0], part(addend, i, 0)[0]
@@ -119,16 +104,16 @@ def _spread(sums: np.ndarray, rows: int, columns: int, tile: int, tile_row: int,
 
 @register_jitable
 def reads_in_place(like: np.ndarray, m: int, n: int, b_col: int) -> bool:
-    """Say whether A is read as it lies; B's columns lie `b_col` bytes apart."""
+    """Return whether A is read without packing; columns of B lie `b_col` bytes apart."""
     size = like.itemsize
     return numbers_in(like) == 1 and (n * size <= NARROW_BYTES or (m <= TILE_ROWS and b_col == size))
 
 
 @register_jitable
 def reads_b_in_place(like: np.ndarray, m: int, b_row: int, b_col: int) -> bool:
-    """Say whether B is read as it lies where A is; its rows lie `b_row` bytes apart.
+    """Return whether B is read without packing where A is; its rows lie `b_row` bytes apart.
 
-    Not where more than one tile of rows would look for all of B's rows in the same few places of the L1 cache.
+    It is packed where several tiles of rows would read it while all its rows share few sets of the L1 cache.
     """
     return b_col == like.itemsize and (m <= TILE_ROWS or b_row % _L1_WAY_BYTES != 0)
 
@@ -138,10 +123,10 @@ def _multiply_in_place(
     like: np.ndarray, m: int, n: int, k: int, a: Matrix, b: int, b_row: int, b_step: int, c: Matrix, addend: Matrix,
     tile: int,
 ) -> None:  # fmt: skip
-    """Set an m x n matrix C to the product of A, as it lies, and `k` rows of B, plus a matrix unless that is none.
+    """Set the m x n matrix C to the product of A, without packing, and `k` rows of B, plus the addend if there is one.
 
-    B's rows lie `b_row` bytes apart, and a tile's columns `b_step` from those of the next. `tile` is room for one tile,
-    used where columns of C lie apart.
+    Rows of B lie `b_row` bytes apart, and the columns of successive tiles `b_step` bytes. `tile` has room for one tile,
+    which is used where rows of C are not contiguous.
     """
     size = like.itemsize
     columns = tile_columns(like)
@@ -172,9 +157,9 @@ def _multiply_in_place(
 def product(
     like: np.ndarray, m: int, n: int, k: int, a: Matrix, b: Matrix, c: Matrix, addend: Matrix, workspace: int
 ) -> None:
-    """Set the m x n matrix C to the product of A and B, in the calling thread, plus a matrix unless that is none.
+    """Set the m x n matrix C to the product of A and B, plus the addend if there is one, in the calling thread.
 
-    k is at least 1. The addend's columns have no gaps where C's have none. `like` is an array of the packed dtype (see
+    k is at least 1. The addend's rows must be contiguous where C's are. `like` is an array of the packed dtype (see
     `packing.py`). `workspace` is the address of `workspace_size` elements, aligned to a vector.
     """
     size = like.itemsize
@@ -191,7 +176,7 @@ def product(
             base = addend if k0 == 0 else c
             _multiply_in_place(like, m, n, depth, part(a, 0, k0), source, b_row, b_step, c, base, workspace)
         return
-    # Packing A may write a vector beyond its end, so A comes last.
+    # A comes last in the workspace, because packing it may write a vector beyond its end.
     packed_a = packed_b + round_up(min(n, COLUMNS), columns) * min(_depth_of(like, k), DEPTH) * size
     step = DEPTH * numbers_in(like)
     for j0 in range(0, n, COLUMNS):
@@ -211,8 +196,8 @@ def product(
                 )  # fmt: skip
 
 
-# The words of a shared product: the ticket, then for each phase how many of its packings and tiles are done, then for
-# each block of C and each tile of it how many phases have added to it.
+# The words of a shared product: the ticket; for each phase, the number of finished packings and of finished tiles; for
+# each tile of each block of C, the number of phases that were added to it.
 _TICKET, COUNTERS = 0, 8
 
 
@@ -220,11 +205,11 @@ _TICKET, COUNTERS = 0, 8
 def _share_product(
     like: np.ndarray, worker: int, geometry: int, scratch: int, number: int, words: int, operands: Operands
 ) -> None:
-    """Take part in one large product, that of a number in its batch, until nothing is left of it to begin.
+    """Work on one large product of a batch, until no task of it is left to start.
 
-    A phase is a slab of depth `DEPTH` of a block of C. Its tasks pack groups of `columns` of B and of `rows` of A,
-    once for all threads, then make the tiles of C where they cross. Threads draw tasks in order. A task waits only for
-    tasks drawn earlier, which some thread is at work on; packed panels have two places, so that packing rarely waits.
+    A phase adds a slab of depth `DEPTH` to a block of C. Its tasks pack groups of columns of B and of rows of A, once
+    for all threads, then compute the tiles of C from pairs of groups. Threads take tasks in order. A task waits for
+    earlier ones only, on which other threads are at work. There are two sets of packed panels, so packing rarely waits.
     """
     g = read_geometry(geometry)
     m, n, k, rows, columns, workers, epilogue = g.m, g.n, g.k, g.rows, g.columns, g.workers, g.epilogue
@@ -242,7 +227,7 @@ def _share_product(
 
     phase = 0
     first = 0  # the phase's first ticket
-    tiles_before, tiles_last = 0, 0  # of the phase before the last, and of the last
+    tiles_before, tiles_last = 0, 0  # of the last phase but one, and of the last
     ticket = fetch_add(words, _TICKET, 1)
     for j0 in range(0, n, COLUMNS):
         width = min(COLUMNS, n - j0)
@@ -290,13 +275,8 @@ def _share_product(
                         )  # fmt: skip
                         if epilogue != NO_EPILOGUE and k0 + slab >= k:
                             _finish(
-                                epilogue,
-                                tall,
-                                wide,
-                                place,
-                                part(other, i0 + i, j0 + j),
-                                part(result, i0 + i, j0 + j),
-                            )
+                                epilogue, tall, wide, place, part(other, i0 + i, j0 + j), part(result, i0 + i, j0 + j),
+                            )  # fmt: skip
                         store(words, added + at, k0 // slab + 1)
                         fetch_add(words, made + phase, 1)
                     ticket = fetch_add(words, _TICKET, 1)
@@ -316,7 +296,7 @@ def _dot(x: np.ndarray, y: np.ndarray) -> float:
 
 @jit
 def _combine_columns(like: np.ndarray, m: int, k: int, a: Matrix, x: np.ndarray, sums: np.ndarray) -> None:
-    """Set `sums` to the columns of A weighted with x, four at a time so that a sum is stored a fourth as often."""
+    """Set `sums` to the sum of A's columns times the elements of x, four columns at a time to store sums less often."""
     numbers = numbers_of(like)
     at_a, a_row, a_col = a
     sums[:m] = 0
@@ -338,9 +318,9 @@ def _combine_columns(like: np.ndarray, m: int, k: int, a: Matrix, x: np.ndarray,
 def _multiply_vector(
     like: np.ndarray, m: int, k: int, a: Matrix, x: Matrix, y: Matrix, addend: Matrix, workspace: int
 ) -> None:
-    """Set the column y to the product of the m x k matrix A and the column x, plus a column unless that is none.
+    """Set the column y to the product of the m x k matrix A and the column x, plus the addend if there is one.
 
-    A is read as it lies in memory.
+    A is read without packing.
     """
     numbers, floats = numbers_of(like), sums_of(like)
     chunk = array_at(floats, workspace, _VECTOR_CHUNK)
@@ -365,14 +345,14 @@ def _multiply_vector(
 
 @jit
 def _separate_products(like: np.ndarray, start: int, stop: int, geometry: int, operands: Operands) -> None:
-    """Compute the blocks of C numbered `start` to `stop`, each `rows` x `columns`, over all products of the batch."""
+    """Compute blocks of C, each `rows` x `columns`, which are numbered over all products of the batch."""
     g = read_geometry(geometry)
     m, n, k, rows, columns, epilogue = g.m, g.n, g.k, g.rows, g.columns, g.epilogue
     row_blocks = (m + rows - 1) // rows
     blocks = row_blocks * ((n + columns - 1) // columns)
     scratch = np.empty(g.scratch, like.dtype)
     for task in range(start, stop):
-        # Taken in the loop: Numba frees an array after its last use, and an address is none.
+        # This names the array within the loop: Numba frees an array after its last use, which an address is not.
         workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
         a, b, c, addend, other, result = matrices_of(geometry, task // blocks, operands)
         i = task % blocks % row_blocks * rows
@@ -399,7 +379,7 @@ def _finish(epilogue: int, rows: int, columns: int, c: Matrix, other: Matrix, re
 def separate_products(dtype: np.dtype[Any]) -> Kernel:
     """Return the kernel that computes separate blocks of products, packed as `dtype`.
 
-    All its parameters are integers: the address of the geometry, and the ids of the operands.
+    After its range it takes integers: the address of the geometry, and the ids of A, B, the addend and C.
     """
     like: Any = np.zeros(1, dtype)
 
@@ -411,10 +391,10 @@ def separate_products(dtype: np.dtype[Any]) -> Kernel:
 
 
 def shared_product(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel that shares one product of a batch, with what `separate_products` takes.
+    """Return the kernel that shares one product of a batch among threads; each share of its range is a thread.
 
-    Also the id of an array of scratch memory, the product's number, and the address of its words. Every share is a
-    thread's part.
+    After the parameters of `separate_products` it takes the id of an array of scratch memory, the product's number in
+    the batch, and the address of its words.
     """
     like: Any = np.zeros(1, dtype)
 

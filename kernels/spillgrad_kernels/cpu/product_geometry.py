@@ -1,4 +1,4 @@
-"""The geometry of a product: the numbers that kernels read of it, and the matrices that they find by these."""
+"""The geometry of a product: the numbers that kernels read, and the matrices that these describe."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,36 +10,36 @@ from spillgrad_kernels.cpu.epilogue import NO_EPILOGUE
 from spillgrad_kernels.cpu.pointers import array_at, data_of
 from spillgrad_kernels.jit.compile import register_jitable
 
-# A matrix in memory: its address, the bytes from one row to the next, and from one column to the next. Address 0 stands
-# for no matrix.
+# A matrix in memory: its address, the bytes from row to row, and the bytes from column to column. Address 0 stands for
+# no matrix.
 Matrix = tuple[int, int, int]
-# The ids of A, B, the addend, which may be C, and C; 0 stands for no addend.
+# The ids of A, B, the addend and C. The addend may be C; 0 stands for no addend.
 Operands = tuple[int, int, int, int]
 
-# The numbers of a product that kernels read, as int64 in this order. Strides are in bytes.
+# The numbers that kernels read of a product, as int64 in this order. Strides are in bytes.
 _FIELDS = (
     "m", "n", "k",
-    "rows", "columns",  # of a block, or of a tile of a shared product
-    "scratch",  # elements of scratch memory of a block
-    "workers", "phases",  # of a shared product
-    "epilogue", "other", "result",  # the epilogue's address, and the ids of its other operand and of its result
-    "swapped",  # whether A and B change places
+    "rows", "columns",  # of a block, or of a tile in a shared product
+    "scratch",  # elements of scratch memory for a block
+    "workers", "phases",  # of a shared product; else 0
+    "epilogue", "other", "result",  # the address of the epilogue, and the ids of its other operand and its result
+    "swapped",  # whether A and B are exchanged
     "a_row", "a_col", "b_row", "b_col", "addend_row", "addend_col", "c_row", "c_col", "other_row", "result_row",
     "batch_dims",
 )  # fmt: skip
 _GEOMETRY: Any = np.zeros(1, np.dtype((np.record, [(name, np.int64) for name in _FIELDS])))
-# Behind them, for each dimension of the batch.
-_BATCH_FIELDS = ("count", "a", "b", "addend", "c")  # and the strides of the matrices
+# The numbers that follow for each dimension of the batch.
+_BATCH_FIELDS = ("count", "a", "b", "addend", "c")  # the bytes between matrices
 _BATCH: Any = np.zeros(1, np.dtype((np.record, [(name, np.int64) for name in _BATCH_FIELDS])))
 _EXTRAS = _FIELDS.index("epilogue")
 
-# An epilogue, and the ids of other and result; 0 stands for none.
+# An epilogue's address, and the ids of its other operand and its result; 0 stands for none.
 Extras = tuple[int, int, int]
 NO_EXTRAS: Extras = (NO_EPILOGUE, 0, 0)
 
 
 def with_extras(geometry: np.ndarray, extras: Extras) -> np.ndarray:
-    """Return the geometry of products that have them."""
+    """Return a copy of a geometry, with an epilogue."""
     geometry = geometry.copy()
     geometry[_EXTRAS : _EXTRAS + 3] = extras
     return geometry
@@ -48,10 +48,10 @@ def with_extras(geometry: np.ndarray, extras: Extras) -> np.ndarray:
 def geometry_of(
     cut: Sequence[int], swapped: bool, strides: Sequence[int], batch: Sequence[Sequence[int]]
 ) -> np.ndarray:
-    """Return the numbers that kernels read of products without an epilogue.
+    """Return the geometry of products without an epilogue.
 
-    `cut` holds the fields from `m` to `phases`, and `strides` those from `a_row` to `result_row`. Each dimension of the
-    batch has the numbers of `_BATCH_FIELDS`.
+    `cut` holds the fields from `m` to `phases`, and `strides` those from `a_row` to `result_row`. `batch` holds the
+    numbers of `_BATCH_FIELDS` for each dimension of the batch.
     """
     head = (*cut, *NO_EXTRAS, swapped, *strides, len(batch))
     return np.array([*head, *itertools.chain.from_iterable(batch)], np.int64)
@@ -59,13 +59,13 @@ def geometry_of(
 
 @register_jitable
 def read_geometry(address: int) -> Any:
-    """Return the numbers of a product, as the fields of a record."""
+    """Return the geometry at an address as a record with named fields."""
     return array_at(_GEOMETRY, address, 1)[0]
 
 
 @register_jitable
 def matrices_of(address: int, number: int, operands: Operands) -> tuple[Matrix, Matrix, Matrix, Matrix, Matrix, Matrix]:
-    """Return the matrices of the product of a number; other and the result have the columns of C."""
+    """Return the matrices of the product with a number in the batch; other and result have C's column stride."""
     g = read_geometry(address)
     dims = g.batch_dims
     batch = array_at(_BATCH, address + _GEOMETRY.itemsize, dims)
@@ -90,13 +90,13 @@ def matrices_of(address: int, number: int, operands: Operands) -> tuple[Matrix, 
 
 @register_jitable
 def part(matrix: Matrix, i: int, j: int) -> Matrix:
-    """Return the part of a matrix from row i and column j on; of none, none."""
+    """Return the part of a matrix from row i and column j on; for no matrix, return no matrix."""
     address, row, col = matrix
     return (address + i * row + j * col if address != 0 else address), row, col
 
 
 @register_jitable
 def transposed(matrix: Matrix) -> Matrix:
-    """Return the transpose."""
+    """Return the transpose of a matrix."""
     address, row, col = matrix
     return address, col, row

@@ -1,4 +1,4 @@
-"""Random numbers from a counter: element i depends on (seed, offset, i) only and is drawn again, not stored.
+"""Random numbers from a counter. Element i depends on (seed, offset, i) alone, so it is drawn again, not stored.
 
 The words and their order are those of `tables/random.py`.
 """
@@ -24,15 +24,15 @@ from spillgrad_kernels.tables.random import (
 from spillgrad_kernels.tables.scalar_math import where
 from spillgrad_kernels.threads.dispatch import parallel_for
 
-# Elements per unit of work: their random words (4 KiB) stay in the first-level cache.
+# Elements of a unit of work: their random words (4 KiB) stay in the first-level cache.
 _CHUNK = 1024
-# Chunks worth a thread of their own: about 6 microseconds of drawing.
+# Chunks that pay for another thread: about 6 microseconds of drawing.
 _GRAIN_CHUNKS = 8
 
 
 @jit
 def draw(words: Any, counter: Any, stream: Any, seed: Any) -> None:
-    """Fill a multiple of four words (uint32) from `counter` on."""
+    """Fill an array of uint32 words, a multiple of four, from `counter` on."""
     key0, key1 = seed & MASK32, seed >> HALF
     for i in range(words.size // 4):
         at = counter + np.uint64(i)
@@ -134,9 +134,10 @@ def uniform(shape: tuple[int, ...], dtype: Any, seed: int, offset: int) -> np.nd
 
 @on_device("random")
 def normal(shape: tuple[int, ...], dtype: Any, seed: int, offset: int) -> np.ndarray:
-    """Return numbers of the standard normal distribution, none beyond 5.8 in float32 (8.6 in float64).
+    """Return numbers of the standard normal distribution, of a size up to 5.8 in float32 and 8.6 in float64.
 
-    Source: Box & Muller 1958; elements 2k and 2k + 1 share a radius.
+    Elements 2k and 2k + 1 share a radius.
+    Source: Box & Muller 1958, "A note on the generation of random normal deviates".
     """
     out = buffers.empty(shape, dtype)
     return _run(_normal, out, out.reshape(-1), _seed(seed), np.uint64(offset))
@@ -151,32 +152,32 @@ def words64(shape: tuple[int, ...], seed: int, offset: int) -> np.ndarray:
 
 @on_device("random")
 def randint(low: int, high: int, shape: tuple[int, ...], seed: int, offset: int) -> np.ndarray:
-    """Return int64 uniform in [low, high), to one part in 2**64 / (high - low).
+    """Return uniform int64 in [low, high). Probabilities are equal to one part in 2**64 / (high - low).
 
     Raises ValueError unless low < high.
     """
     require_range(low, high)
     words = words64(shape, seed, offset)
     words %= np.uint64(high - low)
-    words += np.uint64(low & 0xFFFFFFFFFFFFFFFF)  # modulo 2**64: right for a negative low too
+    words += np.uint64(low & 0xFFFFFFFFFFFFFFFF)  # modulo 2**64, which is right for a negative low too
     return words.view(np.int64)
 
 
 @on_device("random")
 def permutation(n: int, seed: int, offset: int) -> np.ndarray:
-    """Return the numbers 0 to n - 1 in random order; int64."""
+    """Return the numbers 0 to n - 1 in random order, as int64."""
     return np.argsort(words64((n,), seed, offset), kind="stable")
 
 
 @on_device("random")
 def dropout(a: np.ndarray, p: float, seed: int, offset: int, residual: np.ndarray | None = None) -> np.ndarray:
-    """Return `a` with each element zeroed with probability `p`, whatever it held, and the others scaled by 1 / (1 - p).
+    """Return `a` with each element zeroed with probability `p`, even NaN, and the others scaled by 1 / (1 - p).
 
-    A `residual`, of the shape and dtype of `a`, is added in the same pass. Raises ValueError unless 0 <= p <= 1.
+    A `residual` of the shape and dtype of `a` is added in the same pass. Raises ValueError unless 0 <= p <= 1.
     """
     require_probability(p)
     out = buffers.empty(a.shape, a.dtype)
-    if p == 1:  # 1 / (1 - p) has no value
+    if p == 1:  # 1 / (1 - p) is infinite
         np.copyto(out, 0 if residual is None else residual)
         return out
     threshold, scale = threshold_and_scale(p)

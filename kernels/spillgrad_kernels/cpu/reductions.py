@@ -1,9 +1,9 @@
 """Reductions over any axes, and cumulative sums.
 
-Every reduction is brought to a contiguous problem of shape (outer, n, inner) and folded over n by one kind of kernel:
-`term` maps an element, `combine` folds it in. Long folds are cut into blocks of a fixed size whose partial results are
-combined in order, so that results do not depend on the number of threads. Sums and products of float32 accumulate in
-float64, along a row after runs of a fixed length.
+Every reduction becomes a fold over n of a contiguous array of shape (outer, n, inner). `Rule.term` maps an element, and
+`Rule.combine` folds it in. A long fold is cut into blocks of a fixed size, whose results are combined in order, so that
+results do not depend on the number of threads. Sums and products of float32 are accumulated in float64; along a row,
+that holds for the sums of runs of a fixed length.
 """
 
 import builtins
@@ -23,19 +23,19 @@ from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.reductions import RULES, Order, Rule, fold_order, reduced_shape, require_elements
 from spillgrad_kernels.threads.dispatch import Kernel, entry_point, parallel_for
 
-# Elements that one unit of work folds: 256 KiB of float32, some 8 microseconds.
+# Elements that a unit of work folds: 256 KiB of float32, some 8 microseconds.
 _BLOCK_ELEMENTS = 1 << 16
-# Elements worth a thread of their own: 1 to 3 microseconds of work.
+# Elements that pay for another thread: 1 to 3 microseconds of work.
 _GRAIN_ELEMENTS = 1 << 13
-# Columns folded side by side when inner > 1: their accumulators (8 KiB) stay in the first-level cache.
+# Columns that are folded together where inner > 1: their accumulators (8 KiB) stay in the first-level cache.
 _BLOCK_COLUMNS = 1024
 
 
 @functools.cache
 def _kernel(name: str, dtype: np.dtype[Any]) -> Kernel:
-    """Return a kernel over units of work; unit ((o * blocks + b) * column_blocks + c) folds block b of outer index o.
+    """Return the kernel of a rule. Unit ((o * blocks + b) * column_blocks + c) folds block b of outer index o.
 
-    It gets the address of `Fold.words`, and the ids of the array, of the shifts if the rule has any, and of the result.
+    It takes the address `Fold.words`, and the ids of the array, of the shifts if the rule has any, and of the result.
     """
     rule = RULES[name]
     fold_row, term, combine, finish = ROW_FOLDS[name], rule.term, rule.combine, rule.finish
@@ -81,48 +81,48 @@ def _kernel(name: str, dtype: np.dtype[Any]) -> Kernel:
 
     @jit(name=name, fastmath=rule.fastmath)
     def kernel(start: int, stop: int, words: int, a: int, out: int) -> None:
-        fold(start, stop, words, a, out, out)  # shifts that no term uses may be read anywhere
+        fold(start, stop, words, a, out, out)  # any readable address does for shifts that no term uses
 
     return kernel
 
 
 def _flat(a: np.ndarray, permutation: tuple[int, ...] | None) -> np.ndarray:
-    """Return the elements in the order of (outer, n, inner), one after the other."""
+    """Return the elements as a flat array in the order of (outer, n, inner)."""
     if permutation is not None:
         a = a.transpose(permutation)
     return aligned(a if a.flags.c_contiguous else np.ascontiguousarray(a)).reshape(-1)
 
 
 class Fold(NamedTuple):
-    """How to fold arrays of one layout: the kernel, the blocks that make its units of work, and the result.
+    """The prepared fold of arrays of one layout: the kernel, the cut into units of work, and the result.
 
-    `moved` says that elements must first be brought into the order of (outer, n, inner).
+    `moved` says that elements must first be copied into the order of (outer, n, inner).
     """
 
     rule: Rule
     kernel: Kernel
     units: int
     grain: int
-    words: int  # the address of what the kernel reads: outer, n, inner, blocks, length of a block
+    words: int  # the address of numbers that the kernel reads: outer, n, inner, blocks, length of a block
     order: Order
     blocks: int
     moved: bool
     shape: tuple[int, ...]
     dtype: Any
-    kept: np.ndarray  # the memory at `words`
+    kept: np.ndarray  # holds the memory at `words`
 
     @property
     def direct(self) -> bool:
-        """Whether `code` alone gives the result, on one thread."""
+        """Whether calling `code` on one thread is all that computes the result."""
         return not self.moved and self.blocks == 1 and 0 < self.units <= self.grain
 
     @property
     def code(self) -> Kernel:
-        """The kernel as a function of a range, `words` and the arrays' ids."""
+        """The kernel as a function of a range, `words` and the ids of arrays."""
         return entry_point(self.kernel, 6 if self.rule.shifted else 5)
 
     def run(self, operands: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> None:
-        """Fold an array into one, a contiguous one; a shifted fold's second operand has one value per result."""
+        """Fold an array into a contiguous one. A fold with shifts has a second operand, of one value per result."""
         (out,), rule = outs, self.rule
         permutation, outer, _, inner = self.order
         if self.units == 0:
@@ -139,7 +139,7 @@ class Fold(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def prepare(name: str, operand: Layout, axes: tuple[int, ...], keepdims: bool) -> Fold:
-    """Return how to fold `axes` of arrays of a layout by the rule `name`."""
+    """Return the prepared fold of `axes` of arrays of a layout, by the rule `name`."""
     shape, dtype, rule = operand.shape, operand.dtype, RULES[name]
     order = fold_order(shape, axes)
     columns = builtins.max(1, builtins.min(order.inner, _BLOCK_COLUMNS))
@@ -156,7 +156,7 @@ def prepare(name: str, operand: Layout, axes: tuple[int, ...], keepdims: bool) -
 
 
 def _reduce(name: str, axes: tuple[int, ...], keepdims: bool, *operands: np.ndarray) -> np.ndarray:
-    """Fold `axes` of an array; a shifted fold has a second operand, with one value per result in the result's order."""
+    """Fold `axes` of an array. A fold with shifts has a second operand, of one value per result, in their order."""
     fold = prepare(name, layout_of(operands[0]), axes, keepdims)
     out = buffers.empty(fold.shape, fold.dtype)
     fold.run(operands, (out,))
@@ -171,7 +171,7 @@ def sum(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndar
 
 @on_device("reductions")
 def mean(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
-    """Return the average over `axes`; NaN over no elements."""
+    """Return the mean over `axes`; NaN over no elements."""
     return _reduce("mean", axes, keepdims, a)
 
 
@@ -183,7 +183,7 @@ def prod(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.nda
 
 @on_device("reductions")
 def max(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
-    """Return the largest element over `axes`, NaN where there is one.
+    """Return the largest element over `axes`; NaN if an element is NaN.
 
     Raises ValueError for the maximum of no elements.
     """
@@ -193,7 +193,7 @@ def max(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndar
 
 @on_device("reductions")
 def min(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
-    """Return the smallest element over `axes`, NaN where there is one.
+    """Return the smallest element over `axes`; NaN if an element is NaN.
 
     Raises ValueError for the minimum of no elements.
     """
@@ -203,7 +203,7 @@ def min(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndar
 
 @on_device("reductions")
 def argmax(a: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
-    """Return the position of the first largest element along `axis`, of the first NaN where there is one; int64.
+    """Return the position of the first largest element along `axis`, or of the first NaN, as int64.
 
     Raises ValueError for the maximum of no elements.
     """
@@ -213,7 +213,7 @@ def argmax(a: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
 
 @on_device("reductions")
 def argmin(a: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
-    """Return the position of the first smallest element along `axis`, of the first NaN where there is one; int64.
+    """Return the position of the first smallest element along `axis`, or of the first NaN, as int64.
 
     Raises ValueError for the minimum of no elements.
     """
@@ -248,7 +248,7 @@ def logsumexp(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> n
     """Return log(sum(exp(a))) over `axes` without overflow; -inf over no elements."""
     with np.errstate(all="ignore"):
         largest = _reduce("max", axes, keepdims, a)
-        largest[~np.isfinite(largest)] = 0  # inf - inf would be NaN
+        largest[~np.isfinite(largest)] = 0  # an infinite shift would give NaN
         total = _reduce("exponentials", axes, keepdims, a, largest)
         np.log(total, out=total)
         total += largest
@@ -257,7 +257,7 @@ def logsumexp(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> n
 
 @jit
 def _cumsum_rows(start: int, stop: int, a: Any, before: Any, out: Any, n: int, blocks: int, length: int) -> None:
-    """Write running sums of the blocks `start` to `stop` of rows, `before` being what precedes each block."""
+    """Write the running sums of blocks of rows; `before` holds the sum before each block."""
     for unit in range(start, stop):
         first = unit % blocks * length
         begin, size = unit // blocks * n + first, length if length < n - first else n - first

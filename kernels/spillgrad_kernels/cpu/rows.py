@@ -1,64 +1,38 @@
-"""Folds of contiguous rows, which kernels call: sums, extremes and positions."""
+"""Folds of contiguous rows for kernels: sums, extremes and positions."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
-from spillgrad_kernels.jit.compile import DISABLE_JIT, REASSOCIATE, intrinsic, jit, register_jitable
-from spillgrad_kernels.tables.reductions import NOT_FOUND, maximum, minimum
+from spillgrad_kernels.jit.compile import REASSOCIATE, jit, register_jitable
+from spillgrad_kernels.tables.reductions import NOT_FOUND, larger_number, smaller_number
 from spillgrad_kernels.tables.scalar_math import exp, where
 
-# Elements of a row that are summed in its own precision.
+# Elements of a run, which is summed in the precision of its row.
 RUN = 1024
 # Elements that are searched together for a value.
 _SCAN = 256
 
 
-def _number_extreme(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a form of `function` that is undefined for NaN: one instruction, where LLVM's own takes five."""
-    if DISABLE_JIT:
-        return function
+def _row_extreme(name: str, better: Callable[..., Any], start: float) -> Any:
+    @jit(name=f"rows.row_{name}")
+    def row_extreme(row: Any) -> Any:
+        extreme, undefined = row.dtype.type(start), False
+        for j in range(row.size):
+            undefined |= row[j] != row[j]
+            extreme = better(extreme, row[j])
+        return where(undefined, row.dtype.type(np.nan), extreme)
 
-    @intrinsic
-    def instruction(typing_context: Any, x: Any, y: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            kind = arguments[0].type
-            declared = builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind, kind]))
-            return builder.call(declared, arguments, fastmath=("nnan", "nsz"))
-
-        return x(x, y), codegen
-
-    return instruction  # type: ignore[no-any-return]
+    return row_extreme
 
 
-larger_number = _number_extreme(maximum, "llvm.maxnum")
-_smaller_number = _number_extreme(minimum, "llvm.minnum")
+# The largest and the smallest value of a row: NaN if it holds one, -inf and inf if it is empty.
+row_max, row_min = _row_extreme("max", larger_number, -np.inf), _row_extreme("min", smaller_number, np.inf)
 
 
-# Rows are contiguous. The sum of a row is float64, but runs of it are summed in the row's own precision. In float32
-# that is twice as fast, and the rounding error of a run is below that of the result.
-
-
-@jit
-def row_max(row: Any) -> Any:
-    """Return the largest value of a row: NaN if it holds one, -inf if it is empty. Called by kernels."""
-    largest, undefined = row.dtype.type(-np.inf), False
-    for j in range(row.size):
-        undefined |= row[j] != row[j]
-        largest = larger_number(largest, row[j])
-    return where(undefined, row.dtype.type(np.nan), largest)
-
-
-@jit
-def row_min(row: Any) -> Any:
-    """Return the smallest value of a row: NaN if it holds one, inf if it is empty. Called by kernels."""
-    smallest, undefined = row.dtype.type(np.inf), False
-    for j in range(row.size):
-        undefined |= row[j] != row[j]
-        smallest = _smaller_number(smallest, row[j])
-    return where(undefined, row.dtype.type(np.nan), smallest)
+# The sum of a row is float64, but each run is summed in the precision of the row. In float32 that is twice as fast, and
+# the rounding error of a run is below that of the result.
 
 
 @jit(fastmath=REASSOCIATE)
@@ -71,7 +45,7 @@ def _run_sum(x: Any) -> Any:
 
 @jit
 def row_sum(row: Any) -> Any:
-    """Return the sum of a row. Called by kernels."""
+    """Return the sum of a row."""
     total = np.float64(0.0)
     for j in range(0, row.size, RUN):
         total += _run_sum(row[j : j + RUN])
@@ -88,7 +62,7 @@ def _run_dot(x: Any, y: Any) -> Any:
 
 @jit
 def row_dot(x: Any, y: Any) -> Any:
-    """Return the scalar product of two rows. Called by kernels."""
+    """Return the scalar product of two rows."""
     total = np.float64(0.0)
     for j in range(0, x.size, RUN):
         total += _run_dot(x[j : j + RUN], y[j : j + RUN])
@@ -105,7 +79,7 @@ def _run_squares(x: Any, centre: Any) -> Any:
 
 @jit
 def row_squares(row: Any, centre: Any) -> Any:
-    """Return the sum of squared distances from `centre`. Called by kernels."""
+    """Return the sum of squared distances from `centre`."""
     total = np.float64(0.0)
     for j in range(0, row.size, RUN):
         total += _run_squares(row[j : j + RUN], centre)
@@ -122,7 +96,7 @@ def _run_exponentials(x: Any, shift: Any) -> Any:
 
 @jit
 def row_exponentials(row: Any, shift: Any) -> Any:
-    """Return the sum of exp(x - shift). Called by kernels."""
+    """Return the sum of exp(x - shift)."""
     total = np.float64(0.0)
     for j in range(0, row.size, RUN):
         total += _run_exponentials(row[j : j + RUN], shift)
@@ -139,7 +113,7 @@ def _row_prod(row: Any) -> Any:
 
 @jit
 def _first_position(row: Any, extreme: Any) -> Any:
-    """Return where a row holds `extreme` or NaN first, NOT_FOUND if nowhere."""
+    """Return the first position of `extreme` or NaN in a row, or NOT_FOUND."""
     for begin in range(0, row.size, _SCAN):
         part = row[begin : begin + _SCAN]
         found = NOT_FOUND
@@ -156,7 +130,7 @@ def _position_in_row(row: Any, extreme: Any, first: int) -> Any:
     return found if found == NOT_FOUND else first + found
 
 
-# By the name of the rule: the fold of a row whose first element is at position j, with one shift for the row.
+# The fold of a row for each rule. The first element of the row is at position j; the row has one shift.
 ROW_FOLDS: dict[str, Callable[..., Any]] = {
     "sum": lambda row, _, j: row_sum(row),
     "mean": lambda row, _, j: row_sum(row),

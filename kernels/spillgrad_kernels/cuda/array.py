@@ -1,4 +1,4 @@
-"""Memory for arrays on a device, and copies between it and the host's."""
+"""Allocate arrays on a device, and copy arrays between the device and the host."""
 
 import functools
 import math
@@ -13,43 +13,43 @@ from spillgrad_kernels.memory.holder import Holder
 
 
 class _Lent(Holder):
-    """A block of memory, which goes back to the allocator when nobody has this any more."""
+    """The owner of a block of memory: when it dies, the block returns to the allocator."""
 
     __slots__ = ("__weakref__",)
 
 
 class Fresh(NamedTuple):
-    """What new arrays without gaps of one shape and dtype are like."""
+    """The size and layout of new dense arrays of one shape and dtype."""
 
     nbytes: int
     layout: Layout
 
     def array(self) -> DeviceArray:
-        """Return an uninitialised one. Raises OutOfMemory."""
+        """Return an uninitialised array. Raises OutOfMemory."""
         allocator = driver.allocator()
         block = allocator.allocate(self.nbytes)
         return DeviceArray(block.address, self.layout, _Lent(allocator.release, block))
 
 
 def is_own(array: Any) -> bool:
-    """Return whether an array is all of a block that nobody else can have."""
+    """Return whether an array is a whole block of the allocator, not a view and not another library's memory."""
     return array.base is None and type(array.owner) is _Lent
 
 
 @functools.lru_cache(maxsize=4096)
 def fresh(shape: Shape, dtype: Any) -> Fresh:
-    """Return what makes arrays of a shape and dtype."""
+    """Return the size and layout of dense arrays of a shape and dtype."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     return Fresh(nbytes, Layout.of(Layout.made((nbytes,), (1,), np.dtype(np.uint8)).at().view(dtype).reshape(shape)))
 
 
 def empty(shape: Shape, dtype: Any) -> DeviceArray:
-    """Return an uninitialised array without gaps. Raises OutOfMemory."""
+    """Return an uninitialised dense array. Raises OutOfMemory."""
     return fresh(shape, dtype).array()
 
 
 def zeros(shape: Shape, dtype: Any) -> DeviceArray:
-    """Return an array of zeros without gaps. Raises OutOfMemory."""
+    """Return a dense array of zeros. Raises OutOfMemory."""
     made = empty(shape, dtype)
     if made.size:
         driver.fill_with_zeros(made.address, made.nbytes)
@@ -57,7 +57,7 @@ def zeros(shape: Shape, dtype: Any) -> DeviceArray:
 
 
 def to_device(array: np.ndarray) -> DeviceArray:
-    """Return a copy in the device's memory, without gaps."""
+    """Return a dense copy in the device's memory."""
     array = np.asarray(array, order="C")
     made = empty(array.shape, array.dtype)
     if array.size:
@@ -67,15 +67,15 @@ def to_device(array: np.ndarray) -> DeviceArray:
 
 @functools.lru_cache(maxsize=64)
 def table(content: bytes) -> DeviceArray:
-    """Return bytes on the device, which nobody may change: calls that are alike need the same ones again."""
+    """Return bytes on the device; do not change them: later calls with the same bytes return the same array."""
     return to_device(np.frombuffer(content, np.uint8))
 
 
 def to_host(array: DeviceArray) -> np.ndarray:
-    """Return a copy in the host's memory, once all that computes it is done."""
+    """Return a copy in the host's memory, after waiting for the kernels that compute the array."""
     if not array.size:
         return np.empty(array.shape, array.dtype)
-    # What lies between the first and the last element, which only a dense array fills.
+    # One copy of all bytes from the first to the last element, gaps included.
     low, high = byte_bounds(array)  # type: ignore[arg-type]
     memory = np.empty(high - low, np.uint8)
     driver.copy_to_host(memory, low)

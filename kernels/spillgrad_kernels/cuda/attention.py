@@ -1,9 +1,10 @@
-"""Scaled dot-product attention on a device by tiles: the T x S matrix of weights never exists.
+"""Scaled dot-product attention on a device, tile by tile: the T x S matrix of weights never exists in memory.
 
-Each thread of a block owns a part of one row: of a query in the forward pass and for the gradients of queries, of a key
-for those of keys and values. Tiles of the other side's rows lie in shared memory. The threads of a row add up what
-their parts give each score, share out the work of making weights of scores, and go on each with its own part of the
-result, which stays in registers. Every sum has a fixed order: results do not depend on the device.
+A block of threads owns some rows of one side: of queries in the forward pass and for the gradients of queries, of keys
+for the gradients of keys and values. Tiles of the other side's rows lie in shared memory. Several threads share a row,
+each with a part of its features in registers. They add up their parts of each score, divide the work of computing
+weights from scores, and then each updates its own part of the result. Every sum has a fixed order, so results do not
+depend on the device.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao, "FlashAttention-2: Faster
 Attention with Better Parallelism and Work Partitioning", 2023.
@@ -16,10 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cpu.attention import Dropout, check_operands, check_results, dropout_operands
 from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives exp and log their meaning here)
 from spillgrad_kernels.cuda.array import empty
-from spillgrad_kernels.cuda.elementwise import compute, contiguous
+from spillgrad_kernels.cuda.elementwise import contiguous
 from spillgrad_kernels.cuda.jit.compile import SIMULATED, Kernel, cuda, device
 from spillgrad_kernels.cuda.pointers import (
     ACCESS_BYTES,
@@ -31,17 +31,15 @@ from spillgrad_kernels.cuda.pointers import (
     storers,
 )
 from spillgrad_kernels.cuda.random import philox4x32
-from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.layout import Shape
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.attention import Dropout, check_operands, dropout_operands
 from spillgrad_kernels.tables.random import counters_needed
 from spillgrad_kernels.tables.scalar_math import exp, log
 
-_THREADS = 8 if SIMULATED else 128
-# Features of a row that a thread has in registers, of each array that it keeps: two forward, three or four backward.
-_FEATURES, _BACKWARD_FEATURES = (4, 4) if SIMULATED else (32, 16)
-# Rows of the other side in shared memory at once, as far as that has room.
+BLOCK_THREADS = 8 if SIMULATED else 128
+# Features in the registers of a thread, for each of the two arrays that it holds a part of a row of.
+_FEATURES = 4 if SIMULATED else 32
+# The most rows of the other side in shared memory at once, and the bytes that they may take there.
 _TILE = 4 if SIMULATED else 32
 _SHARED_BYTES = 44 << 10
 NO_MASK, CHOICE, BIAS = 0, 1, 2
@@ -50,7 +48,10 @@ _MASK32, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 class Variant(NamedTuple):
-    """What a kernel's code depends on: features of queries and keys, and of values; `mask` is one of the constants."""
+    """The properties of a call that change a kernel's code.
+
+    Queries and keys have `width` features, values `value_width`. `mask` is one of the constants above.
+    """
 
     dtype: str
     width: int
@@ -60,22 +61,22 @@ class Variant(NamedTuple):
     dropout: bool
 
 
-class _Cut(NamedTuple):
-    """How rows are shared: among `splits` threads, each with a part of so many features; `tile` rows at once."""
+class Cut(NamedTuple):
+    """How a block's `rows` are divided among its threads.
+
+    `splits` threads share a row; each holds `part` features of queries and keys, and `value_part` of values. Shared
+    memory holds `tile` rows of the other side at once.
+    """
 
     splits: int
     part: int
     value_part: int
     tile: int
-
-    @property
-    def rows(self) -> int:
-        """The rows that a block owns."""
-        return _THREADS // self.splits
+    rows: int
 
 
-def _cut(variant: Variant, features: int, scores: int) -> _Cut:
-    """Cut rows into parts of at most `features`; a block has `scores` numbers of shared memory per score and thread."""
+def cut_of(variant: Variant, features: int, scores: int) -> Cut:
+    """Return the cut with parts of at most `features`, where each score takes `scores` numbers of shared memory."""
     itemsize = np.dtype(variant.dtype).itemsize
     lanes = ACCESS_BYTES // itemsize
     splits = 1
@@ -83,14 +84,18 @@ def _cut(variant: Variant, features: int, scores: int) -> _Cut:
         splits *= 2
     part, value_part = (-(-width // (splits * lanes)) * lanes for width in (variant.width, variant.value_width))
     tile = _TILE
-    while tile > 1 and tile * (splits * (part + value_part) + scores * _THREADS) * itemsize > _SHARED_BYTES:
+    while tile > 1 and tile * (splits * (part + value_part) + scores * BLOCK_THREADS) * itemsize > _SHARED_BYTES:
         tile //= 2
-    return _Cut(splits, part, value_part, tile)
+    return Cut(splits, part, value_part, tile, BLOCK_THREADS // splits)
 
 
-# An array's place: its address and the bytes from one item to the next in the two dimensions of the batch, by rows and
-# by columns.
-_PLACE = 5
+# A kernel gets an array as five numbers: its address, two strides of the batch, the stride of rows, and of features.
+PLACE = 5
+
+
+def number_types(sums: Any) -> list[Any]:
+    """Return the types of the arguments that each kernel takes before the arrays."""
+    return [*[types.int64] * 4, sums, sums, types.int64, types.uint64, types.int64, types.int64]
 
 
 @device
@@ -102,25 +107,21 @@ def _random_word(seed: int, counter: int, position: int) -> Any:
     return x0 if lane == 0 else x1 if lane == 1 else x2 if lane == 2 else x3
 
 
-def _numbers(sums: Any) -> list[Any]:
-    """Return the types of what each kernel gets before the places of arrays."""
-    return [*[types.int64] * 4, sums, sums, types.int64, types.uint64, types.int64, types.int64]
+class Functions(NamedTuple):
+    """The device functions that the three kernels of a variant share."""
 
-
-class _Functions(NamedTuple):
-    """What the three kernels of a variant share, as functions for them."""
-
-    fill_part: Any  # (part, address, step, first, width, is_inside): registers from a row
-    fill_tile: Any  # (shared, address, row_step, step, begin, count, width, padded): shared memory from rows
-    dot: Any  # (part, shared, address): of registers with a row in shared memory
-    add: Any  # (part, factor, address): a row in shared memory to registers
-    store_part: Any  # (part, factor, address, step, first, width): registers to a row
-    score: Any  # (score, query, key, keys, mask): with the mask
-    factor: Any  # (seed, counter, key, threshold, kept_factor): what dropout multiplies a weight by
+    fill_part: Any  # (part, address, step, first, width, is_inside): load a part of a row into registers
+    fill_tile: Any  # (shared, address, row_step, step, begin, count, width, padded): load rows into shared memory
+    dot: Any  # (part, address): return the dot product of registers and a row in shared memory
+    add: Any  # (part, factor, address): add a multiple of a row in shared memory to registers
+    store_part: Any  # (part, factor, address, step, first, width): store a multiple of registers in a row
+    score: Any  # (score, query, key, queries, keys, mask): return a score with the mask applied
+    factor: Any  # (seed, counter, key, threshold, kept_factor): return the factor of dropout for a weight
 
 
 @functools.cache
-def _functions(variant: Variant, tile: int) -> _Functions:
+def functions(variant: Variant, tile: int) -> Functions:
+    """Return the device functions of a variant."""
     dtype = np.dtype(variant.dtype)
     size, lanes, number = dtype.itemsize, ACCESS_BYTES // dtype.itemsize, dtype.type
     load, store, load_shared = loaders[dtype.name, 1], storers[dtype.name, 1], shared_loaders[dtype.name, lanes]
@@ -182,18 +183,17 @@ def _functions(variant: Variant, tile: int) -> _Functions:
             return kept_factor if _random_word(seed, counter, key) >= np.uint64(threshold) else zero
         return one
 
-    return _Functions(fill_part, fill_tile, dot, add, store_part, score, factor)
+    return Functions(fill_part, fill_tile, dot, add, store_part, score, factor)
 
 
 @functools.cache
 def forward_kernel(variant: Variant) -> Kernel:
-    """Return the kernel whose blocks own queries of a head, and make their rows of the result."""
+    """Return the kernel whose blocks own queries of a head and compute their rows of the result."""
     dtype = np.dtype(variant.dtype)
     size, number, sums = dtype.itemsize, dtype.type, kernel_types[variant.dtype]
-    cut = _cut(variant, _FEATURES, 2 if variant.dropout else 1)
-    splits, part, value_part, tile, rows = cut.splits, cut.part, cut.value_part, cut.tile, cut.rows
+    splits, part, value_part, tile, rows = cut_of(variant, _FEATURES, 2 if variant.dropout else 1)
     width, value_width, padded, value_padded = variant.width, variant.value_width, splits * part, splits * value_part
-    fill_part, fill_tile, dot, add, store_part, score, factor = _functions(variant, tile)
+    fill_part, fill_tile, dot, add, store_part, score, factor = functions(variant, tile)
     store, zero, one, lowest = storers[dtype.name, 1], number(0), number(1), number(-np.inf)
     keys_size, values_size, scores_size = tile * padded, tile * value_padded, splits * tile * rows
     factors_size = tile * rows if variant.dropout else 1
@@ -206,7 +206,7 @@ def forward_kernel(variant: Variant) -> Kernel:
         v: int, v_0: int, v_1: int, v_row: int, v_step: int, mask: int, mask_0: int, mask_1: int, mask_row: int,
         mask_step: int, out: int, out_0: int, out_1: int, out_row: int, out_step: int, lse: int,
     ) -> None:  # fmt: skip
-        key_rows = cuda.shared.array(keys_size, sums)  # a line each: the simulator takes those of one line for one
+        key_rows = cuda.shared.array(keys_size, sums)  # a line each: the simulator tells arrays apart by lines
         value_rows = cuda.shared.array(values_size, sums)
         scores = cuda.shared.array(scores_size, sums)
         factors = cuda.shared.array(factors_size, sums)
@@ -247,7 +247,7 @@ def forward_kernel(variant: Variant) -> Kernel:
             for j in range(tile):
                 value = scores[j * rows + r]
                 now = value if value > now or value != value else now
-            # A row that holds only -inf so far: any finite shift gives its weights of 0, where inf - inf would not.
+            # While a row has only scores of -inf, shift by 0: -inf - -inf would be NaN.
             shift = zero if now == lowest else now
             shrink = exp(largest - shift)
             largest = now
@@ -270,252 +270,60 @@ def forward_kernel(variant: Variant) -> Kernel:
             if split == 0:
                 store(lse + (head * queries + query) * size, largest + log(total))
 
-    return Kernel(forward, [*_numbers(sums), *[types.int64] * (5 * _PLACE + 1)], _THREADS)
-
-
-@functools.cache
-def queries_kernel(variant: Variant) -> Kernel:
-    """Return the kernel whose blocks own queries of a head, and make their gradients."""
-    dtype = np.dtype(variant.dtype)
-    size, number, sums = dtype.itemsize, dtype.type, kernel_types[variant.dtype]
-    cut = _cut(variant, _BACKWARD_FEATURES, 2)
-    splits, part, value_part, tile, rows = cut.splits, cut.part, cut.value_part, cut.tile, cut.rows
-    width, value_width, padded, value_padded = variant.width, variant.value_width, splits * part, splits * value_part
-    fill_part, fill_tile, dot, add, store_part, score, factor = _functions(variant, tile)
-    load, zero, one, lowest = loaders[dtype.name, 1], number(0), number(1), number(-np.inf)
-    keys_size, values_size, scores_size = tile * padded, tile * value_padded, splits * tile * rows
-    causal, drops = variant.causal, variant.dropout
-
-    def queries_backward(
-        queries: int, keys: int, size1: int, blocks: int, scale: float, kept_factor: float, threshold: int, seed: int,
-        counter: int, row_counters: int,
-        q: int, q_0: int, q_1: int, q_row: int, q_step: int, k: int, k_0: int, k_1: int, k_row: int, k_step: int,
-        v: int, v_0: int, v_1: int, v_row: int, v_step: int, mask: int, mask_0: int, mask_1: int, mask_row: int,
-        mask_step: int, g: int, g_0: int, g_1: int, g_row: int, g_step: int, dq: int, dq_0: int, dq_1: int,
-        dq_row: int, dq_step: int, lse: int, mean_grad: int,
-    ) -> None:  # fmt: skip
-        key_rows = cuda.shared.array(keys_size, sums)  # a line each: the simulator takes those of one line for one
-        value_rows = cuda.shared.array(values_size, sums)
-        scores = cuda.shared.array(scores_size, sums)
-        slopes = cuda.shared.array(scores_size, sums)
-        own, grads, made = (
-            cuda.local.array(part, sums),
-            cuda.local.array(value_part, sums),
-            cuda.local.array(part, sums),
-        )
-        split = quotient(cuda.threadIdx.x, rows)
-        r = cuda.threadIdx.x - split * rows
-        head = quotient(cuda.blockIdx.x, blocks)
-        first = (cuda.blockIdx.x - head * blocks) * rows
-        b0 = quotient(head, size1)
-        b1 = head - b0 * size1
-        query = first + r
-        is_inside = query < queries
-        fill_part(own, q + b0 * q_0 + b1 * q_1 + query * q_row, q_step, split * part, width, is_inside)
-        fill_part(grads, g + b0 * g_0 + b1 * g_1 + query * g_row, g_step, split * value_part, value_width, is_inside)
-        for i in range(part):
-            made[i] = zero
-        at = (head * queries + query) * size
-        normalizer = load(lse + at) if is_inside else zero
-        mean = load(mean_grad + at) if is_inside else zero
-        last = first + rows if causal and first + rows < keys else keys
-        begin = 0
-        while begin < last:
-            fill_tile(key_rows, k + b0 * k_0 + b1 * k_1, k_row, k_step, begin, keys, width, padded)
-            fill_tile(value_rows, v + b0 * v_0 + b1 * v_1, v_row, v_step, begin, keys, value_width, value_padded)
-            cuda.syncthreads()
-            key_place = shared_address(key_rows) + split * part * size
-            value_place = shared_address(value_rows) + split * value_part * size
-            for j in range(tile):
-                place = (split * tile + j) * rows + r
-                scores[place] = dot(own, key_place + j * padded * size)
-                slopes[place] = dot(grads, value_place + j * value_padded * size)
-            cuda.syncthreads()
-            for j in range(split, tile, splits):
-                value, slope = zero, zero
-                for other in range(splits):
-                    value += scores[(other * tile + j) * rows + r]
-                    slope += slopes[(other * tile + j) * rows + r]
-                place = mask + b0 * mask_0 + b1 * mask_1 + query * mask_row + (begin + j) * mask_step
-                value = score(value * scale, query, begin + j, queries, keys, place)
-                weight = zero if value == lowest else exp(value - normalizer)
-                drawn_from = counter + (head * queries + query) * row_counters
-                kept = factor(seed, drawn_from, begin + j, threshold, kept_factor) if drops else one
-                scores[j * rows + r] = zero if weight == zero else weight * (slope * kept - mean) * scale
-            cuda.syncthreads()
-            for j in range(tile):
-                add(made, scores[j * rows + r], key_place + j * padded * size)
-            cuda.syncthreads()
-            begin += tile
-        if is_inside:
-            store_part(made, one, dq + b0 * dq_0 + b1 * dq_1 + query * dq_row, dq_step, split * part, width)
-
-    parameters = [*_numbers(sums), *[types.int64] * (6 * _PLACE + 2)]
-    return Kernel(queries_backward, parameters, _THREADS)
-
-
-@functools.cache
-def keys_kernel(variant: Variant) -> Kernel:
-    """Return the kernel whose blocks own keys of a head, and make their gradients and those of their values."""
-    dtype = np.dtype(variant.dtype)
-    size, number, sums = dtype.itemsize, dtype.type, kernel_types[variant.dtype]
-    cut = _cut(variant, _BACKWARD_FEATURES, 2)
-    splits, part, value_part, tile, rows = cut.splits, cut.part, cut.value_part, cut.tile, cut.rows
-    width, value_width, padded, value_padded = variant.width, variant.value_width, splits * part, splits * value_part
-    fill_part, fill_tile, dot, add, store_part, score, factor = _functions(variant, tile)
-    load, zero, one, lowest = loaders[dtype.name, 1], number(0), number(1), number(-np.inf)
-    queries_size, grads_size, scores_size = tile * padded, tile * value_padded, splits * tile * rows
-    causal, drops = variant.causal, variant.dropout
-
-    def keys_backward(
-        queries: int, keys: int, size1: int, blocks: int, scale: float, kept_factor: float, threshold: int, seed: int,
-        counter: int, row_counters: int,
-        q: int, q_0: int, q_1: int, q_row: int, q_step: int, k: int, k_0: int, k_1: int, k_row: int, k_step: int,
-        v: int, v_0: int, v_1: int, v_row: int, v_step: int, mask: int, mask_0: int, mask_1: int, mask_row: int,
-        mask_step: int, g: int, g_0: int, g_1: int, g_row: int, g_step: int, dk: int, dk_0: int, dk_1: int,
-        dk_row: int, dk_step: int, dv: int, dv_0: int, dv_1: int, dv_row: int, dv_step: int, lse: int, mean_grad: int,
-    ) -> None:  # fmt: skip
-        query_rows = cuda.shared.array(queries_size, sums)  # a line each: the simulator takes those of one line for one
-        grad_rows = cuda.shared.array(grads_size, sums)
-        scores = cuda.shared.array(scores_size, sums)
-        slopes = cuda.shared.array(scores_size, sums)
-        own, values = cuda.local.array(part, sums), cuda.local.array(value_part, sums)
-        own_made, values_made = cuda.local.array(part, sums), cuda.local.array(value_part, sums)
-        split = quotient(cuda.threadIdx.x, rows)
-        r = cuda.threadIdx.x - split * rows
-        head = quotient(cuda.blockIdx.x, blocks)
-        first = (cuda.blockIdx.x - head * blocks) * rows
-        b0 = quotient(head, size1)
-        b1 = head - b0 * size1
-        key = first + r
-        is_inside = key < keys
-        fill_part(own, k + b0 * k_0 + b1 * k_1 + key * k_row, k_step, split * part, width, is_inside)
-        fill_part(values, v + b0 * v_0 + b1 * v_1 + key * v_row, v_step, split * value_part, value_width, is_inside)
-        for i in range(part):
-            own_made[i] = zero
-        for i in range(value_part):
-            values_made[i] = zero
-        begin = quotient(first, tile) * tile if causal else 0  # earlier queries do not see these keys
-        while begin < queries:
-            fill_tile(query_rows, q + b0 * q_0 + b1 * q_1, q_row, q_step, begin, queries, width, padded)
-            fill_tile(grad_rows, g + b0 * g_0 + b1 * g_1, g_row, g_step, begin, queries, value_width, value_padded)
-            cuda.syncthreads()
-            query_place = shared_address(query_rows) + split * part * size
-            grad_place = shared_address(grad_rows) + split * value_part * size
-            for j in range(tile):
-                place = (split * tile + j) * rows + r
-                scores[place] = dot(own, query_place + j * padded * size)
-                slopes[place] = dot(values, grad_place + j * value_padded * size)
-            cuda.syncthreads()
-            for j in range(split, tile, splits):
-                query = begin + j
-                value, slope, weight, kept = zero, zero, zero, one
-                for other in range(splits):
-                    value += scores[(other * tile + j) * rows + r]
-                    slope += slopes[(other * tile + j) * rows + r]
-                if query < queries:
-                    place = mask + b0 * mask_0 + b1 * mask_1 + query * mask_row + key * mask_step
-                    at = (head * queries + query) * size
-                    value = score(value * scale, query, key, queries, keys, place)
-                    weight = zero if value == lowest else exp(value - load(lse + at))
-                    drawn_from = counter + (head * queries + query) * row_counters
-                    kept = factor(seed, drawn_from, key, threshold, kept_factor) if drops else one
-                    slope = zero if weight == zero else weight * (slope * kept - load(mean_grad + at)) * scale
-                scores[j * rows + r] = weight * kept
-                slopes[j * rows + r] = slope if query < queries else zero
-            cuda.syncthreads()
-            for j in range(tile):
-                add(own_made, slopes[j * rows + r], query_place + j * padded * size)
-                add(values_made, scores[j * rows + r], grad_place + j * value_padded * size)
-            cuda.syncthreads()
-            begin += tile
-        if is_inside:
-            store_part(own_made, one, dk + b0 * dk_0 + b1 * dk_1 + key * dk_row, dk_step, split * part, width)
-            place = dv + b0 * dv_0 + b1 * dv_1 + key * dv_row
-            store_part(values_made, one, place, dv_step, split * value_part, value_width)
-
-    parameters = [*_numbers(sums), *[types.int64] * (7 * _PLACE + 2)]
-    return Kernel(keys_backward, parameters, _THREADS)
+    parameters = [*number_types(sums), *[types.int64] * (5 * PLACE + 1)]
+    return Kernel(forward, parameters=parameters, threads=BLOCK_THREADS)
 
 
 # --- Calls -----------------------------------------------------------------------------------------------------------
 
 
-def attention_forward(
-    q: DeviceArray, k: DeviceArray, v: DeviceArray, scale: float, causal: bool, mask: DeviceArray | None = None,
-    dropout: Dropout | None = None,
-) -> tuple[DeviceArray, DeviceArray]:  # fmt: skip
-    """Return softmax(scale q k^T + mask) v, and the logarithm of each query's sum of exponentials, for backward.
+class Call(NamedTuple):
+    """The arguments of a call that the kernels of both passes take: `arrays` are q, k, v and the mask."""
 
-    Causal: query i sees the keys up to i. A query that sees no key gives 0.
-    Shapes: q (..., T, D), k (..., S, D), v (..., S, E); out (..., T, E), lse (..., T). Any strides. The mask broadcasts
-    to (..., T, S): bool, True where a key takes part, or numbers to add.
-    Raises ValueError for shapes and TypeError for dtypes that do not fit.
-    """
-    check_operands(q, k, v)
-    if q.ndim > 4:
-        out, lse = attention_forward(
-            _of_four(q), _of_four(k), _of_four(v), scale, causal, _mask_of_four(mask, q, k), dropout
-        )
-        return out.reshape(*q.shape[:-1], v.shape[-1]), lse.reshape(*q.shape[:-1])
-    out, lse = empty((*q.shape[:-1], v.shape[-1]), q.dtype), empty(q.shape[:-1], q.dtype)
-    if lse.size:
-        variant, numbers, mask = _common(q, k, v, scale, causal, mask, dropout)
-        kernel, rows = forward_kernel(variant), _cut(variant, _FEATURES, 2 if dropout else 1).rows
-        _launch(kernel, q.shape[-2], rows, numbers, [q, k, v, mask, out], [lse])
-    return out, lse
+    variant: Variant
+    numbers: tuple[Any, ...]
+    arrays: list[DeviceArray]
 
+    def launch(
+        self, kernel: Kernel, count: int, rows: int, strided: list[DeviceArray], dense: list[DeviceArray]
+    ) -> None:
+        """Run a kernel whose blocks own `rows` of the `count` rows of each head.
 
-def attention_backward(
-    grad_out: DeviceArray, q: DeviceArray, k: DeviceArray, v: DeviceArray, out: DeviceArray, lse: DeviceArray,
-    scale: float, causal: bool, mask: DeviceArray | None = None, dropout: Dropout | None = None,
-) -> tuple[DeviceArray, DeviceArray, DeviceArray]:  # fmt: skip
-    """Return the gradients of `attention_forward` by q, k and v; `out` and `lse` are what it returned.
-
-    Raises ValueError for shapes and TypeError for dtypes that do not fit.
-    """
-    check_operands(q, k, v)
-    check_results(q, v, grad_out, out, lse)
-    if q.ndim > 4:
-        gradient, x, y, z, result = (_of_four(array) for array in (grad_out, q, k, v, out))
-        flat_lse = contiguous(lse).reshape(-1, *lse.shape[-2:])
-        made = attention_backward(
-            gradient, x, y, z, result, flat_lse, scale, causal, _mask_of_four(mask, q, k), dropout
-        )
-        return made[0].reshape(*q.shape), made[1].reshape(*k.shape), made[2].reshape(*v.shape)
-    dq, dk, dv = (empty(array.shape, array.dtype) for array in (q, k, v))
-    variant, numbers, mask = _common(q, k, v, scale, causal, mask, dropout)
-    # The mean of a query's gradients over its keys, weighted as their values are.
-    (weighted,) = compute(ROWS["mul"].forward, "mul", [grad_out, out], (q.dtype,))
-    means = sum_over(weighted, (weighted.ndim - 1,))
-    rows = _cut(variant, _BACKWARD_FEATURES, 2).rows
-    lse = contiguous(lse)
-    if dq.size:
-        _launch(queries_kernel(variant), q.shape[-2], rows, numbers, [q, k, v, mask, grad_out, dq], [lse, means])
-    if dk.size or dv.size:
-        _launch(keys_kernel(variant), k.shape[-2], rows, numbers, [q, k, v, mask, grad_out, dk, dv], [lse, means])
-    return dq, dk, dv
+        After its own arrays it takes those of `strided`, with strides, then those of `dense`, by address alone.
+        """
+        q, k = self.arrays[:2]
+        batch = q.shape[:-2]
+        heads, blocks = math.prod(batch), -(-count // rows)
+        places = [number for array in (*self.arrays, *strided) for number in _place(short_batch(array))]
+        kernel.launch(
+            heads * blocks, q.shape[-2], k.shape[-2], batch[-1] if batch else 1, blocks, *self.numbers, *places,
+            *[array.address for array in dense],
+        )  # fmt: skip
 
 
-def _of_four(array: DeviceArray) -> DeviceArray:
-    """Return an array with a batch of two dimensions, which kernels walk."""
-    return contiguous(array).reshape(-1, *array.shape[-3:])
+def short_batch(array: DeviceArray) -> DeviceArray:
+    """Return an array with at most two batch dimensions: the kernels walk no more."""
+    if array.ndim <= 4:
+        return array
+    return contiguous(array).reshape(math.prod(array.shape[:-3]), *array.shape[-3:])
 
 
-def _mask_of_four(mask: DeviceArray | None, q: DeviceArray, k: DeviceArray) -> DeviceArray | None:
-    return None if mask is None else _of_four(mask.broadcast_to((*q.shape[:-1], k.shape[-2])))
+def _place(array: DeviceArray) -> tuple[int, ...]:
+    """Return an array's address and its strides, with 0 for batch dimensions that it does not have."""
+    strides = array.strides[:-2]
+    outer = strides[-2] if len(strides) > 1 else 0
+    return array.address, outer, strides[-1] if strides else 0, *array.strides[-2:]
 
 
-def _common(
+def prepare(
     q: DeviceArray, k: DeviceArray, v: DeviceArray, scale: float, causal: bool, mask: DeviceArray | None,
     dropout: Dropout | None,
-) -> tuple[Variant, tuple[Any, ...], DeviceArray]:  # fmt: skip
-    """Return the variant, the numbers that kernels get beside sizes and places, and the mask, or any array for none."""
-    kind = NO_MASK
+) -> Call:  # fmt: skip
+    """Return the call with these operands. Raises ValueError and TypeError for a mask that does not fit."""
+    kind, shape = NO_MASK, (*q.shape[:-1], k.shape[-2])
     if mask is None:
-        mask = q
+        mask = q  # any array: kernels without a mask do not read it
     else:
-        shape = (*q.shape[:-1], k.shape[-2])
         if mask.dtype not in (np.bool_, q.dtype):
             raise TypeError(f"attention: got a mask of {mask.dtype}; wanted bool or {q.dtype} as of q; convert")
         try:
@@ -524,26 +332,19 @@ def _common(
             raise ValueError(f"attention: got a mask of {mask.shape}; wanted one that broadcasts to {shape}") from None
     variant = Variant(q.dtype.name, q.shape[-1], v.shape[-1], kind, bool(causal), dropout is not None)
     _, threshold, kept_factor, seed, counter = dropout_operands(dropout, q.dtype)
-    numbers = (q.dtype.type(scale), kept_factor, int(threshold), int(seed), int(counter))
-    return variant, (*numbers, counters_needed(k.shape[-2])), mask
+    numbers = (q.dtype.type(scale), kept_factor, int(threshold), int(seed), int(counter), counters_needed(k.shape[-2]))
+    return Call(variant, numbers, [short_batch(array) for array in (q, k, v, mask)])
 
 
-def _launch(
-    kernel: Kernel, count: int, rows: int, numbers: tuple[Any, ...], arrays: list[DeviceArray],
-    further: list[DeviceArray],
-) -> None:  # fmt: skip
-    """Run a kernel whose blocks own so many of `count` rows of each head; `arrays` come with their strides."""
-    queries, keys = arrays[0].shape[-2], arrays[1].shape[-2]
-    batch = arrays[0].shape[:-2]
-    inner = batch[-1] if batch else 1
-    heads, blocks = math.prod(batch), -(-count // rows)
-    places = [number for array in arrays for number in _place(array, batch)]
-    addresses = [array.address for array in further]
-    kernel.launch(heads * blocks, queries, keys, inner, blocks, *numbers, *places, *addresses)
-
-
-def _place(array: DeviceArray, batch: Shape) -> tuple[int, ...]:
-    """Return where an array is, and its strides, of which the batch has two."""
-    strides = array.strides[:-2]
-    outer = strides[-2] if len(strides) > 1 else 0
-    return array.address, outer, strides[-1] if strides else 0, *array.strides[-2:]
+def attention_forward(
+    q: DeviceArray, k: DeviceArray, v: DeviceArray, scale: float, causal: bool, mask: DeviceArray | None = None,
+    dropout: Dropout | None = None,
+) -> tuple[DeviceArray, DeviceArray]:  # fmt: skip
+    """Return softmax(scale q k^T + mask) v, and the logarithm of each query's sum of exponentials, for backward."""
+    check_operands(q, k, v)
+    out, lse = empty((*q.shape[:-1], v.shape[-1]), q.dtype), empty(q.shape[:-1], q.dtype)
+    if lse.size:
+        call = prepare(q, k, v, scale, causal, mask, dropout)
+        rows = cut_of(call.variant, _FEATURES, 2 if dropout else 1).rows
+        call.launch(forward_kernel(call.variant), q.shape[-2], rows, [out], [lse])
+    return out, lse

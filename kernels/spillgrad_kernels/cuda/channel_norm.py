@@ -1,8 +1,10 @@
-"""Normalization with parameters per channel on a device, forward and backward: of batches, instances and groups.
+"""Batch, instance and group normalization on a device, forward and backward: their parameters are per channel.
 
-What has statistics of its own, a unit, is runs of neighbours: of a group in one sample one run, of a channel in a batch
-one in every sample. Blocks of threads add up parts of a unit in float64, of distances from its first element, and a
-thread for each unit joins the parts. Gradients add up channels likewise, whose sums make those of units and parameters.
+Elements that share a mean and a variance are a unit. A unit consists of runs of adjacent elements: a group of one
+sample is one run, a channel of a batch has a run in every sample. Blocks of threads add up parts of a unit, and then
+one thread per unit adds the parts. Sums are float64, of distances from the unit's first element, so that a large mean
+costs no accuracy. The backward pass adds up each channel in the same way, and computes the sums of units and the
+gradients of parameters from the channels' sums.
 """
 
 import functools
@@ -15,47 +17,36 @@ from numba.cuda import types
 
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import compute, contiguous
-from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, blocks_for, cuda, device
-from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers, widest
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda, device
+from spillgrad_kernels.cuda.pointers import WORD_BYTES, computing_dtype, loaders, quotient, storers, widest
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Shape
 
-# Elements of a unit that one block adds up, whatever the device: results do not depend on it.
+# The elements of a unit that one block adds up. The number is the same for all devices, and so are the results.
 _PART_ELEMENTS = 1 << 14
-_SUM_BYTES = 8
 
 
-def _number(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that statistics of elements of another have."""
-    return np.dtype(np.float32) if dtype.name in HALF else dtype
+def _beginning(dtype: np.dtype[Any], backward: bool) -> Callable[..., Any]:
+    """Return the function that loads the two numbers of a unit that enter its elements' terms.
 
-
-def _moments(dtype: np.dtype[Any]) -> Callable[..., Any]:
-    """Return what finds what the terms of a unit's elements are made with: its first element."""
-    load, size = loaders[dtype.name, 1], dtype.itemsize
+    Backward, these are mean and reciprocal deviation; forward, the first element, and an unused number.
+    """
+    loaded = computing_dtype(dtype) if backward else dtype
+    load, size = loaders[loaded.name, 1], loaded.itemsize
 
     @device
     def begin(unit: int, run: int, inner: int, x: int, mean: int, rstd: int) -> Any:
+        if backward:
+            at = quotient(unit, inner) * size
+            return load(mean + at), load(rstd + at)
         origin = load(x + unit * run * size)
         return origin, origin
 
     return begin
 
 
-def _gradients(dtype: np.dtype[Any]) -> Callable[..., Any]:
-    """Return the same for gradients: mean and reciprocal deviation."""
-    load, size = loaders[_number(dtype).name, 1], _number(dtype).itemsize
-
-    @device
-    def begin(unit: int, run: int, inner: int, x: int, mean: int, rstd: int) -> Any:
-        at = quotient(unit, inner) * size
-        return load(mean + at), load(rstd + at)
-
-    return begin
-
-
 def _terms(dtype: np.dtype[Any], lanes: int, backward: bool) -> Callable[..., Any]:
-    """Return what adds up both terms of neighbours."""
+    """Return the function that adds up both terms of adjacent elements (see `adding`)."""
     every = range(lanes)
     x, g = (", ".join([f"{letter}{i}" for i in every]) for letter in "xg")
     lines = ["def terms(at, further, centre, scale):", f"    {x} = load(at)"]
@@ -72,12 +63,13 @@ def _terms(dtype: np.dtype[Any], lanes: int, backward: bool) -> Callable[..., An
 
 @functools.cache
 def adding(dtype: np.dtype[Any], lanes: int, backward: bool) -> Kernel:
-    """Return the kernel that adds up two terms of each element of a unit's parts, of n elements in runs.
+    """Return the kernel that adds up two terms of the elements of each part of each unit.
 
-    They are of distances from the unit's first element, and squared; or of gradients, and times normalized elements.
-    A thread takes `lanes` neighbours at once: lengths are in so many elements.
+    Forward, the terms are the distance from the unit's first element, and its square. Backward, they are the gradient,
+    and the gradient times the normalized element. A thread takes `lanes` adjacent elements at once; all lengths count
+    such groups.
     """
-    begin, terms = (_gradients if backward else _moments)(dtype), _terms(dtype, lanes, backward)
+    begin, terms = _beginning(dtype, backward), _terms(dtype, lanes, backward)
     store, threads, nbytes = storers["float64", 2], THREADS, lanes * dtype.itemsize
 
     def add_terms(
@@ -87,7 +79,8 @@ def adding(dtype: np.dtype[Any], lanes: int, backward: bool) -> Kernel:
         firsts = cuda.shared.array(threads, types.float64)
         seconds = cuda.shared.array(threads, types.float64)
         thread = cuda.threadIdx.x
-        runs_on = quotient(threads, run)  # so far is a thread's next element
+        # The distance to a thread's next element, in runs and in elements of a run.
+        runs_on = quotient(threads, run)
         places_on = threads - runs_on * run
         group = cuda.blockIdx.x
         while group < units * parts:
@@ -120,24 +113,24 @@ def adding(dtype: np.dtype[Any], lanes: int, backward: bool) -> Kernel:
                 cuda.syncthreads()
                 half >>= 1
             if thread == 0:
-                store(sums + 2 * group * _SUM_BYTES, firsts[0], seconds[0])
+                store(sums + 2 * group * WORD_BYTES, firsts[0], seconds[0])
             cuda.syncthreads()
             group += cuda.gridDim.x
 
-    add_terms.__name__ = f"{'gradients' if backward else 'moments'}_by_channel_{dtype.name}_x{lanes}"
-    return Kernel(add_terms, [types.int64] * 11, threads)
+    return Kernel(add_terms, f"{'gradients' if backward else 'moments'}_by_channel_{dtype.name}_x{lanes}")
 
 
 @functools.cache
 def _joining() -> Callable[[int, int, int], Any]:
+    """Return the device function that adds up the parts of a unit."""
     load = loaders["float64", 2]
 
     @device
     def join(sums: int, unit: int, parts: int) -> Any:
-        """Return both sums of all of a unit's parts."""
+        """Return both sums of a unit."""
         first, second = np.float64(0), np.float64(0)
         for part in range(unit * parts, (unit + 1) * parts):
-            one, other = load(sums + 2 * part * _SUM_BYTES)
+            one, other = load(sums + 2 * part * WORD_BYTES)
             first += one
             second += other
         return first, second
@@ -147,9 +140,9 @@ def _joining() -> Callable[[int, int, int], Any]:
 
 @functools.cache
 def finishing(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel that makes mean, variance and reciprocal deviation of each unit of its parts' sums."""
+    """Return the kernel that computes mean, variance and reciprocal deviation of each unit from its parts' sums."""
     load, size, join = loaders[dtype.name, 1], dtype.itemsize, _joining()
-    store, number_size = storers[_number(dtype).name, 1], _number(dtype).itemsize
+    store, number_size = storers[computing_dtype(dtype).name, 1], computing_dtype(dtype).itemsize
 
     def finish_moments(
         units: int, parts: int, n: int, run: int, x: int, sums: int, mean: int, rstd: int, variance: int, eps: float
@@ -159,20 +152,19 @@ def finishing(dtype: np.dtype[Any]) -> Kernel:
             distance, squares = join(sums, unit, parts)
             distance /= n
             spread = squares / n - distance * distance
-            if spread < 0:  # but a NaN stays
+            if spread < 0:  # by rounding; a NaN stays NaN
                 spread = np.float64(0)
             store(mean + unit * number_size, np.float64(load(x + unit * run * size)) + distance)
             store(rstd + unit * number_size, 1 / math.sqrt(spread + eps))
             store(variance + unit * number_size, spread)
             unit += cuda.gridsize(1)
 
-    finish_moments.__name__ = f"finish_moments_{dtype.name}"
-    return Kernel(finish_moments, [*[types.int64] * 9, types.float64])
+    return Kernel(finish_moments, f"finish_moments_{dtype.name}", [*[types.int64] * 9, types.float64])
 
 
 @functools.cache
 def tracking(number: np.dtype[Any], running: np.dtype[Any]) -> Kernel:
-    """Return the kernel that moves a running statistic of each channel towards the average over samples."""
+    """Return the kernel that moves each channel's running statistic towards its average over samples."""
     load, size = loaders[number.name, 1], number.itemsize
     load_running, store_running = loaders[running.name, 1], storers[running.name, 1]
 
@@ -188,15 +180,15 @@ def tracking(number: np.dtype[Any], running: np.dtype[Any]) -> Kernel:
             store_running(at, (1 - momentum) * np.float64(load_running(at)) + momentum * (total / samples * factor))
             c += cuda.gridsize(1)
 
-    track.__name__ = f"track_{number.name}_in_{running.name}"
-    return Kernel(track, [*[types.int64] * 5, types.float64, types.float64])
+    return Kernel(track, f"track_{number.name}_in_{running.name}", [*[types.int64] * 5, types.float64, types.float64])
 
 
 @functools.cache
 def sharing(number: np.dtype[Any], weight: np.dtype[Any]) -> Kernel:
-    """Return the kernel that makes gradients of parameters, and what a unit's elements share, of channels' sums.
+    """Return the kernel that computes two numbers of each unit and the gradients of parameters from channels' sums.
 
-    Threads of units come first, then those of channels. Without a weight it is 1.
+    The numbers of a unit, `shift` and `slope`, enter the gradients of all its elements. The first threads compute
+    units, the others channels. The weight is 1 where there is none.
     """
     load_weight, weight_size, join = loaders[weight.name, 1], weight.itemsize, _joining()
     store, size = storers[number.name, 1], number.itemsize
@@ -230,22 +222,20 @@ def sharing(number: np.dtype[Any], weight: np.dtype[Any]) -> Kernel:
                 store(by_bias + c * size, plain)
             turn += cuda.gridsize(1)
 
-    share.__name__ = f"share_by_channel_{number.name}"
-    return Kernel(share, [types.int64] * 12)
+    return Kernel(share, f"share_by_channel_{number.name}")
 
 
 def _summed(
     backward: bool, units: int, n: int, run: int, inner: int, x: DeviceArray, *others: DeviceArray
 ) -> tuple[DeviceArray, int]:
-    """Return both sums of each part of each unit, and how many parts a unit has."""
+    """Return both sums of each part of each unit, and the number of parts of a unit."""
     parts = -(-n // _PART_ELEMENTS)
     sums = empty((units, parts, 2), np.float64)
     addresses = [other.address for other in others] if others else [0, 0, 0]
     lanes = widest(x.itemsize, x.address, addresses[0], run * x.itemsize)
-    kernel = adding(x.dtype, lanes, backward)
-    kernel.launch(
-        blocks_for(units * parts * kernel.threads, kernel.threads), units, parts, _PART_ELEMENTS // lanes, n // lanes,
-        run // lanes, inner, x.address, *addresses, sums.address,
+    adding(x.dtype, lanes, backward).run_blocks(
+        units * parts, units, parts, _PART_ELEMENTS // lanes, n // lanes, run // lanes, inner, x.address, *addresses,
+        sums.address,
     )  # fmt: skip
     return sums, parts
 
@@ -258,13 +248,14 @@ def normalize(
     x: DeviceArray, weight: DeviceArray | None, bias: DeviceArray | None, places: Shape, dims: Shape, eps: float,
     running: tuple[DeviceArray | None, ...], momentum: float, formula: Callable[..., Any],
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:  # fmt: skip
-    """Return (out, mean, rstd): a formula of elements, mean, rstd, weight and bias; running statistics are moved.
+    """Return (out, mean, rstd), and update the running statistics.
 
-    Shapes: x (samples, groups * inner, ...), which is `places` (samples, groups, inner, places); weight, bias and each
+    `out` is `formula` of elements, mean, rstd, weight and bias. `dims` are the dimensions that a unit spans.
+    Shapes: x (samples, groups * inner, ...), seen as `places`: (samples, groups, inner, places); weight, bias and each
     of `running` (groups * inner,); mean and rstd as `places` with 1 for each of `dims`.
     """
     groups, inner = places[1:3]
-    number = _number(x.dtype)
+    number = computing_dtype(x.dtype)
     shape = tuple([1 if d in dims else size for d, size in enumerate(places)])
     out = empty(x.shape, x.dtype)
     mean, rstd, variance = (empty(shape, number) for _ in range(3))
@@ -275,18 +266,14 @@ def normalize(
     x = contiguous(x)
     units, run, n = mean.size, math.prod(places[2:]), math.prod(places[d] for d in dims)
     sums, parts = _summed(False, units, n, run, inner, x)
-    kernel = finishing(x.dtype)
-    kernel.launch(
-        blocks_for(units, kernel.threads), units, parts, n, run, x.address, sums.address, mean.address, rstd.address,
-        variance.address, eps,
-    )  # fmt: skip
+    finishing(x.dtype).run(
+        units, parts, n, run, x.address, sums.address, mean.address, rstd.address, variance.address, eps
+    )
     for statistic, values, factor in zip(running, (mean, variance), (1.0, n / max(n - 1, 1)), strict=True):
         if statistic is not None:
-            kernel = tracking(number, statistic.dtype)
-            kernel.launch(
-                blocks_for(groups, kernel.threads), groups, shape[0], statistic.strides[0], values.address,
-                statistic.address, momentum, factor,
-            )  # fmt: skip
+            tracking(number, statistic.dtype).run(
+                groups, shape[0], statistic.strides[0], values.address, statistic.address, momentum, factor
+            )
     operands = [x.reshape(places), mean, rstd, _factor(weight, places, number, 1), _factor(bias, places, number, 0)]
     compute(formula, "channel_norm", operands, (out.dtype,), (out.reshape(places),))
     return out, mean, rstd
@@ -298,11 +285,11 @@ def gradients(
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:  # fmt: skip
     """Return the gradients of `normalize` by its input, weight and bias.
 
-    That by the input is a formula of gradients, elements, weight, mean, rstd, and what all of a unit share. Those by
-    parameters are flat, not of half precision, and also defined where there were none.
+    The gradient by the input is `formula` of gradients, elements, weight, mean, rstd, and the unit's shift and slope.
+    The gradients by weight and bias are flat, never of half precision, and are returned also where there was none.
     """
     samples, groups, inner, each = places
-    number = _number(x.dtype)
+    number = computing_dtype(x.dtype)
     by_input, by_weight, by_bias = empty(x.shape, x.dtype), empty((x.shape[1],), number), empty((x.shape[1],), number)
     if not by_input.size:
         by_weight.fill(0)
@@ -314,9 +301,8 @@ def gradients(
     sums, parts = _summed(True, channels, samples // rows * each, each, inner, x, grad, mean, rstd)
     shift, slope = empty(mean.shape, number), empty(mean.shape, number)
     factors = None if weight is None else contiguous(weight)
-    kernel = sharing(number, number if factors is None else factors.dtype)
-    kernel.launch(
-        blocks_for(mean.size + x.shape[1], kernel.threads), mean.size, groups, inner, rows, parts,
+    sharing(number, number if factors is None else factors.dtype).run_blocks(
+        -(-(mean.size + x.shape[1]) // THREADS), mean.size, groups, inner, rows, parts,
         math.prod(places[d] for d in dims), 0 if factors is None else factors.address, sums.address, shift.address,
         slope.address, by_weight.address, by_bias.address,
     )  # fmt: skip

@@ -1,14 +1,14 @@
-"""Convolution and its two derivatives on a device, as matrix products over patches that are gathered a piece at a time.
+"""Convolution and its two derivatives on a device, as matrix products over patches, one piece at a time.
 
-A piece is some images, or some rows of one: as many as have patches of `_PIECE_BYTES`, which become the columns of a
-matrix. The product over it is that of `matmul`, whose tensor cores and accesses of 16 bytes need neighbours that lie
-beside each other in memory, which a window's elements do not. Beside the M multiply-adds of each of its elements, that
-a matrix is written and read is little, and pieces are so small that large caches hold them. Where a group has few
-outputs, above all one for each channel, the product would leave most of its tile empty: there a thread adds up each
-element of a result by itself.
+A patch is the elements of one window, copied into a column of a matrix. `matmul` needs this copy: its tensor cores and
+its accesses of 16 bytes take adjacent elements, and a window's elements are not adjacent in memory. The copy costs
+little, as each of its elements takes part in M multiply-adds. A piece is some images, or some rows of one image, with
+about `_PIECE_BYTES` of patches, few enough for large caches. Where a group has few outputs, as in depthwise
+convolution, the product would leave most of its tile empty; there `conv_direct` computes each element of a result in a
+thread.
 
-The derivative by the input gathers too: each element of an image adds up what the windows over it have for it, in one
-order. Columns beyond the last are there so that rows begin at multiples of 16 bytes.
+For the derivative by the input, each element of an image adds up the windows that contain it, in a fixed order.
+Matrices have extra columns of zeros, so that rows begin at multiples of 16 bytes.
 Source: Chellapilla et al. 2006, "High performance convolutional neural networks for document processing".
 """
 
@@ -17,32 +17,30 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.cuda import types
 
-from spillgrad_kernels.cpu.packing import round_up
 from spillgrad_kernels.cuda import conv_direct
 from spillgrad_kernels.cuda.array import empty, zeros
-from spillgrad_kernels.cuda.conv_direct import sums_dtype
 from spillgrad_kernels.cuda.elementwise import compute, contiguous, copy
-from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda
+from spillgrad_kernels.cuda.jit.compile import Kernel, cuda
 from spillgrad_kernels.cuda.matmul import matmul
-from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, loaders, quotient, storers
+from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, computing_dtype, loaders, quotient, storers
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.cuda.windows import Strides, lay
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
+from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.windows import Windows
 
-# What patches, and what is made of them or what they are made of, take at once.
+# The bytes of a piece: its patches, and the result or gradient of its product.
 _PIECE_BYTES = 1 << 26
-# Rows and columns of matrices are multiples of so many elements: 16 bytes of half precision.
+# Rows and columns of matrices are multiples of this number of elements: 16 bytes of half precision.
 _WHOLE = 8
-# Outputs of a group below which the product's tile would be so empty that it takes longer than sums by single threads.
+# With fewer outputs a group, the product's tile is so empty that `conv_direct` is faster.
 _FEW_OUTPUTS = 16
-# Tiles of a result below which the depth of its product is shared among several, and the least that each has then.
+# A product of fewer tiles than this is cut along its depth, into parts of at least `_SHARED_DEPTH`.
 _WANTED_TILES, _TILE = 256, 128
 _SHARED_DEPTH = 256
-# Elements of patches that a thread gathers, at least.
+# The least number of patch elements that a thread copies.
 _GATHERED = 32
 
 
@@ -51,7 +49,10 @@ _GATHERED = 32
 
 @functools.cache
 def gathering(nbytes: int) -> Kernel:
-    """Return the kernel that writes patches as columns, of elements of so many bytes, a thread for some channels."""
+    """Return the kernel that copies patches into columns, for elements of `nbytes` bytes.
+
+    A thread copies `own` channels of one patch.
+    """
     name = f"int{8 * nbytes}"
     load, store, nothing = loaders[name, 1], storers[name, 1], getattr(np, name)(0)
 
@@ -94,24 +95,23 @@ def gathering(nbytes: int) -> Kernel:
                 channel += 1
             turn += cuda.gridsize(1)
 
-    gather.__name__ = f"gather_patches_{nbytes}"
-    return Kernel(gather, [types.int64] * 21)
+    return Kernel(gather, f"gather_patches_{nbytes}")
 
 
 class _Piece(NamedTuple):
-    """Some images, or of one some rows."""
+    """Some images, or some rows of one image."""
 
     images: slice
     rows: slice
 
     @property
     def all_rows(self) -> int:
-        """How many rows all its images have."""
+        """The number of rows of all its images together."""
         return int((self.images.stop - self.images.start) * (self.rows.stop - self.rows.start))
 
 
 def _pieces(count: int, rows: int, row_bytes: int) -> list[_Piece]:
-    """Return images of so many rows as pieces of a few bytes, all about as large; a row is never parted."""
+    """Cut `count` images of `rows` rows into pieces of about equal size, at most `_PIECE_BYTES` or one row."""
     at_once = max(1, _PIECE_BYTES // row_bytes)
     if at_once >= rows:
         images = -(-count // -(-count // min(count, at_once // rows)))
@@ -122,21 +122,18 @@ def _pieces(count: int, rows: int, row_bytes: int) -> list[_Piece]:
     ]
 
 
-def _gathered(
-    x: DeviceArray, piece: _Piece, windows: Windows, groups: int, depth: int, columns: int
-) -> DeviceArray:  # fmt: skip
-    """Return the patches of the windows in some rows of the grid as columns; what is beyond them is 0.
+def _gathered(x: DeviceArray, piece: _Piece, windows: Windows, groups: int, depth: int, columns: int) -> DeviceArray:
+    """Return the patches of a piece as columns, with zeros beyond the last row and column.
 
-    Shapes: x (N, C, *image) without gaps, result (groups, depth, columns). Rows are a channel's elements of a window.
+    Shapes: x (N, C, *image) and dense, result (groups, depth, columns). A row has one element of every window.
     """
     out = empty((groups, depth, columns), x.dtype)
     images, channels = x[piece.images], x.shape[1]
     down, across = piece.rows.stop - piece.rows.start, windows.grid[1]
     own = -(-_GATHERED // math.prod(windows.size))
     count = -(-channels // own) * columns
-    kernel = gathering(x.dtype.itemsize)
-    kernel.launch(
-        blocks_for(count, kernel.threads), count, columns, piece.all_rows * across, down, across, *windows.stride,
+    gathering(x.dtype.itemsize).run(
+        count, columns, piece.all_rows * across, down, across, *windows.stride,
         windows.padding[0] - piece.rows.start * windows.stride[0], windows.padding[1], *windows.size,
         *windows.dilation, channels, channels // groups, own, depth, *windows.image, images.address, out.address,
     )  # fmt: skip
@@ -144,7 +141,7 @@ def _gathered(
 
 
 def _beside_each_other(images: DeviceArray, groups: int, columns: int) -> DeviceArray:
-    """Return the places of all images in a row for each channel, and zeros behind them.
+    """Return a row for each channel, with its elements of all images one after another, and zeros behind them.
 
     Shapes: images (N, C, H, W), result (groups, C / groups, columns).
     """
@@ -157,7 +154,7 @@ def _beside_each_other(images: DeviceArray, groups: int, columns: int) -> Device
 
 
 def _matrices(weight: DeviceArray, groups: int) -> DeviceArray:
-    """Return the weights of each group as a matrix with a row for each output, and zeros behind it.
+    """Return the weights of each group as a matrix with a row for each output, padded with zeros.
 
     Shapes: weight (M, C / groups, *size), result (groups, M / groups, depth).
     """
@@ -171,20 +168,20 @@ def _matrices(weight: DeviceArray, groups: int) -> DeviceArray:
 
 
 def _parts(groups: int, rows: int, depth: int, columns: int) -> int:
-    """Return in how many parts of its depth to make a product, so that even one of few tiles fills a device."""
+    """Return the number of parts to cut a product's depth into, so that even one with few tiles fills a device."""
     tiles = groups * -(-rows // _TILE) * -(-columns // _TILE)
     return max(1, min(_WANTED_TILES // tiles, depth // _SHARED_DEPTH))
 
 
 def _products(a: DeviceArray, b: DeviceArray, parts: int, before: DeviceArray | None = None) -> DeviceArray:
-    """Return the products of the groups in so many parts of their depth, added to what was `before`.
+    """Return the products of the groups, one for each part of the depth, added to `before` if that is given.
 
-    Shapes: a (groups, rows, depth), b (groups, depth, columns), result (parts, groups, rows, columns).
+    Shapes: a (groups, rows, depth), b (groups, depth, columns), result and before (parts, groups, rows, columns).
     """
     groups, depth, columns = b.shape
     left = a.reshape(groups, a.shape[1], parts, depth // parts).transpose(2, 0, 1, 3)
     right = b.reshape(groups, parts, depth // parts, columns).transpose(1, 0, 2, 3)
-    return matmul(left, right, before, accumulate=before is not None, dtype=sums_dtype(a.dtype))
+    return matmul(left, right, before, accumulate=before is not None, dtype=computing_dtype(a.dtype))
 
 
 def _total(products: DeviceArray) -> DeviceArray:
@@ -192,7 +189,7 @@ def _total(products: DeviceArray) -> DeviceArray:
 
 
 def _product(a: DeviceArray, b: DeviceArray) -> DeviceArray:
-    """Return the products of the groups; see `_products`."""
+    """Return the products of the groups (see `_products`), summed over the parts."""
     (groups, rows, depth), columns = a.shape, b.shape[2]
     parts = _parts(groups, rows, depth, columns)
     while parts > 1 and depth % (parts * _WHOLE):
@@ -201,7 +198,7 @@ def _product(a: DeviceArray, b: DeviceArray) -> DeviceArray:
 
 
 def _finish(product: DeviceArray, bias: DeviceArray | None, out: DeviceArray) -> None:
-    """Write a product of (N, C, ...), plus the bias of its channel."""
+    """Write a product of shape (N, C, ...) to `out`, plus each channel's bias."""
     if bias is None:
         copy(product, out=out)
     else:
@@ -210,33 +207,26 @@ def _finish(product: DeviceArray, bias: DeviceArray | None, out: DeviceArray) ->
 
 
 def _is_pointwise(windows: Windows, itemsize: int) -> bool:
-    """Return whether images are matrices that a product takes as they are: windows of one element, at every one."""
+    """Return whether a product takes images as they are: every element is a window, and accesses are aligned."""
     places = math.prod(windows.image)
     is_every = windows.size == windows.stride == (1, 1) and windows.grid == windows.image and not any(windows.padding)
     return is_every and places * itemsize % ACCESS_BYTES == 0 and places >= _TILE
 
 
-def _multiply(
-    matrices: DeviceArray, images: DeviceArray, bias: DeviceArray | None, out: DeviceArray
-) -> DeviceArray:  # fmt: skip
-    """Write to images the product of each group's matrix and its channels, plus a bias; return them."""
+def _multiply(matrices: DeviceArray, images: DeviceArray, bias: DeviceArray | None, out: DeviceArray) -> DeviceArray:
+    """Write the product of each group's matrix and its channels, plus a bias, to `out`; return it."""
     groups, rows, depth = matrices.shape
     by_group = contiguous(images).reshape(len(images), groups, depth, -1)
     target = out.reshape(len(out), groups, rows, -1)
     if bias is None:
         matmul(matrices, by_group, target)
     else:
-        _finish(matmul(matrices, by_group, dtype=sums_dtype(out.dtype)).reshape(*out.shape), bias, out)
+        _finish(matmul(matrices, by_group, dtype=computing_dtype(out.dtype)).reshape(*out.shape), bias, out)
     return out
 
 
-def conv(
-    x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, windows: Windows, groups: int
-) -> DeviceArray:  # fmt: skip
-    """Return the sum of each window's elements times the weights, for every output channel, plus its bias.
-
-    Shapes: x (N, C, *image), weight (M, C / groups, *size), bias (M,), result (N, M, *grid). Any strides.
-    """
+def conv(x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, windows: Windows, groups: int) -> DeviceArray:
+    """Return, for every window and output channel, the sum of the window's elements times weights, plus the bias."""
     outputs, inner = weight.shape[:2]
     out = empty((len(x), outputs, *windows.grid), x.dtype)
     if not out.size:
@@ -248,7 +238,7 @@ def conv(
     if _is_pointwise(windows, x.itemsize):
         return _multiply(contiguous(weight).reshape(groups, outputs // groups, inner), x, bias, out)
     matrices = _matrices(weight, groups)
-    depth, across, sums = matrices.shape[2], windows.grid[1], sums_dtype(x.dtype)
+    depth, across, sums = matrices.shape[2], windows.grid[1], computing_dtype(x.dtype)
     row_bytes = across * (groups * depth * x.itemsize + outputs * sums.itemsize)
     for piece in _pieces(len(x), windows.grid[0], row_bytes):
         used = piece.all_rows * across
@@ -261,7 +251,7 @@ def conv(
 
 
 def _windows_over(windows: Windows, first: int, last: int) -> tuple[int, int]:
-    """Return the first and last + 1 of the grid's rows whose windows see rows of the image."""
+    """Return the range of the grid's rows whose windows contain a row of the image from `first` to `last` - 1."""
     reach, step = (windows.size[0] - 1) * windows.dilation[0], windows.stride[0]
     begin = max(0, -(-(first + windows.padding[0] - reach) // step))
     end = min(windows.grid[0], (last - 1 + windows.padding[0]) // step + 1)
@@ -271,10 +261,7 @@ def _windows_over(windows: Windows, first: int, last: int) -> tuple[int, int]:
 def conv_input(
     grad: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, windows: Windows, groups: int
 ) -> DeviceArray:
-    """Return the gradient of `conv` by its input, plus a bias: the transposed convolution.
-
-    Shapes: grad (N, M, *grid), weight (M, C / groups, *size), bias (C,), result (N, C, *image). Any strides.
-    """
+    """Return the gradient of `conv` by its input, plus a bias: the transposed convolution."""
     outputs, inner = weight.shape[:2]
     out = empty((len(grad), inner * groups, *windows.image), grad.dtype)
     if not out.size:
@@ -286,7 +273,7 @@ def conv_input(
     if _is_pointwise(windows, grad.itemsize):
         matrices = contiguous(weight).reshape(groups, outputs // groups, inner).swapaxes(1, 2)
         return _multiply(matrices, grad, bias, out)
-    matrices, sums = _matrices(weight, groups).swapaxes(1, 2), sums_dtype(grad.dtype)
+    matrices, sums = _matrices(weight, groups).swapaxes(1, 2), computing_dtype(grad.dtype)
     (rows, row_elements), across = windows.size, windows.grid[1]
     row_bytes = across * (groups * matrices.shape[1] * sums.itemsize + outputs * grad.itemsize)
     for piece in _pieces(len(grad), windows.image[0], -(-row_bytes // windows.stride[0])):
@@ -311,10 +298,7 @@ def conv_input(
 
 
 def conv_weight(grad: DeviceArray, x: DeviceArray, windows: Windows, groups: int) -> DeviceArray:
-    """Return the gradient of `conv` by its weight.
-
-    Shapes: grad (N, M, *grid), x (N, C, *image), result (M, C / groups, *size). Any strides.
-    """
+    """Return the gradient of `conv` by its weight."""
     outputs, inner = grad.shape[1] // groups, x.shape[1] // groups
     shape = (outputs * groups, inner, *windows.size)
     if not grad.size or not math.prod(shape):

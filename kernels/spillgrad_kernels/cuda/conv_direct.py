@@ -1,4 +1,4 @@
-"""Convolution and its derivatives for groups of few outputs: a thread adds up each element of a result by itself."""
+"""Convolution and its derivatives for groups with few outputs: one thread computes each element of a result."""
 
 import functools
 import math
@@ -9,8 +9,9 @@ from numba.cuda import types
 
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import contiguous, copy
-from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, blocks_for, cuda
-from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda
+from spillgrad_kernels.cuda.pointers import computing_dtype, loaders, quotient, storers
+from spillgrad_kernels.cuda.reductions import add_up_block
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.cuda.windows import first_window
 from spillgrad_kernels.device_array import DeviceArray
@@ -20,16 +21,11 @@ from spillgrad_kernels.windows import Windows
 _PART_POSITIONS = 1 << 14
 
 
-def sums_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that sums are kept in until they are done."""
-    return np.dtype(np.float32) if dtype.name in HALF else dtype
-
-
 @functools.cache
 def adding_windows(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel that adds up, for each window and output, what its group's channels have there."""
+    """Return the kernel of convolution: a thread adds up a window's elements times the weights of one output."""
     load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
-    nothing = sums_dtype(dtype).type(0)
+    nothing = computing_dtype(dtype).type(0)
 
     def add_windows(
         count: int, outputs: int, inner: int, groups: int, rows: int, row_elements: int, step_y: int, step_x: int,
@@ -63,15 +59,14 @@ def adding_windows(dtype: np.dtype[Any]) -> Kernel:
             store(out + turn * size, total)
             turn += cuda.gridsize(1)
 
-    add_windows.__name__ = f"add_windows_{dtype.name}"
-    return Kernel(add_windows, [types.int64] * 20)
+    return Kernel(add_windows, f"add_windows_{dtype.name}")
 
 
 @functools.cache
 def adding_inputs(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel that adds up, for each element of an image, what the windows over it have for it."""
+    """Return the kernel of the gradient by the input: for one element, a thread adds up the windows that contain it."""
     load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
-    nothing = sums_dtype(dtype).type(0)
+    nothing = computing_dtype(dtype).type(0)
 
     def add_inputs(
         count: int, outputs: int, inner: int, groups: int, rows: int, row_elements: int, step_y: int, step_x: int,
@@ -113,29 +108,29 @@ def adding_inputs(dtype: np.dtype[Any]) -> Kernel:
             store(out + turn * size, total)
             turn += cuda.gridsize(1)
 
-    add_inputs.__name__ = f"add_inputs_{dtype.name}"
-    return Kernel(add_inputs, [types.int64] * 20)
+    return Kernel(add_inputs, f"add_inputs_{dtype.name}")
 
 
 def run(
     kernel: Kernel, out: DeviceArray, images: DeviceArray, weight: DeviceArray, bias: DeviceArray | None,
     windows: Windows, groups: int,
 ) -> None:  # fmt: skip
-    kernel.launch(
-        blocks_for(out.size, kernel.threads), out.size, len(weight) // groups, weight.shape[1], groups, *windows.size,
-        *windows.stride, *windows.padding, *windows.dilation, *windows.image, *windows.grid, images.address,
-        contiguous(weight).address, 0 if bias is None else bias.address, out.address,
+    """Run the kernel of `adding_windows` or `adding_inputs`, which fills `out`."""
+    kernel.run(
+        out.size, len(weight) // groups, weight.shape[1], groups, *windows.size, *windows.stride, *windows.padding,
+        *windows.dilation, *windows.image, *windows.grid, images.address, contiguous(weight).address,
+        0 if bias is None else bias.address, out.address,
     )  # fmt: skip
 
 
 @functools.cache
 def adding_products(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
-    """Return the kernel that adds up, for each element of a weight, the products of gradients and elements it meets.
+    """Return the kernel of the gradient by the weight: for one weight, it adds up gradients times input elements.
 
-    A block adds up a part of the positions: each thread every so many of them, then all threads' sums in float64.
+    A block adds up a part of the positions: first each thread its own, then all threads' sums in float64.
     """
     load, store, size, result_size = loaders[dtype.name, 1], storers[result.name, 1], dtype.itemsize, result.itemsize
-    nothing, threads = sums_dtype(dtype).type(0), THREADS
+    nothing, threads = computing_dtype(dtype).type(0), THREADS
 
     def add_products(
         units: int, parts: int, length: int, positions: int, outputs: int, inner: int, groups: int, rows: int,
@@ -144,7 +139,7 @@ def adding_products(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
     ) -> None:  # fmt: skip
         shared = cuda.shared.array(threads, types.float64)
         thread = cuda.threadIdx.x
-        # So far is a thread's next position: in images, rows and columns.
+        # The distance to a thread's next position, in images, rows and columns.
         images_on = quotient(threads, down * across)
         rows_on = quotient(threads - images_on * down * across, across)
         columns_on = threads - (images_on * down + rows_on) * across
@@ -180,34 +175,27 @@ def adding_products(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
                     i -= down
                     image += 1
             shared[thread] = total
-            cuda.syncthreads()
-            half = threads >> 1
-            while half > 0:
-                if thread < half:
-                    shared[thread] += shared[thread + half]
-                cuda.syncthreads()
-                half >>= 1
+            add_up_block(shared)
             if thread == 0:
                 store(out + group * result_size, shared[0])
             cuda.syncthreads()
             group += cuda.gridDim.x
 
-    add_products.__name__ = f"add_products_{dtype.name}_as_{result.name}"
-    return Kernel(add_products, [types.int64] * 22, threads)
+    return Kernel(add_products, f"add_products_{dtype.name}_as_{result.name}")
 
 
 def run_weight(
     out: DeviceArray, grad: DeviceArray, x: DeviceArray, windows: Windows, groups: int
 ) -> None:  # fmt: skip
+    """Write the gradient by the weight to `out`."""
     outputs, inner = grad.shape[1] // groups, x.shape[1] // groups
     positions = len(x) * math.prod(windows.grid)
     parts = -(-positions // _PART_POSITIONS)
     sums = out if parts == 1 else empty((out.size, parts), np.float64)
-    kernel = adding_products(x.dtype, sums.dtype)
-    kernel.launch(
-        blocks_for(out.size * parts * kernel.threads, kernel.threads), out.size, parts, _PART_POSITIONS, positions,
-        outputs, inner, groups, *windows.size, *windows.stride, *windows.padding, *windows.dilation, *windows.image,
-        *windows.grid, grad.address, x.address, sums.address,
+    adding_products(x.dtype, sums.dtype).run_blocks(
+        out.size * parts, out.size, parts, _PART_POSITIONS, positions, outputs, inner, groups, *windows.size,
+        *windows.stride, *windows.padding, *windows.dilation, *windows.image, *windows.grid, grad.address, x.address,
+        sums.address,
     )  # fmt: skip
     if parts > 1:
         copy(sum_over(sums, (1,)), out=out.reshape(-1))

@@ -1,8 +1,8 @@
 """Elementwise loops for a device: one builder for dense, strided, broadcast and scalar operands, and several results.
 
-The operands' common shape is walked in the order in which most arrays are dense; dimensions that all arrays pass
-through evenly become one. A thread computes as many neighbours as fit one access of 16 bytes where all arrays allow it,
-and goes on a whole grid further.
+The loop walks the operands' common shape in the order in which most arrays are dense, and merges dimensions where the
+strides of all arrays permit it. Where all arrays permit it, a thread computes as many adjacent elements as one access
+of 16 bytes holds. It then continues one grid further.
 """
 
 import functools
@@ -21,14 +21,15 @@ from spillgrad_kernels.layout import Layout, dense
 from spillgrad_kernels.tables.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
 from spillgrad_kernels.tile_walk import tile_walk
 
-Operand = DeviceArray | np.generic  # a number is passed by its value
+Operand = DeviceArray | np.generic  # kernels get arrays by address, and numbers by value
 
 
 class Loop(NamedTuple):
-    """What a kernel's code depends on, beside the formula: the arrays' dtypes, and how they move.
+    """The properties of a loop that change a kernel's code, besides the formula.
 
-    A thread computes `lanes` neighbours along the last of `dims` dimensions. The pattern has a letter per operand:
-    along that dimension "v" moves, densely where there are several lanes; "s" stands still; "n" is a number.
+    A thread computes `lanes` adjacent elements along the last of `dims` dimensions. The pattern has a letter for each
+    operand: "v" is an array with a stride along that dimension, "s" an array with stride 0 there, and "n" a number.
+    `dtypes` are those of operands and results.
     """
 
     pattern: str
@@ -38,12 +39,12 @@ class Loop(NamedTuple):
 
     @property
     def arrays(self) -> list[int]:
-        """The positions of operands and results that are no numbers."""
+        """The positions, among operands and results, of arrays."""
         return [i for i in range(len(self.dtypes)) if i >= len(self.pattern) or self.pattern[i] != "n"]
 
     @property
     def parameters(self) -> list[str]:
-        """What it takes: turns, sizes of all dimensions but the outermost, strides in bytes, arrays and numbers."""
+        """The kernel's parameters: turns, sizes of the inner dimensions, strides in bytes, addresses and numbers."""
         return [
             "count", *[f"n{d}" for d in range(1, self.dims)],
             *[f"s{i}_{d}" for i in self.arrays for d in range(self.dims)], *[f"a{i}" for i in range(len(self.dtypes))],
@@ -51,9 +52,9 @@ class Loop(NamedTuple):
 
 
 def device_function(body: Trace, kept: Callable[[Any], Any] | None = None) -> Callable[..., Any]:
-    """Return a function that kernels call to compute `body`; of several results a tuple.
+    """Return a function for kernels that computes `body`; it returns several results as a tuple.
 
-    Each line's result passes through `kept`, if given.
+    If `kept` is given, the result of each line passes through it.
     """
     namespace: dict[str, Any] = {
         **FUNCTIONS, **{kind.__name__: kind for kind in CONVERSIONS.values()}, **logic.FUNCTIONS, **body.constants,
@@ -66,14 +67,14 @@ def device_function(body: Trace, kept: Callable[[Any], Any] | None = None) -> Ca
 
 
 def _source(loop: Loop) -> str:
-    """Return the Python code of the kernel that computes `formula`."""
+    """Return the Python code of a kernel that calls `formula` for each element."""
     operands = range(len(loop.pattern))
     results = range(len(loop.pattern), len(loop.dtypes))
     inner = range(loop.dims - 1, 0, -1)
     lanes = range(loop.lanes)
 
     def held(i: int, lane: int) -> str:
-        """The name of an array's value in a lane; of an operand that does not move there is one."""
+        """Return the name of a value in a lane; lanes share the value of an operand with stride 0."""
         return (
             f"a{i}"
             if loop.pattern[i:] and loop.pattern[i] == "n"
@@ -104,7 +105,7 @@ def _source(loop: Loop) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def build(body: Trace, name: str, loop: Loop, computed: np.dtype[Any] | None = None) -> Kernel:
-    """Return the kernel that computes `body` in a loop; integers wrap around in the dtype `computed`, if it is one."""
+    """Return the kernel that computes `body` in a loop; if `computed` is an integer dtype, results wrap in that."""
     wraps = computed is not None and computed.name not in CONVERSIONS
     formula = device_function(body, scalar_math.integers_kept_in(computed) if wraps else None)
     namespace: dict[str, Any] = {"cuda": cuda, "quotient": quotient, "formula": formula}
@@ -114,18 +115,17 @@ def build(body: Trace, name: str, loop: Loop, computed: np.dtype[Any] | None = N
         namespace[f"{'load' if chosen is loaders else 'store'}{i}"] = chosen[loop.dtypes[i], 1 if still else loop.lanes]
     exec(compile(_source(loop), f"<{name}>", "exec"), namespace)
     numbers = {f"a{i}": kernel_types[dtype] for i, dtype in enumerate(loop.dtypes) if i not in loop.arrays}
-    kernel = namespace["kernel"]
-    kernel.__name__ = name.replace(".", "_")
-    return Kernel(kernel, [numbers.get(parameter, types.int64) for parameter in loop.parameters])
+    kinds = [numbers.get(parameter, types.int64) for parameter in loop.parameters]
+    return Kernel(namespace["kernel"], name.replace(".", "_"), kinds)
 
 
 _trace = functools.cache(trace)
 
 
 def _computed_in(operands: Sequence[np.dtype[Any]], result: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that formulas compute in: the first float's or, without one, what integers and bool promote to.
+    """Return the dtype that a formula computes in: that of the first float, else the one that integers promote to.
 
-    Beside truth values alone, numbers are what the result is.
+    If all operands are bool, it is the result's dtype.
     """
     for dtype in operands:
         if dtype.name in CONVERSIONS:
@@ -136,19 +136,19 @@ def _computed_in(operands: Sequence[np.dtype[Any]], result: np.dtype[Any]) -> np
 
 @functools.cache
 def _constants(computed: np.dtype[Any]) -> Callable[[float], Any]:
-    """Return what makes a formula's constants; beside integers, floats are float64."""
+    """Return the function that converts a formula's constants; among integers, a float becomes float64."""
     if computed.name in CONVERSIONS:
         return CONVERSIONS[computed.name]
     return lambda value: np.float64(value) if isinstance(value, float) else np.asarray(value).astype(computed)[()]
 
 
 def traced(formula: Formula, computed: np.dtype[Any]) -> Trace:
-    """Return the trace of a formula that is computed in a dtype."""
+    """Return the trace of a formula, with constants for computing in a dtype."""
     return _trace(formula, _constants(computed))
 
 
 class CallPlan(NamedTuple):
-    """The prepared kernel for calls with the same layouts: the sizes and strides it takes, and how to make results."""
+    """The prepared kernel for calls with the same layouts: `words` are sizes and strides, `results` are to be made."""
 
     kernel: Kernel
     turns: int
@@ -160,7 +160,7 @@ class CallPlan(NamedTuple):
         results = outs or [fresh.array() for fresh in self.results]
         if self.turns:
             given = [x.address if type(x) is DeviceArray else x for x in (*operands, *results)]
-            self.kernel.launch(blocks_for(self.turns, self.kernel.threads), self.turns, *self.words, *given)
+            self.kernel.launch(blocks_for(-(-self.turns // self.kernel.threads)), self.turns, *self.words, *given)
         return results
 
 
@@ -169,10 +169,10 @@ def prepare(
     formula: Formula | Trace, name: str, dtypes: tuple[Any, ...], operands: tuple[Layout | np.dtype[Any], ...],
     outs: tuple[Layout, ...] = (), is_aligned: bool = False,
 ) -> CallPlan:  # fmt: skip
-    """Return the plan of a formula, or of a trace with several results, over operands of these layouts.
+    """Return the plan for a formula, or for a trace with several results, over operands of these layouts.
 
-    A number has a dtype in place of a layout. `is_aligned` says that all arrays begin at multiples of 16 bytes. Raises
-    ValueError when shapes do not broadcast together, or to those of `outs`, NotOnDevice for complex numbers.
+    For a number, give its dtype in place of a layout. `is_aligned` says that all arrays begin at multiples of 16 bytes.
+    Raises ValueError when shapes do not broadcast together, or to those of `outs`, NotOnDevice for complex numbers.
     """
     layouts = [operand if isinstance(operand, Layout) else Layout.made((), (), operand) for operand in operands]
     shape = np.broadcast_shapes(*[layout.shape for layout in layouts]) or (outs[0].shape if outs else ())
@@ -206,7 +206,7 @@ def prepare(
 
 
 def _lanes(sizes: list[int], strides: list[list[int]], layouts: Sequence[Layout]) -> int:
-    """Return how many neighbours a thread may compute: several, if all arrays lie densely there, or stand still."""
+    """Return how many adjacent elements a thread computes: several if all arrays are dense there or have stride 0."""
     lanes = ACCESS_BYTES // max(layout.dtype.itemsize for layout in layouts)
     for own, layout in zip(strides, layouts, strict=True):
         itemsize = layout.dtype.itemsize
@@ -229,8 +229,8 @@ def compute(
 ) -> Sequence[DeviceArray]:  # fmt: skip
     """Compute a formula, or a trace with several results, over broadcast operands into fresh memory or into `outs`.
 
-    Shapes: operands broadcast together, to the shape of each of `outs`, which may have any strides; numbers fill them.
-    One of `outs` may be one of the operands, but not overlap one otherwise. Raises ValueError when shapes do not fit.
+    Shapes: operands broadcast together, to the shape of each of `outs`, which may have any strides. An array of `outs`
+    may be an operand itself, but must not overlap one in another way. Raises ValueError when shapes do not fit.
     """
     addresses = 0
     for x in (*operands, *outs):
@@ -248,15 +248,15 @@ def elementwise(
 ) -> DeviceArray:
     """Compute `formula` over broadcast operands into fresh memory of `dtype`, or into `out` (see `compute`).
 
-    Arrays of the host without dimensions are numbers. Constants in the formula take the first floating operand's dtype;
-    where there is none, integers wrap around in what the operands promote to.
+    Host arrays without dimensions count as numbers. The formula computes in the dtype of the first floating operand. If
+    there is none, it computes in the dtype that the operands promote to, and integers wrap around in that.
     """
     given = [_number(x) if isinstance(x, np.ndarray | np.generic) else x for x in operands]
     return compute(formula, name, given, (dtype,), () if out is None else (out,))[0]
 
 
 def _number(value: Any) -> np.generic:
-    """Return a number as kernels take it. Raises TypeError for an array of the host that has dimensions."""
+    """Return a number as kernels take it. Raises TypeError for a host array with dimensions."""
     if value.ndim:
         raise TypeError(
             f"elementwise: got an array of shape {value.shape} in the host's memory; wanted it on the device; copy it"
@@ -265,12 +265,12 @@ def _number(value: Any) -> np.generic:
 
 
 def contiguous(a: DeviceArray) -> DeviceArray:
-    """Return the array, or a copy of it without gaps."""
+    """Return the array if it is dense, else a dense copy."""
     return a if a.layout.dense else copy(a)
 
 
 def copy(a: DeviceArray, dtype: Any = None, out: DeviceArray | None = None) -> DeviceArray:
-    """Return a copy without gaps, converted to another dtype if one is given; or write it to `out`, and return that."""
+    """Return a dense copy, converted if a dtype is given; with `out`, write the copy there and return `out`."""
     if out is not None:
         return compute(_same, "copy", [a], (out.dtype,), (out,))[0]
     wanted = a.dtype if dtype is None else np.dtype(dtype)
@@ -287,7 +287,7 @@ def converted(a: DeviceArray, dtype: Any) -> DeviceArray:
 
 
 def _parts(a: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
-    """Return views of the real and imaginary parts of complex numbers."""
+    """Return views of the real and the imaginary parts of complex numbers."""
     layout = Layout.made(a.shape, a.strides, np.dtype(f"f{a.itemsize // 2}"), a.layout.writeable)
     base = a if a.base is None else a.base
     return DeviceArray(a.address, layout, None, base), DeviceArray(a.address + a.itemsize // 2, layout, None, base)
@@ -296,8 +296,8 @@ def _parts(a: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
 def assign(target: DeviceArray, value: Any) -> None:
     """Overwrite an array with a number or another array, broadcast and converted; the two may overlap.
 
-    An array of the host is copied to the device first. Of complex numbers real ones take the real parts. Raises
-    ValueError when the value does not broadcast.
+    A host array is copied to the device first. A real target takes the real parts of complex numbers. Raises ValueError
+    when the value does not broadcast.
     """
     if isinstance(value, np.ndarray):
         value = value[()] if not value.ndim else to_device(value)

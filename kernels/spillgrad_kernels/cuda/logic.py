@@ -1,6 +1,6 @@
-"""Formulas of the bits of integers, and of truth values, for which the CPU has NumPy's functions.
+"""Bitwise and logical formulas for a device; the CPU calls NumPy for these.
 
-They are written as those of the elementwise table are, and computed by `cuda.elementwise`.
+They are written like the formulas of the elementwise table, and `cuda.elementwise` computes them.
 """
 
 import functools
@@ -14,7 +14,7 @@ from spillgrad_kernels.tables.formula import Formula, Symbol
 
 
 def _named(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what writes a call of `function` where formulas are traced, and calls it elsewhere."""
+    """Return a form of `function` for formulas: while a formula is traced, the call is recorded, not computed."""
 
     @functools.wraps(function)
     def call(*operands: Any) -> Any:
@@ -27,30 +27,30 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def inverted(x: Any) -> Any:
-    """Return the bits that an integer has not; of a truth value, the other one."""
+    """Return the bitwise complement of an integer, or the negation of a bool."""
     return np.invert(x)
 
 
 def in_one(x: Any, y: Any) -> Any:
-    """Return the bits that one of two integers or truth values has."""
+    """Return the exclusive or of two integers or two bools."""
     return np.bitwise_xor(x, y)
 
 
 def shifted_left(x: Any, bits: Any) -> Any:
-    """Return x times two to the power `bits`; 0 where that shifts all of x away."""
+    """Return x shifted left by `bits`; 0 if `bits` is the width of x or more."""
     return np.left_shift(x, bits)
 
 
 def shifted_right(x: Any, bits: Any) -> Any:
-    """Return x over two to the power `bits`, rounded down; of a negative x, -1 where that shifts all of it away."""
+    """Return x shifted right by `bits`, keeping the sign; 0, or -1 if x < 0, where `bits` is its width or more."""
     return np.right_shift(x, bits)
 
 
-# What formulas call here, beside the functions of all formulas, by its name inside kernels.
+# The functions above by their names in kernels, in addition to the functions that all formulas may call.
 FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (inverted, in_one, shifted_left, shifted_right)}
 _inverted, _in_one, _shifted_left, _shifted_right = map(_named, FUNCTIONS.values())
 
-# Of operands of one dtype, integers or (but for shifts) bool, and a result of that dtype.
+# Operands and result have one dtype: an integer dtype or, except for shifts, bool.
 BITWISE: dict[str, Formula] = {
     "bitwise_and": lambda self, other: self & other,
     "bitwise_or": lambda self, other: self | other,
@@ -60,7 +60,7 @@ BITWISE: dict[str, Formula] = {
     "bitwise_right_shift": lambda self, other: _shifted_right(self, other),
 }
 
-# Of operands of any dtype, and a result of bool.
+# Operands have any dtype, and the result is bool.
 LOGICAL: dict[str, Formula] = {
     "logical_and": lambda self, other: (self != 0) & (other != 0),
     "logical_or": lambda self, other: (self != 0) | (other != 0),

@@ -1,10 +1,10 @@
 """Cross entropy between rows of logits and class indices on a device, forward and backward.
 
-A target is read by the kernel alone: waiting for it on the host would cost more than the loss. What is outside the
-classes is not looked up: such a row's loss and gradient are NaN.
+Only the kernel reads targets: the host would have to wait for them, which costs more than the loss. So, unlike on the
+CPU, a target outside the classes raises no error; its row's loss and gradient are NaN. Targets have any integer dtype.
 
-For logits that a matrix product makes, `linear_cross_entropy` does without them in memory as a whole: rows are taken in
-blocks, and each block's logits become its gradients in one workspace.
+`linear_cross_entropy` computes logits by a matrix product without holding all of them in memory: it takes rows in
+blocks, and overwrites each block's logits with their gradients in one workspace.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from spillgrad_kernels.cuda.reductions import EXPONENTIALS, join_exponentials
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, run
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import CONVERSIONS
 from spillgrad_kernels.tables.scalar_math import exp, log, where
 
-# Logits held at once by the fused product and loss, 50257 float32 classes: 1,280 rows; and what such blocks are
-# multiples of, which is the rows of a product's tile.
+# The bytes of logits that `linear_cross_entropy` holds at once: 1,280 rows of 50,257 float32 classes. Blocks are
+# multiples of `_BLOCK_ROWS`, the rows of a product's tile.
 _WORKSPACE_BYTES = 256 << 20
 _BLOCK_ROWS = 128
 
@@ -48,7 +48,7 @@ _CROSS_ENTROPY_BACKWARD = RowLoop(
     ),
 )  # fmt: skip
 
-# With a share of every target spread over all classes.
+# With label smoothing, a share of every target is spread over all classes.
 _SMOOTHED = RowLoop(
     "cross_entropy_smoothed", ["logits"], columns={"weight": 1}, numbers=["target"],
     constants=["ignore_index", "smoothing"], picked=_OF_TARGET,
@@ -91,16 +91,12 @@ def _constants(ignore_index: int, label_smoothing: float, logits: DeviceArray) -
 
 
 def cross_entropy(
-    logits: DeviceArray,
-    target: DeviceArray,
-    ignore_index: int,
-    label_smoothing: float = 0.0,
+    logits: DeviceArray, target: DeviceArray, ignore_index: int, label_smoothing: float = 0.0,
     weight: DeviceArray | None = None,
-) -> tuple[DeviceArray, DeviceArray]:
+) -> tuple[DeviceArray, DeviceArray]:  # fmt: skip
     """Return (losses, lse): the weighted negative log probability of each row's target, and log(sum(exp(row))).
 
-    Shapes: logits (N, C), target of integers (N,), weight (C,), losses and lse (N,); lse is float32 for half precision.
-    Rows whose target is `ignore_index` have loss 0; those whose target is otherwise outside [0, C), NaN.
+    For rows of half precision, lse is float32.
     """
     losses = empty(logits.shape[:1], logits.dtype)
     return losses, _forward(logits, target, ignore_index, label_smoothing, weight, losses)
@@ -110,7 +106,7 @@ def _forward(
     logits: DeviceArray, target: DeviceArray, ignore_index: int, label_smoothing: float, weight: DeviceArray | None,
     losses: DeviceArray,
 ) -> DeviceArray:  # fmt: skip
-    """Write the losses of `cross_entropy`, and return what else it does."""
+    """Write the losses of `cross_entropy` to `losses`, and return lse."""
     lse = empty(losses.shape, CONVERSIONS[logits.dtype.name])
     operands = [contiguous(logits), _weights(weight), contiguous(target)]
     constants = _constants(ignore_index, label_smoothing, logits)
@@ -123,11 +119,7 @@ def cross_entropy_backward(
     grad: DeviceArray, logits: DeviceArray, target: DeviceArray, lse: DeviceArray, ignore_index: int,
     label_smoothing: float = 0.0, weight: DeviceArray | None = None,
 ) -> DeviceArray:  # fmt: skip
-    """Return the gradient by the logits, given each row's gradient; `lse` is what `cross_entropy` returned.
-
-    Rows whose target is `ignore_index` have gradient 0; those whose target is otherwise outside [0, C), NaN.
-    Shapes: grad (N,), logits (N, C), target of integers (N,), lse (N,), weight (C,).
-    """
+    """Return the gradient by the logits, given each row's gradient; `lse` is what `cross_entropy` returned."""
     out = empty(logits.shape, logits.dtype)
     _backward(grad, contiguous(logits), target, lse, ignore_index, label_smoothing, weight, out)
     return out
@@ -137,7 +129,7 @@ def _backward(
     grad: DeviceArray, logits: DeviceArray, target: DeviceArray, lse: DeviceArray, ignore_index: int,
     label_smoothing: float, weight: DeviceArray | None, out: DeviceArray,
 ) -> None:  # fmt: skip
-    """Write the gradient of `cross_entropy_backward`; it may take the place of the logits, which have no gaps."""
+    """Write the gradient of `cross_entropy_backward` to `out`, which may be the (dense) logits themselves."""
     operands = [logits, _weights(weight), contiguous(grad), contiguous(target), contiguous(lse)]
     constants = _constants(ignore_index, label_smoothing, logits)
     loop = _SMOOTHED_BACKWARD if label_smoothing else _CROSS_ENTROPY_BACKWARD
@@ -145,18 +137,10 @@ def _backward(
 
 
 def linear_cross_entropy(
-    a: DeviceArray,
-    weight: DeviceArray,
-    bias: DeviceArray | None,
-    target: DeviceArray,
-    ignore_index: int,
+    a: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, target: DeviceArray, ignore_index: int,
     label_smoothing: float = 0.0,
-) -> DeviceArray:
-    """Return the losses of `cross_entropy` for the logits a @ weight.T + bias, which are never held as a whole.
-
-    Shapes: a (N, K), weight (C, K), bias (C,), target of integers (N,), losses (N,). Any strides. A row whose target is
-    neither in [0, C) nor `ignore_index` has loss NaN.
-    """
+) -> DeviceArray:  # fmt: skip
+    """Return the losses of `cross_entropy` for the logits a @ weight.T + bias, held one block at a time."""
     losses = empty(target.shape, a.dtype)
     for rows, logits in _blocks_of_logits(a, weight, bias):
         _forward(logits, target[rows], ignore_index, label_smoothing, None, losses[rows])
@@ -169,8 +153,7 @@ def linear_cross_entropy_with_gradients(
 ) -> tuple[DeviceArray, DeviceArray | None, DeviceArray | None, DeviceArray | None]:  # fmt: skip
     """Return (losses, da, dweight, dbias) of `linear_cross_entropy`, given the gradient of each row's loss.
 
-    `needs` says which of the three gradients are wanted; the others are None. Those of half precision are summed up in
-    float32. Shapes: grad and losses (N,), the others as in `linear_cross_entropy`.
+    Gradients of half precision are summed in float32.
     """
     losses, summed_in = empty(target.shape, a.dtype), CONVERSIONS[a.dtype.name]
     da = empty(a.shape, a.dtype) if needs[0] else None
@@ -192,7 +175,7 @@ def linear_cross_entropy_with_gradients(
 def _blocks_of_logits(
     a: DeviceArray, weight: DeviceArray, bias: DeviceArray | None
 ) -> Iterator[tuple[slice, DeviceArray]]:
-    """Yield (rows, logits) for blocks of rows of `a`, every time in the same memory."""
+    """Yield (rows, logits) for blocks of rows of `a`. All logits share one workspace."""
     rows, classes = a.shape[0], weight.shape[0]
     fitting = _WORKSPACE_BYTES // max(classes * a.dtype.itemsize, 1)
     length = max(_BLOCK_ROWS, fitting // _BLOCK_ROWS * _BLOCK_ROWS)

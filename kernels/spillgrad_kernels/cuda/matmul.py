@@ -1,10 +1,11 @@
-"""The matrix product on a device, for any strides and any broadcast batch, with what is done to it before it is stored.
+"""The matrix product on a device, for any strides and any broadcast batch, with a formula applied before it is stored.
 
-A block of threads makes a tile of C. It walks along K in steps: while the threads multiply what lies in one half of
-shared memory, they fetch the next step's parts of A and B into registers, and put them into the other half. A thread's
-part of the tile is in registers, as rows and columns of as many neighbours as one access moves, which lie apart so that
-the threads of a warp read shared memory without conflicts. Half precision, and float32 if it may be rounded to tf32, is
-multiplied by tensor cores where the device has them and neighbours move in accesses of 16 bytes (see `tensor_cores`).
+A block of threads computes a tile of C. It walks along K in steps: while the threads multiply the parts of A and B in
+one half of shared memory, they fetch the parts of the next step into registers, and then store them in the other half.
+A thread holds its part of the tile in registers, as groups of adjacent elements that fill one access. Its groups lie
+apart in the tile, so that the threads of a warp read shared memory without bank conflicts. Tensor cores multiply half
+precision, and float32 if it may be rounded to tf32, where the device has them and accesses of 16 bytes are possible
+(see `tensor_cores`).
 
 Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; Volkov & Demmel 2008,
 "Benchmarking GPUs to tune dense linear algebra".
@@ -17,10 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cuda import (
-    scalar_math,  # noqa: F401 (gives formulas' functions their meaning here)
-    tensor_cores,
-)
+import spillgrad_kernels.cuda.scalar_math  # noqa: F401 (registers the functions that formulas call)
+from spillgrad_kernels.cuda import tensor_cores
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.jit.compile import SIMULATED, Kernel, cuda, device
 from spillgrad_kernels.cuda.pointers import (
@@ -37,12 +36,12 @@ from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Layout, Shape
 from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, Trace, trace
 
-# Tiles beside each other that blocks take in turn: what they read of A and B is still in the second-level cache.
+# Consecutive blocks go down this many rows of tiles before they go across, so that A and B stay in the level-2 cache.
 _GROUP_ROWS = 8
 
 
 class Tile(NamedTuple):
-    """How a product is cut: a block's rows and columns of C, a thread's, and the depth of a step."""
+    """How a product is cut: the rows and columns of C for a block and for a thread, and the depth of a step."""
 
     rows: int
     columns: int
@@ -52,21 +51,21 @@ class Tile(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """How many threads a block has."""
+        """The number of threads in a block."""
         return self.rows // self.thread_rows * (self.columns // self.thread_columns)
 
 
-# By the dtype that sums have.
+# By the dtype of sums.
 _TILES = {
     "float32": Tile(8, 16, 4, 4, 4) if SIMULATED else Tile(128, 128, 8, 8, 8),
     "float64": Tile(8, 16, 4, 4, 4) if SIMULATED else Tile(64, 64, 8, 4, 8),
 }
-# For matrices of so few rows that half of a tile would be empty, such as a convolution's with few outputs.
+# For matrices that would fill at most half of a tile's rows, such as those of a convolution with few outputs.
 _LOW_TILES = {**_TILES, "float32": Tile(4, 16, 4, 4, 4) if SIMULATED else Tile(64, 128, 8, 8, 8)}
 
 
 class Operand(NamedTuple):
-    """How a kernel reads A or B: elements of a dtype, `lanes` neighbours at a time, along K or across."""
+    """How a kernel reads A or B: elements of a dtype, `lanes` adjacent ones at a time, along K or across it."""
 
     dtype: str
     along: bool
@@ -74,11 +73,11 @@ class Operand(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """What a kernel's code depends on, beside the formula.
+    """The properties of a call that change a kernel's code, besides the formula.
 
-    `batch` is the number of the batch's dimensions. An `addend` is added to the product; `other` is what a formula
-    takes beside it; `kept` says that the product itself is stored too. Of these and of the result `lanes` neighbours
-    move at a time.
+    `batch` is the number of batch dimensions. `addend` says that an array is added to the product, `other` that the
+    formula takes a second array, and `kept` that the product is stored too, before the formula. These arrays and the
+    result are accessed `lanes` adjacent elements at a time.
     """
 
     a: Operand
@@ -92,18 +91,18 @@ class Variant(NamedTuple):
 
     @property
     def sums(self) -> str:
-        """The dtype that sums have."""
+        """The dtype of sums."""
         return "float64" if self.result == "float64" else "float32"
 
     @property
     def arrays(self) -> list[str]:
-        """The names of the arrays: A, B, the result, and what else there is."""
+        """The names of the arrays: A, B, the result, and those of addend, other and kept that there are."""
         further = {"addend": self.addend, "other": self.other, "kept": self.kept}
         return ["a", "b", "result", *[name for name, is_there in further.items() if is_there]]
 
     @property
     def parameters(self) -> list[str]:
-        """What the kernel takes, all int64; strides are bytes: `_row` leads to the next row, `_column` along one."""
+        """The kernel's parameters; for each array, `_row` and `_column` are strides of rows and columns in bytes."""
         steps = (*[f"batch{d}" for d in range(self.batch)], "row", "column")
         return [
             "m", "n", "k", "tiles_down", "tiles_across", *[f"size{d}" for d in range(1, self.batch)],
@@ -114,10 +113,9 @@ class Variant(NamedTuple):
 def _fetched(
     side: str, operand: Operand, tile: Tile | tensor_cores.Tile, across: int, width: int, held: int
 ) -> Iterator[str]:
-    """Write how each thread fetches its share of a step's part of A or B into registers; what is outside is 0.
+    """Write the code by which a thread fetches its share of a step's part of A or B into registers; 0 beyond the edges.
 
-    `across` is how many rows of A or columns of B the part has, `width` how many neighbours a group of registers holds,
-    and `held` how many registers that are.
+    The part has `across` rows of A or columns of B. A group of `held` registers holds `width` adjacent elements.
     """
     size, first = ("m", "row0") if side == "a" else ("n", "column0")
     step_across, step_along = (f"{side}_row", f"{side}_column") if side == "a" else (f"{side}_column", f"{side}_row")
@@ -144,8 +142,8 @@ def _fetched(
 
 
 def _stashed(side: str, operand: Operand, tile: Tile, across: int, width: int, pitch: int) -> Iterator[str]:
+    """Write the code by which a thread stores its share in shared memory, where each row holds one place along K."""
     itemsize = ACCESS_BYTES // width
-    """Write how each thread puts into shared memory what it fetched: as rows of the depth, neighbours across."""
     for turn in range(across * tile.depth // (width * tile.threads)):
         yield f"place = thread + {turn * tile.threads}"
         if operand.along:
@@ -163,13 +161,13 @@ def _stashed(side: str, operand: Operand, tile: Tile, across: int, width: int, p
 
 
 def _opening(variant: Variant, tile: Tile | tensor_cores.Tile) -> list[str]:
-    """Return the code that finds the tile of a block, and where the arrays of its item of the batch begin."""
+    """Return the code that finds a block's tile, and moves the arrays' addresses to its item of the batch."""
     batch = range(variant.batch - 1, 0, -1)
     return [
         "tiles = tiles_down * tiles_across",
         "index0 = quotient(cuda.blockIdx.x, tiles)",
         "rest = cuda.blockIdx.x - index0 * tiles",
-        # Down groups of rows of tiles, then across.
+        # Down a group of `_GROUP_ROWS` tiles, then across.
         f"group = quotient(rest, {_GROUP_ROWS} * tiles_across)",
         f"above = group * {_GROUP_ROWS}",
         f"high = tiles_down - above if tiles_down - above < {_GROUP_ROWS} else {_GROUP_ROWS}",
@@ -182,7 +180,7 @@ def _opening(variant: Variant, tile: Tile | tensor_cores.Tile) -> list[str]:
 
 
 def _source(variant: Variant, tile: Tile | tensor_cores.Tile, body: Trace | None) -> str:
-    """Return the code of the kernel, and of what it calls as `formula`."""
+    """Return the code of the kernel, and of the function `formula` that it calls."""
     header = [] if body is None else [
         f"def formula({', '.join(body.inputs)}):", *(f"    {line}" for line in body.lines),
         f"    return {body.results[0]}",
@@ -207,14 +205,15 @@ def _source(variant: Variant, tile: Tile | tensor_cores.Tile, body: Trace | None
 
 
 def _on_plain_cores(variant: Variant, tile: Tile, has_formula: bool) -> list[str]:
-    """Return the body of the kernel that multiplies and adds numbers one by one."""
+    """Return the body of the kernel that multiplies without tensor cores."""
     width = ACCESS_BYTES // np.dtype(variant.sums).itemsize
     down, across = tile.thread_rows, tile.thread_columns
-    # A column more than the tile: threads that put elements along the depth do not meet in one bank.
+    # Rows in shared memory are longer than the tile, so that threads that store along K hit different banks.
     pitch_a, pitch_b = tile.rows + (width if variant.a.along else 0), tile.columns + (width if variant.b.along else 0)
     half_a, half_b = tile.depth * pitch_a, tile.depth * pitch_b
     columns = tile.columns // across
-    # Said, so that neighbours in shared memory move in one access; the simulator takes no such argument.
+    # Adjacent elements move in one access only if the compiler knows the alignment. The simulator takes no such
+    # argument.
     aligned = "" if SIMULATED else f", {ACCESS_BYTES}"
 
     def thread_row(i: int) -> str:
@@ -227,7 +226,7 @@ def _on_plain_cores(variant: Variant, tile: Tile, has_formula: bool) -> list[str
         for i in range(0, count, width):
             names = ", ".join([f"{name}{i + v}" for v in range(width)])
             at = f"half_{side} + step * {pitch} + {place(i)}"
-            yield f"        {names} = load_shared(shared_{side} + ({at}) * {ACCESS_BYTES // width})"
+            yield f"    {names} = load_shared(shared_{side} + ({at}) * {ACCESS_BYTES // width})"
 
     fetch = [
         *_fetched("a", variant.a, tile, tile.rows, width, width),
@@ -237,6 +236,12 @@ def _on_plain_cores(variant: Variant, tile: Tile, has_formula: bool) -> list[str
         *_stashed("a", variant.a, tile, tile.rows, width, pitch_a),
         *_stashed("b", variant.b, tile, tile.columns, width, pitch_b),
     ]
+    multiply = [
+        f"for step in range({tile.depth}):",
+        *read("x", "a", down, pitch_a, thread_row),
+        *read("y", "b", across, pitch_b, thread_column),
+        *(f"    c{i}_{j} += x{i} * y{j}" for i in range(down) for j in range(across)),
+    ]
     lines = [
         f"array_a = cuda.shared.array({2 * half_a}, sums{aligned})",
         f"array_b = cuda.shared.array({2 * half_b}, sums{aligned})",
@@ -245,25 +250,7 @@ def _on_plain_cores(variant: Variant, tile: Tile, has_formula: bool) -> list[str
         f"thread_x, thread_y = thread & {columns - 1}, quotient(thread, {columns})",
         *_opening(variant, tile),
         *(f"c{i}_{j} = zero" for i in range(down) for j in range(across)),
-        "depth = 0",
-        "half = 0",
-        "half_a = half_b = 0",
-        *fetch,
-        *stash,
-        "cuda.syncthreads()",
-        "while depth < k:",
-        f"    depth += {tile.depth}",
-        "    if depth < k:",
-        *(f"        {line}" for line in fetch),
-        f"    for step in range({tile.depth}):",
-        *read("x", "a", down, pitch_a, thread_row),
-        *read("y", "b", across, pitch_b, thread_column),
-        *(f"        c{i}_{j} += x{i} * y{j}" for i in range(down) for j in range(across)),
-        "    half ^= 1",
-        f"    half_a, half_b = half * {half_a}, half * {half_b}",
-        "    if depth < k:",
-        *(f"        {line}" for line in stash),
-        "    cuda.syncthreads()",
+        *tensor_cores.walk_along_k(tile.depth, half_a, half_b, fetch, stash, multiply),
     ]
     for i in range(down):
         lines += [f"row = row0 + {thread_row(i)}", "if row < m:"]
@@ -274,7 +261,7 @@ def _on_plain_cores(variant: Variant, tile: Tile, has_formula: bool) -> list[str
 
 
 def _finished(variant: Variant, column: str, values: list[str], has_formula: bool) -> Iterator[str]:
-    """Write what becomes of neighbouring sums of a row, if they are inside."""
+    """Write the code that finishes and stores adjacent sums of a row, if they are inside C."""
 
     def place(name: str) -> str:
         return f"{name} + row * {name}_row + column * {name}_column"
@@ -320,7 +307,7 @@ def build(variant: Variant, tile: Tile | tensor_cores.Tile, formula: Formula | N
     exec(compile(_source(variant, tile, body), f"<matmul {name}>", "exec"), namespace)
     if body is not None:
         namespace["formula"] = device(namespace["formula"])
-    return Kernel(namespace["kernel"], [types.int64] * len(variant.parameters), tile.threads)
+    return Kernel(namespace["kernel"], threads=tile.threads)
 
 
 class CallPlan(NamedTuple):
@@ -331,28 +318,29 @@ class CallPlan(NamedTuple):
     words: tuple[int, ...]
 
 
+@functools.lru_cache(maxsize=4096)
 def prepare(
     a: Layout, b: Layout, result: Layout, further: tuple[tuple[str, Layout], ...], formula: Formula | None, name: str,
     is_aligned: tuple[bool, ...], on_tensor_cores: tuple[str, ...] = (),
 ) -> CallPlan:  # fmt: skip
-    """Return the plan for operands of these layouts; `further` holds the layouts of addend, other and kept.
+    """Return the plan for operands of these layouts; `further` has the names and layouts of addend, other and kept.
 
-    `is_aligned` says of A, B and the rest whether they begin at a multiple of 16 bytes. Tensor cores are used for
-    some dtypes, where neighbours move in accesses of 16 bytes.
+    `is_aligned` says for A, for B and for all others whether they begin at multiples of 16 bytes. `on_tensor_cores` are
+    the dtypes that tensor cores multiply, where accesses of 16 bytes are possible.
     """
     batch, (m, n), k = result.shape[:-2], result.shape[-2:], a.shape[-1]
     sums = "float64" if result.dtype.name == "float64" else "float32"
     layouts = {"a": a, "b": b, "result": result, **dict(further)}
     steps = {each: _steps(len(batch), layout) for each, layout in layouts.items()}
     sizes = list(batch)
-    for d in reversed(range(len(sizes) - 1)):  # dimensions that all arrays pass through evenly are one
+    for d in reversed(range(len(sizes) - 1)):  # merge dimensions where the strides of all arrays permit it
         if all(own[d] == own[d + 1] * sizes[d + 1] for own in steps.values()):
             sizes[d] *= sizes.pop(d + 1)
             for own in steps.values():
                 own.pop(d)
 
     def operands(width: int) -> tuple[Operand, Operand]:
-        """Return how A and B are read, with so many neighbours in an access if that can be."""
+        """Return how A and B are read, with `width` adjacent elements in an access where that is possible."""
         a_along, a_lanes = _reading(a, steps["a"], a.ndim - 1, (m, k), width if is_aligned[0] else 1)
         b_along, b_lanes = _reading(b, steps["b"], b.ndim - 2, (k, n), width if is_aligned[1] else 1)
         return Operand(a.dtype.name, a_along, a_lanes), Operand(b.dtype.name, b_along, b_lanes)
@@ -382,14 +370,13 @@ def prepare(
 
 
 def _steps(dims: int, layout: Layout) -> list[int]:
-    """Return how far the matrices of an operand, which broadcasts, lie apart in each dimension of the batch; then
-    its rows, and its columns."""
+    """Return the strides of an operand that broadcasts: of each of `dims` batch dimensions, of rows and of columns."""
     own = [0 if size == 1 else stride for size, stride in zip(layout.shape, layout.strides, strict=True)]
     return [*[0] * (dims + 2 - len(own)), *own]
 
 
 def _reading(layout: Layout, steps: list[int], along: int, sizes: Shape, width: int) -> tuple[bool, int]:
-    """Return whether to read an operand along K, which is its dimension `along`, and how many neighbours at once."""
+    """Return whether to read an operand along K (its dimension `along`), and how many adjacent elements at once."""
     last = layout.ndim - 1
     itemsize = layout.dtype.itemsize
     dense_last, dense_first = steps[-1] == itemsize, steps[-2] == itemsize
@@ -399,32 +386,17 @@ def _reading(layout: Layout, steps: list[int], along: int, sizes: Shape, width: 
     return is_along, width if whole and all(step % (width * itemsize) == 0 for step in others) else 1
 
 
-@functools.lru_cache(maxsize=4096)
-def prepared(
-    arrays: tuple[Layout, ...], further: tuple[str, ...], formula: Formula | None, name: str,
-    is_aligned: tuple[bool, ...], on_tensor_cores: tuple[str, ...],
-) -> CallPlan:  # fmt: skip
-    """Return what `prepare` does for the layouts of A, B, the result, and the further arrays of these names."""
-    a, b, result, *others = arrays
-    named = tuple(zip(further, others, strict=True))
-    aligned = (is_aligned[0], is_aligned[1], all(is_aligned[2:]))
-    return prepare(a, b, result, named, formula, name, aligned, on_tensor_cores)
-
-
 def _product(
-    a: DeviceArray,
-    b: DeviceArray,
-    result: DeviceArray,
-    formula: Formula | None,
-    name: str,
+    a: DeviceArray, b: DeviceArray, result: DeviceArray, formula: Formula | None, name: str,
     **further: DeviceArray | None,
-) -> None:
+) -> None:  # fmt: skip
+    """Compute a product; `further` are the arrays addend, other and kept, or None."""
     given = {each: array for each, array in further.items() if array is not None}
-    arrays = [a, b, result, *given.values()]
-    addresses = [array.address for array in arrays]
-    call = prepared(
-        tuple([array.layout for array in arrays]), tuple(given), formula, name,
-        tuple([address % ACCESS_BYTES == 0 for address in addresses]), tensor_cores.used_for(),
+    addresses = [array.address for array in (a, b, result, *given.values())]
+    is_aligned = [address % ACCESS_BYTES == 0 for address in addresses]
+    call = prepare(
+        a.layout, b.layout, result.layout, tuple([(each, array.layout) for each, array in given.items()]), formula,
+        name, (is_aligned[0], is_aligned[1], all(is_aligned[2:])), tensor_cores.used_for(),
     )  # fmt: skip
     if call.blocks:
         call.kernel.launch(call.blocks, *call.words, *addresses)
@@ -433,11 +405,10 @@ def _product(
 def matmul(
     a: DeviceArray, b: DeviceArray, out: DeviceArray | None = None, *, accumulate: bool = False, dtype: Any = None
 ) -> DeviceArray:
-    """Return a @ b, written to `out` or, with `accumulate`, added to it. `out` must not overlap the operands.
+    """Return a @ b, written to `out` or, with `accumulate`, added to it.
 
-    Shapes: a (..., M, K), b (..., K, N), out (..., M, N); batch dimensions broadcast. Any strides. Sums of float64 are
-    float64, those of other dtypes float32. The result is of `dtype`, by default that of the operands.
-    Raises ValueError for shapes and TypeError for dtypes that do not fit.
+    Operands have one floating-point dtype. Sums are float64 for a result of float64, else float32. The result has
+    `dtype`, by default that of the operands.
     """
     batch, kind = _checked(a.layout, b.layout)
     shape = (*batch, a.shape[-2], b.shape[-1])
@@ -455,10 +426,11 @@ def linear(
     rows: DeviceArray, weight: DeviceArray, bias: DeviceArray | None = None, *, other: DeviceArray | None = None,
     formula: Formula | None = None, name: str = "", product: DeviceArray | None = None,
 ) -> DeviceArray:  # fmt: skip
-    """Return formula(rows @ weight.T + bias, other), made tile by tile while the product is in registers.
+    """Return formula(rows @ weight.T + bias, other), where the formula is applied while the product is in registers.
 
-    `formula`, known as `name`, may take one parameter. What it is applied to goes into `product`, if given; without a
-    formula that is the result. Shapes: rows (M, K), weight (N, K), bias (N,), other, product and result (M, N).
+    `name` is the formula's name; it may take one parameter only. If `product` is given, the value before the formula is
+    written to it; without a formula, that is the result.
+    Shapes: rows (M, K), weight (N, K), bias (N,), other, product and result (M, N).
     """
     across = weight.T
     _, kind = _checked(rows.layout, across.layout)
@@ -471,7 +443,7 @@ def linear(
 
 @functools.lru_cache(maxsize=4096)
 def _checked(a: Layout, b: Layout) -> tuple[Shape, np.dtype[Any]]:
-    """Return the batch and dtype of a product. Raises as `matmul`."""
+    """Return the batch and dtype of a product. Raises as `matmul` does."""
     if a.dtype != b.dtype or a.dtype.name not in (*HALF, *_TILES):
         raise TypeError(f"matmul: got {a.dtype} and {b.dtype}; wanted both of one floating-point dtype; convert one")
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:

@@ -1,7 +1,7 @@
 """Softmax, layer normalization and root-mean-square normalization on a device, forward and backward.
 
-A row is read twice: for what it folds into, and for what is written. Numbers of a row, such as its mean, are float32
-where its elements are of half precision.
+A kernel reads a row twice: to fold it, and to write its results. For rows of half precision, the numbers of a row, such
+as its mean, are float32.
 """
 
 from typing import Any
@@ -10,29 +10,27 @@ import numpy as np
 
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import contiguous, converted
-from spillgrad_kernels.cuda.reductions import EXPONENTIALS, join_exponentials
+from spillgrad_kernels.cuda.reductions import EXPONENTIALS_FOLD
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, run
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.tables.formula import CONVERSIONS
 from spillgrad_kernels.tables.scalar_math import exp, log, sqrt, where
 
-# Rows that one partial sum of parameters' gradients is of at least, and how many such sums there are at most.
+# Gradients of parameters are sums over rows, made in parts: the least rows of a part, and the most parts.
 _PARTIAL_ROWS, _MAX_PARTIALS = 64, 512
 
 
 # --- Softmax ---------------------------------------------------------------------------------------------------------
 
-_EXPONENTIALS = Fold(EXPONENTIALS, lambda a: (a, 1), join_exponentials)
-
-# Where the largest is infinite, it takes away itself from the sum: such a row is undefined, as by definition.
+# Where the largest element is infinite, largest - largest makes the row NaN, as the definition does.
 _SOFTMAX = RowLoop(
-    "softmax", ["a"], fold=_EXPONENTIALS,
+    "softmax", ["a"], fold=EXPONENTIALS_FOLD,
     finish=lambda largest, total: 1 / (total + (largest - largest)), finished=["factor"],
     element=lambda a, largest, factor: exp(a - largest) * factor,
 )  # fmt: skip
 _LOG_SOFTMAX = RowLoop(
-    "log_softmax", ["a"], fold=_EXPONENTIALS,
+    "log_softmax", ["a"], fold=EXPONENTIALS_FOLD,
     finish=lambda largest, total: log(total + (largest - largest)), finished=["log_total"],
     element=lambda a, largest, log_total: a - largest - log_total,
 )  # fmt: skip
@@ -76,7 +74,7 @@ def log_softmax_backward(grad: DeviceArray, result: DeviceArray, axis: int) -> D
 
 
 def _join_moments(count: Any, mean: Any, squares: Any, other_count: Any, other_mean: Any, other_squares: Any) -> Any:
-    """Return how many numbers there are in two parts, their mean and their squared deviations from it.
+    """Return the count, the mean and the sum of squared deviations of two parts together.
 
     Source: Chan, Golub & LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
     """
@@ -86,7 +84,7 @@ def _join_moments(count: Any, mean: Any, squares: Any, other_count: Any, other_m
     return both, mean + distance * share, squares + other_squares + distance * distance * count * share
 
 
-# Of distances from the first element, moments are exact to the last bits also where all elements are far from 0.
+# Moments are those of distances from the first element, which are accurate even if all elements are far from 0.
 _LAYER_NORM = RowLoop(
     "layer_norm", ["a"], columns={"weight": 1, "bias": 0}, constants=["eps"], picked={"origin": ("a", 0)},
     fold=Fold({"count": 0, "distance": 0, "squares": 0}, lambda a, origin: (1, a - origin, 0), _join_moments),
@@ -115,7 +113,7 @@ _RMS_NORM_BACKWARD = RowLoop(
     element=lambda grad, a, weight, rstd, slope: rstd * (grad * weight - a * rstd * slope),
 )  # fmt: skip
 
-# What parameters' gradients are: folds down the columns, along which what were numbers of a row are columns.
+# Gradients of parameters fold down the columns. Seen along a column, the numbers of rows are a `columns` operand.
 _LAYER_NORM_PARAMETERS = RowLoop(
     "layer_norm_parameters", ["grad", "a"], columns={"mean": 0, "rstd": 1},
     fold=Fold({"dweight": 0, "dbias": 0}, lambda grad, a, mean, rstd: (grad * ((a - mean) * rstd), grad)),
@@ -128,7 +126,7 @@ _RMS_NORM_PARAMETERS = RowLoop(
 
 
 def _number(a: DeviceArray) -> Any:
-    """Return what makes the numbers that rows of an array are computed in."""
+    """Return the NumPy type of the numbers of an array's rows."""
     return _numbers[a.dtype]
 
 
@@ -142,12 +140,12 @@ def _parameter(value: DeviceArray | None, n: int) -> DeviceArray | None:
 
 
 def _rows(a: DeviceArray, n: int) -> Rows:
-    """Return the rows of the last n elements; none of no elements."""
+    """Return the rows of n elements each; no rows if n is 0."""
     return Rows(a.size // n if n else 0, n)
 
 
 def _parameter_gradients(loop: RowLoop, rows: Rows, operands: list[DeviceArray]) -> list[DeviceArray]:
-    """Return the gradients of parameters, each flat."""
+    """Return the gradients of the parameters, each with one dimension."""
     parts = max(1, min(rows.units // _PARTIAL_ROWS, _MAX_PARTIALS))
     partials = empty((len(loop.stored), parts, rows.n), _number(operands[0]))
     run(loop, Rows(1, rows.units, rows.n, parts), operands, [partials[i] for i in range(len(loop.stored))])
@@ -158,11 +156,7 @@ def _parameter_gradients(loop: RowLoop, rows: Rows, operands: list[DeviceArray])
 def layer_norm(
     a: DeviceArray, n: int, weight: DeviceArray | None, bias: DeviceArray | None, eps: float
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-    """Return (out, mean, rstd): each row of the last n elements at mean 0 and variance 1, then times weight plus bias.
-
-    Shapes: out as `a`; weight and bias of n elements; mean and rstd (rows,).
-    Source: Ba et al. 2016, "Layer normalization".
-    """
+    """Return (out, mean, rstd): each row of n elements normalized to mean 0 and variance 1, times weight plus bias."""
     rows, number = _rows(a, n), _number(a)
     out, mean, rstd = empty(a.shape, a.dtype), empty((rows.units,), number), empty((rows.units,), number)
     operands = [contiguous(a), _parameter(weight, n), _parameter(bias, n), number(eps)]
@@ -173,10 +167,7 @@ def layer_norm(
 def layer_norm_backward(
     grad: DeviceArray, a: DeviceArray, weight: DeviceArray | None, mean: DeviceArray, rstd: DeviceArray
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-    """Return (da, dweight, dbias); the last two flat and also defined where the forward pass had no weight or bias.
-
-    Shapes: grad and da as `a`; mean and rstd (rows,) as `layer_norm` returned them; dweight and dbias (n,).
-    """
+    """Return (da, dweight, dbias). The last two are returned also where the forward pass had no weight or bias."""
     n = a.size // mean.size if mean.size else 0 if weight is None else weight.size
     rows, da = _rows(a, n), empty(a.shape, a.dtype)
     grad, a = contiguous(grad), contiguous(a)
@@ -186,11 +177,7 @@ def layer_norm_backward(
 
 
 def rms_norm(a: DeviceArray, n: int, weight: DeviceArray | None, eps: float) -> tuple[DeviceArray, DeviceArray]:
-    """Return (out, rstd): each row of the last n elements scaled to mean square 1, then the weight.
-
-    Shapes: out as `a`; weight of n elements; rstd (rows,).
-    Source: Zhang & Sennrich 2019, "Root mean square layer normalization".
-    """
+    """Return (out, rstd): each row of n elements scaled to mean square 1, times the weight."""
     rows, number = _rows(a, n), _number(a)
     out, rstd = empty(a.shape, a.dtype), empty((rows.units,), number)
     run(_RMS_NORM, rows, [contiguous(a), _parameter(weight, n), number(eps)], [rstd, out])
@@ -200,10 +187,7 @@ def rms_norm(a: DeviceArray, n: int, weight: DeviceArray | None, eps: float) -> 
 def rms_norm_backward(
     grad: DeviceArray, a: DeviceArray, weight: DeviceArray | None, rstd: DeviceArray
 ) -> tuple[DeviceArray, DeviceArray]:
-    """Return (da, dweight); dweight is flat and also defined where the forward pass had no weight.
-
-    Shapes: grad and da as `a`; rstd (rows,) as `rms_norm` returned it; dweight (n,).
-    """
+    """Return (da, dweight); dweight is returned also where the forward pass had no weight."""
     n = a.size // rstd.size if rstd.size else 0 if weight is None else weight.size
     rows, da = _rows(a, n), empty(a.shape, a.dtype)
     grad, a = contiguous(grad), contiguous(a)

@@ -1,4 +1,4 @@
-"""NumPy's functions on device arrays: those that operations use and the device has kernels for."""
+"""NumPy's functions for device arrays: those that operations use, as far as the device has kernels for them."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -12,14 +12,14 @@ from spillgrad_kernels.cuda.elementwise import assign, contiguous, elementwise
 from spillgrad_kernels.cuda.logic import BITWISE, LOGICAL
 from spillgrad_kernels.device_array import DeviceArray, NotOnDevice, may_share_memory
 from spillgrad_kernels.layout import Shape
-from spillgrad_kernels.tables.elementwise import ROWS, Row
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS, Row
 from spillgrad_kernels.tables.reductions import fold_order
 
 Axes = int | tuple[int, ...] | None
 
 
 def _on_view(function: Callable[..., Any]) -> Callable[..., DeviceArray]:
-    """Return a function of NumPy that makes views, of how a device array lies in memory."""
+    """Return the form for device arrays of a function of NumPy that returns a view."""
 
     @functools.wraps(function)
     def viewed(array: DeviceArray, *arguments: Any, **options: Any) -> DeviceArray:
@@ -36,12 +36,12 @@ _VIEWING = (
 
 def _may_share_memory(a: Any, b: Any) -> bool:
     if not (isinstance(a, DeviceArray) and isinstance(b, DeviceArray)):
-        return False  # one is the host's
+        return False  # one is in the host's memory
     return may_share_memory(a, b)
 
 
 def _all_on_device(name: str, *arrays: Any) -> None:
-    """Raise NotOnDevice for arrays of the host that have dimensions."""
+    """Raise NotOnDevice for host arrays with dimensions."""
     if any([isinstance(array, np.ndarray) and array.ndim for array in arrays]):
         raise NotOnDevice(f"numpy.{name}: got arrays of the host and of the device; they must be in one place")
 
@@ -60,7 +60,7 @@ def _where(condition: Any, x: Any, y: Any) -> DeviceArray:
 
 
 def _joined(arrays: Sequence[Any], axis: int = 0, out: DeviceArray | None = None) -> DeviceArray:
-    """Concatenate, array by array into its place."""
+    """Concatenate arrays, by copying each into its place."""
     _all_on_device("concatenate", *arrays, out)
     first = arrays[0]
     axis %= first.ndim
@@ -100,20 +100,22 @@ def _triangle(keep_lower: bool) -> Callable[..., DeviceArray]:
     return kept
 
 
-def _full_like(
-    prototype: DeviceArray, fill_value: Any, dtype: Any = None, shape: Shape | None = None, **options: Any
-) -> DeviceArray:
-    made = _empty_like(prototype, dtype, shape=shape)
-    made.fill(fill_value)
+def _like(make: Callable[..., DeviceArray]) -> Callable[..., DeviceArray]:
+    def made(prototype: DeviceArray, dtype: Any = None, shape: Shape | None = None, **options: Any) -> DeviceArray:
+        return make(prototype.shape if shape is None else shape, prototype.dtype if dtype is None else np.dtype(dtype))
+
     return made
 
 
-def _empty_like(prototype: DeviceArray, dtype: Any = None, shape: Shape | None = None, **options: Any) -> DeviceArray:
-    return empty(prototype.shape if shape is None else shape, prototype.dtype if dtype is None else np.dtype(dtype))
+_empty_like, _zeros_like = _like(empty), _like(zeros)
 
 
-def _zeros_like(prototype: DeviceArray, dtype: Any = None, shape: Shape | None = None, **options: Any) -> DeviceArray:
-    return zeros(prototype.shape if shape is None else shape, prototype.dtype if dtype is None else np.dtype(dtype))
+def _full_like(
+    prototype: DeviceArray, fill_value: Any, dtype: Any = None, shape: Shape | None = None, **options: Any
+) -> DeviceArray:
+    made = _empty_like(prototype, dtype, shape)
+    made.fill(fill_value)
+    return made
 
 
 def _ones_like(prototype: DeviceArray, dtype: Any = None, shape: Shape | None = None, **options: Any) -> DeviceArray:
@@ -136,15 +138,6 @@ def _count_nonzero(a: DeviceArray, axis: Axes = None, *, keepdims: bool = False)
     return _fold("sum")(np.not_equal(a, 0).view(np.uint8), axis, np.int64, keepdims)
 
 
-def _any(a: DeviceArray, axis: Axes = None, *, keepdims: bool = False) -> DeviceArray:
-    return np.not_equal(_count_nonzero(a, axis, keepdims=keepdims), 0)  # type: ignore[return-value]
-
-
-def _all(a: DeviceArray, axis: Axes = None, *, keepdims: bool = False) -> DeviceArray:
-    zeros: Any = np.equal(a, 0)
-    return np.equal(_count_nonzero(zeros, axis, keepdims=keepdims), 0)  # type: ignore[return-value]
-
-
 def _place(name: str) -> Callable[..., DeviceArray]:
     def found(a: DeviceArray, axis: int | None = None, *, keepdims: bool = False) -> DeviceArray:
         fold: Callable[..., DeviceArray] = getattr(reductions, name)
@@ -159,7 +152,7 @@ def _take_along_axis(arr: DeviceArray, indices: DeviceArray, axis: int = -1) -> 
 
 
 def _put_along_axis(arr: DeviceArray, indices: Any, values: Any, axis: int) -> None:
-    """Write values at indices along a dimension; where one is there twice, the last stays, as with NumPy."""
+    """Write values at indices along a dimension; of equal indices the last one writes, as in NumPy."""
     _all_on_device("put_along_axis", arr, indices, values)
     axis %= arr.ndim
     order = fold_order(arr.shape, (axis,))
@@ -174,9 +167,7 @@ def _put_along_axis(arr: DeviceArray, indices: Any, values: Any, axis: int) -> N
         assign(arr, sums)
 
 
-def _take(
-    a: DeviceArray, indices: Any, axis: int | None = None, out: Any = None, mode: str = "raise"
-) -> DeviceArray:  # fmt: skip
+def _take(a: DeviceArray, indices: Any, axis: int | None = None, out: Any = None, mode: str = "raise") -> DeviceArray:
     _all_on_device("take", a)
     if out is not None or mode != "raise":
         raise NotOnDevice("numpy.take: no kernel of the device takes `out` or `mode`")
@@ -185,11 +176,11 @@ def _take(
     return advanced_indexing.pick(a, (slice(None),) * (axis % a.ndim) + (indices,))
 
 
-# --- In order --------------------------------------------------------------------------------------------------------
+# --- Sorting ---------------------------------------------------------------------------------------------------------
 
 
 def _argsort(a: DeviceArray, axis: int | None = -1, kind: str | None = None) -> DeviceArray:
-    """Every order is stable, whatever `kind` says."""
+    """Return the positions in sorted order. All sorts are stable, whatever `kind` says."""
     return _in_order(a, axis)[1]
 
 
@@ -250,7 +241,7 @@ def _bincount(x: DeviceArray, weights: Any = None, minlength: int = 0) -> Device
     return counts
 
 
-# --- Where -----------------------------------------------------------------------------------------------------------
+# --- Positions -------------------------------------------------------------------------------------------------------
 
 
 def _nonzero(a: DeviceArray) -> tuple[DeviceArray, ...]:
@@ -291,43 +282,21 @@ def _running(name: str) -> Callable[..., DeviceArray]:
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    np.argsort: _argsort,
-    np.sort: _sort,
-    np.searchsorted: _searchsorted,
-    np.unique: _unique,
-    np.isin: _isin,
-    np.bincount: _bincount,
-    np.nonzero: _nonzero,
-    np.flatnonzero: _flatnonzero,
-    np.argwhere: _argwhere,
-    np.unravel_index: _unravel_index,
-    np.cumsum: _running("sum"),
-    np.cumprod: _running("prod"),
-    np.round: np.rint,
-    np.roll: _rolled,
-    np.put_along_axis: _put_along_axis,
-    np.take: _take,
     **{function: _on_view(function) for function in _VIEWING},
-    np.may_share_memory: _may_share_memory,
-    np.copyto: _copyto,
-    np.where: _where,
-    np.concatenate: _joined,
-    np.stack: _stacked,
-    np.empty_like: _empty_like,
-    np.zeros_like: _zeros_like,
-    np.ones_like: _ones_like,
-    np.full_like: _full_like,
-    np.tril: _triangle(keep_lower=True),
-    np.triu: _triangle(keep_lower=False),
-    np.take_along_axis: _take_along_axis,
-    np.any: _any,
-    np.count_nonzero: _count_nonzero,
-    np.all: _all,
-    **{getattr(np, name): _fold(name) for name in ("sum", "prod", "mean", "max", "min")},
+    np.may_share_memory: _may_share_memory, np.copyto: _copyto, np.where: _where, np.round: np.rint,
+    np.empty_like: _empty_like, np.zeros_like: _zeros_like, np.ones_like: _ones_like, np.full_like: _full_like,
+    np.concatenate: _joined, np.stack: _stacked, np.roll: _rolled,
+    np.tril: _triangle(keep_lower=True), np.triu: _triangle(keep_lower=False),
+    np.take: _take, np.take_along_axis: _take_along_axis, np.put_along_axis: _put_along_axis,
+    np.argsort: _argsort, np.sort: _sort, np.searchsorted: _searchsorted,
+    np.unique: _unique, np.isin: _isin, np.bincount: _bincount,
+    np.nonzero: _nonzero, np.flatnonzero: _flatnonzero, np.argwhere: _argwhere, np.unravel_index: _unravel_index,
+    np.cumsum: _running("sum"), np.cumprod: _running("prod"), np.count_nonzero: _count_nonzero,
+    **{getattr(np, name): _fold(name) for name in ("sum", "prod", "mean", "max", "min", "any", "all")},
     **{getattr(np, name): _place(name) for name in ("argmax", "argmin")},
-}
+}  # fmt: skip
 
-# Universal functions that are rows of the table of operations, and the names these have there.
+# Universal functions that are rows of the table of operations, with the names of the rows.
 _ROWS_OF: dict[Any, str] = {
     np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "div", np.floor_divide: "floor_divide",
     np.remainder: "remainder", np.power: "pow", np.negative: "neg", np.absolute: "abs", np.square: "square",
@@ -346,7 +315,7 @@ _LOGIC = {
 }
 
 
-# The rules of reductions that fold as universal functions do.
+# The reductions whose rule is a universal function.
 _FOLDS: dict[Any, str] = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
 
 
@@ -368,7 +337,7 @@ def call_ufunc(ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **
         raise NotOnDevice(f"numpy.{ufunc.__name__}: no kernel of the device does this")
     dtype = _common_dtype(operands)
     if found.result == "float" and dtype.kind in "biu":
-        dtype = np.dtype(np.float64)  # as NumPy
+        dtype = np.dtype(np.float64)  # as in NumPy
     given = [x.astype(dtype, copy=False) if isinstance(x, DeviceArray) else x for x in _on_device(*operands)]
     result = elementwise(found.forward, name, given, np.dtype(bool) if found.result == "bool" else dtype)
     if target is None:
@@ -382,7 +351,7 @@ def _common_dtype(operands: Sequence[Any]) -> np.dtype[Any]:
 
 
 def _on_device(*operands: Any) -> list[Any]:
-    """Return operands with arrays of the host as arrays of the device, and numbers of Python as NumPy's."""
+    """Return the operands: host arrays are copied to the device, and Python's numbers become NumPy's."""
     dtype = _common_dtype(operands)
     return [
         x if isinstance(x, DeviceArray) else to_device(x) if isinstance(x, np.ndarray) and x.ndim else

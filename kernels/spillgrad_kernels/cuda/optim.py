@@ -1,7 +1,7 @@
-"""Optimizer updates in place on a device, by the CPU's rules, and the norm for gradient clipping.
+"""Update parameters in place on a device, by the CPU's rules, and compute the norm for gradient clipping.
 
-Clipping need not wait for the device: `squares_on_device` and `clipping` leave their results there, and the number that
-`scaled` multiplies by may be one of them.
+Clipping does not wait for the device: `squares_on_device` and `clipping` leave their results there, and `scaled` takes
+its factor from there.
 """
 
 import functools
@@ -14,8 +14,9 @@ from numba.cuda import types
 
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import compute, contiguous, device_function, traced
-from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, blocks_for, cuda, device
-from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, loaders, quotient, storers
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda, device
+from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, WORD_BYTES, loaders, quotient, storers
+from spillgrad_kernels.cuda.reductions import add_up_block
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.jit.compile import FLOATS
@@ -25,17 +26,16 @@ from spillgrad_kernels.tables.scalar_math import sqrt, where
 
 __all__ = ["adam", "adamw", "clipping", "lion", "run", "scaled", "sgd", "squares_on_device", "sums_of_squares"]
 
-# Elements that one block of threads squares and adds up, or updates, whatever the device: results do not depend on it.
+# The elements that one block adds up or updates. The number is the same for all devices, and so are the results.
 _PART_ELEMENTS = 1 << 14
-_WORD = 8  # bytes
-# Words that one launch brings to the device.
+# The words that one launch writes to the device.
 _WORDS_AT_ONCE = 128
 
 
 def run(updates: Iterable[Update]) -> None:
-    """Update all parameters, in a launch or two for each rule and dtype; their memory may lie in any layout.
+    """Update all parameters, with one or two launches for each rule and dtype; arrays may have any layout.
 
-    A rule's numbers may be arrays without dimensions.
+    The numbers of a rule may be device arrays without dimensions.
     """
     groups: dict[Any, list[Update]] = {}
     for update in updates:
@@ -48,7 +48,7 @@ def run(updates: Iterable[Update]) -> None:
         if update.param.size % lanes or any([a.address % ACCESS_BYTES for a in arrays]):
             lanes = 1
         numbers = tuple([id(number) if isinstance(number, DeviceArray) else number for number in update.numbers])
-        groups.setdefault((update.rule, dtype, numbers, lanes), []).append(update)
+        groups.setdefault((update.formula, dtype, numbers, lanes), []).append(update)
     for (_, _, _, lanes), group in groups.items():
         if len(group) == 1:
             _run_alone(group[0])
@@ -61,14 +61,14 @@ def _numbers(update: Update) -> list[Any]:
 
 
 def _run_alone(update: Update) -> None:
-    rule, param, grad, state, _ = update
+    formula, param, grad, state, _ = update
     outs = (param, *state)
     operands = (param, grad, *state, *_numbers(update))
-    compute(rule.formula, rule.formula.__name__, operands, tuple([out.dtype for out in outs]), outs)
+    compute(formula, formula.__name__, operands, tuple([out.dtype for out in outs]), outs)
 
 
 def _run_together(group: list[Update], lanes: int) -> None:
-    """Run updates of one rule with the same numbers; all arrays lie without gaps and have one dtype."""
+    """Run updates of one rule with the same numbers; all arrays are dense and of one dtype."""
     first, words, parts = group[0], [], 0
     for update in group:
         arrays = (update.param, update.grad, *update.state)
@@ -77,13 +77,9 @@ def _run_together(group: list[Update], lanes: int) -> None:
     if not parts:
         return
     numbers = _numbers(first)
-    kernel = updating(
-        first.rule.formula, first.param.dtype, 2 + len(first.state),
-        tuple([number.dtype.name if isinstance(number, DeviceArray) else None for number in numbers]), lanes,
-    )  # fmt: skip
-    table = _on_device(tuple(words))
-    kernel.launch(
-        blocks_for(parts * THREADS, THREADS), len(group), parts, _PART_ELEMENTS, table.address,
+    kinds = tuple([number.dtype.name if isinstance(number, DeviceArray) else None for number in numbers])
+    updating(first.formula, first.param.dtype, 2 + len(first.state), kinds, lanes).run_blocks(
+        parts, len(group), parts, _PART_ELEMENTS, _on_device(tuple(words)).address,
         *[number.address if isinstance(number, DeviceArray) else number for number in numbers],
     )  # fmt: skip
 
@@ -91,11 +87,12 @@ def _run_together(group: list[Update], lanes: int) -> None:
 @functools.cache
 def updating(
     formula: Formula, dtype: np.dtype[Any], arrays: int, numbers: tuple[str | None, ...], lanes: int
-) -> Kernel:  # fmt: skip
-    """Return the kernel that updates many parameters by a rule, `lanes` neighbours at a time.
+) -> Kernel:
+    """Return the kernel that updates many parameters by a rule, `lanes` adjacent elements at a time.
 
-    `table` has words for each parameter: the number of its first part, its size, and the addresses of the parameter,
-    its gradient and its state. `numbers` says of each whether it is passed, or the dtype of where it lies.
+    `table` has a row of words for each parameter: the number of its first part, its size, and the addresses of the
+    parameter, its gradient and its state. `numbers` has None for a number passed by value, and the dtype of one passed
+    by address.
     """
     size, every = dtype.itemsize, range(lanes)
     values = [[f"x{i}_{lane}" for lane in every] for i in range(arrays)]
@@ -108,9 +105,9 @@ def updating(
         "    while part < parts:",
         "        at = find_row(table, rows, part)",
         "        begin = (part - load_word(at)) * length",
-        f"        n = load_word(at + {_WORD})",
+        f"        n = load_word(at + {WORD_BYTES})",
         "        last = begin + length if begin + length < n else n",
-        *[f"        a{i} = load_word(at + {(2 + i) * _WORD})" for i in range(arrays)],
+        *[f"        a{i} = load_word(at + {(2 + i) * WORD_BYTES})" for i in range(arrays)],
         f"        j = begin + cuda.threadIdx.x * {lanes}",
         "        while j < last:",
         *[f"            {', '.join(values[i])} = load(a{i} + j * {size})" for i in range(arrays)],
@@ -129,19 +126,17 @@ def updating(
         **{f"load_number{i}": loaders[lies, 1] for i, lies in enumerate(numbers) if lies},
     }  # fmt: skip
     exec(compile("\n".join(lines), f"<{formula.__name__}>", "exec"), namespace)
-    kernel = namespace["kernel"]
-    kernel.__name__ = f"{formula.__name__.strip('_')}_together"
-    number = getattr(types, dtype.name)
-    return Kernel(kernel, [*[types.int64] * 4, *[types.int64 if lies else number for lies in numbers]])
+    kinds = [types.int64 if lies else getattr(types, dtype.name) for lies in numbers]
+    return Kernel(namespace["kernel"], f"{formula.__name__.strip('_')}_together", [*[types.int64] * 4, *kinds])
 
 
 @functools.cache
 def row_finder(words: int) -> Any:
-    """Return what finds the row of a table that a part belongs to; rows have so many words, the first part's first."""
-    load_word, row_bytes = loaders["int64", 1], words * _WORD
+    """Return the device function that finds the table row of a part; a row has `words` words, first its first part."""
+    load_word, row_bytes = loaders["int64", 1], words * WORD_BYTES
 
     def find_row(table: int, rows: int, part: int) -> int:
-        row, beyond = 0, rows  # the last one that begins at this part or before
+        row, beyond = 0, rows  # bisect for the last row whose first part is not behind this one
         while beyond - row > 1:
             middle = quotient(row + beyond, 2)
             if load_word(table + middle * row_bytes) <= part:
@@ -155,27 +150,27 @@ def row_finder(words: int) -> Any:
 
 @functools.cache
 def writing() -> Kernel:
-    """Return the kernel that writes what it is given: unlike a copy from the host, a launch never waits."""
+    """Return the kernel that writes its arguments to memory: unlike a copy from the host, a launch never waits."""
     names = [f"word{i}" for i in range(_WORDS_AT_ONCE)]
-    lines = [f"    store(at + {i * _WORD}, {name})" for i, name in enumerate(names)]
+    lines = [f"    store(at + {i * WORD_BYTES}, {name})" for i, name in enumerate(names)]
     namespace: dict[str, Any] = {"store": storers["int64", 1]}
     exec("\n".join([f"def write_words(at, {', '.join(names)}):", *lines]), namespace)
-    return Kernel(namespace["write_words"], [types.int64] * (1 + _WORDS_AT_ONCE), 1)
+    return Kernel(namespace["write_words"], threads=1)
 
 
-@functools.lru_cache(maxsize=64)  # gradients lie where they lay a step before
+@functools.lru_cache(maxsize=64)  # gradients mostly have the addresses of the step before
 def _on_device(words: tuple[int, ...]) -> DeviceArray:
-    """Return an array that begins with these words, which nobody may change."""
+    """Return a device array that begins with these words; do not change it, as later calls return it again."""
     made = empty((-(-len(words) // _WORDS_AT_ONCE) * _WORDS_AT_ONCE,), np.int64)
     for start in range(0, len(words), _WORDS_AT_ONCE):
         some = words[start : start + _WORDS_AT_ONCE]
-        writing().launch(1, made.address + start * _WORD, *some, *[0] * (_WORDS_AT_ONCE - len(some)))
+        writing().launch(1, made.address + start * WORD_BYTES, *some, *[0] * (_WORDS_AT_ONCE - len(some)))
     return made
 
 
 @functools.cache
 def adding(dtype: np.dtype[Any], squares: bool) -> Kernel:
-    """Return the kernel that writes the sum of each part of many arrays, or of its squares, in float64.
+    """Return the kernel that adds up the elements, or their squares, of each part of many arrays, in float64.
 
     `table` has three words for each array: the number of its first part, its size and its address.
     """
@@ -188,7 +183,7 @@ def adding(dtype: np.dtype[Any], squares: bool) -> Kernel:
         part = cuda.blockIdx.x
         while part < parts:
             at = find_row(table, arrays, part)
-            n, a = load_word(at + _WORD), load_word(at + 2 * _WORD)
+            n, a = load_word(at + WORD_BYTES), load_word(at + 2 * WORD_BYTES)
             i = (part - load_word(at)) * length + thread
             last = i - thread + length if i - thread + length < n else n
             total = np.float64(0)
@@ -197,24 +192,17 @@ def adding(dtype: np.dtype[Any], squares: bool) -> Kernel:
                 total += x * x if squares else x
                 i += THREADS
             shared[thread] = total
-            cuda.syncthreads()
-            half = THREADS >> 1
-            while half > 0:
-                if thread < half:
-                    shared[thread] += shared[thread + half]
-                cuda.syncthreads()
-                half >>= 1
+            add_up_block(shared)
             if thread == 0:
-                store(sums + part * _WORD, shared[0])
+                store(sums + part * WORD_BYTES, shared[0])
             cuda.syncthreads()
             part += cuda.gridDim.x
 
-    add_parts.__name__ = f"add_{'squares' if squares else 'parts'}_{dtype.name}"
-    return Kernel(add_parts, [types.int64] * 5)
+    return Kernel(add_parts, f"add_{'squares' if squares else 'parts'}_{dtype.name}")
 
 
 def squares_on_device(arrays: Sequence[DeviceArray]) -> DeviceArray:
-    """Return what `sums_of_squares` does, in an array on the device: nothing waits for it.
+    """Return the result of `sums_of_squares` in an array on the device, without waiting for it.
 
     Shapes: result (n,), float64, for n arrays.
     """
@@ -224,11 +212,11 @@ def squares_on_device(arrays: Sequence[DeviceArray]) -> DeviceArray:
         listed = ", ".join(sorted({str(a.dtype) for a in arrays}))
         raise TypeError(f"sums_of_squares: got {listed}; all must be float32, or all float64")
     dense = [contiguous(a) for a in arrays]
-    # An array without elements has a part too, of which nothing is read.
+    # An empty array has one part too, without elements.
     starts = [0, *itertools.accumulate(max(1, -(-a.size // _PART_ELEMENTS)) for a in dense)]
     partials, sums = empty((starts[-1],), np.float64), empty((len(dense),), np.float64)
     _add(dense[0].dtype, True, starts, [(a.size, a.address) for a in dense], _PART_ELEMENTS, partials)
-    parts = [(stop - start, partials.address + start * _WORD) for start, stop in itertools.pairwise(starts)]
+    parts = [(stop - start, partials.address + start * WORD_BYTES) for start, stop in itertools.pairwise(starts)]
     _add(partials.dtype, False, range(len(parts) + 1), parts, starts[-1], sums)
     return sums
 
@@ -237,17 +225,15 @@ def _add(
     dtype: np.dtype[Any], squares: bool, starts: Sequence[int], arrays: list[tuple[int, int]], length: int,
     sums: DeviceArray,
 ) -> None:  # fmt: skip
-    """Write the sums of parts of a length; arrays are given by size and address, and by their first parts."""
-    words = [word for start, array in zip(starts, arrays, strict=False) for word in (start, *array)]
-    blocks = blocks_for(starts[-1] * THREADS, THREADS)
-    table = _on_device(tuple(words))
-    adding(dtype, squares).launch(blocks, len(arrays), starts[-1], length, table.address, sums.address)
+    """Write the sum of each part of `length` elements; `arrays` are (size, address), `starts` their first parts."""
+    table = _on_device(tuple([word for start, array in zip(starts, arrays, strict=False) for word in (start, *array)]))
+    adding(dtype, squares).run_blocks(starts[-1], len(arrays), starts[-1], length, table.address, sums.address)
 
 
 def sums_of_squares(arrays: Sequence[DeviceArray]) -> list[float]:
-    """Return the sum of the squared elements of each array, accumulated in float64; all have one dtype.
+    """Return the sum of the squared elements of each array, accumulated in float64; all arrays have one dtype.
 
-    Waits until the device has computed them.
+    Waits for the device.
     """
     return squares_on_device(arrays).to_host().tolist()  # type: ignore[no-any-return]
 
@@ -255,13 +241,13 @@ def sums_of_squares(arrays: Sequence[DeviceArray]) -> list[float]:
 def _clipping(total: Any, max_norm: Any) -> Any:
     norm = sqrt(total)
     factor = max_norm / (norm + 1e-6)
-    return norm, where(factor >= 1, 1, factor)  # NaN too: it must reach the weights, not hide
+    return norm, where(factor >= 1, 1, factor)  # a NaN must reach the weights, not be hidden
 
 
 def clipping(squares: DeviceArray, max_norm: float, dtype: Any) -> tuple[DeviceArray, DeviceArray]:
-    """Return (norm, factor) on the device: the common norm of arrays, and what scales them to at most `max_norm`.
+    """Return (norm, factor) on the device: the total norm of all arrays, and the factor that limits it to `max_norm`.
 
-    Shapes: squares as `squares_on_device` returns them; norm float64 and factor of `dtype`, both without dimensions.
+    Shapes: squares as `squares_on_device` returns them; norm (float64) and factor (of `dtype`) have no dimensions.
     """
     total = sum_over(squares, (0,))
     norm, factor = compute(_clipping, "clipping", [total, np.float64(max_norm)], (np.float64, dtype))

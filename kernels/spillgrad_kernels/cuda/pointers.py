@@ -1,9 +1,11 @@
-"""Device memory by its address: `loaders[dtype, lanes](address)` and `storers[dtype, lanes](address, *values)`; and the
-shared memory of a block by that of `shared_address(array)`, with `shared_loaders` and `shared_storers`.
+"""Load and store memory by address in kernels.
 
-Several lanes lie beside each other and move in one access of up to 16 bytes, which the address must be a multiple of.
-float16 and bfloat16 are numbers of float32 in a kernel, and a bool is a byte in memory. What is stored is converted as
-by NumPy: floats lose their fraction in integers, integers wrap around. Nothing checks an address.
+`loaders[dtype, lanes](address)` and `storers[dtype, lanes](address, *values)` access device memory. `shared_loaders`
+and `shared_storers` access a block's shared memory, whose address is `shared_address(array)`.
+
+Several lanes are adjacent elements, which move in one access of up to 16 bytes; the address must be a multiple of the
+access's size. In a kernel, float16 and bfloat16 become float32; in memory, a bool is one byte. Stores convert as NumPy
+does: floats lose their fraction in integers, and integers wrap around. No address is checked.
 """
 
 import ctypes
@@ -15,9 +17,10 @@ import numpy as np
 from numba.cuda import types
 
 from spillgrad_kernels.cuda.jit.compile import SIMULATED
-from spillgrad_kernels.device_array import ACCESS_BYTES as ACCESS_BYTES  # which kernels' modules import from here
+from spillgrad_kernels.device_array import ACCESS_BYTES as ACCESS_BYTES  # the modules of kernels import it here
 
 _GLOBAL, _SHARED = 1, 3  # the address spaces of LLVM's NVPTX target
+WORD_BYTES = 8  # of int64, in tables for kernels
 
 HALF = frozenset({"float16", "bfloat16"})
 _DTYPES: dict[str, Any] = {
@@ -25,11 +28,16 @@ _DTYPES: dict[str, Any] = {
     **{name: getattr(np, name) for name in ("float32", "float64")},
     **{f"{kind}{bits}": getattr(np, f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
 }  # fmt: skip
-# What kernels compute with, by the name of what is in memory.
+# The types that kernels compute with, by the name of the dtype in memory.
 kernel_types = {
     name: types.boolean if name == "bool" else types.float32 if name in HALF else getattr(types, name)
     for name in _DTYPES
 }
+
+
+def computing_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that kernels compute and add up in: float32 for half precision, else the dtype itself."""
+    return np.dtype(np.float32) if dtype.name in HALF else dtype
 
 
 def _lanes_of(itemsize: int) -> list[int]:
@@ -37,7 +45,7 @@ def _lanes_of(itemsize: int) -> list[int]:
 
 
 def widest(itemsize: int, *places: int) -> int:
-    """Return how many lanes of so many bytes an access may have where addresses and bytes between them are `places`."""
+    """Return the most lanes of `itemsize` bytes for one access, if all addresses and strides (`places`) permit it."""
     return max(lanes for lanes in _lanes_of(itemsize) if not any(place % (lanes * itemsize) for place in places))
 
 
@@ -56,7 +64,7 @@ if SIMULATED:
         return load
 
     def quotient(number: int, divisor: int) -> int:
-        """Return the whole part of a quotient of numbers that are not negative."""
+        """Return the whole part of number / divisor, both not negative."""
         return number // divisor
 
     def shared_address(array: np.ndarray) -> int:
@@ -91,9 +99,9 @@ else:
         return value
 
     def _truncated(builder: Any, dtype: np.dtype[Any], x: Any) -> Any:
-        """Convert a float; what an integer of 32 or 64 bits has no room for becomes the lowest one, as on x86-64."""
+        """Convert a float to an integer; one outside the range of 32 or 64 bits becomes the lowest, as on x86-64."""
         word = ir.IntType(64 if dtype.itemsize == 8 or dtype.name == "uint32" else 32)
-        # Halves of the range of uint64 are converted as those of int64.
+        # The lower half of uint64's range is converted as int64, the upper half likewise after subtracting 2**63.
         limit = x.type(2.0 ** (word.width - 1))
         upper = builder.fcmp_ordered(">=", x, limit) if dtype.name == "uint64" else None
         if upper is not None:
@@ -106,17 +114,17 @@ else:
         return builder.trunc(found, ir.IntType(8 * dtype.itemsize)) if word.width > 8 * dtype.itemsize else found
 
     def _stored(context: Any, builder: Any, dtype: np.dtype[Any], kind: Any, value: Any) -> Any:
-        """Return what is in memory for a value of a kernel's type."""
+        """Return the bits in memory for a value of a kernel's type."""
         if isinstance(kind, types.Float) and dtype.kind in "iu":
             return _truncated(builder, dtype, value)
-        if kind == types.float64 and dtype.name == "float16":  # not rounded to float32 between
+        if kind == types.float64 and dtype.name == "float16":  # in one step, so as to round once
             return builder.bitcast(builder.fptrunc(value, ir.HalfType()), _INT16)
         return _narrowed(builder, dtype, context.cast(builder, value, kind, kernel_types[dtype.name]))
 
     def _narrowed(builder: Any, dtype: np.dtype[Any], value: Any) -> Any:
         if dtype.name == "bool":
             return builder.zext(value, ir.IntType(8))
-        if dtype.name == "bfloat16":  # to the nearest, ties to even; a NaN stays one
+        if dtype.name == "bfloat16":  # round to nearest, ties to even; a NaN stays NaN
             word = builder.bitcast(value, _INT32)
             odd = builder.and_(builder.lshr(word, _INT32(16)), _INT32(1))
             nearest = builder.add(builder.add(word, _INT32(0x7FFF)), odd)
@@ -129,7 +137,7 @@ else:
 
     @intrinsic
     def quotient(typing_context: Any, number: Any, divisor: Any) -> Any:
-        """Return the whole part of a quotient of numbers that are not negative."""
+        """Return the whole part of number / divisor, both not negative."""
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.udiv(*arguments)
@@ -184,7 +192,7 @@ else:
 
             return types.void(types.int64, *map(types.unliteral, values)), codegen
 
-        # Numba looks at how many arguments an intrinsic takes.
+        # Numba reads the number of arguments from the signature, so an intrinsic cannot take *values.
         names = ", ".join(f"v{i}" for i in range(lanes))
         source = f"def store_{dtype.name}_x{lanes}(context, address, {names}): return store(context, address, {names})"
         namespace: dict[str, Any] = {"store": store}
@@ -193,7 +201,7 @@ else:
 
 
 _KINDS = [(np.dtype(kind), lanes) for kind in _DTYPES.values() for lanes in _lanes_of(np.dtype(kind).itemsize)]
-# By the name of a dtype and the number of lanes.
+# Each by the name of a dtype and the number of lanes.
 loaders = {(dtype.name, lanes): _loader(dtype, lanes, _GLOBAL) for dtype, lanes in _KINDS}
 storers = {(dtype.name, lanes): _storer(dtype, lanes, _GLOBAL) for dtype, lanes in _KINDS}
 shared_loaders = {(dtype.name, lanes): _loader(dtype, lanes, _SHARED) for dtype, lanes in _KINDS}

@@ -1,7 +1,7 @@
-"""Means and largest elements of windows over images on a device, and their gradients.
+"""Mean and max pooling of images on a device, and their gradients.
 
-A thread goes over a window, or for a gradient over the windows that see an element: nothing is added up in memory.
-Where windows begin and end is in a table, as words of int64, with their scales behind them.
+Forward, a thread computes one window. Backward, a thread computes one element, from the windows that contain it. A
+table on the device holds the start and stop of each window as int64 words, and behind them the scales for means.
 """
 
 import functools
@@ -9,31 +9,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba.cuda import types
 
-from spillgrad_kernels.cpu.pooling import Ranges
 from spillgrad_kernels.cuda.array import empty, table
 from spillgrad_kernels.cuda.elementwise import contiguous
-from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda
-from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers
+from spillgrad_kernels.cuda.jit.compile import Kernel, cuda
+from spillgrad_kernels.cuda.pointers import WORD_BYTES, computing_dtype, loaders, quotient, storers
 from spillgrad_kernels.device_array import DeviceArray
-from spillgrad_kernels.windows import Pair
+from spillgrad_kernels.windows import Pair, Ranges
 
-_WORD = 8  # bytes
-# Elements of a window, on average, from which their sums are made across first and then down.
+# If windows have at least so many elements on average, they are summed in two steps: across, then down.
 _MANY_ELEMENTS = 64
 
-Spans = tuple[np.ndarray, np.ndarray]  # where ranges along one dimension start, and stop
-
-
-def _number(dtype: np.dtype[Any]) -> Any:
-    """Return what makes the numbers that elements of a dtype are computed in."""
-    return np.float32 if dtype.name in HALF else dtype.type
+Spans = tuple[np.ndarray, np.ndarray]  # starts and stops of ranges along one dimension
 
 
 @functools.cache
 def finding(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel that finds the largest element of each window, and its place."""
+    """Return the kernel that finds the largest element of each window, and its position in the image."""
     load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
     load_word, store_word = loaders["int64", 1], storers["int64", 1]
 
@@ -45,10 +37,10 @@ def finding(dtype: np.dtype[Any]) -> Kernel:
         while turn < count:
             row = quotient(turn, across)
             plane = quotient(row, down)
-            at_y = ranges + (row - plane * down) * _WORD
-            at_x = ranges + (2 * down + turn - row * across) * _WORD
-            y, y_stop = load_word(at_y), load_word(at_y + down * _WORD)
-            first_x, x_stop = load_word(at_x), load_word(at_x + across * _WORD)
+            at_y = ranges + (row - plane * down) * WORD_BYTES
+            at_x = ranges + (2 * down + turn - row * across) * WORD_BYTES
+            y, y_stop = load_word(at_y), load_word(at_y + down * WORD_BYTES)
+            first_x, x_stop = load_word(at_x), load_word(at_x + across * WORD_BYTES)
             image = x + plane * height * width * size
             place = y * width + first_x
             best = load(image + place * size)
@@ -61,18 +53,17 @@ def finding(dtype: np.dtype[Any]) -> Kernel:
                     z += step_x
                 y += step_y
             store(out + turn * size, best)
-            store_word(indices + turn * _WORD, place)
+            store_word(indices + turn * WORD_BYTES, place)
             turn += cuda.gridsize(1)
 
-    find_largest.__name__ = f"max_pool_{dtype.name}"
-    return Kernel(find_largest, [types.int64] * 11)
+    return Kernel(find_largest, f"max_pool_{dtype.name}")
 
 
 @functools.cache
 def spreading(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel that adds up, for each element, the gradients of the windows whose largest it is."""
+    """Return the kernel that adds up, for each element, the gradients of the windows whose largest element it is."""
     load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
-    load_word, nothing = loaders["int64", 1], _number(dtype)(0)
+    load_word, nothing = loaders["int64", 1], computing_dtype(dtype).type(0)
 
     def spread_maxima(
         count: int, down: int, across: int, height: int, width: int, ranges: int, grad: int, indices: int, out: int
@@ -81,48 +72,47 @@ def spreading(dtype: np.dtype[Any]) -> Kernel:
         while turn < count:
             row = quotient(turn, width)
             plane = quotient(row, height)
-            at_y = ranges + (row - plane * height) * _WORD
-            at_x = ranges + (2 * height + turn - row * width) * _WORD
-            i, i_stop = load_word(at_y), load_word(at_y + height * _WORD)
-            first_j, j_stop = load_word(at_x), load_word(at_x + width * _WORD)
+            at_y = ranges + (row - plane * height) * WORD_BYTES
+            at_x = ranges + (2 * height + turn - row * width) * WORD_BYTES
+            i, i_stop = load_word(at_y), load_word(at_y + height * WORD_BYTES)
+            first_j, j_stop = load_word(at_x), load_word(at_x + width * WORD_BYTES)
             place, total = turn - plane * height * width, nothing
             while i < i_stop:
                 window = (plane * down + i) * across
                 for j in range(first_j, j_stop):
-                    if load_word(indices + (window + j) * _WORD) == place:
+                    if load_word(indices + (window + j) * WORD_BYTES) == place:
                         total += load(grad + (window + j) * size)
                 i += 1
             store(out + turn * size, total)
             turn += cuda.gridsize(1)
 
-    spread_maxima.__name__ = f"max_pool_backward_{dtype.name}"
-    return Kernel(spread_maxima, [types.int64] * 9)
+    return Kernel(spread_maxima, f"max_pool_backward_{dtype.name}")
 
 
 @functools.cache
 def adding(dtype: np.dtype[Any], result: np.dtype[Any], backward: bool) -> Kernel:
-    """Return the kernel that adds up the elements of each window and scales the sum, or scales each before.
+    """Return the kernel that adds up the elements of each window and scales the sum.
 
-    The latter is for gradients: "windows" are then of windows, those that see an element, and theirs are the scales.
+    Backward, it adds up, for each element, the gradients of the windows that contain it, each times its window's scale.
     """
     load, store, size, result_size = loaders[dtype.name, 1], storers[result.name, 1], dtype.itemsize, result.itemsize
-    number = np.dtype(_number(dtype))
+    number = computing_dtype(dtype)
     load_word, load_scale, scale_bytes = loaders["int64", 1], loaders[number.name, 1], number.itemsize
     nothing = number.type(0)
 
     def add_elements(
         count: int, down: int, across: int, height: int, width: int, ranges: int, x: int, out: int
     ) -> None:
-        scales_y = ranges + 2 * (down + across) * _WORD
+        scales_y = ranges + 2 * (down + across) * WORD_BYTES
         scales_x = scales_y + (height if backward else down) * scale_bytes
         turn = cuda.grid(1)
         while turn < count:
             row = quotient(turn, across)
             plane = quotient(row, down)
             i, j = row - plane * down, turn - row * across
-            at_y, at_x = ranges + i * _WORD, ranges + (2 * down + j) * _WORD
-            y, y_stop = load_word(at_y), load_word(at_y + down * _WORD)
-            first_x, x_stop = load_word(at_x), load_word(at_x + across * _WORD)
+            at_y, at_x = ranges + i * WORD_BYTES, ranges + (2 * down + j) * WORD_BYTES
+            y, y_stop = load_word(at_y), load_word(at_y + down * WORD_BYTES)
+            first_x, x_stop = load_word(at_x), load_word(at_x + across * WORD_BYTES)
             image = x + plane * height * width * size
             total = nothing
             while y < y_stop:
@@ -137,18 +127,17 @@ def adding(dtype: np.dtype[Any], result: np.dtype[Any], backward: bool) -> Kerne
             store(out + turn * result_size, total)
             turn += cuda.gridsize(1)
 
-    add_elements.__name__ = f"mean_pool{'_backward' if backward else ''}_{dtype.name}_as_{result.name}"
-    return Kernel(add_elements, [types.int64] * 8)
+    return Kernel(add_elements, f"mean_pool{'_backward' if backward else ''}_{dtype.name}_as_{result.name}")
 
 
 def _words(*ranges: Spans) -> bytes:
-    """Return the words of starts and stops, down and across."""
+    """Return starts and stops, down and across, as the words of a table."""
     return np.concatenate([part for pair in ranges for part in pair]).astype(np.int64).tobytes()
 
 
 @functools.lru_cache(maxsize=256)
 def _seeing(starts: bytes, stops: bytes, size: int) -> Spans:
-    """Return the first and last + 1 of the windows between whose start and stop each of so many elements is."""
+    """Return, for each of `size` elements, the range of windows whose start and stop are around it."""
     begins, ends = np.frombuffer(starts, np.int64), np.frombuffer(stops, np.int64)
     lengths = np.maximum(ends - begins, 0)
     windows = np.repeat(np.arange(lengths.size), lengths)
@@ -160,73 +149,61 @@ def _seeing(starts: bytes, stops: bytes, size: int) -> Spans:
 
 
 def _seen(found: Ranges, size: int) -> Spans:
+    """Return, for each of `size` elements, the range of windows that may contain it."""
     return _seeing(found.starts.astype(np.int64).tobytes(), found.stops.astype(np.int64).tobytes(), size)
 
 
 def max_pool(x: DeviceArray, down: Ranges, across: Ranges) -> tuple[DeviceArray, DeviceArray]:
-    """Return the largest element of each window and its place in the image, as int64; the first of equal ones,
-    the last of several NaN.
-
-    Shapes: x (N, C, H, W), results (N, C, h, w). A NaN is larger than any number.
-    """
+    """Return the largest element of each window, and its position in the image as int64."""
     grid = down.starts.size, across.starts.size
     out, indices = empty((*x.shape[:2], *grid), x.dtype), empty((*x.shape[:2], *grid), np.int64)
     if out.size:
-        x, kernel = contiguous(x), finding(x.dtype)
-        kernel.launch(
-            blocks_for(out.size, kernel.threads), out.size, *grid, *x.shape[2:], down.step, across.step,
-            table(_words(down[:2], across[:2])).address, x.address, out.address, indices.address,
+        x, spans = contiguous(x), table(_words(down[:2], across[:2]))
+        finding(x.dtype).run(
+            out.size, *grid, *x.shape[2:], down.step, across.step, spans.address, x.address, out.address,
+            indices.address,
         )  # fmt: skip
     return out, indices
 
 
-def spread_maxima(
-    grad: DeviceArray, indices: DeviceArray, image: Pair, down: Ranges, across: Ranges
-) -> DeviceArray:  # fmt: skip
-    """Return the gradient of `max_pool` by its input; `indices` are the places that it returned.
+def spread_maxima(grad: DeviceArray, indices: DeviceArray, image: Pair, down: Ranges, across: Ranges) -> DeviceArray:
+    """Return the gradient of `max_pool` by its input; `indices` are the positions that it returned.
 
     Shapes: grad and indices (N, C, h, w), result (N, C, *image).
     """
     out = empty((*grad.shape[:2], *image), grad.dtype)
     if out.size:
-        grad, indices, kernel = contiguous(grad), contiguous(indices), spreading(grad.dtype)
-        kernel.launch(
-            blocks_for(out.size, kernel.threads), out.size, *grad.shape[2:], *image,
-            table(_words(_seen(down, image[0]), _seen(across, image[1]))).address, grad.address, indices.address,
-            out.address,
-        )  # fmt: skip
+        grad, indices = contiguous(grad), contiguous(indices)
+        spans = table(_words(_seen(down, image[0]), _seen(across, image[1])))
+        spreading(grad.dtype).run(
+            out.size, *grad.shape[2:], *image, spans.address, grad.address, indices.address, out.address
+        )
     return out
 
 
 def mean_pool(
     x: DeviceArray, down: Ranges, across: Ranges, y_scales: Sequence[float], x_scales: Sequence[float]
 ) -> DeviceArray:
-    """Return the sum of each window times the scales of its row and column.
-
-    Shapes: x (N, C, H, W), y_scales (h,), x_scales (w,), result (N, C, h, w). Windows have no dilation.
-    """
+    """Return the sum of each window, times the scale of its row and that of its column in the grid."""
     return _added(x, down[:2], across[:2], y_scales, x_scales, False)
 
 
 def mean_pool_backward(
     grad: DeviceArray, image: Pair, down: Ranges, across: Ranges, y_scales: Sequence[float], x_scales: Sequence[float]
 ) -> DeviceArray:
-    """Return the gradient of `mean_pool` by its input.
-
-    Shapes: grad (N, C, h, w), result (N, C, *image).
-    """
+    """Return the gradient of `mean_pool` by its input."""
     return _added(grad, _seen(down, image[0]), _seen(across, image[1]), y_scales, x_scales, True)
 
 
 def _added(
     x: DeviceArray, down: Spans, across: Spans, y_scales: Sequence[float], x_scales: Sequence[float], backward: bool
 ) -> DeviceArray:
-    """Return scaled sums over ranges of rows and columns: at once, or where there is much to add up, in two steps."""
+    """Return scaled sums over ranges of rows and columns: in one step, or in two where ranges are long."""
     dtype = x.dtype
     elements_down, elements_across = ((stops - starts).sum() / max(1, stops.size) for starts, stops in (down, across))
     if elements_down * elements_across >= _MANY_ELEMENTS and min(elements_down, elements_across) > 1:
         rows, columns = x.shape[2], across[0].size
-        x = _summed(x, _each(rows), across, [1.0] * rows, x_scales, backward, np.dtype(_number(dtype)))
+        x = _summed(x, _each(rows), across, [1.0] * rows, x_scales, backward, computing_dtype(dtype))
         across, x_scales = _each(columns), [1.0] * columns
     return _summed(x, down, across, y_scales, x_scales, backward, dtype)
 
@@ -241,10 +218,9 @@ def _summed(
 ) -> DeviceArray:  # fmt: skip
     out = empty((*x.shape[:2], down[0].size, across[0].size), dtype)
     if out.size:
-        x, kernel = contiguous(x), adding(x.dtype, dtype, backward)
-        numbers = b"".join([np.array(each, _number(dtype)).tobytes() for each in (y_scales, x_scales)])
-        kernel.launch(
-            blocks_for(out.size, kernel.threads), out.size, *out.shape[2:], *x.shape[2:],
-            table(_words(down, across) + numbers).address, x.address, out.address,
-        )  # fmt: skip
+        x = contiguous(x)
+        scales = np.array([*y_scales, *x_scales], computing_dtype(dtype)).tobytes()
+        adding(x.dtype, dtype, backward).run(
+            out.size, *out.shape[2:], *x.shape[2:], table(_words(down, across) + scales).address, x.address, out.address
+        )
     return out

@@ -1,13 +1,13 @@
-"""How exact products of float32 are on a device; imports nothing of CUDA's."""
+"""The precision of float32 products on a device; this module imports no CUDA package."""
 
 _tf32 = [False]
 
 
 def allow_tf32(allowed: bool) -> None:
-    """Say whether tensor cores may round float32 to 10 bits after the point for products; at first they may not."""
+    """Permit or forbid tensor cores to round float32 to tf32 (10 fraction bits) in products; forbidden at first."""
     _tf32[0] = allowed
 
 
 def tf32_is_allowed() -> bool:
-    """Return whether they may."""
+    """Return whether tensor cores may round float32 to tf32."""
     return _tf32[0]

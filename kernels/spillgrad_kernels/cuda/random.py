@@ -1,7 +1,7 @@
-"""Random numbers on a device: the CPU's, by the same counters (see `spillgrad_kernels.cpu.random`).
+"""Random numbers on a device: the same as on the CPU, from the same counters (see `spillgrad_kernels.cpu.random`).
 
-Integers, uniform numbers and what dropout keeps are the CPU's to the bit, normal numbers to a few ulp. A thread draws
-the four elements of a counter.
+Integers, uniform numbers and dropout's choices are equal to the bit, normal numbers to a few ulp. A thread draws the
+four elements of one counter.
 """
 
 import functools
@@ -14,7 +14,7 @@ from numba.cuda import types
 from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives `log` and `where` their meaning here)
 from spillgrad_kernels.cuda.array import empty, zeros
 from spillgrad_kernels.cuda.elementwise import contiguous, copy
-from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda, device, device_form
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda, device, device_form
 from spillgrad_kernels.cuda.pointers import kernel_types, loaders, storers, widest
 from spillgrad_kernels.cuda.sorting import in_order
 from spillgrad_kernels.device_array import DeviceArray
@@ -31,17 +31,13 @@ from spillgrad_kernels.tables.random import (
 )
 from spillgrad_kernels.tables.scalar_math import where
 
-philox4x32, fraction32, fraction64 = (
-    device_form(host.philox4x32),
-    device_form(host.fraction32),
-    device_form(host.fraction64),
-)
+philox4x32, fraction32, fraction64 = map(device_form, (host.philox4x32, host.fraction32, host.fraction64))
 normal_pair = device_form(host.normal_pair, cos_sin_turns=device_form(host.cos_sin_turns))
 
 
 @device
 def _words(at: Any, stream: Any, seed: Any) -> Any:
-    """Return the four words of a counter (uint64)."""
+    """Return the four 32-bit words of a counter, as uint64."""
     return philox4x32(at & MASK32, at >> HALF, np.uint64(stream), np.uint64(0), seed & MASK32, seed >> HALF)
 
 
@@ -104,36 +100,17 @@ DISTRIBUTIONS = {"uniform": _uniform, "normal": _normal, "words64": _bits, "rand
 
 
 def _fours(dtype: np.dtype[Any], lanes: int) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """Return what loads, and what stores, the elements of a counter: four, or fewer where fewer are left."""
-    load, store, size = loaders[dtype.name, lanes], storers[dtype.name, lanes], dtype.itemsize
-    load_one, store_one = loaders[dtype.name, 1], storers[dtype.name, 1]
-
-    if lanes == 4:
-        load_all, store_all = load, store
-    elif lanes == 2:
-
-        @device
-        def load_all(at: int) -> Any:
-            (a, b), (c, d) = load(at), load(at + 2 * size)
-            return a, b, c, d
-
-        @device
-        def store_all(at: int, a: Any, b: Any, c: Any, d: Any) -> None:
-            store(at, a, b)
-            store(at + 2 * size, c, d)
-
-    else:
-
-        @device
-        def load_all(at: int) -> Any:
-            return load(at), load(at + size), load(at + 2 * size), load(at + 3 * size)
-
-        @device
-        def store_all(at: int, a: Any, b: Any, c: Any, d: Any) -> None:
-            store(at, a)
-            store(at + size, b)
-            store(at + 2 * size, c)
-            store(at + 3 * size, d)
+    """Return load(address, left) and store(address, left, *values) for a counter's four elements, or for those left."""
+    size, load_one, store_one = dtype.itemsize, loaders[dtype.name, 1], storers[dtype.name, 1]
+    accesses = [(i * size, ", ".join("abcd"[i : i + lanes])) for i in range(0, 4, lanes)]
+    lines = [
+        "def load_all(at):", *(f"    {names} = load(at + {offset})" for offset, names in accesses),
+        "    return a, b, c, d",
+        "def store_all(at, a, b, c, d):", *(f"    store(at + {offset}, {names})" for offset, names in accesses),
+    ]  # fmt: skip
+    made: dict[str, Any] = {"load": loaders[dtype.name, lanes], "store": storers[dtype.name, lanes]}
+    exec("\n".join(lines), made)
+    load_all, store_all = device(made["load_all"]), device(made["store_all"])
 
     @device
     def load_four(at: int, left: int) -> Any:
@@ -159,7 +136,7 @@ def _fours(dtype: np.dtype[Any], lanes: int) -> tuple[Callable[..., Any], Callab
 
 @functools.cache
 def drawing(name: str, dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel that fills memory without gaps with numbers of a distribution."""
+    """Return the kernel that fills dense memory with numbers of a distribution."""
     draw = device(DISTRIBUTIONS[name](dtype))
     _, store = _fours(dtype, min(4, widest(dtype.itemsize)))
     size = dtype.itemsize
@@ -172,13 +149,12 @@ def drawing(name: str, dtype: np.dtype[Any]) -> Kernel:
             store(out + 4 * turn * size, count - 4 * turn, a, b, c, d)
             turn += cuda.gridsize(1)
 
-    fill.__name__ = f"{name}_{dtype.name}"
-    return Kernel(fill, [types.int64] * 6)
+    return Kernel(fill, f"{name}_{dtype.name}")
 
 
 @functools.cache
 def dropping(dtype: np.dtype[Any], lanes: int, adds: bool) -> Kernel:
-    """Return the kernel of dropout that adds to a residual, or does not, over memory without gaps."""
+    """Return the kernel of dropout over dense memory; if `adds`, it also adds a residual."""
     load, store = _fours(dtype, lanes)
     size, number = dtype.itemsize, np.float64 if dtype == np.float64 else np.float32
 
@@ -201,12 +177,12 @@ def dropping(dtype: np.dtype[Any], lanes: int, adds: bool) -> Kernel:
                 store(out + at, left, y0, y1, y2, y3)
             turn += cuda.gridsize(1)
 
-    drop.__name__ = f"dropout_{dtype.name}"
-    return Kernel(drop, [*[types.int64] * 5, kernel_types[dtype.name], types.int64, types.int64])
+    kinds = [*[types.int64] * 5, kernel_types[dtype.name], types.int64, types.int64]
+    return Kernel(drop, f"dropout_{dtype.name}", kinds)
 
 
 def _signed(word: int) -> int:
-    """Return the number from -2**63 on that has the same low 64 bits: kernels take no others."""
+    """Return the int64 with the same low 64 bits, as kernels take int64."""
     return ((word & (1 << 64) - 1) ^ 1 << 63) - (1 << 63)
 
 
@@ -215,22 +191,19 @@ def _drawn(
 ) -> DeviceArray:
     out = empty(shape, dtype)
     if out.size:
-        kernel = drawing(name, np.dtype(stored_as))
-        blocks = blocks_for(counters_needed(out.size), kernel.threads)
-        kernel.launch(blocks, out.size, out.address, _signed(seed), _signed(offset), _signed(low), _signed(span))
+        drawing(name, np.dtype(stored_as)).run_blocks(
+            -(-counters_needed(out.size) // THREADS), out.size, out.address, *map(_signed, (seed, offset, low, span))
+        )
     return out
 
 
 def uniform(shape: Shape, dtype: Any, seed: int, offset: int) -> DeviceArray:
-    """Return numbers uniform in [0, 1): multiples of 2**-53 in float64, of 2**-24 else, which half precision rounds."""
+    """Return numbers uniform in [0, 1): multiples of 2**-53 in float64, else of 2**-24, rounded in half precision."""
     return _drawn("uniform", shape, dtype, dtype, seed, offset)
 
 
 def normal(shape: Shape, dtype: Any, seed: int, offset: int) -> DeviceArray:
-    """Return numbers of the standard normal distribution, none beyond 5.8 (8.6 in float64).
-
-    Source: Box & Muller 1958; elements 2k and 2k + 1 share a radius.
-    """
+    """Return numbers of the standard normal distribution, at most 5.8 in size (8.6 in float64)."""
     return _drawn("normal", shape, dtype, dtype, seed, offset)
 
 
@@ -240,10 +213,7 @@ def words64(shape: Shape, seed: int, offset: int) -> DeviceArray:
 
 
 def randint(low: int, high: int, shape: Shape, seed: int, offset: int) -> DeviceArray:
-    """Return int64 uniform in [low, high), to one part in 2**64 / (high - low).
-
-    Raises ValueError unless low < high.
-    """
+    """Return int64 uniform in [low, high); the relative error of probabilities is below (high - low) / 2**64."""
     require_range(low, high)
     return _drawn("randint", shape, np.int64, np.int64, seed, offset, low, high - low)
 
@@ -255,10 +225,9 @@ def permutation(n: int, seed: int, offset: int) -> DeviceArray:
 
 
 def dropout(a: DeviceArray, p: float, seed: int, offset: int, residual: DeviceArray | None = None) -> DeviceArray:
-    """Return `a` with each element zeroed with probability `p`, whatever it held, and the others scaled by 1 / (1 - p).
+    """Return `a` with each element set to 0 with probability `p`, even a NaN, and the others scaled by 1 / (1 - p).
 
-    A `residual`, of the shape and dtype of `a`, is added in the same pass. Raises ValueError unless 0 <= p <= 1,
-    and for a residual of another shape or dtype.
+    Raises ValueError also for a residual of another shape or dtype.
     """
     require_probability(p)
     if residual is not None and (residual.shape, residual.dtype) != (a.shape, a.dtype):
@@ -266,7 +235,7 @@ def dropout(a: DeviceArray, p: float, seed: int, offset: int, residual: DeviceAr
             f"dropout: got a residual of shape {residual.shape} and {residual.dtype} for an array of shape {a.shape} "
             f"and {a.dtype}; both must be the same; broadcast and convert it first"
         )
-    if p == 1:  # 1 / (1 - p) has no value
+    if p == 1:  # 1 / (1 - p) is undefined
         return zeros(a.shape, a.dtype) if residual is None else copy(residual)
     out = empty(a.shape, a.dtype)
     if not a.size:
@@ -275,9 +244,8 @@ def dropout(a: DeviceArray, p: float, seed: int, offset: int, residual: DeviceAr
     a = contiguous(a)
     other = a if residual is None else contiguous(residual)
     lanes = min(WORDS_PER_COUNTER, widest(a.dtype.itemsize, a.address, other.address))
-    kernel = dropping(a.dtype, lanes, residual is not None)
-    kernel.launch(
-        blocks_for(counters_needed(a.size), kernel.threads), a.size, a.address, other.address, out.address, threshold,
-        scale, _signed(seed), _signed(offset),
+    dropping(a.dtype, lanes, residual is not None).run_blocks(
+        -(-counters_needed(a.size) // THREADS), a.size, a.address, other.address, out.address, threshold, scale,
+        _signed(seed), _signed(offset),
     )  # fmt: skip
     return out

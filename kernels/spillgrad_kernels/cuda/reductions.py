@@ -1,9 +1,9 @@
-"""Reductions over any axes of arrays on a device, by the rules of `spillgrad_kernels.cpu.reductions`.
+"""Reductions over any axes of arrays on a device, by the same rules as on the CPU.
 
-Every reduction is brought to (outer, n, inner) and folded over n. A block of threads makes several results, each with
-several threads: neighbouring threads go along n where that is dense in memory, and from one result to the next where it
-is not. Long folds are cut into parts of a fixed length, whose results are folded in turn: sums do not depend on the
-device. Sums and products accumulate in float64, of integers in int64; those of exponentials in their own dtype.
+Every reduction is brought to the shape (outer, n, inner) and folds n. A block of threads computes several results, each
+with several threads. Adjacent threads walk along n if that is dense in memory, else along the results. Long folds are
+cut into parts of a fixed length, whose results are folded again, so that sums do not depend on the device. Sums and
+products accumulate in float64, or in int64 for integers; sums of exponentials accumulate in their own dtype.
 """
 
 import builtins
@@ -17,24 +17,24 @@ from numba.cuda import types
 from spillgrad_kernels.cuda import scans
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import compute, contiguous, converted
-from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, blocks_for, cuda, device
-from spillgrad_kernels.cuda.pointers import HALF, loaders, quotient, storers
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda, device
+from spillgrad_kernels.cuda.pointers import computing_dtype, loaders, quotient, storers
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, threads_of_row
 from spillgrad_kernels.cuda.rows import run as run_rows
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Shape
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import CONVERSIONS
 from spillgrad_kernels.tables.reductions import RULES as _CPU_RULES
 from spillgrad_kernels.tables.reductions import fold_order, reduced_shape, require_elements
 from spillgrad_kernels.tables.scalar_math import exp, log, sqrt, where
 
-# Elements that one part folds: 2**24 of them are of 1,024 blocks, as many as a large device runs at once.
+# The length of a part: 2**24 elements make 1,024 blocks, as many as a large device runs at once.
 _PART_ELEMENTS = 1 << 14
-# Elements of a column that one thread goes down in a running fold.
+# The length of a part of a column in a running fold, which one thread walks.
 _COLUMN_ELEMENTS = 1 << 8
 
-# The rule that folds the results of parts.
+# The rule that folds the results of parts, for each rule's universal function.
 _OF_PARTS: dict[np.ufunc, str] = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
 
 RULES = {
@@ -54,8 +54,20 @@ for _function in {f for rule in RULES.values() for f in (rule.term, rule.combine
     device(_function)
 
 
+@device
+def add_up_block(shared: Any) -> None:
+    """Add up a block's numbers in shared memory, one for each thread, into the first; all its threads call this."""
+    cuda.syncthreads()
+    half = THREADS >> 1
+    while half > 0:
+        if cuda.threadIdx.x < half:
+            shared[cuda.threadIdx.x] += shared[cuda.threadIdx.x + half]
+        cuda.syncthreads()
+        half >>= 1
+
+
 def _identity(name: str, dtype: np.dtype[Any]) -> Any:
-    """Return what a fold of elements of a dtype begins from, in the dtype it accumulates in."""
+    """Return the value that a fold of elements of a dtype starts from, in the dtype that it accumulates in."""
     value = RULES[name].identity(np.float64 if dtype == np.float64 else np.float32)
     if dtype.kind not in "iub" or isinstance(value, np.integer):
         return value
@@ -67,21 +79,21 @@ def _identity(name: str, dtype: np.dtype[Any]) -> Any:
 
 @functools.cache
 def kernel(name: str, finished_as: str | None, dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
-    """Return the kernel that folds elements of one dtype by a rule, and finishes results by another, or not."""
+    """Return the kernel that folds elements by the rule `name`, and finishes the results by `finished_as`, if given."""
     rule = RULES[name]
     term, combine = rule.term, rule.combine
     finish = _unfinished if finished_as is None else RULES[finished_as].finish
     identity = _identity(name, dtype)
     number, accumulated = type(identity), getattr(types, type(identity).__name__)
     load, store = loaders[dtype.name, 1], storers[result.name, 1]
-    shifted, no_shift = rule.shifted, (np.float32 if dtype.name in HALF else dtype.type)(0)
+    shifted, no_shift = rule.shifted, computing_dtype(dtype).type(0)
     size, result_size, threads = dtype.itemsize, result.itemsize, THREADS
 
     def fold(
         units: int, n: int, inner: int, parts: int, length: int, count: int, width: int, beside: int, apart: int,
         a: int, shift: int, out: int,
     ) -> None:  # fmt: skip
-        # The `width` threads of one result lie `beside` steps from each other, those of the next result `apart`.
+        # A result has `width` threads at a distance of `beside`; threads of consecutive results are `apart` apart.
         shared = cuda.shared.array(threads, accumulated)
         thread = cuda.threadIdx.x
         columns = quotient(threads, width)
@@ -115,12 +127,11 @@ def kernel(name: str, finished_as: str | None, dtype: np.dtype[Any], result: np.
             cuda.syncthreads()
             group += cuda.gridDim.x
 
-    fold.__name__ = f"{name}_{dtype.name}"
-    return Kernel(fold, [types.int64] * 12, threads)
+    return Kernel(fold, f"{name}_{dtype.name}")
 
 
 class _Folding(NamedTuple):
-    """How (outer, n, inner) is folded: in so many parts of a length, each by `width` threads."""
+    """A fold of (outer, n, inner) over n, in parts of a length, each by `width` threads."""
 
     outer: int
     n: int
@@ -137,24 +148,24 @@ class _Folding(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The threads of one result, a power of two."""
+        """The number of threads for one result, a power of two."""
         return threads_of_row(builtins.min(self.n, self.length), self.inner)
 
     def run(
         self, name: str, finished_as: str | None, count: int, a: DeviceArray, shift: DeviceArray | None,
         out: DeviceArray,
     ) -> None:  # fmt: skip
+        """Fold `a` into `out`. `count` is the number of elements that `finished_as` gets to know."""
         columns = THREADS // self.width
         beside, apart = (1, self.width) if self.inner == 1 else (columns, 1)
-        groups = -(-self.units // columns) * self.parts
-        kernel(name, finished_as, a.dtype, out.dtype).launch(
-            blocks_for(groups * THREADS, THREADS), self.units, self.n, self.inner, self.parts, self.length, count,
+        kernel(name, finished_as, a.dtype, out.dtype).run_blocks(
+            -(-self.units // columns) * self.parts, self.units, self.n, self.inner, self.parts, self.length, count,
             self.width, beside, apart, a.address, a.address if shift is None else shift.address, out.address,
         )  # fmt: skip
 
 
 def _in_order(a: DeviceArray, permutation: Shape | None) -> DeviceArray:
-    """Return the elements in the order of (outer, n, inner), without gaps."""
+    """Return a dense array with the elements in the order of (outer, n, inner)."""
     return contiguous(a if permutation is None else a.transpose(*permutation))
 
 
@@ -165,7 +176,7 @@ def _result_dtype(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _reduce(name: str, axes: Shape, keepdims: bool, a: DeviceArray, shift: DeviceArray | None = None) -> DeviceArray:
-    """Fold `axes` of an array; a shifted fold has a second operand, with one value per result in the result's order."""
+    """Fold `axes` of an array. A shifted fold takes a second operand, `shift`, with a value for each result."""
     order = fold_order(a.shape, axes)
     out = empty(reduced_shape(a.shape, axes, keepdims), _result_dtype(name, a.dtype))
     fold = _Folding(order.outer, order.n, order.inner, _PART_ELEMENTS)
@@ -183,7 +194,7 @@ def _reduce(name: str, axes: Shape, keepdims: bool, a: DeviceArray, shift: Devic
 
 
 def sum(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
-    """Return the sum over `axes`, of integers in int64; 0 over no elements."""
+    """Return the sum over `axes`, in int64 for integers; 0 over no elements."""
     return _reduce("sum", axes, keepdims, a)
 
 
@@ -193,42 +204,30 @@ def mean(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
 
 
 def prod(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
-    """Return the product over `axes`, of integers in int64; 1 over no elements."""
+    """Return the product over `axes`, in int64 for integers; 1 over no elements."""
     return _reduce("prod", axes, keepdims, a)
 
 
 def max(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
-    """Return the largest element over `axes`, NaN where there is one.
-
-    Raises ValueError for the maximum of no elements.
-    """
+    """Return the largest element over `axes`, or NaN if an element is NaN."""
     require_elements("max", a.shape, axes)
     return _reduce("max", axes, keepdims, a)
 
 
 def min(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
-    """Return the smallest element over `axes`, NaN where there is one.
-
-    Raises ValueError for the minimum of no elements.
-    """
+    """Return the smallest element over `axes`, or NaN if an element is NaN."""
     require_elements("min", a.shape, axes)
     return _reduce("min", axes, keepdims, a)
 
 
 def argmax(a: DeviceArray, axis: int, keepdims: bool = False) -> DeviceArray:
-    """Return the position of the first largest element along `axis`, of the first NaN where there is one; int64.
-
-    Raises ValueError for the maximum of no elements.
-    """
+    """Return the position of the first largest element along `axis`, or of the first NaN, as int64."""
     require_elements("argmax", a.shape, (axis,))
     return _reduce("position", (axis,), keepdims, a, max(a, (axis,)))
 
 
 def argmin(a: DeviceArray, axis: int, keepdims: bool = False) -> DeviceArray:
-    """Return the position of the first smallest element along `axis`, of the first NaN where there is one; int64.
-
-    Raises ValueError for the minimum of no elements.
-    """
+    """Return the position of the first smallest element along `axis`, or of the first NaN, as int64."""
     require_elements("argmin", a.shape, (axis,))
     return _reduce("position", (axis,), keepdims, a, min(a, (axis,)))
 
@@ -238,18 +237,18 @@ def var(a: DeviceArray, axes: Shape, correction: float = 1, keepdims: bool = Fal
     freedom = math.prod(a.shape[axis] for axis in axes) - correction
     centre = mean(a, axes, keepdims)
     squares = _reduce("squares", axes, keepdims, a, centre)
-    divisor = np.dtype(np.float32 if a.dtype.name in HALF else a.dtype).type(freedom if freedom > 0 else 0)
+    divisor = computing_dtype(a.dtype).type(freedom if freedom > 0 else 0)
     compute(ROWS["div"].forward, "div", [squares, divisor], (a.dtype,), (squares,))
     return squares, centre
 
 
 def any(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
-    """Return whether an element over `axes` is not 0; False over no elements."""
+    """Return whether any element over `axes` is not 0; False over no elements."""
     return _reduce("max", axes, keepdims, converted(a, np.dtype(np.bool_)))
 
 
 def all(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
-    """Return whether no element over `axes` is 0; True over no elements."""
+    """Return whether all elements over `axes` are not 0; True over no elements."""
     return _reduce("min", axes, keepdims, converted(a, np.dtype(np.bool_)))
 
 
@@ -262,8 +261,8 @@ def norm(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
 
 
 def join_exponentials(largest: Any, total: Any, other_largest: Any, other_total: Any) -> Any:
-    """Return the largest value of two parts of a row, and the sum of exp(value - largest), NaN if there is one."""
-    # Infinities of one sign have no distance.
+    """Return the largest value of two parts of a row, and the sum of exp(value - largest); a NaN makes the sum NaN."""
+    # The distance of two equal infinities is NaN.
     scale = where(other_largest == largest, 1, exp(-abs(other_largest - largest)))
     is_larger = other_largest > largest
     return (
@@ -273,20 +272,15 @@ def join_exponentials(largest: Any, total: Any, other_largest: Any, other_total:
 
 
 EXPONENTIALS = {"largest": -math.inf, "total": 0}
+EXPONENTIALS_FOLD = Fold(EXPONENTIALS, lambda a: (a, 1), join_exponentials)
 
 
 def _log_of_sum(largest: Any, total: Any) -> Any:
     return largest + log(total)
 
 
-_LOGSUMEXP = RowLoop(
-    "logsumexp", ["a"], fold=Fold(EXPONENTIALS, lambda a: (a, 1), join_exponentials),
-    finish=_log_of_sum, finished=["lse"], stored=["lse"],
-)  # fmt: skip
-_LOGSUMEXP_OF_PART = RowLoop(
-    "logsumexp_of_part", ["a"], fold=Fold(EXPONENTIALS, lambda a: (a, 1), join_exponentials),
-    stored=["largest", "total"],
-)  # fmt: skip
+_LOGSUMEXP = RowLoop("logsumexp", ["a"], fold=EXPONENTIALS_FOLD, finish=_log_of_sum, finished=["lse"], stored=["lse"])
+_LOGSUMEXP_OF_PART = RowLoop("logsumexp_of_part", ["a"], fold=EXPONENTIALS_FOLD, stored=["largest", "total"])
 _LOGSUMEXP_OF_PARTS = RowLoop(
     "logsumexp_of_parts", ["part_largest", "part_total"],
     fold=Fold(EXPONENTIALS, lambda part_largest, part_total: (part_largest, part_total), join_exponentials),
@@ -315,15 +309,14 @@ def logsumexp(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArra
 
 @functools.cache
 def scan(name: str, dtype: np.dtype[Any], is_dense: bool) -> Kernel:
-    """Return the kernel of a running fold by a rule, along what is dense in memory or not."""
+    """Return the kernel of a running fold by a rule, along a dimension that is dense in memory or another."""
     build = scans.along_rows if is_dense else scans.down_columns
-    kernel = build(RULES[name].combine, _identity(name, dtype), dtype, _result_dtype(name, dtype))
-    kernel.function.__name__ = f"running_{name}_{dtype.name}"
-    return kernel
+    identity, result = _identity(name, dtype), _result_dtype(name, dtype)
+    return build(RULES[name].combine, identity, dtype, result, f"running_{name}_{dtype.name}")
 
 
 def running(name: str, a: DeviceArray, axis: int) -> DeviceArray:
-    """Return the running folds along `axis` by the rule of a reduction; sums and products of integers are int64."""
+    """Return running folds along `axis` by the rule of a reduction; sums and products of integers are int64."""
     dtype = a.dtype
     out = empty(a.shape, _result_dtype(name, dtype))
     _, outer, n, inner = fold_order(a.shape, (axis,))
@@ -336,21 +329,20 @@ def running(name: str, a: DeviceArray, axis: int) -> DeviceArray:
         partials = empty((fold.units, fold.parts), np.dtype(type(_identity(name, dtype))))
         fold.run(name, None, n, a, None, partials)
         before = running(name, partials, 1)
-    is_dense = inner == 1
-    groups = outer * fold.parts
-    turns, words = (groups * THREADS, (outer,)) if is_dense else (groups * inner, (groups * inner, inner))
-    scan(name, dtype, is_dense).launch(
-        blocks_for(turns, THREADS), *words, n, fold.parts, fold.length, a.address,
-        0 if before is None else before.address, out.address,
-    )  # fmt: skip
+    groups, kernel = outer * fold.parts, scan(name, dtype, inner == 1)
+    words = n, fold.parts, fold.length, a.address, 0 if before is None else before.address, out.address
+    if inner == 1:
+        kernel.run_blocks(groups, outer, *words)
+    else:
+        kernel.run(groups * inner, inner, *words)
     return out
 
 
 def cumsum(a: DeviceArray, axis: int) -> DeviceArray:
-    """Return the running sums along `axis`, of integers in int64."""
+    """Return the running sums along `axis`, in int64 for integers."""
     return running("sum", a, axis)
 
 
 def cumprod(a: DeviceArray, axis: int) -> DeviceArray:
-    """Return the running products along `axis`, of integers in int64."""
+    """Return the running products along `axis`, in int64 for integers."""
     return running("prod", a, axis)

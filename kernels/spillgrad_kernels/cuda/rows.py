@@ -1,10 +1,10 @@
-"""Loops over rows for a device: what a row folds into, then its numbers, then an element for each of its elements.
+"""Loops over rows for a device: fold each row, compute numbers from the fold, then map each element of the row.
 
-Rows are those of an (outer, n, inner) array along n. A block of threads takes several rows, each with several threads:
-neighbouring threads go along the row where it is dense in memory, and from one row to the next where it is not. A
-thread moves several elements in one access of 16 bytes where rows are dense and begin at multiples of that. The second
-pass over a row finds in the cache what the first has read, as far as the rows at hand fit there. The order of a fold
-depends on the shape and on such alignment, not on the device.
+Rows lie along n in an (outer, n, inner) array. A block of threads takes several rows, each with several threads.
+Adjacent threads walk along a row if rows are dense in memory, else along the rows. A thread moves several elements in
+one access of 16 bytes if rows are dense and begin at multiples of that. The second pass over a row finds in the cache
+what the first pass read, if the rows in work fit there. The order of a fold depends on the shape and on this alignment,
+not on the device.
 """
 
 import functools
@@ -23,19 +23,19 @@ from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Shape
 from spillgrad_kernels.tables.formula import CONVERSIONS, Formula, Symbol, Trace, parameters
 
-# Accesses of a thread to its row at least, so that what threads share is little beside; and how many of one element
-# are under way at once.
+# The least accesses of a thread to its row, so that combining the threads costs little in comparison. Also the number
+# of one-element accesses that a thread starts before it waits for the first.
 _THREAD_ACCESSES = 4
-# Rows beside each other that fill one access of 32 threads.
+# The adjacent rows that fill one access of 32 threads.
 _NEIGHBOURS = 32
 
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """What the elements of a row fold into: `start` names the accumulators, and says what they begin from.
+    """A fold of the elements of a row: `start` has the names of the accumulators and their first values.
 
-    `term` returns the accumulators of one element; `join` those of two parts of a row, of one's and the other's.
-    Accumulators that it does not take, the last ones, are sums.
+    `term` returns the accumulators for one element. `join` takes the accumulators of two parts of a row, and returns
+    those of both together. The last accumulators, as far as `join` does not take them, are sums.
     """
 
     start: Mapping[str, float]
@@ -45,13 +45,14 @@ class Fold:
 
 @dataclass(frozen=True, eq=False)
 class RowLoop:
-    """A computation over rows, made of formulas whose parameters are the names of what they take.
+    """A computation over rows, made of formulas. A formula's parameters are names of values.
 
-    Those are operands; accumulators of the fold; what `finish` returns, by the names `finished`; `n`, the length of a
-    row; and `j`, the position of an element in it. Of the operands, `elements` have the shape of the rows, `columns` a
-    value for each position in a row (the given one, where there is no array), `numbers` one for each row and
-    `constants` one. Each of `picked` is the value of an element or column at one position, which is given or is one of
-    the `numbers`; it is NaN outside the row.
+    The names are those of operands, of accumulators of the fold, and of the results of `finish`, which `finished`
+    lists; also `n`, the length of a row, and `j`, the position of an element in it. There are four kinds of operands:
+    `elements` have the shape of the rows; `columns` have a value for each position in a row, and a default for a
+    missing array; `numbers` have a value for each row; `constants` are single values. `picked` names further values:
+    each is an element or column at one position, given as a number or as one of `numbers`, and NaN if that is outside
+    the row.
     """
 
     name: str
@@ -63,21 +64,22 @@ class RowLoop:
     fold: Fold | None = None
     finish: Formula | None = None
     finished: Sequence[str] = ()
-    stored: Sequence[str] = ()  # accumulators or finished numbers: a result each, with one for each row
-    element: Formula | None = None  # of the last result, which has the shape of the rows
+    stored: Sequence[str] = ()  # accumulators or finished numbers; each is a result with a value for each row
+    element: Formula | None = None  # computes the last result, which has the shape of the rows
 
     @property
     def operands(self) -> list[str]:
-        """The names of operands, in the order in which they are given."""
+        """The names of the operands, in the order in which `run` takes them."""
         return [*self.elements, *self.columns, *self.numbers, *self.constants]
 
     @property
     def results(self) -> list[str]:
-        """The names of results, in the order in which they are given."""
+        """The names of the results, in the order in which `run` takes them."""
         return [*(f"{name}_out" for name in self.stored), *(["element_out"] if self.element else [])]
 
 
-# A row has `width` threads, its members, 1 << beside from each other; those of the next row lie 1 << apart from them.
+# A row has `width` threads, its members, at a distance of 1 << beside. Threads of consecutive rows are 1 << apart
+# apart.
 _KERNEL = """
 def kernel(rows, extent, inner, parts, part_extent, width, beside, apart, {parameters}):
     {shared}
@@ -128,7 +130,7 @@ cuda.syncthreads()
 
 
 def _filled(template: str, **parts: str | Sequence[str]) -> list[str]:
-    """Return the lines of a template; a line of its own takes lines, each with its indentation."""
+    """Return the lines of a template. A field on a line of its own takes several lines, which get its indentation."""
     lines: list[str] = []
     for line in template.strip().splitlines():
         part = parts.get(line.strip()[1:-1]) if line.strip().startswith("{") else None
@@ -140,12 +142,12 @@ def _filled(template: str, **parts: str | Sequence[str]) -> list[str]:
     return lines
 
 
-# From the calls of a formula and the positions that they are for, the code of what becomes of them.
+# Takes the calls of a formula and the positions of their elements; returns the code that uses the calls' results.
 _Used = Callable[[list[str], list[str]], list[str]]
 
 
 class _Writer:
-    """The code of a kernel: of a loop, for operands and results of given dtypes, `lanes` elements in an access."""
+    """Writes the code of a loop's kernel for dtypes of operands and results, with `lanes` elements in an access."""
 
     def __init__(self, loop: RowLoop, dtypes: Sequence[np.dtype[Any] | None], lanes: int) -> None:
         self.loop, self.lanes = loop, lanes
@@ -160,7 +162,7 @@ class _Writer:
             self.namespace[name] = self.number(default)
 
     def parameters(self) -> dict[str, Any]:
-        """Return the kernel's parameters after those of the shape: addresses and constants, with their types."""
+        """Return the kernel's parameters after those of the shape (addresses and constants) with their types."""
         found = {}
         for name, dtype in self.dtypes.items():
             if name in self.loop.constants:
@@ -173,10 +175,10 @@ class _Writer:
         return self.dtypes[name].itemsize
 
     def _place(self, name: str, position: str | int) -> str:
-        """Return where an element or column lies."""
+        """Return the code for the address of an element or column."""
         if name in self.loop.columns:
             return f"at_{name} + ({position}) * {self._size(name)}"
-        step = "" if self.lanes > 1 else " * inner"  # neighbours that move together lie in one row
+        step = "" if self.lanes > 1 else " * inner"  # with several lanes, rows are dense
         return f"at_{name} + (begin + ({position}){step}) * {self._size(name)}"
 
     def _loaded(self, name: str, place: str, lanes: int = 1) -> str:
@@ -191,24 +193,24 @@ class _Writer:
         return name in self.loop.elements or (name in self.loop.columns and name in self.dtypes)
 
     def _function(self, name: str, formula: Formula) -> None:
-        """Let the kernel call a formula by a name."""
+        """Add a formula to the kernel's namespace, as a function of this name."""
         record = Trace([f"in_{parameter}" for parameter in parameters(formula)])
         result = record.apply(formula, [Symbol(record, parameter) for parameter in record.inputs], self.number)
         record.results = tuple(map(record.name_of, result if isinstance(result, tuple) else (result,)))
         self.namespace[name] = device_function(record)
 
     def _pass(self, name: str, formula: Formula, used: _Used) -> list[str]:
-        """Return a pass over a thread's elements, and let the kernel call the formula by a name."""
+        """Return the code of a pass over a thread's elements, and add its formula to the namespace."""
         self._function(name, formula)
         one = [f"j + {lane}" for lane in range(self.lanes)] if self.lanes > 1 else ["j"]
         lines = [f"j = part * part_extent + member * {self.lanes}"]
-        if self.lanes == 1:  # no access waits for the one before
+        if self.lanes == 1:  # several elements in a turn, so that no access waits for the one before
             several = ["j", *(f"j + width * {i}" for i in range(1, _THREAD_ACCESSES))]
             lines += [f"while {several[-1]} < last:", *self._turn(name, formula, several, used)]
         return [*lines, "while j < last:", *self._turn(name, formula, one, used)]
 
     def _turn(self, name: str, formula: Formula, positions: list[str], used: _Used) -> list[str]:
-        """Return the body of a pass: what loads the elements at some positions, calls the formula and uses it."""
+        """Return the body of a pass: load the elements at some positions, call the formula, use the results."""
         moving = [each for each in parameters(formula) if self._moves(each)]
         lines, calls = [], []
         for each in moving:
@@ -275,7 +277,7 @@ class _Writer:
         return self._pass("element", element, stored)
 
     def source(self) -> str:
-        """Return the kernel's code, which is to run with the names of `namespace`."""
+        """Return the kernel's code, which needs the names of `namespace`."""
         loop = self.loop
         store_numbers = [
             self._stored(f"{name}_out", f"at_{name}_out + (part * rows + row) * {self._size(f'{name}_out')}", [name])
@@ -296,16 +298,14 @@ class _Writer:
 
 @functools.cache
 def kernel(loop: RowLoop, dtypes: tuple[np.dtype[Any] | None, ...], lanes: int) -> Kernel:
-    """Return the kernel of a loop for operands and results of these dtypes, None for a column that is not there."""
+    """Return the kernel of a loop for operands and results of these dtypes, with None for a missing column."""
     writer = _Writer(loop, dtypes, lanes)
     exec(compile(writer.source(), f"<{loop.name}>", "exec"), writer.namespace)
-    function = writer.namespace["kernel"]
-    function.__name__ = loop.name
-    return Kernel(function, [*[types.int64] * 8, *writer.parameters().values()])
+    return Kernel(writer.namespace["kernel"], loop.name, [*[types.int64] * 8, *writer.parameters().values()])
 
 
 class Rows(NamedTuple):
-    """The rows of an (outer, n, inner) array along n; each is folded in so many parts, and written where it is one."""
+    """The rows of an (outer, n, inner) array along n. A row in several parts is folded only, part by part."""
 
     outer: int
     n: int
@@ -325,7 +325,7 @@ class Rows(NamedTuple):
 
 
 def threads_of_row(n: int, inner: int, lanes: int = 1) -> int:
-    """Return how many threads share a row, a power of two, as many at most as a block has."""
+    """Return how many threads share a row: a power of two, at most all threads of a block."""
     wanted = n // (_THREAD_ACCESSES * lanes)
     if inner > 1:
         wanted = min(wanted, THREADS // min(inner, _NEIGHBOURS))
@@ -336,7 +336,7 @@ def threads_of_row(n: int, inner: int, lanes: int = 1) -> int:
 def _prepare(
     loop: RowLoop, rows: Rows, dtypes: tuple[np.dtype[Any] | None, ...], is_aligned: bool
 ) -> tuple[Kernel, int, tuple[int, ...]]:
-    """Return the kernel, how many blocks of it to run, and the words about the rows that it begins with."""
+    """Return the kernel, the number of blocks to run, and the kernel's first arguments, which describe the rows."""
     lanes = 1
     if is_aligned and rows.inner == rows.parts == 1:
         names = [*loop.operands, *loop.results]
@@ -350,16 +350,16 @@ def _prepare(
     beside, apart = (0, width.bit_length() - 1) if rows.inner == 1 else (at_once.bit_length() - 1, 0)
     groups = -(-rows.units // at_once) * rows.parts
     words = (rows.units, rows.n, rows.inner, rows.parts, part_length, width, beside, apart)
-    return kernel(loop, dtypes, lanes), blocks_for(groups * THREADS, THREADS), words
+    return kernel(loop, dtypes, lanes), blocks_for(groups), words
 
 
 def run(
     loop: RowLoop, rows: Rows, operands: Sequence[DeviceArray | np.generic | None], results: Sequence[DeviceArray]
 ) -> None:
-    """Compute the results of a loop over rows, given its operands in order; arrays have no gaps.
+    """Compute the results of a loop over rows from its operands, both in the loop's order; arrays are dense.
 
-    A number takes the place of a constant, None that of a column that is not there. Results with a number for each row
-    have one for each part, those of the first part before the others'.
+    Give a number for a constant, and None for a missing column. If rows have several parts, each of `stored` gets a
+    value for each part of each row, with all values of the first part first.
     """
     if not rows.units:
         return

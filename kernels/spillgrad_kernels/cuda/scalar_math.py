@@ -1,7 +1,7 @@
-"""The functions of `tables/scalar_math.py` inside kernels for a device: mostly those of NVIDIA's libdevice.
+"""Implement the functions of `tables/scalar_math.py` in device kernels, mostly by NVIDIA's libdevice.
 
-Its functions are within a few ulp (CUDA C++ Programming Guide, "Mathematical Functions"). In the simulator they are the
-Python functions that they are everywhere. Importing this is all there is to do.
+libdevice is accurate to a few ulp (CUDA C++ Programming Guide, "Mathematical Functions"). In the simulator, kernels
+call the Python functions themselves. Importing this module registers the implementations with Numba.
 """
 
 import functools
@@ -15,7 +15,7 @@ from spillgrad_kernels.cuda.jit.compile import SIMULATED, device
 from spillgrad_kernels.tables import reductions, special_math
 from spillgrad_kernels.tables import scalar_math as functions
 
-# What libdevice computes, by its name there; those of float32 have an "f" more.
+# Functions that libdevice has, with their names there. Its functions of float32 have an "f" behind the name.
 _LIBRARY = {
     **{name: name for name in (
         "exp", "log", "tanh", "erf", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh",
@@ -29,7 +29,7 @@ _LOG_2 = math.log(2)
 
 
 def _as(x: Any, constant: Any) -> Any:
-    """Return a constant in the dtype of x: by itself, it would make what float32 is computed with it float64."""
+    """Return a constant in the dtype of x. A plain constant is float64 and would make the result float64."""
     return type(x)(constant)
 
 
@@ -40,7 +40,7 @@ def _sigmoid(x: Any) -> Any:
 
 def _logaddexp(x: Any, y: Any) -> Any:
     larger, distance = functions.where(x > y, x, y), abs(x - y)
-    # Equal infinities have no distance; a NaN in either is in the larger or in the distance.
+    # The distance of equal infinities is NaN. A NaN in x or y makes the last case NaN.
     return functions.where(x == y, x + _as(x, _LOG_2), larger + functions.log1p(functions.exp(-distance)))
 
 
@@ -65,7 +65,7 @@ def _floor_divide(x: Any, divisor: Any) -> Any:
     return below + _as(x, 1) if exact - below > _as(x, 0.5) else below
 
 
-# By -1 apart: the quotient of the lowest integer leaves the range, which would be undefined.
+# -1 is a case of its own: the lowest integer divided by -1 overflows, which is undefined.
 def _integer_remainder(x: Any, divisor: Any) -> Any:
     return x % divisor if divisor != 0 and divisor != -1 else x ^ x
 
@@ -82,7 +82,7 @@ def _integer_fmod(x: Any, divisor: Any) -> Any:
 
 
 def _integer_pow(x: Any, exponent: Any) -> Any:
-    """Return x to an integer power, modulo the range of x; a fraction is cut off, as in PyTorch."""
+    """Return x to an integer power, wrapped around in the dtype of x; fractions are truncated, as in PyTorch."""
     power = _as(x, 1)
     if exponent < 0:
         odd = exponent & 1
@@ -97,9 +97,9 @@ def _integer_pow(x: Any, exponent: Any) -> Any:
 
 @functools.cache
 def integers_kept_in(dtype: np.dtype[Any]) -> Any:
-    """Return what kernels call to wrap integers around in a dtype, which Numba computes with 64 bits; floats stay.
+    """Return a function for kernels that wraps integers around in a dtype, as Numba computes with 64; floats stay.
 
-    None in the simulator, where numbers are NumPy's.
+    Return None in the simulator, whose numbers are NumPy's.
     """
     if SIMULATED:
         return None
@@ -131,7 +131,7 @@ if not SIMULATED:
         return lambda x, constant: number(constant)
 
     def _implementation(name: str, of_floats: Callable[..., Any] | None, of_integers: Any, *kinds: Any) -> Any:
-        """Return what computes a function of these types; of integers in float64 where there is no other way."""
+        """Return the implementation of a function for these types. libdevice computes integers in float64."""
         if of_integers is not None and all(isinstance(kind, types.Integer | types.Boolean) for kind in kinds):
             return of_integers
         if of_floats is not None:
@@ -172,7 +172,7 @@ if not SIMULATED:
     def _where(condition: Any, chosen: Any, otherwise: Any) -> Any:
         return lambda condition, chosen, otherwise: chosen if condition else otherwise
 
-    # NaN where either is NaN.
+    # The result is NaN where either is NaN.
     @overload(reductions.maximum, strict=False)
     def _maximum(x: Any, y: Any) -> Any:
         return lambda x, y: x if x > y or x != x else y

@@ -1,8 +1,9 @@
 """Kernels of running folds, such as cumulative sums, of (outer, n, inner) arrays along n, in parts of a fixed length.
 
-What precedes a part was folded before. Where n is dense in memory a block of threads goes along a part, a tile at a
-time: a thread folds some neighbours, which pass through shared memory, so that accesses are together. Where it is not,
-a thread goes down one column of a part, beside its neighbours.
+Each part starts from the fold of all parts before it, which another kernel has computed. If n is dense in memory, a
+block of threads walks along a part, one tile at a time: a thread folds several adjacent elements. The elements pass
+through shared memory, so that adjacent threads access adjacent memory. Otherwise a thread walks down one column of a
+part, and adjacent threads have adjacent columns.
 """
 
 from collections.abc import Callable
@@ -14,13 +15,15 @@ from numba.cuda import types
 from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda
 from spillgrad_kernels.cuda.pointers import loaders, quotient, storers
 
-# Neighbours that a thread folds: an odd number, so that threads do not meet in one bank of shared memory.
+# The adjacent elements that a thread folds: an odd number, so that threads hit different banks of shared memory.
 _THREAD_ELEMENTS = 9
 TILE = THREADS * _THREAD_ELEMENTS
 
 
-def along_rows(combine: Callable[..., Any], identity: Any, dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
-    """Return the kernel of arrays with `inner` 1; `before` holds what each part folds to with those before it."""
+def along_rows(
+    combine: Callable[..., Any], identity: Any, dtype: np.dtype[Any], result: np.dtype[Any], name: str
+) -> Kernel:
+    """Return the kernel for `inner` = 1. Its argument `before` is the running fold of whole parts."""
     number, accumulated = type(identity), np.dtype(type(identity))
     in_shared = getattr(types, accumulated.name)
     load, load_before, store = loaders[dtype.name, 1], loaders[accumulated.name, 1], storers[result.name, 1]
@@ -49,7 +52,7 @@ def along_rows(combine: Callable[..., Any], identity: Any, dtype: np.dtype[Any],
                 folds[thread] = folded
                 cuda.syncthreads()
                 step = 1
-                while step < threads:  # until each holds what all threads up to it folded
+                while step < threads:  # in the end, each holds the fold of all threads up to it
                     other = folds[thread - step] if thread >= step else identity
                     cuda.syncthreads()
                     folds[thread] = combine(other, folds[thread])
@@ -69,11 +72,13 @@ def along_rows(combine: Callable[..., Any], identity: Any, dtype: np.dtype[Any],
                 first += tile
             group += cuda.gridDim.x
 
-    return Kernel(scan_rows, [types.int64] * 7, threads)
+    return Kernel(scan_rows, name)
 
 
-def down_columns(combine: Callable[..., Any], identity: Any, dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
-    """Return the kernel of any arrays; `before` holds what each part folds to with those before it."""
+def down_columns(
+    combine: Callable[..., Any], identity: Any, dtype: np.dtype[Any], result: np.dtype[Any], name: str
+) -> Kernel:
+    """Return the kernel for any `inner`. Its argument `before` is the running fold of whole parts."""
     number, accumulated = type(identity), np.dtype(type(identity))
     load, load_before, store = loaders[dtype.name, 1], loaders[accumulated.name, 1], storers[result.name, 1]
     size, before_size, result_size = dtype.itemsize, accumulated.itemsize, result.itemsize
@@ -96,4 +101,4 @@ def down_columns(combine: Callable[..., Any], identity: Any, dtype: np.dtype[Any
                 store(out + i * result_size, folded)
             turn += cuda.gridsize(1)
 
-    return Kernel(scan_columns, [types.int64] * 8)
+    return Kernel(scan_columns, name)

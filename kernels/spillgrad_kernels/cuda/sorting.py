@@ -1,9 +1,9 @@
 """Stable sorts along a dimension of arrays on a device.
 
-A block of threads sorts a tile in shared memory: of short rows several, of a long one a part. Then runs are merged two
-by two, tile by tile of the result, for all rows in one launch. Equal elements keep their order and NaN counts as the
-largest, so the result is one and the same whatever the device and the order its threads run in. Where only the first
-elements are wanted, runs are cut as they are made.
+A block of threads sorts a tile in shared memory: several short rows, or a part of a long one. Then pairs of sorted runs
+are merged, for all rows in one launch, where each block makes one tile of the result. Equal elements keep their order,
+and NaN counts as the largest, so the result does not depend on the device. If only the first elements are wanted, each
+run is cut to that length.
 """
 
 import functools
@@ -15,22 +15,21 @@ from numba.cuda import types
 
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import contiguous, converted
-from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, blocks_for, cuda, device
-from spillgrad_kernels.cuda.pointers import kernel_types, loaders, quotient, storers
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda, device
+from spillgrad_kernels.cuda.pointers import WORD_BYTES, kernel_types, loaders, quotient, storers
 from spillgrad_kernels.device_array import DeviceArray, NotOnDevice
 from spillgrad_kernels.tables.reductions import fold_order
 
-# Neighbouring elements of a thread, and of the tile that a block has in shared memory.
+# The adjacent elements of a thread, and of the tile that a block has in shared memory.
 _THREAD_KEYS = 8
 _TILE = THREADS * _THREAD_KEYS
-_WORD = 8  # bytes
 
 _store_word, _load_word = storers["int64", 1], loaders["int64", 1]
 
 
 @device
 def _place(row: int, j: int, n: int, inner: int) -> int:
-    """Return where element j of a row is in (outer, n, inner)."""
+    """Return the position of element j of a row in a dense (outer, n, inner) array."""
     o = quotient(row, inner)
     return (o * n + j) * inner + row - o * inner
 
@@ -42,7 +41,7 @@ def _between(number: int, least: int, most: int) -> int:
 
 @functools.cache
 def _comparison(descending: bool) -> Callable[[Any, Any], bool]:
-    """Return what says whether an element comes before another, and not after it or beside it."""
+    """Return the device function that says whether an element comes before another; equal ones do not."""
 
     @device
     def ascends(x: Any, y: Any) -> bool:
@@ -56,9 +55,9 @@ def _comparison(descending: bool) -> Callable[[Any, Any], bool]:
 
 
 def _splitting(is_before: Callable[[Any, Any], bool], read: Callable[[Any, Any, int], Any]) -> Callable[..., int]:
-    """Return what finds how many of the first `count` elements of two merged runs are the first run's.
+    """Return the device function that finds how many of the first `count` elements of a merge come from the first run.
 
-    Runs are read by `read(memory, order, place)`.
+    It reads the runs by `read(memory, order, place)`.
     """
 
     @device
@@ -78,7 +77,7 @@ def _splitting(is_before: Callable[[Any, Any], bool], read: Callable[[Any, Any, 
 
 @functools.cache
 def _merging(descending: bool) -> Callable[..., None]:
-    """Return what merges two runs in shared memory: a thread's part of the result, from its element `begin` on."""
+    """Return the device function by which a thread merges two runs in shared memory, for its part from `begin` on."""
     is_before = _comparison(descending)
 
     @device
@@ -109,9 +108,10 @@ def _merging(descending: bool) -> Callable[..., None]:
 
 @functools.cache
 def sorting_tiles(dtype: str, descending: bool) -> Kernel:
-    """Return the kernel that sorts each tile of (outer, n, inner) along n, and keeps the first `run` elements of each.
+    """Return the kernel that sorts tiles of (outer, n, inner) along n, and keeps the first `run` elements of each sort.
 
-    A tile has segments of a length, a power of two times a thread's elements: each has a row, or a part of one.
+    A tile consists of segments, each with a row or a part of one. The length of a segment is a power of two times the
+    elements of a thread.
     """
     load, store, size = loaders[dtype, 1], storers[dtype, 1], np.dtype(dtype).itemsize
     kind, is_before, merge = kernel_types[dtype], _comparison(descending), _merging(descending)
@@ -136,7 +136,7 @@ def sorting_tiles(dtype: str, descending: bool) -> Kernel:
             begin = part * tile
             count = n - begin if n - begin < segment else segment
             for slot in range(thread, tile, threads):
-                # Threads side by side read neighbours in memory: of a row, or of rows that lie beside each other.
+                # Adjacent threads read adjacent memory: elements of one row, or of adjacent rows.
                 r = quotient(slot, segment) if inner == 1 else slot - quotient(slot, segments) * segments
                 j = slot - r * segment if inner == 1 else quotient(slot, segments)
                 if first_row + r < rows and j < count:
@@ -144,7 +144,7 @@ def sorting_tiles(dtype: str, descending: bool) -> Kernel:
             for k in range(own, own + own_count):
                 order[k] = k
             cuda.syncthreads()
-            # What lies in segments without a row is sorted too, whatever it is, and not stored.
+            # Segments without a row are sorted too; nothing of them is stored.
             end = own_segment + count if own_segment + count < own + own_count else own + own_count
             for k in range(own + 1, end):
                 key = keys[k]
@@ -172,17 +172,16 @@ def sorting_tiles(dtype: str, descending: bool) -> Kernel:
                     source = order[r * segment + j]
                     to = _place(first_row + r, part * run + j, length, out_inner)
                     store(sorted_keys + to * size, keys[source])
-                    _store_word(positions + to * _WORD, begin + source - r * segment)
+                    _store_word(positions + to * WORD_BYTES, begin + source - r * segment)
             cuda.syncthreads()
             group += cuda.gridDim.x
 
-    sort_tiles.__name__ = f"sort_tiles_of_{dtype}"
-    return Kernel(sort_tiles, [types.int64] * 11, threads)
+    return Kernel(sort_tiles, f"sort_tiles_of_{dtype}")
 
 
 @functools.cache
 def merging_runs(dtype: str, descending: bool) -> Kernel:
-    """Return the kernel that merges neighbouring runs of sorted rows, and keeps the first `merged_run` elements."""
+    """Return the kernel that merges pairs of adjacent runs in each row, and keeps the first `merged_run` elements."""
     load, store, size = loaders[dtype, 1], storers[dtype, 1], np.dtype(dtype).itemsize
     kind, is_before, merge = kernel_types[dtype], _comparison(descending), _merging(descending)
     threads, tile, own_count = THREADS, _TILE, _THREAD_KEYS
@@ -221,7 +220,8 @@ def merging_runs(dtype: str, descending: bool) -> Kernel:
                 cuda.syncthreads()
                 a_held = splits[1] - splits[0]
                 b_held = end - begin - a_held
-                # From these on, those of the first run and those of the second lie beside each other in the tile.
+                # The tile holds the elements of the first run, then those of the second. Element `slot` of the tile
+                # lies at `a_begin + slot`, or at `b_begin + slot`, in memory.
                 a_begin = a + splits[0]
                 b_begin = a + run + begin - splits[0] - a_held
                 for slot in range(thread, end - begin, threads):
@@ -235,18 +235,17 @@ def merging_runs(dtype: str, descending: bool) -> Kernel:
                     to = _place(row, pair * merged_run + begin + slot, length, inner)
                     store(merged_keys + to * size, held[source])
                     place = (a_begin if source < a_held else b_begin) + source
-                    _store_word(merged_positions + to * _WORD, _load_word(positions + place * _WORD))
+                    _store_word(merged_positions + to * WORD_BYTES, _load_word(positions + place * WORD_BYTES))
                 cuda.syncthreads()
             group += cuda.gridDim.x
 
-    merge_runs.__name__ = f"merge_runs_of_{dtype}"
-    return Kernel(merge_runs, [types.int64] * 11, threads)
+    return Kernel(merge_runs, f"merge_runs_of_{dtype}")
 
 
 def in_order(a: DeviceArray, axis: int, descending: bool, count: int) -> tuple[DeviceArray, DeviceArray]:
-    """Return the first `count` elements along `axis` in stable order, and where they were; NaN counts as the largest.
+    """Return the first `count` elements along `axis` in stable sorted order, and their positions before.
 
-    Raises NotOnDevice for complex numbers.
+    NaN counts as the largest. Raises NotOnDevice for complex numbers.
     """
     if a.dtype.kind == "c":
         raise NotOnDevice(f"in_order: no kernel of the device sorts {a.dtype}")
@@ -264,7 +263,7 @@ def in_order(a: DeviceArray, axis: int, descending: bool, count: int) -> tuple[D
         segment *= 2
 
     def results(runs: int, length: int) -> tuple[int, DeviceArray, DeviceArray]:
-        """Return where so many runs of all rows go: one is what is wanted."""
+        """Return (inner, values, positions) for the runs of all rows: for one run the results, else new arrays."""
         if runs == 1:
             return inner, values, positions
         return 1, empty((rows, length), a.dtype), empty((rows, length), np.int64)
@@ -272,20 +271,18 @@ def in_order(a: DeviceArray, axis: int, descending: bool, count: int) -> tuple[D
     run = min(count, segment)
     length = (tiles - 1) * run + min(run, n - (tiles - 1) * _TILE)
     out_inner, keys, places = results(tiles, length)
-    kernel = sorting_tiles(name, descending)
-    blocks = blocks_for(-(-rows // (_TILE // segment)) * tiles * THREADS, THREADS)
-    kernel.launch(
-        blocks, rows, n, inner, tiles, segment, run, length, out_inner, a.address, keys.address, places.address
-    )
+    sorting_tiles(name, descending).run_blocks(
+        -(-rows // (_TILE // segment)) * tiles, rows, n, inner, tiles, segment, run, length, out_inner, a.address,
+        keys.address, places.address,
+    )  # fmt: skip
     runs = tiles
     while runs > 1:
         pairs, merged_run, n = -(-runs // 2), min(2 * run, count), length
         length = (pairs - 1) * merged_run + min(merged_run, n - 2 * (pairs - 1) * run)
         out_inner, merged_keys, merged_places = results(pairs, length)
-        blocks = blocks_for(rows * pairs * -(-merged_run // _TILE) * THREADS, THREADS)
-        merging_runs(name, descending).launch(
-            blocks, rows, n, run, pairs, length, merged_run, out_inner, keys.address, places.address,
-            merged_keys.address, merged_places.address,
+        merging_runs(name, descending).run_blocks(
+            rows * pairs * -(-merged_run // _TILE), rows, n, run, pairs, length, merged_run, out_inner, keys.address,
+            places.address, merged_keys.address, merged_places.address,
         )  # fmt: skip
         keys, places, runs, run = merged_keys, merged_places, pairs, merged_run
     return values, positions
@@ -293,7 +290,7 @@ def in_order(a: DeviceArray, axis: int, descending: bool, count: int) -> tuple[D
 
 @functools.cache
 def searching(dtype: str, after: bool) -> Kernel:
-    """Return the kernel that finds where elements would stand in sorted rows, before what is equal or after it."""
+    """Return the kernel that finds where to insert elements in sorted rows, before equal elements or `after` them."""
     load, size, is_before = loaders[dtype, 1], np.dtype(dtype).itemsize, _comparison(False)
 
     def search(count: int, n: int, length: int, keys: int, sought: int, out: int) -> None:
@@ -309,15 +306,14 @@ def searching(dtype: str, after: bool) -> Kernel:
                     low = middle + 1
                 else:
                     high = middle
-            _store_word(out + turn * _WORD, low)
+            _store_word(out + turn * WORD_BYTES, low)
             turn += cuda.gridsize(1)
 
-    search.__name__ = f"search_{dtype}"
-    return Kernel(search, [types.int64] * 6)
+    return Kernel(search, f"search_{dtype}")
 
 
 def places_among(keys: DeviceArray, sought: DeviceArray, after: bool) -> DeviceArray:
-    """Return where elements would stand in rows that are sorted, before what is equal or after it; int64.
+    """Return the positions at which to insert elements in sorted rows, before equal elements or `after` them; int64.
 
     Shapes: keys (n,) with any sought, or (..., n) with (..., k). Raises NotOnDevice for complex numbers.
     """
@@ -330,7 +326,7 @@ def places_among(keys: DeviceArray, sought: DeviceArray, after: bool) -> DeviceA
     out = empty(sought.shape, np.int64)
     if out.size:
         length = out.size if keys.ndim == 1 else sought.shape[-1]
-        kernel = searching(keys.dtype.name, after)
-        blocks = blocks_for(out.size, kernel.threads)
-        kernel.launch(blocks, out.size, keys.shape[-1], length, keys.address, sought.address, out.address)
+        searching(keys.dtype.name, after).run(
+            out.size, keys.shape[-1], length, keys.address, sought.address, out.address
+        )
     return out

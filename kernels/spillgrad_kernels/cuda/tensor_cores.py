@@ -1,9 +1,9 @@
-"""The matrix product on tensor cores, which devices of capability 8.0 and later have: of half precision, and of float32
-rounded to tf32's 10 bits where `precision.allow_tf32` was told so.
+"""The matrix product on tensor cores, for half precision, and for float32 rounded to tf32 if `precision` permits that.
 
-A block of warps makes a tile of C, each warp a part of it. As in `matmul`, a step's parts of A and B lie in one half of
-shared memory while the next step's are fetched; they lie there as in memory, along K or across. A warp multiplies 16
-rows by 8 columns of a depth of 16, or 8, at once; products are exact, and sums are float32.
+Devices of compute capability 8.0 and later have tensor cores. A block of warps computes a tile of C, each warp a part
+of it. As in `matmul`, the parts of A and B for a step lie in one half of shared memory while those of the next step are
+fetched. They keep their order in memory, along K or across. A warp multiplies 16 rows by 8 columns at once, of depth
+16, or 8 for tf32. Products are exact, and sums are float32.
 
 Source: NVIDIA, "Parallel Thread Execution ISA", sections on matrix fragments for mma.m16n8k16 and mma.m16n8k8 of tf32,
 and on ldmatrix.
@@ -22,13 +22,13 @@ from spillgrad_kernels.cuda.jit.compile import SIMULATED, cuda
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, loaders, shared_loaders, shared_storers
 from spillgrad_kernels.cuda.precision import tf32_is_allowed
 
-NEIGHBOURS = 2  # sums of a row of C that a thread has beside each other
+NEIGHBOURS = 2  # a thread holds pairs of adjacent sums of a row of C
 _WARP = 32
 _ROWS, _COLUMNS = 16, 8  # of one multiplication
 
 
 class Tile(NamedTuple):
-    """How a product is cut: a block's rows and columns of C, a warp's, and the depth of a step."""
+    """How a product is cut: the rows and columns of C for a block and for a warp, and the depth of a step."""
 
     rows: int
     columns: int
@@ -38,13 +38,12 @@ class Tile(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """How many threads a block has."""
+        """The number of threads in a block."""
         return _WARP * (self.rows // self.warp_rows) * (self.columns // self.warp_columns)
 
 
 class Kind(NamedTuple):
-    """What is multiplied: its name in instructions, the bytes of an element, the depth of one multiplication, and how
-    products are cut."""
+    """A dtype that tensor cores multiply: `name` is its name in instructions, `depth` that of one multiplication."""
 
     name: str
     itemsize: int
@@ -53,15 +52,15 @@ class Kind(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The neighbours in one access."""
+        """The number of elements in one access."""
         return ACCESS_BYTES // self.itemsize
 
     def pitch(self, across: int, along: bool) -> int:
-        """Return the elements from one row in shared memory to the next, such that threads meet in no bank."""
+        """Return the length of a row in shared memory, longer than its elements so that threads hit different banks."""
         return self.tile.depth + self.width if along else across + 8
 
     def part(self, across: int, along: bool) -> int:
-        """Return the elements that a step's part of A or B takes in shared memory."""
+        """Return the number of elements in shared memory for a step's part of A or B."""
         return self.pitch(across, along) * (across if along else self.tile.depth)
 
 
@@ -74,7 +73,7 @@ KINDS = {
 
 
 def used_for() -> tuple[str, ...]:
-    """Return the dtypes whose products are made on tensor cores, if the device has them."""
+    """Return the dtypes that tensor cores multiply; none if the device has no tensor cores."""
     if not at_hand():
         return ()
     return ("bfloat16", "float16", "float32") if tf32_is_allowed() else ("bfloat16", "float16")
@@ -82,15 +81,15 @@ def used_for() -> tuple[str, ...]:
 
 @functools.cache
 def at_hand() -> bool:
-    """Return whether the device has them."""
+    """Return whether the device has tensor cores."""
     return not SIMULATED and driver.calls.capability() >= (8, 0)
 
 
 if SIMULATED:
-    _held: dict[int, Any] = {}  # what each thread of the running block gives to its warp, then gets from it
+    _held: dict[int, Any] = {}  # for each thread of the running block its argument, then its result
 
     def _by_warp(own: Any, work: Callable[[list[Any]], list[Any]]) -> Any:
-        """Return a thread's part of what its warp makes of what all give; the whole block must come here."""
+        """Let one thread of each warp do `work` for all its threads. All threads of the block call this."""
         thread = cuda.threadIdx.x
         _held[thread] = own
         cuda.syncthreads()
@@ -116,7 +115,8 @@ if SIMULATED:
         def of_warp(given: list[Any]) -> list[Any]:
             words = np.array([own[:6] for own in given], np.int32)
             elements = words.view(dtype).astype(np.float32).reshape(8, 4, 6, -1)
-            # By row, place in a word's row of four, (below, further) and place in the word; for B by column.
+            # The axes are row, thread of four in the row, (upper or lower half, left or right half), element of a word;
+            # for B, columns take the place of rows.
             a = elements[:, :, :4].reshape(8, 4, 2, 2, -1).transpose(3, 0, 2, 1, 4).reshape(_ROWS, kind.depth)
             b = elements[:, :, 4:].transpose(2, 1, 3, 0).reshape(kind.depth, _COLUMNS)
             c = np.array([own[6:] for own in given], np.float32).reshape(8, 4, 2, 2)
@@ -136,7 +136,7 @@ else:
     _INT32, _FLOAT = ir.IntType(32), ir.FloatType()
 
     def _assembled(builder: Any, code: str, result: Any, constraints: str, arguments: list[Any]) -> list[Any]:
-        """Emit an instruction of four results; return them."""
+        """Emit an instruction with four results and return them."""
         kind = ir.LiteralStructType([result] * 4)
         function = ir.FunctionType(kind, [argument.type for argument in arguments])
         assembly = ir.InlineAsm(function, code, constraints, side_effect="memory" in constraints)
@@ -188,14 +188,14 @@ else:
         return types.int32(types.int32), codegen
 
 
-# Of four matrices of 8 rows of 16 bytes in shared memory, each thread gives the address of a row and gets a word of
-# each; elements of half precision may be turned.
+# These load four matrices of 8 rows of 16 bytes from shared memory. Each thread gives the address of one row, and gets
+# a word of each matrix. `_load_turned` transposes matrices of half precision.
 _load_matrices, _load_turned = _loader(False), _loader(True)
 _multiply = {dtype: _multiplier(kind) for dtype, kind in KINDS.items()}
 
 
 def names(dtype: str, a_along: bool, b_along: bool) -> dict[str, Any]:
-    """Return what the code of a kernel calls."""
+    """Return the functions and constants that a kernel's code uses, by name."""
     return {
         "multiply": _multiply[dtype], "read_a": _load_matrices if a_along else _load_turned,
         "read_b": _load_matrices if b_along else _load_turned, "read_word": shared_loaders["int32", 1],
@@ -206,7 +206,7 @@ def names(dtype: str, a_along: bool, b_along: bool) -> dict[str, Any]:
 
 
 class _Side(NamedTuple):
-    """How the part of A, or B, that a step takes lies in shared memory: `across` rows of A or columns of B."""
+    """The layout in shared memory of a step's part of A or B, with `across` rows of A or columns of B."""
 
     name: str
     kind: Kind
@@ -219,11 +219,11 @@ class _Side(NamedTuple):
 
     @property
     def by_matrices(self) -> bool:
-        """Whether fragments are read as matrices: words cannot be turned."""
+        """Whether fragments are read as whole matrices. Elements of 4 bytes cannot be transposed that way."""
         return self.along or self.kind.itemsize == 2
 
     def stashed(self) -> Iterator[str]:
-        """Write how each thread puts into shared memory what it fetched."""
+        """Write the code by which a thread stores its share in shared memory."""
         width, tile = self.kind.width, self.kind.tile
         per_row = (tile.depth if self.along else self.across) // width
         for turn in range(self.across * tile.depth // (width * tile.threads)):
@@ -235,7 +235,7 @@ class _Side(NamedTuple):
             yield f"store_words({self._address('at')}, {', '.join(words)})"
 
     def lane(self, first: str) -> str:
-        """Write where the first fragment of a lane lies: for A matrices go down before they go along K, for B not."""
+        """Write the code for the place of a lane's first fragment: matrices go down first in A, along K first in B."""
         own = f"{self.name}_lane"
         if not self.by_matrices:
             return f"{own} = (lane & 3) * {self.pitch} + {first} + quotient(lane, 4)"
@@ -247,7 +247,7 @@ class _Side(NamedTuple):
         return f"{own} = ({deep} + (lane & 7)) * {self.pitch} + {at})"
 
     def read(self, first: int, deep: int, words: list[str]) -> Iterator[str]:
-        """Write how the four words of fragments are read, of 16 rows or columns and one multiplication's depth."""
+        """Write the code that reads four words of fragments: 16 rows or columns, as deep as one multiplication."""
         own = f"{self.name}_lane"
         if self.by_matrices:
             at = first * self.pitch + deep if self.along else deep * self.pitch + first
@@ -262,17 +262,43 @@ class _Side(NamedTuple):
         return f"shared_{self.name} + (half_{self.name} + {at}) * {self.kind.itemsize}"
 
 
+def walk_along_k(
+    depth: int, half_a: int, half_b: int, fetch: list[str], stash: list[str], multiply: list[str]
+) -> list[str]:
+    """Return the code that walks along K in steps of `depth`.
+
+    It multiplies in one half of shared memory while it fetches the next step, which it stores in the other half.
+    """
+    return [
+        "depth = 0",
+        "half = 0",
+        "half_a = half_b = 0",
+        *fetch,
+        *stash,
+        "cuda.syncthreads()",
+        "while depth < k:",
+        f"    depth += {depth}",
+        "    if depth < k:",
+        *(f"        {line}" for line in fetch),
+        *(f"    {line}" for line in multiply),
+        "    half ^= 1",
+        f"    half_a, half_b = half * {half_a}, half * {half_b}",
+        "    if depth < k:",
+        *(f"        {line}" for line in stash),
+        "    cuda.syncthreads()",
+    ]
+
+
 def source(
     kind: Kind, a_along: bool, b_along: bool, opening: list[str], fetch: list[str],
     finished: Callable[[str, list[str]], Iterator[str]],
 ) -> list[str]:  # fmt: skip
-    """Return the body of a kernel, given the code that finds the tile, fetches a step, and uses finished sums."""
+    """Return the body of a kernel, given the code that finds the tile, fetches a step, and stores finished sums."""
     tile = kind.tile
     a, b = _Side("a", kind, a_along, tile.rows), _Side("b", kind, b_along, tile.columns)
     down, across = tile.warp_rows // _ROWS, tile.warp_columns // _COLUMNS
     half_a, half_b = kind.part(tile.rows, a_along), kind.part(tile.columns, b_along)
     aligned = "" if SIMULATED else f", {ACCESS_BYTES}"
-    stash = [*a.stashed(), *b.stashed()]
     multiply: list[str] = []
     for deep in range(0, tile.depth, kind.depth):
         for i in range(down):
@@ -298,22 +324,7 @@ def source(
         b.lane("warp_column"),
         *opening,
         *(f"c{i}_{j}_{v} = zero" for i in range(down) for j in range(across) for v in range(4)),
-        "depth = 0",
-        "half = 0",
-        "half_a = half_b = 0",
-        *fetch,
-        *stash,
-        "cuda.syncthreads()",
-        "while depth < k:",
-        f"    depth += {tile.depth}",
-        "    if depth < k:",
-        *(f"        {line}" for line in fetch),
-        *(f"    {line}" for line in multiply),
-        "    half ^= 1",
-        f"    half_a, half_b = half * {half_a}, half * {half_b}",
-        "    if depth < k:",
-        *(f"        {line}" for line in stash),
-        "    cuda.syncthreads()",
+        *walk_along_k(tile.depth, half_a, half_b, fetch, [*a.stashed(), *b.stashed()], multiply),
     ]
     for i in range(down):
         for below in range(2):

@@ -1,6 +1,6 @@
-"""Sums over the windows that see an element, on a device.
+"""Add overlapping windows back into images, on a device.
 
-Each element gathers what windows have for it, in one order: nothing is added up in memory.
+One thread computes each element of an image. It adds up the windows that contain the element, in a fixed order.
 """
 
 import functools
@@ -8,11 +8,10 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.cuda import types
 
 from spillgrad_kernels.cuda.array import empty, zeros
 from spillgrad_kernels.cuda.elementwise import contiguous
-from spillgrad_kernels.cuda.jit.compile import Kernel, blocks_for, cuda, device
+from spillgrad_kernels.cuda.jit.compile import Kernel, cuda, device
 from spillgrad_kernels.cuda.pointers import loaders, quotient, storers
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.windows import Pair, Windows
@@ -20,16 +19,15 @@ from spillgrad_kernels.windows import Pair, Windows
 
 @device
 def first_window(position: int, reach: int, step: int) -> int:
-    """Return the first window that sees a position; `reach` is how far its last element is from its first."""
+    """Return the first window that contains a position; `reach` is the distance from its first element to its last."""
     return 0 if position <= reach else quotient(position - reach + step - 1, step)
 
 
 @functools.cache
 def laying(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
-    """Return the kernel that adds up, for each element of images, what windows have for it, and a bias.
+    """Return the kernel that adds up, for each element, its values in the windows that contain it, and a bias.
 
-    Elements of windows are found by strides in bytes: of images, groups, channels, a window's rows and its elements,
-    windows down and across. A window's first element lies `pad` before the multiple of the step.
+    The values lie at strides in bytes (see `Strides`). Window i begins at i * step - pad.
     """
     load, load_bias, store = loaders[dtype.name, 1], loaders[result.name, 1], storers[result.name, 1]
     size, nothing = result.itemsize, (np.float64 if result == np.float64 else np.float32)(0)
@@ -73,12 +71,15 @@ def laying(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
             store(out + plane * plane_bytes + place * size, total)
             turn += cuda.gridsize(1)
 
-    lay.__name__ = f"lay_windows_{dtype.name}_as_{result.name}"
-    return Kernel(lay, [types.int64] * 26)
+    return Kernel(lay, f"lay_windows_{dtype.name}_as_{result.name}")
 
 
 class Strides(NamedTuple):
-    """How far windows' elements lie apart, in bytes; a channel has a group and a number in it."""
+    """The strides of windows' values. Units: bytes.
+
+    They are for the image, the channel's group, the channel in its group, the row and element of a window, and the
+    window's place down and across.
+    """
 
     image: int
     group: int
@@ -93,21 +94,21 @@ def lay(
     source: DeviceArray | None, strides: Strides, groups: int, windows: Windows, bias: DeviceArray | None,
     out: DeviceArray,
 ) -> None:  # fmt: skip
-    """Write to images what windows that lie over them add up to there, plus a bias for each channel.
+    """Write to images, at each element, the sum of its values in the windows that contain it, plus its channel's bias.
 
-    Shapes: out (N, C, *windows.image), whose planes may have gaps between them. Without windows there is no source.
+    `source` is None if the grid has no windows.
+    Shapes: out (N, C, *windows.image); there may be gaps between its planes.
     """
     if out.size:
-        kernel = laying(out.dtype if source is None else source.dtype, out.dtype)
-        kernel.launch(
-            blocks_for(out.size, kernel.threads), out.size, *windows.image, groups, out.shape[1] // groups, *strides,
-            *windows.size, *windows.grid, *windows.stride, *windows.padding, *windows.dilation, out.strides[1],
+        laying(out.dtype if source is None else source.dtype, out.dtype).run(
+            out.size, *windows.image, groups, out.shape[1] // groups, *strides, *windows.size, *windows.grid,
+            *windows.stride, *windows.padding, *windows.dilation, out.strides[1],
             0 if source is None else source.address, 0 if bias is None else bias.address, out.address,
         )  # fmt: skip
 
 
 def sum_over_images(patches: DeviceArray, dilation: Pair, stride: Pair, size: Pair) -> DeviceArray:
-    """Return images of zeros with the elements of patches added where they are from.
+    """Return images in which the elements of patches are added at the places that they were taken from.
 
     Shapes: patches (N, C, rows, columns, down, across), result (N, C, *size). Any strides.
     """
@@ -119,8 +120,9 @@ def sum_over_images(patches: DeviceArray, dilation: Pair, stride: Pair, size: Pa
 
 
 def sum_along(windows: DeviceArray, dim: int, step: int, spacing: int, length: int) -> DeviceArray:
-    """Return zeros of a length along a dimension with the elements of windows added where they are from.
+    """Return an array in which the elements of windows are added at the places that they were taken from.
 
+    Window i along `dim` holds the elements i * step + t * spacing.
     Shapes: windows (..., count, ..., size), result (..., length, ...).
     """
     *shape, size = windows.shape
@@ -128,6 +130,6 @@ def sum_along(windows: DeviceArray, dim: int, step: int, spacing: int, length: i
     shape[dim] = length
     if not windows.size:
         return zeros(tuple(shape), windows.dtype)
-    # As images with all that is behind the dimension across.
+    # As images: `dim` goes down, and all later dimensions together go across.
     patches = contiguous(windows).reshape(outer, 1, count, inner, size, 1).transpose(0, 1, 4, 5, 2, 3)
     return sum_over_images(patches, (spacing, 1), (step, 1), (length, inner)).reshape(*shape)

@@ -1,21 +1,22 @@
-"""Kernels by the address of their machine code: one caller, compiled once, serves every kernel it is told of.
+"""Calls of kernels by the address of their machine code, so that a caller is compiled once for all kernels.
 
-Such kernels take integers, return nothing, and cannot fail: they allocate nothing.
+Such kernels take integers, return nothing and allocate nothing. They cannot fail.
 """
 
 from typing import Any
 
 from spillgrad_kernels.jit.compile import DISABLE_JIT, cgutils, intrinsic, types
 
-Kernel = Any  # what `compile.jit` returns
+Kernel = Any  # the result of `compile.jit`
 
-_uncompiled: dict[int, Kernel] = {}  # by what stands for the address, for good: as machine code, which stays too
+_uncompiled: dict[int, Kernel] = {}  # by the number that stands for the address; kept for good, as machine code is
 
 
 def code_address(kernel: Kernel, parameters: int) -> int:
-    """Return where the machine code is of a kernel with so many parameters, for good; never 0.
+    """Return the address of a kernel's machine code, which stays valid; never 0.
 
-    Without compilation, a number that stands for it. What has no other use is made with `jit(by_address=True)`.
+    Without compilation, return a number that stands for it. A kernel that is called in no other way is made with
+    `jit(by_address=True)`.
     """
     if DISABLE_JIT:
         _uncompiled[id(kernel)] = kernel
@@ -24,7 +25,7 @@ def code_address(kernel: Kernel, parameters: int) -> int:
     kernel.compile(integers)
     compiled = kernel.overloads[integers]
     address: int = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-    if address == 0:  # a caller may take it for no kernel
+    if address == 0:  # 0 stands for no kernel
         raise RuntimeError(f"kernel {kernel.py_func.kernel_name}: got no address of its machine code")
     return address
 
@@ -46,7 +47,7 @@ else:
         def codegen(context: Any, builder: Any, signature: Any, given: Any) -> Any:
             address, values = given
             kind = context.call_conv.get_function_type(types.none, integers.types)
-            # Room for what Numba's functions return, and for the error of those that fail.
+            # Numba's functions write their result and their error here.
             rooms = [cgutils.alloca_once(builder, pointer.pointee) for pointer in kind.args[:2]]
             words = [builder.extract_value(values, i) for i in range(len(integers))]
             builder.call(builder.inttoptr(address, kind.as_pointer()), [*rooms, *words])

@@ -1,13 +1,13 @@
-"""The machine code of kernels on disk: never stale, bounded, and never in the way.
+"""The cache of machine code on disk: never stale, of bounded size, and safe to run.
 
-A file holds what one kernel was compiled to for one signature; it lies in a directory named after everything its code
-depends on, so that an edited kernel, another compiler or another processor finds nothing of the old. Files appear whole
-(by rename) and carry a checksum: several processes, a kill, a full or a broken disk leave nothing that could be run by
-mistake. Where nothing can be written, kernels are compiled anew in each process.
+A file holds the machine code of one kernel for one signature. Its directory is named by a hash of all that the code
+depends on, so an edited kernel, another compiler or another processor does not find old files. A file is renamed into
+place when it is complete, and carries a checksum: several processes, a kill, a full or a broken disk leave nothing that
+could be run by mistake. Where no directory can be written, each process compiles its kernels.
 
-What lies here is run. So it is written for this user alone, and used only if nobody else can have written it. Each
-file, and each directory from the cache's own on, is opened by its name in the one before, never through a link; what is
-open then must belong to this user and be writable by nobody else.
+A process runs what the cache holds. So only this user may write it, and a file is used only if nobody else can have
+written it. Starting with the cache's own directory, each directory and file is opened by its name within the one above
+it, never through a link. Once open, it must belong to this user and be writable by nobody else.
 """
 
 import contextlib
@@ -33,10 +33,10 @@ import numpy as np
 from numba.core.codegen import get_host_cpu_features
 
 SUFFIX = ".code"
-# What no process has used for this long is removed, and beyond the limit what was used longest ago.
+# Files that no process used for this long are removed. Beyond the limit, those used longest ago are removed too.
 UNUSED_S = 30 * 86400.0
 LIMIT_BYTES = 256 << 20
-# A file's modification time says when it was last used, to this precision: a write for every use would cost more.
+# A file's modification time says when it was last used, to this precision. Writing it at every use would cost more.
 _USED_PRECISION_S = 86400.0
 _DIGEST_BYTES = 16
 _KERNELS = Path(__file__).parents[1]
@@ -46,7 +46,7 @@ _SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DEBUGINFO
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """What is on disk: files and bytes of the current version of the kernels, and of all others."""
+    """The files and bytes of the cache: those of the current version of the kernels, and those of all others."""
 
     directory: Path
     writable: bool
@@ -58,9 +58,10 @@ class CacheInfo:
 
 @dataclass(frozen=True)
 class Place:
-    """Where machine code may lie: below `base`, which is the user's choice, directories that are the cache's own.
+    """A place for machine code: the user chooses `base`; the directories below it are the cache's own.
 
-    Raises OSError where there is nothing or nothing can be made, and, after a warning, where somebody else may write.
+    Raises OSError where a directory is missing and cannot be made. Raises it too, after a warning, where another user
+    may write.
     """
 
     base: Path
@@ -68,12 +69,12 @@ class Place:
 
     @property
     def path(self) -> Path:
-        """The directory that holds one sub-directory for each version of the kernels."""
+        """The directory of the cache, with a directory for each version of the kernels."""
         return self.base.joinpath(*self.names)
 
     @contextlib.contextmanager
     def opened(self, *names: str, create: bool = False) -> Iterator[int]:
-        """Yield a descriptor of the directory, or of one below it."""
+        """Yield a file descriptor of the cache's directory, or of one in it."""
         if create:
             self.base.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
@@ -89,17 +90,17 @@ class Place:
             yield directory
 
     def read(self, version: str, name: str) -> bytes:
-        """Return what a file holds, and note that it was used."""
+        """Return the contents of a file, and note that it was used."""
         with self.opened(version) as directory:
             descriptor = self._open(self.path / version / name, directory)
             with open(descriptor, "rb") as file:
                 if time.time() - os.fstat(descriptor).st_mtime > _USED_PRECISION_S:
-                    with contextlib.suppress(OSError):  # a file system that may only be read
+                    with contextlib.suppress(OSError):  # a read-only file system
                         os.utime(descriptor)
                 return file.read()
 
     def write(self, version: str, name: str, content: bytes) -> None:
-        """Write a file, which appears whole."""
+        """Write a file to a temporary name, then rename it into place."""
         partial = f"{name}.{secrets.token_hex(8)}.partial"
         with self.opened(version, create=True) as directory:
             _prune_once(self)
@@ -113,12 +114,12 @@ class Place:
                 raise
 
     def _open(self, path: Path, directory: int, flags: int = 0) -> int:
-        """Open what must be this user's own. A pipe that stands in its place blocks nobody."""
+        """Open a file or directory that must be this user's own, without blocking on a pipe of that name."""
         try:
             descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | flags, dir_fd=directory)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                self._refuse(path, "a symbolic link, or no directory")
+                self._refuse(path, "which is a symbolic link or not a directory")
             raise
         try:
             found = os.fstat(descriptor)
@@ -137,21 +138,21 @@ class Place:
         if self.path not in _refused:
             _refused.add(self.path)
             warnings.warn(
-                f"kernel cache: got {path}, {why}; wanted what only user {os.geteuid()} can have written, as it would "
-                f"be run; it is not used: remove it, or set XDG_CACHE_HOME to a directory of your own",
+                f"kernel cache: got {path}, {why}; its code would be run, so only user {os.geteuid()} may write there; "
+                "the cache is not used; remove it, or set XDG_CACHE_HOME to a directory of your own",
                 stacklevel=2,
             )
         raise PermissionError(errno.EACCES, why, str(path))
 
 
-_refused: set[Path] = set()  # the places of which this process has said why it does not use them
+_refused: set[Path] = set()  # places that this process has warned about
 
 
 def places() -> tuple[Place, ...]:
-    """Return where machine code may lie: the user's cache, and what stands in for it where it cannot be written."""
+    """Return the places for machine code: the user's cache, then the place for when that cannot be written."""
     temporary = Place(Path(tempfile.gettempdir()), (f"spillgrad-kernels-{os.geteuid()}",))
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():  # such values must be ignored (XDG Base Directory Specification)
+    if not base.is_absolute():  # the XDG Base Directory Specification says to ignore such values
         base = Path(os.path.expanduser("~")) / ".cache"
     if not base.is_absolute():  # a user without a home
         return (temporary,)
@@ -159,13 +160,13 @@ def places() -> tuple[Place, ...]:
 
 
 def root() -> Path:
-    """Return the directory that holds one sub-directory of machine code per version of the kernels."""
+    """Return the directory of the cache, with a directory for each version of the kernels."""
     return places()[0].path
 
 
 @functools.cache
 def version() -> str:
-    """Return a hash of all that machine code depends on: sources, compiler and its settings, Python, processor."""
+    """Return a hash of all that machine code depends on: sources, compiler, its settings, Python and processor."""
     digest = hashlib.sha256()
     for module in (numba, llvmlite, np):
         digest.update(f"{module.__name__} {module.__version__}\n".encode())
@@ -179,7 +180,7 @@ def version() -> str:
 
 
 def hash_of_sources(directory: Path, without: Path | None = None) -> bytes:
-    """Return a hash of the sources in a directory, but for those in one below it, and of where they are."""
+    """Return a hash of the names and contents of a directory's sources, except for those below `without`."""
     digest = hashlib.sha256()
     for path in sorted(directory.rglob("*.py")):
         if without is None or without not in path.parents:
@@ -188,7 +189,7 @@ def hash_of_sources(directory: Path, without: Path | None = None) -> bytes:
 
 
 def read(name: str) -> bytes | None:
-    """Return what was written as `name`, or None if there is nothing, nothing whole, or nothing to be trusted."""
+    """Return the payload that was written as `name`, or None if no place has it whole and safe to run."""
     for place in places():
         try:
             content = place.read(version(), name + SUFFIX)
@@ -201,10 +202,10 @@ def read(name: str) -> bytes | None:
 
 
 def write(name: str, payload: bytes) -> bool:
-    """Keep `payload` as `name`; return whether some place took it."""
+    """Write `payload` as `name` to the first place that can be written; return whether there was one."""
     content = hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest() + payload
     for place in places():
-        # Read-only, full, not a directory, or not to be trusted: the kernel was compiled all the same.
+        # The place is read-only, full, no directory or unsafe. The kernel is compiled all the same.
         with contextlib.suppress(OSError):
             place.write(version(), name + SUFFIX, content)
             return True
@@ -213,14 +214,14 @@ def write(name: str, payload: bytes) -> bool:
 
 @functools.cache
 def _prune_once(place: Place) -> None:
-    """Before the cache grows: once in a process bounds it, as one adds little to what there is."""
+    """Prune the cache before it grows, once in a process: one process adds little to it."""
     prune(place)
 
 
 def prune(place: Place, unused_s: float = UNUSED_S, limit_bytes: int = LIMIT_BYTES) -> int:
-    """Remove files unused for `unused_s`, then the longest unused beyond `limit_bytes`; return how many bytes.
+    """Remove files unused for `unused_s`, then the longest unused beyond `limit_bytes`; return the bytes removed.
 
-    A process that still wanted a file compiles the kernel again.
+    A process that still needed a file compiles the kernel again.
     """
     oldest_s = time.time() - unused_s
     kept_bytes = removed_bytes = 0
@@ -234,7 +235,7 @@ def prune(place: Place, unused_s: float = UNUSED_S, limit_bytes: int = LIMIT_BYT
 
 
 def clear() -> int:
-    """Remove the machine code of every version, in every place that is this user's; return how many bytes that were."""
+    """Remove the machine code of every version from every place of this user's; return the bytes removed."""
     removed_bytes = 0
     for place in places():
         with contextlib.suppress(OSError):
@@ -243,7 +244,7 @@ def clear() -> int:
 
 
 def info() -> CacheInfo:
-    """Return what the cache holds now, and whether it can take more."""
+    """Return what the cache holds now, and whether it can be written."""
     place = places()[0]
     sizes: dict[str, list[int]] = {version(): []}
     is_usable = True
@@ -253,7 +254,7 @@ def info() -> CacheInfo:
                 sizes.setdefault(path.parts[0], []).append(status.st_size)
         with place.opened(version()):
             pass
-    except FileNotFoundError:  # made with the first file
+    except FileNotFoundError:  # the first file makes it
         pass
     except OSError:
         is_usable = False
@@ -271,7 +272,7 @@ def info() -> CacheInfo:
 
 
 def _files(directory: int) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the files in sub-directories, by their paths from a directory; what links lead to is none of them."""
+    """Yield the files in a directory's sub-directories, by their relative paths; links are not followed."""
     for inner, _, names, descriptor in os.fwalk(".", dir_fd=directory):
         for name in names if inner != "." else ():
             try:
@@ -285,8 +286,8 @@ def _remove(directory: int, path: Path, size_bytes: int) -> int:
         os.unlink(path, dir_fd=directory)
     except FileNotFoundError:  # removed by another process
         pass
-    except OSError:  # not ours to remove
+    except OSError:  # another user's file, which this process cannot remove
         return 0
-    with contextlib.suppress(OSError):  # the last file takes its directory along
+    with contextlib.suppress(OSError):  # removes the directory if that was its last file
         os.rmdir(path.parent, dir_fd=directory)
     return size_bytes

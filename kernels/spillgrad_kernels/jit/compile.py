@@ -1,10 +1,11 @@
-"""The decorators and types that kernels are written with: `jit`, and those of Numba by their own names.
+"""The decorators and types that kernels are written with: `jit`, and Numba's by their own names.
 
-`import spillgrad` calls no kernel, and to import Numba would take longer than all the rest. So everything that modules
-ask of Numba is `Deferred`, and is done in order once the first kernel is used.
+`import spillgrad` calls no kernel, and importing Numba takes longer than all the rest. So modules get a `Deferred` in
+place of each thing of Numba's. All are made, in order, when the first kernel is used.
 """
 
 import functools
+import inspect
 import logging  # noqa: F401 (see `fork_locks`)
 import os
 import threading
@@ -15,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-# What a compiled kernel may do to floating point. Fused multiply-add only: NaN and infinity propagate as in NumPy.
+# LLVM may fuse multiplications and additions of kernels, and nothing else: NaN and infinity propagate as in NumPy.
 CONTRACT = {"contract"}
-# For reductions, whose sums must be reordered to be vectorised. Still no assumption about NaN, infinity or signed zero.
+# LLVM vectorises sums only if it may reorder them. It still assumes nothing about NaN, infinity and signed zeros.
 REASSOCIATE = {"contract", "reassoc"}
 
-# Nothing calls kernels as C functions. Without the wrapper for that, compiling takes a tenth less time and a fifth less
+# No caller needs kernels as C functions. Without that wrapper, compiling takes a tenth less time and a fifth less
 # memory.
 NO_WRAPPER = {"no_cfunc_wrapper": True}
 
@@ -29,7 +30,7 @@ DISABLE_JIT = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 
 @dataclass
 class Counts:
-    """How many kernels this process compiled, and how many it found compiled on disk."""
+    """How many kernels this process compiled, and how many it loaded from disk."""
 
     compiled: int = 0
     loaded: int = 0
@@ -42,10 +43,10 @@ FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
 
 class Deferred:
-    """A stand-in for the result of `make(compiler)`, in Python and inside kernels; `compiler` is the module."""
+    """A stand-in for `make(compiler)`, in Python and inside kernels, where `compiler` is the module of that name."""
 
     made: Any
-    launcher: Callable[..., None] | None = None  # a kernel's, from its first launch on: it goes with the kernel
+    launcher: Callable[..., None] | None = None  # set at a kernel's first launch, so that it dies with the kernel
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         self._make = make
@@ -58,7 +59,7 @@ class Deferred:
     def __call__(self, *arguments: Any) -> Any:
         return self.made(*arguments)
 
-    def __deepcopy__(self, memo: Any) -> "Deferred":  # of functions that Numba inlines, with what stands in their code
+    def __deepcopy__(self, memo: Any) -> "Deferred":  # Numba copies the functions that it inlines
         return self
 
     @property
@@ -67,11 +68,11 @@ class Deferred:
 
 
 _waiting: deque[Deferred] = deque()
-_lock = threading.RLock()  # making one may use others
-# The locks that a thread may hold while it imports Numba or compiles, in the order in which a thread may wait for the
-# next. A fork takes all of them: in the child, nobody would release a lock that another thread of the parent holds.
-# Numba calls `logging`, whose lock a fork takes too. It must take that one after these. Handlers that were registered
-# last are called first, so `logging` is imported above.
+_lock = threading.RLock()  # reentrant: making one may use others
+# The locks that a thread may hold while it imports Numba or compiles, in the order in which threads take them. A fork
+# takes them all: in the child, no thread would release a lock that another thread of the parent holds. Numba calls
+# `logging`, whose own handler of forks takes a lock too, and must take it after these. The handlers registered last run
+# first, so `logging` is imported above.
 fork_locks: list[Any] = [_lock]
 
 
@@ -79,7 +80,7 @@ def _before_fork() -> None:
     held = [*fork_locks]
     for lock in held:
         lock.__enter__()
-    if held != fork_locks:  # another thread imported Numba, which has locks of its own, while this one waited
+    if held != fork_locks:  # meanwhile another thread imported Numba, which adds locks
         _after_fork(held)
         _before_fork()
 
@@ -93,7 +94,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 
 def load() -> Any:
-    """Make everything that was deferred so far; return the module `compiler`, which imports Numba."""
+    """Make all that is deferred; return the module `compiler`, which imports Numba."""
     with _lock:
         from spillgrad_kernels.jit import compiler
 
@@ -103,7 +104,7 @@ def load() -> Any:
             deferred = _waiting.popleft()
             try:
                 deferred.made = deferred._make(compiler)
-            except BaseException:  # an interrupt too: it must still wait for the next caller
+            except BaseException:  # also an interrupt: the next caller must make it
                 _waiting.appendleft(deferred)
                 raise
     return compiler
@@ -115,17 +116,39 @@ carray: Any = Deferred(lambda compiler: compiler.carray)
 
 
 def c_function(name: str, parameters: int) -> Any:
-    """Return a function of the C library, for kernels: it takes so many int64 and returns an int."""
+    """Return a function of the C library for kernels, which takes int64 parameters and returns an int."""
     return Deferred(lambda _: types.ExternalFunction(name, types.int32(*[types.int64] * parameters)))
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """Return a function for kernels that stands for the LLVM code that `function` writes."""
+    """Return a function for kernels, whose LLVM code `function` writes."""
     return Deferred(lambda compiler: compiler.intrinsic(function))
 
 
+def emitted(signature: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Let a function that writes LLVM code stand for that code in kernels.
+
+    The function takes an LLVM builder and the values of the arguments, and returns the value of the result, or None.
+    `signature` returns Numba's signature for the arguments' types.
+    """
+
+    def decorate(write: Callable[..., Any]) -> Any:
+        def implementation(_: Any, *kinds: Any) -> Any:
+            def codegen(context: Any, builder: Any, _: Any, values: Any) -> Any:
+                result = write(builder, *values)
+                return context.get_dummy_value() if result is None else result
+
+            return signature(*kinds), codegen
+
+        implementation.__name__ = write.__name__
+        implementation.__signature__ = inspect.signature(write)  # type: ignore[attr-defined]  # as Numba wants it
+        return intrinsic(implementation)
+
+    return decorate
+
+
 def overload(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Inside kernels, replace `function` by the function that the decorated one returns for the arguments' types."""
+    """Let the decorated function choose, by the arguments' types, what `function` is inside kernels."""
 
     def decorate(choose: Callable[..., Any]) -> Callable[..., Any]:
         Deferred(lambda compiler: compiler.overload(function, **options)(choose))
@@ -149,11 +172,11 @@ def jit(
     name: str | None = None,
     by_address: bool = False,
 ) -> Any:
-    """Compile `function` on first use, without the GIL; the machine code is cached on disk.
+    """Compile `function` on first use; it runs without the GIL, and its machine code is cached on disk.
 
-    `name` identifies the kernel in the cache: needed where one source line makes several (a closure over a scalar), and
-    must then tell them apart. Default: module and qualified name. A kernel that is only called `by_address` (see that
-    module) cannot be called from Python. With `NUMBA_DISABLE_JIT=1` the function is returned as it is.
+    `name` identifies the kernel in the cache, by default by its module and qualified name. Where one source line makes
+    several kernels (closures over a scalar), their names must differ. A kernel made `by_address` (see that module) can
+    be called in no other way. With `NUMBA_DISABLE_JIT=1` the function is returned as it is.
     """
     if function is None:
         return functools.partial(jit, fastmath=fastmath, name=name, by_address=by_address)

@@ -1,11 +1,11 @@
-"""Numba, which keeps the machine code of kernels on disk. `compile.load` imports this with the first kernel.
+"""Numba, with a disk cache of its machine code. `compile.load` imports this module for the first kernel.
 
-Numba's own cache watches the file a function stands in, so that editing a function it calls elsewhere leaves stale
-code, and never hits where a kernel closes over another function. Here a file is found by the kernel's name, its
-bytecode and the argument types, in a directory that any edit of any kernel replaces (`cache.py`).
+Numba's own cache only watches the file of a function: after an edit of a function that it calls in another file, the
+cache returns stale code. It never hits for a kernel that closes over another function. Here a file is found by the
+kernel's name, its bytecode and the argument types. Any edit of any kernel changes the directory (`cache.py`).
 
-Machine code of several processes meets in one: the symbols in it must differ. Numba tells functions of one name apart
-by a number counted from 1, alike in every process; here each process counts from a number of its own.
+A process links machine code of several processes, so the symbols in it must differ. Numba tells functions of one name
+apart by a number that starts at 1 in every process. Here each process starts at a number of its own.
 """
 
 import hashlib
@@ -37,29 +37,29 @@ __all__ = ["carray", "cgutils", "dispatcher", "intrinsic", "overload", "type_of"
 
 
 def _number_functions_apart() -> None:
-    """Let no two processes give two functions one symbol: the linker would take either for both."""
+    """Number functions from another start in every process: the linker would confuse two with one symbol."""
     FunctionIdentity._unique_ids = itertools.count(secrets.randbits(60))
 
 
 _number_functions_apart()
 os.register_at_fork(after_in_child=_number_functions_apart)
 
-# Made now, since making it takes Numba's lock. `load` must not take that lock: it holds its own, for which a thread
-# that compiles may wait.
+# Made at import, since making it takes Numba's lock. `load` must not take that lock: it holds its own, which a thread
+# that compiles may wait for.
 _ = cpu_target.target_context
-# The locks that a fork takes before and after that of `compile.load`. LLVM's comes last: any thread that collects
-# garbage may take it.
+# The locks that a fork takes before and after the lock of `compile.load`. LLVM's comes last: any thread may take it,
+# because collecting garbage does.
 first_fork_lock, last_fork_lock = global_compiler_lock, ffi.lib._lock
 
 
 class _DiskCache(NullCache):  # type: ignore[misc]
-    """The cache that Numba asks for a kernel's machine code, and to which it gives what it compiled."""
+    """The cache from which Numba loads a kernel's machine code, and in which it saves it."""
 
     def __init__(self, function: Any, counts: Any) -> None:
         self._counts = counts
         self._name = function.kernel_name
         code = function.__code__
-        # This tells kernels with generated source apart. All other source is hashed in the directory's name.
+        # The bytecode tells kernels with generated source apart. The directory's name has a hash of all other source.
         constants = [value for value in code.co_consts if not isinstance(value, python_types.CodeType)]
         self._code = repr((code.co_code, code.co_names, constants))
 
@@ -91,9 +91,9 @@ class _DiskCache(NullCache):  # type: ignore[misc]
 
 
 def dispatcher(function: Callable[..., Any], options: dict[str, Any], counts: Any) -> Any:
-    """Return Numba's callable, which compiles `function` for each signature it meets or finds it on disk.
+    """Return Numba's callable for `function`, which it compiles or loads from disk for each new signature.
 
-    `counts.compiled` and `counts.loaded` grow by 1 each time.
+    Each time, `counts.compiled` or `counts.loaded` grows by 1.
     """
     compiled = njit(nogil=True, error_model="numpy", **options)(function)
     compiled._cache = _DiskCache(function, counts)

@@ -1,7 +1,7 @@
 """A pool of page-aligned buffers under every large array.
 
-Most of an eager library's cost on large arrays is page faults of fresh memory. Buffers here return to the pool when the
-last array over them dies, and are handed out again without a fault.
+Page faults of fresh memory are most of what an eager library spends on large arrays. Here a buffer returns to the pool
+when the last array over it dies, and is lent again without a fault.
 """
 
 import collections
@@ -21,32 +21,32 @@ import numpy as np
 
 from spillgrad_kernels.memory.system_memory import system_memory
 
-# Signal handlers run before or after what is done here, once a store has seen to that.
+# A store arranges that signal handlers run before or after a change of the pool, never during one.
 SIGNALS_WAIT = True
 
 PAGE_BYTES = mmap.PAGESIZE
-# Below this size malloc's own free lists are as fast, and a page each would be wasted.
+# Below this size, malloc's own free lists are as fast, and a buffer of whole pages would waste memory.
 POOLED_MIN_BYTES = 64 * 1024
 _HUGE_PAGE_BYTES = 2 << 20
-# What is mapped is trimmed to this multiple of the largest recent use, but idle memory never below the floor.
+# Mapped memory is trimmed to this multiple of the largest recent use, but idle memory never below the floor.
 _MAPPED_PER_PEAK = 1.25
 _IDLE_FLOOR_BYTES = 64 << 20
-# "Recent" is this period and the one before. A period lends all memory several times over, as a training step does,
-# however slow: most memory is idle once during a step, and all of it while something else is waited for.
+# "Recent" means this period and the one before. A period lasts this long, and until all mapped memory was lent several
+# times over. So it contains a whole training step, however slow. Within a step, most memory is idle at some time.
 _PERIOD_S = 10.0
 _LENT_PER_PERIOD = 4
-# Idle memory goes back to a system that has less than this share of its memory left.
+# Idle memory goes back to the system when less than this share of the system's memory is left.
 _LOW_SHARE = 1 / 16
-# What malloc has free goes back to a system that has less than this left, as a phase of a training step begins.
+# Malloc's free memory goes back to the system when less than this share is left as a phase of a training step begins.
 _SCARCE_SHARE = 1 / 4
-# How often the system is asked (it takes 0.1 ms): after so long, after so much new memory, and after so many buffers
-# lent (a power of two).
+# How often the system's memory is read, which takes 0.1 ms: after this time, after this much new memory, and after this
+# many lent buffers (a power of two).
 _PRESSURE_EVERY_S = 0.1
 _PRESSURE_EVERY_BYTES = 32 << 20
 _LENT_PER_LOOK = 1024
-# Sections of the pool take microseconds, and some milliseconds where memory goes back to the system.
+# The lock is held for microseconds, and for some milliseconds where memory goes back to the system.
 _PATIENCE_S = 0.2
-# glibc keeps what threads freed, in an arena for each of up to eight per core, whatever share of it is free.
+# glibc keeps the memory that threads free, in up to eight arenas per core, however much of it is free.
 _malloc_trim: Callable[[ctypes.c_size_t], int] = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)
 
 
@@ -61,7 +61,7 @@ class MemoryStats:
 
 
 class _Lease(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to the array over a lent buffer, which remembers the buffer."""
+    """A weak reference to the array over a lent buffer; it holds the buffer."""
 
     __slots__ = ("block",)
     block: mmap.mmap
@@ -70,15 +70,15 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]
 class BufferPool:
     """Page-aligned buffers by size class, reused last in, first out.
 
-    Idle buffers go back to the system when they exceed what recent use explains, or it has little left; all of them,
-    and what malloc has free, when that is not enough, when it refuses more memory, and on request. One that would go
-    back as another size is wanted becomes that: its pages need not be cleared again.
+    Idle buffers go back to the system when there are more than recent use explains, and when the system has little
+    memory left. Where that is not enough, where the system refuses more memory, and on request, all idle buffers and
+    malloc's free memory go back. An idle buffer that would go back while another size is wanted is resized instead: its
+    pages need not be cleared again.
 
-    Invariant: `live + idle` bytes are mapped, and nothing else, but for what is asked for while a finalizer or a signal
-    handler has come in the middle of a section that the lock guards: that is memory which is not the pool's. The lock
-    guards the lists and counters. An array's death may come in any thread at any moment, so it takes no lock and runs
-    no Python, which a signal handler could interrupt: it appends the lease to `_returned`, which the next allocation
-    drains.
+    Invariant: the pool maps `live + idle` bytes and no others. The lock guards the lists and counters. A finalizer or a
+    signal handler may ask for memory while its own thread holds the lock. It gets memory that is not the pool's.
+    An array may die in any thread at any moment. So its death takes no lock, and runs no Python code, which a signal
+    handler could interrupt: it appends the lease to `_returned`, and the next allocation drains that.
     """
 
     def __init__(self) -> None:
@@ -86,17 +86,17 @@ class BufferPool:
         self._begin()
 
     def _begin(self) -> None:
-        """Have nothing, and know of nothing that is lent."""
+        """Start without any buffer, idle or lent."""
         self._lock = threading.RLock()
         self._idle: dict[int, list[mmap.mmap]] = {}
         self._returned: collections.deque[_Lease] = collections.deque()
         self._leases: dict[int, _Lease] = {}
         self._live_bytes = self._idle_bytes = 0
-        self._lent = self._lent_bytes = 0  # buffers in all, and bytes in this period
+        self._lent = self._lent_bytes = 0  # buffers lent so far, and bytes lent in this period
         # The largest use in this period, in the one before, and in all before this one.
         self._peak_bytes = self._former_peak_bytes = self._past_peak_bytes = 0
         self._period_began_s = self._looked_s = time.monotonic()
-        self._unlooked_bytes = 0  # mapped since the system was asked
+        self._unlooked_bytes = 0  # bytes mapped since the system's memory was read
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Return an uninitialised C-contiguous array, page-aligned from `POOLED_MIN_BYTES` upwards.
@@ -106,7 +106,7 @@ class BufferPool:
         nbytes = _buffer_bytes(shape, dtype)
         if nbytes == 0:
             return np.empty(shape, dtype)
-        # In a finalizer in the middle of a section of this thread; or one of another thread that waits for this one.
+        # In a finalizer this thread may hold the lock already, or the thread that holds it may wait for this one.
         if self._is_interrupted() or not self._lock.acquire(timeout=_PATIENCE_S):
             return np.ndarray(shape, dtype, _new_mapping(nbytes))
         try:
@@ -134,7 +134,7 @@ class BufferPool:
         return array
 
     def stats(self) -> MemoryStats:
-        """Return the pool's bytes now; what is smaller than `POOLED_MIN_BYTES` is not the pool's."""
+        """Return the pool's bytes now. Arrays smaller than `POOLED_MIN_BYTES` do not count."""
         is_whole = not self._is_interrupted()
         with self._lock:
             if is_whole:
@@ -144,7 +144,7 @@ class BufferPool:
             return MemoryStats(self._live_bytes, self._idle_bytes, mapped_bytes, peak_bytes)
 
     def keep_to_peak(self, owner: object) -> None:
-        """While `owner` lives, map no more than the largest recent use; idle memory goes back now."""
+        """Give idle memory back now, and map no more than the largest recent use while `owner` lives."""
         self._frugal.add(owner)
         if self._is_interrupted():
             return
@@ -155,7 +155,7 @@ class BufferPool:
             self._trim_all()
 
     def release_idle(self) -> int:
-        """Give all idle buffers, and what malloc has free, back to the system; return the buffers' bytes."""
+        """Give all idle buffers and malloc's free memory back to the system; return the buffers' bytes."""
         if self._is_interrupted():
             return 0
         with self._lock:
@@ -163,21 +163,21 @@ class BufferPool:
             return self._trim_all()
 
     def before_fork(self) -> None:
-        """Wait until no other thread is in the middle of a change, which nobody would finish in the child.
+        """Wait until no other thread is changing the pool: in the child, nobody would finish the change.
 
-        Not for ever: a finalizer that came there may wait for this thread.
+        Wait for a limited time: a finalizer in the other thread may itself wait for this thread.
         """
         self._lock.acquire(timeout=_PATIENCE_S)
 
     def after_fork(self) -> None:
-        """Go on; in this thread's middle of a change too."""
+        """Release the lock that `before_fork` took."""
         if self._is_interrupted():
             self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Go on; or begin anew, where a thread that is not in the child may have left things half done.
+        """Release the lock, or start anew where another thread may have left a change half done.
 
-        What it had lent goes back to the system as it dies, without a lease.
+        After a new start, lent buffers go back to the system when their arrays die.
         """
         if self._is_interrupted():
             self._lock.release()
@@ -198,7 +198,7 @@ class BufferPool:
         return _new_mapping(nbytes)
 
     def _is_interrupted(self) -> bool:
-        """Return whether this thread is in the middle of a section: a finalizer or a signal handler asks."""
+        """Return whether this thread holds the lock: then the caller is a finalizer or a signal handler."""
         return self._lock._is_owned()  # type: ignore[attr-defined,no-any-return]  # as `threading.Condition` does
 
     def _drain(self) -> None:
@@ -215,9 +215,9 @@ class BufferPool:
             self._idle_bytes += nbytes
 
     def _give_back_unneeded(self, wanted_bytes: int = 0) -> mmap.mmap | None:
-        """Trim idle memory to what recent use explains, and to less as far as the system has little left.
+        """Trim idle memory to what recent use explains, or to less if the system has little left.
 
-        Return a buffer of `wanted_bytes` made of what would have gone back, if any.
+        Return a buffer of `wanted_bytes`, resized from one that would have gone back, or None if there is none.
         """
         now_s = time.monotonic()
         mapped_bytes = self._live_bytes + self._idle_bytes
@@ -244,7 +244,7 @@ class BufferPool:
         return resized
 
     def _resize_idle(self, nbytes: int) -> mmap.mmap | None:
-        """Make a buffer of the idle one that is nearest to this size; its pages stay where they are."""
+        """Resize the idle buffer that is nearest to this size, and return it; its pages stay mapped."""
         nearest = min((size for size, blocks in self._idle.items() if blocks), key=lambda size: abs(size - nbytes))
         block = self._idle[nearest].pop()
         self._idle_bytes -= nearest
@@ -257,7 +257,7 @@ class BufferPool:
 
     def _trim_all(self) -> int:
         nbytes = self._trim(0)
-        _malloc_trim(ctypes.c_size_t(0))  # 5 ms beside arrays of the pool, and 0.2 when there is nothing to give back
+        _malloc_trim(ctypes.c_size_t(0))  # takes 5 ms beside arrays of the pool, 0.2 ms with nothing to give back
         return nbytes
 
     def _trim(self, allowed_bytes: int) -> int:
@@ -273,7 +273,7 @@ class BufferPool:
 def _new_mapping(nbytes: int) -> mmap.mmap:
     try:
         return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:  # the latter for more than any address
+    except (OSError, OverflowError) as error:  # OverflowError: more bytes than there are addresses
         raise MemoryError(
             f"memory: the system gave no {nbytes} bytes more; use a smaller batch, or spill with save_on_disk"
         ) from error
@@ -281,13 +281,13 @@ def _new_mapping(nbytes: int) -> mmap.mmap:
 
 @functools.lru_cache(maxsize=8192)
 def _buffer_bytes(shape: tuple[int, ...], dtype: Any) -> int:
-    """Return the size of the buffer an array takes from the pool; 0 if it takes none."""
+    """Return the size of an array's buffer from the pool; 0 if the array is too small for one."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     return 0 if nbytes < POOLED_MIN_BYTES else _size_class(nbytes)
 
 
 def _size_class(nbytes: int) -> int:
-    """Round up to one of eight sizes per power of two, in whole pages: at most an eighth is wasted."""
+    """Round up to whole pages and to one of eight sizes per power of two: at most an eighth is wasted."""
     step = max(PAGE_BYTES, 1 << max(0, nbytes.bit_length() - 4))
     return -(-nbytes // step) * step
 
@@ -300,10 +300,11 @@ os.register_at_fork(before=pool.before_fork, after_in_parent=pool.after_fork, af
 
 
 def trim_malloc_if_scarce() -> None:
-    """Give what malloc has free back to a system that has little memory left.
+    """Give malloc's free memory back to the system if the system has little memory left.
 
-    For arrays that other libraries allocate: those below 32 MiB glibc puts beside each other, and when the short-lived
-    ones have died, no larger array can use the holes. Takes some 50 ms, and each page that is used again a fault.
+    This is for arrays that other libraries allocate. glibc puts those below 32 MiB beside each other, and when the
+    short-lived ones have died, no larger array fits the holes. It takes some 50 ms, and a page fault for each page that
+    is used again.
     """
     system = system_memory()
     if system is not None and system.available_bytes < system.total_bytes * _SCARCE_SHARE:
@@ -311,7 +312,7 @@ def trim_malloc_if_scarce() -> None:
 
 
 def allocator(shape: tuple[int, ...], dtype: Any) -> Callable[[tuple[int, ...], Any], np.ndarray]:
-    """Return what makes an uninitialised array of this shape and dtype: the pool, or NumPy where it takes none."""
+    """Return the function that makes an uninitialised array of this shape and dtype: the pool's, or `np.empty`."""
     return empty if _buffer_bytes(shape, dtype) else np.empty
 
 
@@ -323,7 +324,7 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def copy(array: np.ndarray) -> np.ndarray:
-    """Return a C-contiguous copy in memory of the pool."""
+    """Return a C-contiguous copy in the pool's memory."""
     out = empty(array.shape, array.dtype)
     np.copyto(out, array)
     return out

@@ -1,4 +1,4 @@
-"""Finalizers in which nothing of Python runs."""
+"""Finalizers that run no Python code."""
 
 import collections
 import operator
@@ -9,19 +9,19 @@ from typing import Any
 
 
 def later(append: Callable[[Any], None], held: Any) -> types.MethodType:
-    """Return what appends `held` when it is called, as a method of C: `append` is that of a deque."""
+    """Return a function that appends `held` and runs no Python code; `append` is that of a deque."""
     return types.MethodType(append, held)
 
 
-# As `__del__` of a class, it has the object's attribute `_drop`, which `later` returned, called when the object dies.
+# As the `__del__` of a class, this calls the object's `_drop`, which `later` returned, when the object dies.
 finalizer = property(operator.attrgetter("_drop"))
 
 
 class Holder:
-    """What holds something, and when it dies appends that to a deque, whose owner sees to it at a better moment.
+    """A holder of something, which appends that to a deque when it dies; the deque's owner handles it later.
 
-    Its finalizer is C code alone. Python's signal handlers run between the lines of Python code: what one raised within
-    a finalizer would be printed and forgotten, and what the finalizer was to do would be left undone.
+    The finalizer runs no Python code. Signal handlers run between lines of Python: if one raised within a finalizer,
+    Python would print the exception and forget it, and the finalizer's work would be left undone.
     """
 
     __slots__ = ("_drop",)
@@ -32,7 +32,7 @@ class Holder:
 
     @property
     def held(self) -> Any:
-        """What is held."""
+        """The held object."""
         return self._drop.__self__
 
 
@@ -42,20 +42,20 @@ class _Death(weakref.ref):  # type: ignore[type-arg]
 
 
 class Deaths:
-    """What was to be noted of objects that died, each once, for who looks at a better moment; as with a `Holder`."""
+    """Notes about objects that died, to be read later. Like `Holder`, it runs no Python code at a death."""
 
     def __init__(self) -> None:
         self._expected: dict[int, _Death] = {}
         self._came: collections.deque[_Death] = collections.deque()
 
     def expect(self, mortal: object, held: Any) -> None:
-        """Note what is held once an object is dead."""
+        """Note `held` when `mortal` dies."""
         death = _Death(mortal, self._came.append)
         death.held = held
         self._expected[id(death)] = death
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield what was noted, and forget it."""
+        """Yield each note, and forget it."""
         while self._came:
             death = self._came.popleft()
             del self._expected[id(death)]

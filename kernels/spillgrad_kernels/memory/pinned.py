@@ -1,6 +1,6 @@
-"""Host memory that is pinned, which copies to and from a device need not stage.
+"""A cache of pinned host memory. Copies between it and a device need no staging buffer.
 
-A cache, since pinning takes a millisecond for a few MiB.
+Pinning takes a millisecond for a few MiB, so memory stays pinned for reuse.
 """
 
 import collections
@@ -12,12 +12,12 @@ import numpy as np
 from spillgrad_kernels.memory.holder import Holder
 
 _LEAST_BYTES = 4096
-# Idle memory beyond this goes back: it cannot be swapped out, and the system has less of it than of other memory.
+# Idle memory beyond this goes back: it cannot be swapped out, and the system limits how much may be pinned.
 _IDLE_BYTES = 256 << 20
 
 
 class _Lent(Holder):
-    """What NumPy takes for memory: an address, and how many bytes are there. It goes back once nobody has this."""
+    """Memory in the form that NumPy takes: an address and a number of bytes. It goes back when this object dies."""
 
     __slots__ = ("__array_interface__",)
 
@@ -27,12 +27,12 @@ class _Lent(Holder):
 
 
 class PinnedMemory:
-    """Arrays of bytes by size class, eight to a power of two.
+    """Arrays of pinned bytes, in eight sizes per power of two.
 
-    `pin(nbytes)` gives the address of so many pinned bytes, or None, and `unpin(address)` takes them back.
+    `pin(nbytes)` returns the address of so many pinned bytes, or None; `unpin(address)` releases them.
 
-    Invariant: what is lent or idle is pinned, and nothing else. The lock guards the lists; an array may die anywhere,
-    also inside this lock's own section, so that it takes no lock: it posts its memory to `_returned`.
+    Invariant: lent and idle memory is pinned, and no other. The lock guards the lists. An array may die anywhere, even
+    while its own thread holds the lock, so its death takes no lock: it posts the memory to `_returned`.
     """
 
     def __init__(self, pin: Callable[[int], int | None], unpin: Callable[[int], None]) -> None:
@@ -71,7 +71,7 @@ class PinnedMemory:
         return isinstance(root, _Lent)
 
     def give_back_idle(self) -> None:
-        """Return to the system what no array needs."""
+        """Return the memory that no array uses to the system."""
         with self._lock:
             self._drain()
             self._shrink(0)

@@ -1,4 +1,4 @@
-"""How much memory the system has left for this process: of the machine, and of the control groups it runs in."""
+"""How much memory this process may still take: of the machine, and of the control groups that it runs in."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 class _Hierarchy(NamedTuple):
-    """Where a version of control groups keeps its memory limits, and how it names them."""
+    """The files and names that a version of control groups has for memory limits."""
 
     controller: str
     root: Path
@@ -32,14 +32,14 @@ _HIERARCHIES = (
 
 @dataclass(frozen=True)
 class SystemMemory:
-    """Bytes that may still be taken before something is killed or swapped, of how many."""
+    """The bytes that may still be taken before the system kills or swaps, and the bytes in all."""
 
     available_bytes: int
     total_bytes: int
 
 
 def system_memory() -> SystemMemory | None:
-    """Return what is left where it is scarcest, or None where the system does not say."""
+    """Return the scarcest of the machine's memory and its groups' limits, or None where the system tells neither."""
     return min((*_machine(), *_control_groups()), key=lambda found: found.available_bytes, default=None)
 
 
@@ -50,7 +50,7 @@ def _machine() -> Iterator[SystemMemory]:
 
 
 def _control_groups() -> Iterator[SystemMemory]:
-    """Yield what is left of each limit on this process's groups and on those around them."""
+    """Yield the memory left of each limit on this process's groups and on their parents."""
     try:
         lines = [line.split(":", 2) for line in _OWN_GROUPS.read_text().splitlines()]
     except OSError:
@@ -65,8 +65,8 @@ def _control_groups() -> Iterator[SystemMemory]:
                 limit = (directory / hierarchy.limit).read_text().strip()
                 used = int((directory / hierarchy.used).read_text())
                 parts = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
-            except OSError:  # the root has no limit; inside a container the groups around it are not visible
+            except OSError:  # the root has no limit; a container does not see its parent groups
                 continue
             if limit != "max":
-                cached = sum(int(parts[name]) for name in hierarchy.cached)  # what the group gives up first
+                cached = sum(int(parts[name]) for name in hierarchy.cached)  # the group gives up its page cache first
                 yield SystemMemory(int(limit) - used + cached, int(limit))

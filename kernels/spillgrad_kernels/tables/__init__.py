@@ -1,1 +1,1 @@
-"""What is computed: rows, formulas and scalar mathematics, which loops for the CPU and for a device are made of."""
+"""Rows, formulas and scalar mathematics, from which the loops of `cpu/` and `cuda/` are made."""

@@ -1,8 +1,8 @@
 """Formulas: plain Python functions of elementwise arithmetic, turned into the body of a compiled loop.
 
-The same code object serves three readers. Called as it is, it works on NumPy arrays: the oracle. Run with symbols in
-place of numbers (`trace`), it yields straight-line code for kernels. Run with tensors, it is differentiable. So
-formulas use the names of `scalar_math`, `where` instead of `if`, and no loops.
+The same code object runs in three ways. Called as it is, a formula works on NumPy arrays and serves as the oracle.
+Called with symbols in place of numbers (`trace`), it yields straight-line code for kernels. Called with tensors, it is
+differentiable. So formulas use the functions of `scalar_math`, `where` instead of `if`, and no loops.
 """
 
 import inspect
@@ -16,15 +16,15 @@ from spillgrad_kernels.tables import scalar_math
 
 Formula = Callable[..., Any]
 
-# What a formula may call, by name: every public function of scalar_math but normal_exp, whose gradient is exp's.
+# The functions that a formula may call: all public ones of `scalar_math` but those for kernels alone.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: function
     for name, function in vars(scalar_math).items()
     if inspect.isfunction(function) and function.__module__ == scalar_math.__name__
-    and not name.startswith("_") and function is not scalar_math.normal_exp
+    and not name.startswith(("_", "normal_exp"))
 }  # fmt: skip
 
-# What a formula may call to convert, by the name of the dtype. Half-precision values are computed in float32.
+# The conversions that a formula may call, by dtype. Half-precision values are computed in float32.
 CONVERSIONS: dict[str, Callable[..., Any]] = {
     "float16": np.float32, "bfloat16": np.float32, "float32": np.float32, "float64": np.float64,
 }  # fmt: skip
@@ -37,12 +37,12 @@ class Trace:
         self.inputs = tuple(inputs)
         self.constants: dict[str, Any] = {}
         self.results: tuple[str, ...] = ()
-        self._names: dict[str, str] = {}  # expression -> the name that holds it: equal ones are computed once
+        self._names: dict[str, str] = {}  # by expression: equal expressions are computed once
         self._operands: dict[str, tuple[str, ...]] = {}
         self._number: Callable[[float], Any] = float
 
     def apply(self, formula: Formula, arguments: Sequence[Any], number: Callable[[float], Any] = float) -> Any:
-        """Write the code of `formula` for symbols and numbers; return its symbols. `number` makes its constants.
+        """Write the code of `formula` for symbols and numbers; return its results. `number` converts its constants.
 
         Raises TypeError where the formula branches on a value.
         """
@@ -55,7 +55,7 @@ class Trace:
         return lambda *operands: self.emit(f"{function}({', '.join(['{}'] * len(operands))})", *operands)
 
     def emit(self, expression: str, *operands: Any) -> "Symbol":
-        """Write an expression, in which each pair of braces stands for an operand."""
+        """Write an expression; each pair of braces in it stands for an operand."""
         names = tuple(map(self.name_of, operands))
         text = expression.format(*names)
         name = self._names.get(text)
@@ -68,7 +68,7 @@ class Trace:
         """Return the name of a symbol or number inside the code."""
         if isinstance(value, Symbol):
             return value.name
-        # A comparison of two numbers, as in the derivative of 2**x, is a truth value whatever the numbers are.
+        # Comparing two numbers, as the derivative of 2**x does, gives a truth value, which keeps its type.
         constant = np.bool_(value) if isinstance(value, bool) else self._number(value)
         digits = str(constant).replace(".", "_").replace("-", "m").replace("+", "p")
         name = f"c{digits}_{type(constant).__name__}"
@@ -77,7 +77,7 @@ class Trace:
 
     @property
     def used(self) -> frozenset[str]:
-        """The names of inputs, lines and constants that the results need."""
+        """The names of the inputs, lines and constants that the results depend on."""
         found: set[str] = set()
         waiting = list(self.results)
         while waiting:
@@ -89,7 +89,7 @@ class Trace:
 
     @property
     def lines(self) -> list[str]:
-        """The code, without what no result needs."""
+        """The lines of code that the results depend on."""
         used = self.used
         return [f"{name} = {expression}" for expression, name in self._names.items() if name in used]
 
@@ -140,16 +140,17 @@ def parameters(formula: Formula) -> tuple[str, ...]:
 
 
 def with_names(formula: Formula, names: dict[str, Any]) -> Formula:
-    """Return the same code with other meanings for the functions it calls."""
+    """Return the same code, in which each of `names` refers to the value given for it."""
     return types.FunctionType(formula.__code__, {**formula.__globals__, **names}, formula.__name__)
 
 
 def trace(formula: Formula, number: Callable[[float], Any] = float) -> Trace:
-    """Run `formula` on symbols and return its straight-line code; `number` makes its constants.
+    """Run `formula` on symbols and return its straight-line code; `number` converts its constants.
 
-    A formula may return several results, as a tuple. Raises TypeError where the formula branches on a value.
+    A formula may return a tuple of results. Raises TypeError where the formula branches on a value.
     """
-    record = Trace([f"in_{name}" for name in parameters(formula)])  # the prefix keeps `min` and its like free
+    # Without the prefix, a parameter named `min` would hide the function.
+    record = Trace([f"in_{name}" for name in parameters(formula)])
     result = record.apply(formula, [Symbol(record, name) for name in record.inputs], number)
     record.results = tuple([record.name_of(part) for part in (result if isinstance(result, tuple) else (result,))])
     return record

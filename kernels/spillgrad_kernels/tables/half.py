@@ -1,6 +1,7 @@
-"""float16 and bfloat16 inside loops: numbers by their bits, which are uint16, computed in float32.
+"""float16 and bfloat16 inside loops: memory holds their bits as uint16, and loops compute in float32.
 
-In integer arithmetic that every processor has vectors of. Source: F. Giesen 2012, "Float->half conversion".
+The conversions are integer arithmetic, for which every processor has vector instructions.
+Source: F. Giesen 2012, "Float->half conversion".
 """
 
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from spillgrad_kernels.jit.compile import DISABLE_JIT, intrinsic, types
+from spillgrad_kernels.jit.compile import DISABLE_JIT, emitted, types
 
 HALF = frozenset({"float16", "bfloat16"})
 
@@ -37,69 +38,50 @@ else:
     _INFINITY = _WORD(0x7F800000)
 
     def _parts(builder: Any, x: Any) -> tuple[Any, Any]:
-        """Return a float's bits without the sign, and the sign's."""
+        """Return the bits of a float without its sign, and the bit of its sign."""
         word = builder.bitcast(x, _WORD)
         return builder.and_(word, _WORD(0x7FFFFFFF)), builder.and_(word, _WORD(0x80000000))
 
-    @intrinsic
-    def widen_float16(typing_context: Any, x: Any) -> Any:
-        """Return the float32 of a float16's bits."""
+    @emitted(lambda x: types.float32(types.uint16))
+    def widen_float16(builder: Any, x: Any) -> Any:
+        word = builder.zext(x, _WORD)
+        size = builder.and_(word, _WORD(0x7FFF))
+        # Its bits are in place, but float32's exponent has another bias. Multiplying corrects it, and makes
+        # subnormal numbers normal.
+        scaled = builder.fmul(builder.bitcast(builder.shl(size, _WORD(13)), _FLOAT), _FLOAT(2.0**112))
+        finite = builder.bitcast(scaled, _WORD)
+        endless = builder.icmp_unsigned(">=", size, _WORD(0x7C00))
+        value = builder.select(endless, builder.or_(finite, _INFINITY), finite)
+        sign = builder.shl(builder.and_(word, _WORD(0x8000)), _WORD(16))
+        return builder.bitcast(builder.or_(value, sign), _FLOAT)
 
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            word = builder.zext(arguments[0], _WORD)
-            size = builder.and_(word, _WORD(0x7FFF))
-            # With its exponent in place, but counted from another start: subnormal numbers become normal.
-            scaled = builder.fmul(builder.bitcast(builder.shl(size, _WORD(13)), _FLOAT), _FLOAT(2.0**112))
-            finite = builder.bitcast(scaled, _WORD)
-            endless = builder.icmp_unsigned(">=", size, _WORD(0x7C00))
-            value = builder.select(endless, builder.or_(finite, _INFINITY), finite)
-            sign = builder.shl(builder.and_(word, _WORD(0x8000)), _WORD(16))
-            return builder.bitcast(builder.or_(value, sign), _FLOAT)
+    @emitted(lambda x: types.uint16(types.float32))
+    def narrow_float16(builder: Any, x: Any) -> Any:
+        size, sign = _parts(builder, x)
+        odd = builder.and_(builder.lshr(size, _WORD(13)), _WORD(1))
+        rounded = builder.add(builder.add(size, _WORD(0xFFF - (112 << 23))), odd)
+        normal = builder.lshr(rounded, _WORD(13))
+        # 0.5 + x has the last place of a subnormal float16, so the addition rounds x to that.
+        half = builder.fadd(builder.bitcast(size, _FLOAT), _FLOAT(0.5))
+        subnormal = builder.sub(builder.bitcast(half, _WORD), _WORD(0x3F000000))
+        value = builder.select(builder.icmp_unsigned("<", size, _WORD(113 << 23)), subnormal, normal)
+        too_large = builder.icmp_unsigned(">=", size, _WORD(143 << 23))
+        value = builder.select(too_large, _WORD(0x7C00), value)
+        value = builder.select(builder.icmp_unsigned(">", size, _INFINITY), _WORD(0x7E00), value)
+        return builder.trunc(builder.or_(value, builder.lshr(sign, _WORD(16))), _SHORT)
 
-        return types.float32(types.uint16), codegen
+    @emitted(lambda x: types.float32(types.uint16))
+    def widen_bfloat16(builder: Any, x: Any) -> Any:
+        return builder.bitcast(builder.shl(builder.zext(x, _WORD), _WORD(16)), _FLOAT)
 
-    @intrinsic
-    def narrow_float16(typing_context: Any, x: Any) -> Any:
-        """Return the bits of the float16 nearest to a float32."""
-
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            size, sign = _parts(builder, arguments[0])
-            odd = builder.and_(builder.lshr(size, _WORD(13)), _WORD(1))
-            rounded = builder.add(builder.add(size, _WORD(0xFFF - (112 << 23))), odd)
-            normal = builder.lshr(rounded, _WORD(13))
-            # Added to a number whose last place is that of subnormal results, a float is rounded to it.
-            half = builder.fadd(builder.bitcast(size, _FLOAT), _FLOAT(0.5))
-            subnormal = builder.sub(builder.bitcast(half, _WORD), _WORD(0x3F000000))
-            value = builder.select(builder.icmp_unsigned("<", size, _WORD(113 << 23)), subnormal, normal)
-            too_large = builder.icmp_unsigned(">=", size, _WORD(143 << 23))
-            value = builder.select(too_large, _WORD(0x7C00), value)
-            value = builder.select(builder.icmp_unsigned(">", size, _INFINITY), _WORD(0x7E00), value)
-            return builder.trunc(builder.or_(value, builder.lshr(sign, _WORD(16))), _SHORT)
-
-        return types.uint16(types.float32), codegen
-
-    @intrinsic
-    def widen_bfloat16(typing_context: Any, x: Any) -> Any:
-        """Return the float32 of a bfloat16's bits."""
-
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.bitcast(builder.shl(builder.zext(arguments[0], _WORD), _WORD(16)), _FLOAT)
-
-        return types.float32(types.uint16), codegen
-
-    @intrinsic
-    def narrow_bfloat16(typing_context: Any, x: Any) -> Any:
-        """Return the bits of the bfloat16 nearest to a float32."""
-
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            size, sign = _parts(builder, arguments[0])
-            odd = builder.and_(builder.lshr(size, _WORD(16)), _WORD(1))
-            rounded = builder.add(builder.add(size, _WORD(0x7FFF)), odd)
-            quiet = builder.or_(size, _WORD(1 << 22))
-            value = builder.select(builder.icmp_unsigned(">", size, _INFINITY), quiet, rounded)
-            return builder.trunc(builder.lshr(builder.or_(value, sign), _WORD(16)), _SHORT)
-
-        return types.uint16(types.float32), codegen
+    @emitted(lambda x: types.uint16(types.float32))
+    def narrow_bfloat16(builder: Any, x: Any) -> Any:
+        size, sign = _parts(builder, x)
+        odd = builder.and_(builder.lshr(size, _WORD(16)), _WORD(1))
+        rounded = builder.add(builder.add(size, _WORD(0x7FFF)), odd)
+        quiet = builder.or_(size, _WORD(1 << 22))
+        value = builder.select(builder.icmp_unsigned(">", size, _INFINITY), quiet, rounded)
+        return builder.trunc(builder.lshr(builder.or_(value, sign), _WORD(16)), _SHORT)
 
 
 NAMES = {

@@ -1,4 +1,4 @@
-"""The rules of optimizers: one formula for each, and the updates that training steps ask for."""
+"""Optimizers: the formula of each, and the updates in which a training step uses it."""
 
 import functools
 import math
@@ -10,20 +10,17 @@ from spillgrad_kernels.jit.compile import FLOATS, register_jitable
 from spillgrad_kernels.tables.formula import Formula
 from spillgrad_kernels.tables.scalar_math import sqrt, where
 
-# All arrays of an update are in the host's memory, or all on a device.
+# Of one update, either all arrays are in the host's memory or all are on one device.
 Array = Any
 
 
-class Rule(NamedTuple):
-    """The rule of an update: `formula(param, grad, *state, *numbers)` returns an element's new value and state."""
+class Update(NamedTuple):
+    """How to update a parameter in place.
+
+    `formula(param, grad, *state, *numbers)` returns the new value and state of one element.
+    """
 
     formula: Formula
-
-
-class Update(NamedTuple):
-    """How to update a parameter in place: the rule, the parameter, its gradient, its state, and the rule's numbers."""
-
-    rule: Rule
     param: Array
     grad: Array
     state: tuple[Array, ...]
@@ -44,7 +41,7 @@ def adam_element(
 @register_jitable(inline="always")
 def lion_element(param: Any, grad: Any, exp_avg: Any, keep: Any, rate1: Any, rate2: Any, lr: Any) -> Any:
     change = exp_avg + rate1 * (grad - exp_avg)
-    # lr times the sign; of zero and NaN, times themselves.
+    # lr times the sign of the change. lr * change keeps zeros and NaN.
     step = where(change > 0, lr, where(change < 0, -lr, lr * change))
     return keep * param - step, exp_avg + rate2 * (grad - exp_avg)
 
@@ -60,7 +57,7 @@ def sgd_momentum_element(
     lr: Any, weight_decay: Any, momentum: Any, kept_grad: Any, nesterov: Any, first_step: Any,
 ) -> Any:  # fmt: skip
     pull = grad + weight_decay * param
-    # What the buffer holds before the first step does not count, even if it is NaN.
+    # The first step ignores the buffer, which may hold NaN.
     velocity = where(first_step > 0, pull, momentum * momentum_buffer + kept_grad * pull)
     return param - lr * where(nesterov > 0, pull + momentum * velocity, velocity), velocity
 
@@ -70,12 +67,10 @@ def scale_element(param: Any, _: Any, factor: Any) -> Any:
     return param * factor
 
 
-ADAM, LION, SGD = Rule(adam_element), Rule(lion_element), Rule(sgd_element)
-SGD_MOMENTUM, SCALE = Rule(sgd_momentum_element), Rule(scale_element)
 _OF_HOST = (np.ndarray, np.generic)
 
 
-def _update(who: str, rule: Rule, param: Array, grad: Array, state: tuple[Array, ...], *numbers: float) -> Update:
+def _update(who: str, formula: Formula, param: Array, grad: Array, state: tuple[Array, ...], *numbers: float) -> Update:
     on_host = isinstance(param, _OF_HOST)
     for array in (grad, *state):
         if isinstance(array, _OF_HOST) != on_host:
@@ -83,7 +78,7 @@ def _update(who: str, rule: Rule, param: Array, grad: Array, state: tuple[Array,
                 f"{who}: got arrays of the host and of a device; parameter, gradient and state must be in one place; "
                 "move them to the parameter's"
             )
-    # A loop gets their ids: what holds for all of them must hold here. Not for a number of NumPy: it is not writeable.
+    # Loops get the ids of these arrays and check nothing. A NumPy scalar fails here: it cannot be written to.
     for array in (param, *state) if on_host else ():
         if not array.flags.c_contiguous or not array.flags.writeable:
             raise ValueError(
@@ -100,38 +95,38 @@ def _update(who: str, rule: Rule, param: Array, grad: Array, state: tuple[Array,
         raise TypeError(f"{who}: got {listed}; parameter, gradient and state must all be float32, or all float64")
     if on_host and not (isinstance(grad, np.ndarray) and grad.flags.c_contiguous):
         grad = np.ascontiguousarray(grad)
-    return Update(rule, param, grad, state, numbers)
+    return Update(formula, param, grad, state, numbers)
 
 
 def adamw(
     param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array,
     lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, step: int,
 ) -> Update:  # fmt: skip
-    """Return the update of `param` and its two moments; the weights decay apart from the gradient. `step` is from 1.
+    """Return the update of `param` and its two moments, with decoupled weight decay. Steps count from 1.
 
     Source: Loshchilov & Hutter 2019, "Decoupled weight decay regularization", algorithm 2.
     """
     keep = 1 - lr * weight_decay
     moments = _moments(lr, beta1, beta2, eps, step)
-    return _update("adamw", ADAM, param, grad, (exp_avg, exp_avg_sq), keep, 0.0, *moments)
+    return _update("adamw", adam_element, param, grad, (exp_avg, exp_avg_sq), keep, 0.0, *moments)
 
 
 def adam(
     param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array,
     lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, step: int,
 ) -> Update:  # fmt: skip
-    """Return the update of `param` and its two moments; the weight decay is part of the gradient. `step` is from 1.
+    """Return the update of `param` and its two moments, with weight decay in the gradient. Steps count from 1.
 
     Source: Kingma & Ba 2015, "Adam: a method for stochastic optimization", algorithm 1.
     """
     moments = _moments(lr, beta1, beta2, eps, step)
-    return _update("adam", ADAM, param, grad, (exp_avg, exp_avg_sq), 1.0, weight_decay, *moments)
+    return _update("adam", adam_element, param, grad, (exp_avg, exp_avg_sq), 1.0, weight_decay, *moments)
 
 
-@functools.lru_cache(maxsize=64)  # the parameters of a group share them
+@functools.lru_cache(maxsize=64)  # all parameters of a group ask for the same
 def _moments(lr: float, beta1: float, beta2: float, eps: float, step: int) -> tuple[float, ...]:
-    # The second moment's correction, taken out of the square root and of eps, costs no division an element.
-    # Differences from 1 are taken before rounding to the arrays' dtype, so that they keep their digits.
+    # Moved out of the square root and into eps, the second moment's correction needs no division per element.
+    # Differences from 1 are computed before they are rounded to the arrays' dtype, so that they keep their digits.
     correction2_sqrt = math.sqrt(1 - beta2**step)
     return 1 - beta1, beta2, 1 - beta2, lr * correction2_sqrt / (1 - beta1**step), eps * correction2_sqrt
 
@@ -140,27 +135,27 @@ def lion(
     param: Array, grad: Array, exp_avg: Array, lr: float, beta1: float, beta2: float,
     weight_decay: float,
 ) -> Update:  # fmt: skip
-    """Return the update of `param` and its momentum: a step of one size for every element, in the momentum's direction.
+    """Return the update of `param` and its momentum: each element moves by `lr`, by the sign of its momentum.
 
     Source: Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2.
     """
-    return _update("lion", LION, param, grad, (exp_avg,), 1 - lr * weight_decay, 1 - beta1, 1 - beta2, lr)
+    return _update("lion", lion_element, param, grad, (exp_avg,), 1 - lr * weight_decay, 1 - beta1, 1 - beta2, lr)
 
 
 def sgd(
     param: Array, grad: Array, momentum_buffer: Array | None,
     lr: float, momentum: float, dampening: float, weight_decay: float, nesterov: bool, first_step: bool,
 ) -> Update:  # fmt: skip
-    """Return the update of `param` and its momentum buffer; without a buffer there is no momentum.
+    """Return the update of `param` and its momentum buffer; None stands for no momentum.
 
-    The first step fills the buffer with the undamped gradient, as torch.optim.SGD does.
+    As in torch.optim.SGD, the first step fills the buffer with the gradient without dampening.
     """
     if momentum_buffer is None:
-        return _update("sgd", SGD, param, grad, (), lr, weight_decay)
+        return _update("sgd", sgd_element, param, grad, (), lr, weight_decay)
     numbers = lr, weight_decay, momentum, 1.0 - dampening, float(nesterov), float(first_step)
-    return _update("sgd", SGD_MOMENTUM, param, grad, (momentum_buffer,), *numbers)
+    return _update("sgd", sgd_momentum_element, param, grad, (momentum_buffer,), *numbers)
 
 
 def scaled(array: Array, factor: float) -> Update:
     """Return the update that multiplies an array by a number."""
-    return _update("scaled", SCALE, array, array, (), factor)
+    return _update("scaled", scale_element, array, array, (), factor)

@@ -1,7 +1,7 @@
-"""Programs: several rows of the elementwise table in a chain, computed in one loop, and their gradients in another.
+"""Programs: a chain of rows of the elementwise table. One loop computes its results, another its gradients.
 
-A program knows no arrays. What runs it, `evaluate(formula, dtype, *values)`, gives the same steps three meanings: code
-for a kernel, NumPy arrays, or recorded operations on tensors.
+A program knows no arrays: `evaluate(formula, dtype, *values)`, which runs it, gives its steps their meaning. The steps
+become code for a kernel, operations on NumPy arrays, or recorded operations on tensors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import Formula, Symbol, Trace, parameters
 
 Evaluate = Callable[..., Any]
@@ -18,7 +18,7 @@ Evaluate = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Value:
-    """The result of a program's step, or one of its inputs: its number, and the dtype it is computed in."""
+    """An input of a program or the result of a step: its number, and the dtype in which it is computed."""
 
     index: int
     dtype: np.dtype[Any]
@@ -26,7 +26,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Step:
-    """One formula of values and numbers; numbers take `dtype`. Its derivatives are by parameter, as in a row."""
+    """A formula and its operands: values, and numbers, which take `dtype`. Its derivatives are those of a row."""
 
     formula: Formula
     derivatives: dict[str, Formula]
@@ -35,12 +35,12 @@ class Step:
 
     @property
     def named_operands(self) -> list[tuple[str, Any]]:
-        """The operands with the names of the formula's parameters."""
+        """The operands, each with the name of its parameter."""
         return list(zip(parameters(self.formula), self.operands, strict=True))
 
     @property
     def differentiable(self) -> list[tuple[Formula, Value]]:
-        """The derivatives, each with the value whose gradient it gives."""
+        """The derivatives, each with the operand whose gradient it computes."""
         return [
             (self.derivatives[n], o) for n, o in self.named_operands if isinstance(o, Value) and n in self.derivatives
         ]
@@ -54,7 +54,7 @@ class Program:
     steps: list[Step] = field(default_factory=list)
 
     def add_input(self, dtype: np.dtype[Any]) -> Value:
-        """Add an input; all come before the first step."""
+        """Add an input. All inputs must be added before the first step."""
         value = Value(len(self.inputs), dtype)
         self.inputs.append(value)
         return value
@@ -72,7 +72,7 @@ class Program:
         return reached[result.index]
 
     def run(self, evaluate: Evaluate, inputs: Sequence[Any], needed: Iterable[int]) -> list[Any]:
-        """Return the needed values, by their numbers; None in place of those that were not computed."""
+        """Return all values by their numbers; None stands for those that no value in `needed` depends on."""
         wanted = set(needed)
         for i, step in reversed(list(self._numbered_steps())):
             if i in wanted:
@@ -86,9 +86,9 @@ class Program:
     def gradients(
         self, evaluate: Evaluate, inputs: Sequence[Any], grads: dict[int, Any], wanted: Sequence[int]
     ) -> list[Any]:
-        """Return the gradient of each input in `wanted`, None where there is none: reverse mode over the steps.
+        """Return the gradient of each input in `wanted`, or None where no step propagates one: reverse mode.
 
-        `grads` are those of the results, by the number of the value. Nothing is summed over broadcast dimensions.
+        `grads` holds the gradients of the results, by their numbers. Nothing is summed over broadcast dimensions.
         """
         leads = [i in wanted for i in range(len(inputs))]
         used: set[int] = set()
@@ -117,7 +117,7 @@ class Program:
         return enumerate(self.steps, len(self.inputs))
 
     def forward_loop(self, results: Sequence[Value]) -> Trace:
-        """Return the code of some results; its inputs are those of the program they are computed from."""
+        """Return the code of some results. Its inputs are the program's inputs that the results depend on."""
         loop = Trace([f"in{i}" for i in range(len(self.inputs))])
         values = self.run(_writer(loop), [Symbol(loop, name) for name in loop.inputs], [r.index for r in results])
         loop.results = tuple(loop.name_of(values[r.index]) for r in results)
@@ -126,10 +126,11 @@ class Program:
         return loop
 
     def backward_loop(self, results: Sequence[Value], wanted: Sequence[int]) -> tuple[Trace, list[str | None]]:
-        """Return the code of gradients, and the name in it of each gradient of the inputs in `wanted`.
+        """Return the code of gradients, and in it the name of each gradient of the inputs in `wanted`.
 
-        Its inputs are those of g0, g1, … (the gradients of `results`) and in0, in1, … (the program's inputs) that it
-        needs. A name may be one of those too, or be shared; it is None where no gradient leads to the input.
+        The code's inputs are g0, g1, … (the gradients of `results`) and in0, in1, … (the program's inputs), as far as
+        it reads them. Two gradients may have one name, and a gradient may have the name of an input. The name is None
+        where no gradient reaches the input.
         """
         inputs = [f"in{i}" for i in range(len(self.inputs))]
         loop = Trace([*(f"g{k}" for k in range(len(results))), *inputs])

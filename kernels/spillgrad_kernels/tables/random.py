@@ -1,7 +1,8 @@
-"""The scalar mathematics of random numbers: words from a counter, fractions and normal numbers from words.
+"""The scalar mathematics of random numbers: a counter gives words, and words give fractions and normal numbers.
 
-Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox4x32-10). Element i uses word i % 4 of
-the block at counter offset + i // 4 of stream 0; 64-bit draws take their low half from stream 1 of the same counter.
+Element i uses word i % 4 of the four words at counter offset + i // 4 of stream 0. A draw of 64 bits takes its low half
+from stream 1 of the same counter.
+Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox4x32-10).
 """
 
 import math
@@ -19,12 +20,12 @@ _MULTIPLIER0, _MULTIPLIER1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL0, _WEYL1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _F32_STEP = np.float32(2.0**-24)
 _F64_STEP = 2.0**-53
-# Taylor series, highest power first: at an eighth of a turn the first terms left out are below 1e-16.
+# Taylor series, highest power first. Up to an eighth of a turn, the first omitted terms are below 1e-16.
 _SINE_SERIES = tuple((-1) ** k / math.factorial(2 * k + 1) for k in reversed(range(8)))
 _COSINE_SERIES = tuple((-1) ** k / math.factorial(2 * k) for k in reversed(range(9)))
 
 
-# Inlined by Numba: LLVM finds it too large, and cannot vectorise a loop around a call (18 ns a counter instead of 5).
+# Numba inlines this, because LLVM finds it too large and cannot vectorise a loop around a call (18 ns a counter for 5).
 @register_jitable(inline="always")
 def philox4x32(x0: Any, x1: Any, x2: Any, x3: Any, key0: Any, key1: Any) -> Any:
     """Return the four random words of a counter of four words under a key of two; each word is a uint64 below 2**32."""
@@ -38,19 +39,19 @@ def philox4x32(x0: Any, x1: Any, x2: Any, x3: Any, key0: Any, key1: Any) -> Any:
 
 @register_jitable(inline="always")
 def fraction32(word: Any) -> Any:
-    """Return the float32 in [0, 1) that a word (uint32) stands for: a multiple of 2**-24."""
+    """Return a float32 in [0, 1) from a uint32 word: a multiple of 2**-24."""
     return np.float32(np.int32(word >> np.uint32(8))) * _F32_STEP
 
 
 @register_jitable(inline="always")
 def fraction64(word: Any) -> Any:
-    """Return the float64 in [0, 1) that a word (uint64) stands for: a multiple of 2**-53."""
+    """Return a float64 in [0, 1) from a uint64 word: a multiple of 2**-53."""
     return np.float64(np.int64(word >> np.uint64(11))) * _F64_STEP
 
 
 @register_jitable(inline="always")
 def cos_sin_turns(turns: Any, number: Any) -> Any:
-    """Return cosine and sine of `turns` full turns, 0 <= turns < 1; `number` is the dtype's scalar type."""
+    """Return the cosine and the sine of an angle in full turns, from 0 to below 1; `number` is its scalar type."""
     quarter = floor(turns * number(4.0) + number(0.5))
     angle = (turns - quarter * number(0.25)) * number(2.0 * math.pi)
     square = angle * angle
@@ -69,19 +70,19 @@ def cos_sin_turns(turns: Any, number: Any) -> Any:
 
 @register_jitable(inline="always")
 def normal_pair(radial: Any, turns: Any, number: Any) -> Any:
-    """Return two normal numbers from two in [0, 1); `number` is the dtype's scalar type."""
+    """Return two normal numbers from two uniform ones in [0, 1), of scalar type `number`."""
     radius = sqrt(number(-2.0) * log(number(1.0) - radial))
     cosine, sine = cos_sin_turns(turns, number)
     return radius * cosine, radius * sine
 
 
 def counters_needed(count: int) -> int:
-    """Return by how much drawing `count` elements advances the offset."""
+    """Return how many counters drawing `count` elements uses: the offset advances by that."""
     return -(-count // WORDS_PER_COUNTER)
 
 
 def require_range(low: int, high: int) -> None:
-    """Raise ValueError for a range of integers that holds none."""
+    """Raise ValueError for an empty range of integers."""
     if not low < high:
         raise ValueError(
             f"randint: got low={low} and high={high}; high itself is never drawn and must be larger than low"
@@ -89,11 +90,11 @@ def require_range(low: int, high: int) -> None:
 
 
 def require_probability(p: float) -> None:
-    """Raise ValueError for a probability of dropout that is none."""
+    """Raise ValueError unless dropout's `p` is a probability."""
     if not 0 <= p <= 1:
         raise ValueError(f"dropout: got p={p}; a probability from 0 to 1 is needed")
 
 
 def threshold_and_scale(p: float) -> tuple[int, float]:
-    """Return from which word on an element is kept, and what it is then multiplied with, for p below 1."""
+    """Return the least word for which an element is kept, and the factor for kept elements, for p below 1."""
     return min(round(p * 2**32), 2**32 - 1), 1 / (1 - p)

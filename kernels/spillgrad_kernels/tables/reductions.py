@@ -1,4 +1,4 @@
-"""The rules of reductions: how an element is mapped and folded in, and the shapes that a fold works on."""
+"""The rules of reductions: how elements are mapped and folded, and the shapes of a fold."""
 
 import math
 from collections.abc import Callable
@@ -7,66 +7,68 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 
-from spillgrad_kernels.jit.compile import CONTRACT, REASSOCIATE, intrinsic, overload, register_jitable
+from spillgrad_kernels.jit.compile import CONTRACT, REASSOCIATE, emitted, overload, register_jitable
 from spillgrad_kernels.tables.scalar_math import exp, where
 
 NOT_FOUND = np.int64(np.iinfo(np.int64).max)
 
 
-def maximum(x: Any, y: Any) -> Any:
-    """Return the larger of two values, NaN when either is NaN."""
-    return np.maximum(x, y)
+def _extreme(ufunc: np.ufunc, instruction: str, docstring: str, flags: tuple[str, ...] = ()) -> Callable[..., Any]:
+    """Return `ufunc` as a function of two values. Inside kernels it is an LLVM instruction with fast-math `flags`.
 
+    LLVM vectorises reductions by these instructions without assumptions about NaN.
+    """
 
-def minimum(x: Any, y: Any) -> Any:
-    """Return the smaller of two values, NaN when either is NaN."""
-    return np.minimum(x, y)
+    def extreme(x: Any, y: Any) -> Any:
+        return ufunc(x, y)
 
+    @emitted(lambda x, y: x(x, x))
+    def emit(builder: Any, x: Any, y: Any) -> Any:
+        kind = ir.FunctionType(x.type, [x.type, x.type])
+        return builder.call(builder.module.declare_intrinsic(instruction, [x.type], kind), [x, y], fastmath=flags)
 
-def _compiled_as(function: Callable[..., Any], name: str) -> None:
-    """Inside kernels, `function` means LLVM's `name`: its reductions are vectorised without assumptions about NaN."""
-
-    @intrinsic
-    def instruction(typing_context: Any, x: Any, y: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            kind = arguments[0].type
-            return builder.call(
-                builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind, kind])), arguments
-            )
-
-        return x(x, x), codegen
-
-    @overload(function)
+    @overload(extreme, strict=False)
     def _implementation(x: Any, y: Any) -> Any:
-        def call(x: Any, y: Any) -> Any:
-            return instruction(x, y)
+        return lambda x, y: emit(x, y)
 
-        return call
+    extreme.__doc__ = docstring
+    return extreme
 
 
-_compiled_as(maximum, "llvm.maximum")
-_compiled_as(minimum, "llvm.minimum")
+maximum = _extreme(np.maximum, "llvm.maximum", "Return the larger of two values, NaN when either is NaN.")
+minimum = _extreme(np.minimum, "llvm.minimum", "Return the smaller of two values, NaN when either is NaN.")
+maximum_of_any_zero = _extreme(
+    np.maximum, "llvm.maximum", "Do as `maximum`; of 0 and -0 return either. Telling them apart costs as much again.",
+    ("nsz",),
+)  # fmt: skip
+# One instruction, where `maximum` and `minimum` take five.
+larger_number = _extreme(
+    np.maximum, "llvm.maxnum", "Return the larger of two numbers; undefined for NaN.", ("nnan", "nsz")
+)
+smaller_number = _extreme(
+    np.minimum, "llvm.minnum", "Return the smaller of two numbers; undefined for NaN.", ("nnan", "nsz")
+)
 
 
 class Rule(NamedTuple):
     """The rule of a fold.
 
-    `term(x, shift, j)` maps element x at position j of the fold. `shift` is one value for each result. `combine` folds
-    the term into what was folded before, beginning with `identity`. `finish(folded, n)` makes the result of a fold of n
-    elements, or of a block of them.
+    `term(x, shift, j)` maps element x at position j of the fold; each result has one `shift`. `combine(folded, term)`
+    adds the term to the fold, which starts as `identity`. `finish(folded, n)` returns the result of a fold of n
+    elements. A long fold is cut into blocks; then `finish` gets the fold of each block, and n of the whole fold.
     """
 
     term: Callable[..., Any]
     combine: Callable[..., Any]
-    identity: Callable[[Any], Any]  # of the dtype's type
-    ufunc: np.ufunc  # combines the results of blocks, in the identity's dtype
+    identity: Callable[[Any], Any]  # gets the scalar type of the dtype
+    ufunc: np.ufunc  # combines the results of blocks in the dtype of the identity
     fastmath: set[str] = CONTRACT
     shifted: bool = False
     finish: Callable[..., Any] = lambda folded, n: folded
-    empty: float | None = None  # the result over no elements, if not the identity
+    empty: float | None = None  # the result over no elements, where that is not the identity
 
     def result_type(self, dtype: Any) -> Any:
-        """Return the dtype of results: the elements', or that of positions."""
+        """Return the dtype of results: that of the elements, or int64 for positions."""
         return np.int64 if type(self.identity(np.float64)) is np.int64 else dtype
 
 
@@ -109,7 +111,7 @@ for _function in {f for rule in RULES.values() for f in (rule.term, rule.combine
 
 
 class Order(NamedTuple):
-    """How to look at an array such that reducing some axes means folding the middle one of (outer, n, inner)."""
+    """An array's shape as (outer, n, inner), of which a reduction folds n; `permutation` reorders its axes first."""
 
     permutation: tuple[int, ...] | None
     outer: int
@@ -118,7 +120,7 @@ class Order(NamedTuple):
 
 
 def fold_order(shape: tuple[int, ...], axes: tuple[int, ...]) -> Order:
-    """Return how to look at an array such that reducing some axes means folding the middle one."""
+    """Return the order in which reducing some axes means folding the middle dimension of three."""
     axes = tuple(sorted(axes))
     permutation = None
     if axes and axes[-1] - axes[0] != len(axes) - 1:
@@ -131,13 +133,13 @@ def fold_order(shape: tuple[int, ...], axes: tuple[int, ...]) -> Order:
 
 
 def reduced_shape(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
-    """Return the shape of what a reduction over some axes gives."""
+    """Return the shape of a reduction's result."""
     sizes = [1 if axis in axes else size for axis, size in enumerate(shape) if keepdims or axis not in axes]
     return tuple(sizes)
 
 
 def require_elements(who: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
-    """Raise ValueError where a reduction has no elements, and no value for that."""
+    """Raise ValueError where a reduced dimension is empty; for reductions that have no value then."""
     for axis in axes:
         if shape[axis] == 0:
             raise ValueError(f"{who}: got shape {shape}, dimension {axis} is empty; {who} needs an element")

@@ -1,7 +1,7 @@
-"""What gamma, error and inverse hyperbolic functions are inside compiled code, in float64 or through it.
+"""Gamma, error and inverse hyperbolic functions of one number, in float64; float32 is converted to it and back.
 
-Each takes one number: branches and loops, which keep LLVM from vectorising, but no accuracy to fight for. They run
-uncompiled too, where `scalar_math` lends them to arrays.
+They branch and loop, so LLVM does not vectorise loops around them. They also run uncompiled: `scalar_math` then applies
+them to each element of an array.
 
 Source: Euler-Maclaurin's formula for the Hurwitz zeta function (Johansson 2014, "Rigorous high-precision computation of
 the Hurwitz zeta function", equation 5); Giles 2012, "Approximating the erfinv function", refined by Halley's method.
@@ -10,9 +10,8 @@ the Hurwitz zeta function", equation 5); Giles 2012, "Approximating the erfinv f
 import math
 from typing import Any
 
-import numpy as np
-
 from spillgrad_kernels.jit.compile import register_jitable
+from spillgrad_kernels.tables.vector_code import of_two_through_float64, through_float64
 
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 _jitable = register_jitable(**OPTIONS)
@@ -75,7 +74,7 @@ def _positive_zeta(s: Any, q: Any) -> Any:
 
 @_jitable
 def polygamma(n: Any, x: Any) -> Any:
-    """Return the n-th derivative of digamma, n = 0, 1, …; infinite at 0, -1, -2, … but for n = 0."""
+    """Return the n-th derivative of digamma, n = 0, 1, …; infinite at 0, -1, -2, … for n > 0."""
     if n == 0:
         return digamma(x)
     if math.isnan(x) or x == -math.inf or n < 0 or n != math.floor(n):
@@ -92,7 +91,7 @@ def polygamma(n: Any, x: Any) -> Any:
         total = _positive_zeta(s, x)
     elif fraction == 0:
         total = math.inf
-    else:  # the terms below 0 are, but for their sign, those of another sum
+    else:  # up to their sign, the terms below 0 are those of another sum
         total = _positive_zeta(s, fraction) + sign * (_positive_zeta(s, 1 - fraction) - _positive_zeta(s, 1 - x))
     return sign * factorial * total
 
@@ -118,7 +117,7 @@ def erfinv(x: Any) -> Any:
     else:  # the first terms of the asymptotic series of erfc
         y = math.sqrt(w - 0.5 * math.log(math.pi * w / 2))
     for _ in range(3):
-        # Where erf is near 1, its complement has the digits.
+        # Where erf is near 1, only its complement has enough digits.
         excess = math.erf(y) - size if size < 0.5 else (1 - size) - math.erfc(y)
         step = excess * (math.sqrt(math.pi) / 2) * math.exp(y * y)
         y -= step / (1 + y * step)
@@ -151,22 +150,8 @@ def erfc(x: Any) -> Any:
     return math.erfc(x)
 
 
-def _through_float64(function: Any) -> Any:
-    def single(x: Any) -> Any:
-        return np.float32(function(np.float64(x)))
-
-    return _jitable(single)
-
-
-def _of_two_through_float64(function: Any) -> Any:
-    def single(x: Any, y: Any) -> Any:
-        return np.float32(function(np.float64(x), np.float64(y)))
-
-    return _jitable(single)
-
-
-# Name: what computes it in float32 and in float64.
+# For float32 and for float64, by the names of `scalar_math`.
 IMPLEMENTATIONS: dict[str, tuple[Any, Any]] = {
-    **{f.__name__: (_through_float64(f), f) for f in (lgamma, digamma, erfinv, erfc, asinh, acosh, atanh)},
-    "polygamma": (_of_two_through_float64(polygamma), polygamma),
+    **{f.__name__: (through_float64(f), f) for f in (lgamma, digamma, erfinv, erfc, asinh, acosh, atanh)},
+    "polygamma": (of_two_through_float64(polygamma), polygamma),
 }

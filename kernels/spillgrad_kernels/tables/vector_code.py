@@ -1,14 +1,14 @@
-"""Building blocks of vectorised functions: bits, selection, polynomials, and the way to libm for rare arguments."""
+"""Building blocks of vectorised functions: bits, selection, polynomials, and calls of libm for rare arguments."""
 
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 
-from spillgrad_kernels.jit.compile import CONTRACT, intrinsic, register_jitable, types
+from spillgrad_kernels.jit.compile import CONTRACT, emitted, intrinsic, register_jitable, types
 
-# Division by zero gives inf or NaN as in NumPy; Python's error model would put a branch into every loop.
-# Inlined whatever their size: what LLVM leaves a call, it does not vectorise around.
+# With NumPy's error model, division by zero gives inf or NaN. Python's would put a branch into every loop.
+# All are inlined, whatever their size: LLVM does not vectorise a loop around a call.
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": CONTRACT, "nogil": True, "forceinline": True}
 
 jitable = register_jitable(**OPTIONS)
@@ -30,7 +30,7 @@ def bits(typing_context: Any, x: Any) -> Any:
 
 @intrinsic
 def select(typing_context: Any, condition: Any, chosen: Any, otherwise: Any) -> Any:
-    """Choose without a branch, which LLVM might keep and then not vectorise around."""
+    """Return one of two values without a branch, since LLVM might not vectorise a loop around a branch."""
     common = typing_context.unify_types(chosen, otherwise)
     signature = common(types.boolean, chosen, otherwise)
 
@@ -50,30 +50,22 @@ F32, I32 = np.float32, np.int32
 F64, I64 = np.float64, np.int64
 
 
-@intrinsic
-def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return a * b + c rounded once; with c = -0.0, a product that is not fused with what follows."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fma(*arguments)
-
-    return a(a, b, c), codegen
+@emitted(lambda a, b, c: a(a, b, c))
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return a * b + c, rounded once. With c = -0.0 that is the product, and LLVM does not fuse it with an addition."""
+    return builder.fma(a, b, c)
 
 
 def polynomial(*coefficients: float) -> Any:
     """Return a compiled function that evaluates a polynomial, highest power first, in its argument's dtype."""
 
-    @intrinsic
-    def evaluate(typing_context: Any, x: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            (value,) = arguments
-            result = ir.Constant(value.type, coefficients[0])
-            for coefficient in coefficients[1:]:
-                product = builder.fmul(result, value, flags=("contract",))
-                result = builder.fadd(product, ir.Constant(value.type, coefficient), flags=("contract",))
-            return result
-
-        return x(x), codegen
+    @emitted(lambda x: x(x))
+    def evaluate(builder: Any, x: Any) -> Any:
+        result = ir.Constant(x.type, coefficients[0])
+        for coefficient in coefficients[1:]:
+            product = builder.fmul(result, x, flags=("contract",))
+            result = builder.fadd(product, ir.Constant(x.type, coefficient), flags=("contract",))
+        return result
 
     return evaluate
 
@@ -81,17 +73,14 @@ def polynomial(*coefficients: float) -> Any:
 def beyond(limit: float, name: str) -> Any:
     """Return a compiled function of (x, result): libm's `name` of x where |x| > `limit`, else `result`.
 
-    A call in a loop keeps LLVM from vectorising it, unless the called function has vector variants, which are one
-    comparison where no lane is beyond the limit.
+    A call keeps LLVM from vectorising a loop, unless the called function has vector variants. The variants here are one
+    comparison, as long as no lane is beyond the limit.
     Source: LLVM Language Reference, "vector-function-abi-variant".
     """
 
-    @intrinsic
-    def correct(typing_context: Any, x: Any, result: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.call(_with_vector_variants(builder.module, arguments[0].type, limit, name), arguments)
-
-        return x(x, x), codegen
+    @emitted(lambda x, result: x(x, x))
+    def correct(builder: Any, x: Any, result: Any) -> Any:
+        return builder.call(_with_vector_variants(builder.module, x.type, limit, name), [x, result])
 
     return correct
 
@@ -107,9 +96,8 @@ def _with_vector_variants(module: Any, scalar: Any, limit: float, name: str) -> 
 
     def define(function_name: str, value: Any) -> tuple[Any, Any]:
         function = ir.Function(module, ir.FunctionType(value, [value, value]), function_name)
-        function.linkage = (
-            "weak_odr"  # several kernels may hold it; unlike linkonce_odr it stays, though not yet called
-        )
+        # Several kernels may contain it. Unlike linkonce_odr, this keeps a function that is not called yet.
+        function.linkage = "weak_odr"
         function.attributes.update(("noinline", "nounwind", "readnone"))
         return function, ir.IRBuilder(function.append_basic_block())
 
@@ -118,7 +106,7 @@ def _with_vector_variants(module: Any, scalar: Any, limit: float, name: str) -> 
 
     function, builder = define(full_name, scalar)
     variants = ",".join(f"_ZGV_LLVM_N{lanes}vv_{full_name}({full_name}.{lanes})" for lanes in _VECTOR_LANES)
-    # llvmlite's set of attributes refuses those with a value.
+    # The set's own `add` refuses attributes with a value.
     set.add(function.attributes, f'"vector-function-abi-variant"="{variants}"')
     x, result = function.args
     with builder.if_then(is_beyond(builder, x, ir.Constant(scalar, limit), ir.Constant(scalar, -limit)), likely=False):
@@ -140,13 +128,13 @@ def _with_vector_variants(module: Any, scalar: Any, limit: float, name: str) -> 
     return function
 
 
-# Adding it rounds a float to a whole number, which the low bits of the sum then hold.
+# Adding this rounds a float to a whole number, which the low bits of the sum then hold.
 ROUND32, ROUND64 = F32(1.5 * 2.0**23), F64(1.5 * 2.0**52)
 INF32, NAN32 = F32(np.inf), F32(np.nan)
 
 
 def through_float64(function: Any) -> Any:
-    """Return a float32 function that computes in float64: half the lanes, but no accuracy to fight for."""
+    """Return a float32 function that computes in float64: with half the lanes, but accurate without further effort."""
 
     @jitable
     def narrow(x: Any) -> Any:
@@ -155,9 +143,19 @@ def through_float64(function: Any) -> Any:
     return narrow
 
 
+def of_two_through_float64(function: Any) -> Any:
+    """Do as `through_float64` for a function of two arguments."""
+
+    @jitable
+    def narrow(x: Any, y: Any) -> Any:
+        return F32(function(F64(x), F64(y)))
+
+    return narrow
+
+
 @jitable
 def two_difference(a: Any, b: Any) -> Any:
-    """Return a - b and what rounding took from it (Knuth)."""
+    """Return a - b and its rounding error. Source: Knuth, "The Art of Computer Programming", volume 2, 4.2.2."""
     high = a - b
     taken = a - high
     return high, (a - (high + taken)) + (taken - b)
@@ -165,5 +163,5 @@ def two_difference(a: Any, b: Any) -> Any:
 
 @jitable
 def is_negative64(x: Any) -> Any:
-    """Return whether the sign bit is set, as in -0."""
+    """Return whether the sign bit is set; it is in -0."""
     return bits(x) < 0

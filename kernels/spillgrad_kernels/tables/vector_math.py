@@ -1,7 +1,7 @@
-"""The functions of `scalar_math` inside compiled code: polynomials in float32 and float64.
+"""Vectorised exponentials, logarithms, hyperbolic and error functions: polynomials in float32 and float64.
 
 They have no branches, so that LLVM vectorises the loops around them. They agree with NumPy to 2 ulp at every value,
-±0, ±inf, NaN and subnormals included.
+including ±0, ±inf, NaN and subnormal numbers.
 
 Source: range reduction and coefficients after Moshier, Cephes (exp, log, tanh in float32; tanh in float64), Sun's
 fdlibm (log in float64), and a minimax fit in powers of |x| (erf in float32).
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.tables import trigonometry
 from spillgrad_kernels.tables.vector_code import (
     F32,
     F64,
@@ -23,28 +22,25 @@ from spillgrad_kernels.tables.vector_code import (
     ROUND32,
     ROUND64,
     bits,
-    fma,
-    is_negative64,
     jitable,
     polynomial,
     select,
     through_float64,
-    two_difference,
 )
 
-# exp and expm1: x = n log 2 + r
+# exp and expm1: x = n log 2 + r, n a whole number.
 
 _exp_tail32 = polynomial(
     1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1
 )  # fmt: skip
-# All of it, a power less: minimax in the relative error, 3e-9.
+# exp(r) itself, a power less: minimax, with a relative error of 3e-9.
 _exp_rest32 = polynomial(1.38143206e-3, 8.36885162e-3, 4.16684002e-2, 1.66665196e-1, 4.99999940e-1, 1.0, 1.0)
 _exp_tail64 = polynomial(*(1 / math.factorial(k) for k in range(13, 1, -1)))
 
 
 @jitable
-def _clamp(x: Any, low: Any, high: Any) -> Any:
-    """Keep NaN, as min and max might not."""
+def clamp(x: Any, low: Any, high: Any) -> Any:
+    """Return x limited to [low, high]; NaN stays NaN."""
     raised = select(x < low, low, x)
     return select(raised > high, high, raised)
 
@@ -59,8 +55,8 @@ def _exp_parts32(x: Any) -> Any:
 
 
 @jitable
-def _exp_parts64(x: Any, low: Any) -> Any:
-    """Return n and exp(r) - 1 of a clamped x, to which `low` adds further digits."""
+def exp_parts64(x: Any, low: Any) -> Any:
+    """Return n and exp(r) - 1 of a clamped x; `low` holds further digits of x."""
     shifted = x * 1.44269504088896340736 + ROUND64
     n = shifted - ROUND64
     r = x - n * 6.93147180369123816490e-01 - n * 1.90821492927058770002e-10 + low
@@ -69,27 +65,27 @@ def _exp_parts64(x: Any, low: Any) -> Any:
 
 @jitable
 def _scale32(x: Any, n: Any) -> Any:
-    """Return x * 2**n, in two factors: one alone could overflow or flush where the result does not."""
+    """Return x * 2**n. It multiplies by two factors, since 2**n itself could overflow or underflow."""
     half = I32(n >> 1)
     return x * bits(I32((half + I32(127)) << 23)) * bits(I32((n - half + I32(127)) << 23))
 
 
 @jitable
-def _scale64(x: Any, n: Any) -> Any:
+def scale64(x: Any, n: Any) -> Any:
     half = n >> 1
     return x * bits(I64((half + 1023) << 52)) * bits(I64((n - half + 1023) << 52))
 
 
 @jitable
 def _exp32(x: Any) -> Any:
-    n, p = _exp_parts32(_clamp(x, F32(-104.0), F32(89.0)))
+    n, p = _exp_parts32(clamp(x, F32(-104.0), F32(89.0)))
     return _scale32(p + F32(1.0), n)
 
 
 @jitable
 def _exp64(x: Any) -> Any:
-    n, p = _exp_parts64(_clamp(x, -746.0, 710.0), 0.0)
-    return _scale64(p + 1.0, n)
+    n, p = exp_parts64(clamp(x, -746.0, 710.0), 0.0)
+    return scale64(p + 1.0, n)
 
 
 @jitable
@@ -102,20 +98,20 @@ def _normal_exp32(x: Any) -> Any:
 
 @jitable
 def _expm1_32(x: Any) -> Any:
-    n, p = _exp_parts32(_clamp(x, F32(-20.0), F32(89.0)))
-    scale = bits(I32((n + I32(126)) << 23))  # half of 2**n, which would overflow where the result does not
+    n, p = _exp_parts32(clamp(x, F32(-20.0), F32(89.0)))
+    scale = bits(I32((n + I32(126)) << 23))  # half of 2**n: 2**n itself could overflow
     result = F32(2.0) * (p * scale + (scale - F32(0.5)))
     return select(x == F32(0.0), x, result)
 
 
 @jitable
 def _expm1_64(x: Any) -> Any:
-    n, p = _exp_parts64(_clamp(x, -40.0, 710.0), 0.0)
+    n, p = exp_parts64(clamp(x, -40.0, 710.0), 0.0)
     scale = bits(I64((n + 1022) << 52))
     return select(x == 0.0, x, 2.0 * (p * scale + (scale - 0.5)))
 
 
-# log and log1p: x = 2**e (1 + m), 1 + m in [sqrt(1/2), sqrt(2))
+# log and log1p: x = 2**e (1 + m), 1 + m in [sqrt(1/2), sqrt(2)).
 
 _log_tail32 = polynomial(
     7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
@@ -136,7 +132,7 @@ def _split32(x: Any) -> Any:
 
 
 @jitable
-def _split64(x: Any) -> Any:
+def split64(x: Any) -> Any:
     shifted = bits(x) - I64(0x3FE6A09E667F3BCD)
     return shifted >> 52, bits(I64((shifted & I64(0x000FFFFFFFFFFFFF)) + I64(0x3FE6A09E667F3BCD)))
 
@@ -168,9 +164,9 @@ def _log32(x: Any) -> Any:
 
 
 @jitable
-def _log64(x: Any) -> Any:
+def log64(x: Any) -> Any:
     subnormal = x < 2.2250738585072014e-308
-    e, m = _split64(select(subnormal, x * 18014398509481984.0, x))
+    e, m = split64(select(subnormal, x * 18014398509481984.0, x))
     result = _log_of_parts64(F64(e) - select(subnormal, 54.0, 0.0), m - 1.0)
     result = select((x == np.inf) | (x != x), x, result)
     result = select(x == 0.0, -np.inf, result)
@@ -181,7 +177,7 @@ def _log64(x: Any) -> Any:
 def _log1p32(x: Any) -> Any:
     u = x + F32(1.0)
     e, m = _split32(u)
-    # Scaling x itself keeps the digits that rounding took from u; from 2**25 upwards they no longer count.
+    # Scaling x itself keeps the digits that u lost in rounding. From 2**25 upwards they no longer count.
     scale = bits(I32((I32(127) - e) << 23))
     m = select(e > I32(24), m - F32(1.0), x * scale + (scale - F32(1.0)))
     result = _log_of_parts32(F32(e), m)
@@ -193,7 +189,7 @@ def _log1p32(x: Any) -> Any:
 @jitable
 def _log1p64(x: Any) -> Any:
     u = x + 1.0
-    e, m = _split64(u)
+    e, m = split64(u)
     scale = bits(I64((1023 - e) << 52))
     m = select(e > 53, m - 1.0, x * scale + (scale - 1.0))
     result = _log_of_parts64(F64(e), m)
@@ -213,7 +209,7 @@ _log1p_tail32 = polynomial(
 def _logaddexp32(x: Any, y: Any) -> Any:
     e = _exp32(-abs(x - y))
     result = select(x > y, x, y) + (e + e * e * _log1p_tail32(e))
-    return select(x == y, x + F32(math.log(2)), result)  # infinities have no difference
+    return select(x == y, x + F32(math.log(2)), result)  # the difference of equal infinities is NaN
 
 
 @jitable
@@ -237,9 +233,9 @@ _sinh_tail64 = polynomial(*(1 / math.factorial(k) for k in range(21, 2, -2)))
 @jitable
 def _tanh32(x: Any) -> Any:
     z = x * x
-    near = x * (_tanh_tail32(z) * z + F32(1.0))  # a product, which keeps the sign of -0
+    near = x * (_tanh_tail32(z) * z + F32(1.0))  # as a product, this keeps the sign of -0
     size = abs(x)
-    n, p = _exp_parts32(_clamp(size + size, F32(0.0), F32(40.0)))
+    n, p = _exp_parts32(clamp(size + size, F32(0.0), F32(40.0)))
     far = F32(1.0) - F32(2.0) / ((p + F32(1.0)) * bits(I32((n + I32(127)) << 23)) + F32(1.0))
     return select(size < F32(0.625), near, select(x < F32(0.0), -far, far))
 
@@ -249,16 +245,16 @@ def _tanh64(x: Any) -> Any:
     z = x * x
     near = x * (z * (_tanh_numerator64(z) / _tanh_denominator64(z)) + 1.0)
     size = abs(x)
-    n, p = _exp_parts64(_clamp(size + size, 0.0, 80.0), 0.0)
+    n, p = exp_parts64(clamp(size + size, 0.0, 80.0), 0.0)
     far = 1.0 - 2.0 / ((p + 1.0) * bits(I64((n + 1023) << 52)) + 1.0)
     return select(size < 0.625, near, select(x < 0.0, -far, far))
 
 
 @jitable
 def _half_exp64(x: Any) -> Any:
-    """Return exp(x) / 2 of x >= 0, finite a little beyond where exp overflows."""
-    n, p = _exp_parts64(_clamp(x, -746.0, 712.0), 0.0)
-    return _scale64(p + 1.0, n - 1)
+    """Return exp(x) / 2 for x >= 0. It stays finite for x a little larger than those for which exp overflows."""
+    n, p = exp_parts64(clamp(x, -746.0, 712.0), 0.0)
+    return scale64(p + 1.0, n - 1)
 
 
 @jitable
@@ -286,14 +282,14 @@ _erf_near64 = polynomial(
     -1.4924713809465625e-05, 0.00012055293655787137, -0.0008548325931954765, 0.005223977606173268,
     -0.026866170643118054, 0.11283791670944225, -0.3761263890318352, 0.12837916709551256,
 )  # fmt: skip
-# log(erfc(x + 1)) for x + 1 in [1, 6], weighted so that the error of erf is even
+# log(erfc(x + 1)) for x + 1 in [1, 6], weighted so that erf has the same error everywhere.
 _log_erfc64 = polynomial(
     1.7574219704014934e-11, -3.660570199265655e-10, 3.22949913228291e-09, -1.3995366604540209e-08,
     8.391832740820592e-09, 2.959675165813996e-07, -2.2538965088645955e-06, 9.79064525485034e-06,
     -2.7283813438530167e-05, 2.6339643138622748e-05, 0.0002373009210127624, -0.0019778974532124473,
     0.01003382459323012, -0.04156109797117, -0.8431072563619609, -2.638967514234729, -1.8496055099332485,
 )  # fmt: skip
-# log(Phi(-x)) for x in [0, 5.6], weighted so that the error of Phi is even; beyond it falls on, down to -inf
+# log(Phi(-x)) for x in [0, 5.6], weighted so that Phi has the same error everywhere; for larger x it falls to -inf.
 _log_normal_tail32 = polynomial(
     -8.7030124871e-7, 1.45093916256e-5, -7.10569907074e-5, -2.25854429221e-4, 5.05248734535e-3, -3.64846583363e-2,
     -3.18270496158e-1, -7.97888413901e-1, -6.93147118734e-1,
@@ -308,7 +304,7 @@ def _erf32(x: Any) -> Any:
     p = p * size - F32(1.06777877e-1)
     p = p * size - F32(6.34846687e-1)
     p = p * size - F32(1.28717512e-1)
-    # Beyond 4 the result is 1 to the last bit, and the polynomial is no longer a fit.
+    # Beyond 4 the result is 1 to the last bit; the polynomial was fitted up to 4.
     far = select(size > F32(4.0), F32(1.0), F32(1.0) - _exp32(p * size - size))
     near = _erf_near32(z) * x + x
     result = select(size <= F32(0.927734375), near, select(x < F32(0.0), -far, far))
@@ -317,7 +313,7 @@ def _erf32(x: Any) -> Any:
 
 @jitable
 def _erfc_far64(size: Any) -> Any:
-    """Return erfc from 1 upwards; constant from 6, where erf is 1 to the last bit."""
+    """Return erfc for arguments from 1; from 6 upwards, where erf is 1 to the last bit, it is constant."""
     return _exp64(_log_erfc64(select(size > 6.0, 6.0, size) - 1.0))
 
 
@@ -345,7 +341,7 @@ def _normal_cdf64(x: Any) -> Any:
 
 
 def _sigmoid_with(exp_: Any, one: Any) -> Any:
-    """Numba widens float32 + int to float64: the 1 must come in the dtype."""
+    """Return sigmoid made of an exponential; `one` is 1 in its dtype, since Numba widens float32 + int to float64."""
 
     @jitable
     def sigmoid_(x: Any) -> Any:
@@ -358,137 +354,11 @@ def _sigmoid_with(exp_: Any, one: Any) -> Any:
 _sigmoid32, _sigmoid64 = _sigmoid_with(_exp32, F32(1.0)), _sigmoid_with(_exp64, F64(1.0))
 
 
-# Logarithms in twice the digits, and what needs them
-
-_atanh_tail64 = polynomial(*(2 / k for k in range(27, 4, -2)))
-
-
-@jitable
-def _two_product(a: Any, b: Any) -> Any:
-    high = fma(a, b, -0.0)
-    return high, fma(a, b, -high)
-
-
-@jitable
-def _fast_two_sum(a: Any, b: Any) -> Any:
-    """Return a + b and what rounding took from it, for |a| >= |b| (Dekker)."""
-    high = a + b
-    return high, b - (high - a)
-
-
-@jitable
-def _log_twice64(x: Any) -> Any:
-    """Return the logarithm of x > 0 as a sum of two numbers, good to 2**-64: infinite or NaN with x, -inf for 0."""
-    subnormal = x < 2.2250738585072014e-308
-    e, m = _split64(select(subnormal, x * 18014398509481984.0, x))
-    n = F64(e) - select(subnormal, 54.0, 0.0)
-    m = m - 1.0
-    # s = m / (2 + m), then log(1 + m) = 2 atanh(s) = 2 s + 2/3 s**3 + 2/5 s**5 + ...
-    divisor, divisor_low = _fast_two_sum(2.0, m)
-    s = m / divisor
-    s_low = (fma(-s, divisor, m) - s * divisor_low) / divisor
-    z, z_low = _two_product(s, s)
-    z_low = z_low + (s + s) * s_low
-    c, c_low = _fast_two_sum(0.6666666666666666, z * _atanh_tail64(z))
-    c_low = c_low + 3.700743415417188e-17
-    cube, cube_low = _two_product(s, z)
-    cube_low = cube_low + (s * z_low + s_low * z)
-    t, t_low = _two_product(cube, c)
-    t_low = t_low + (cube * c_low + cube_low * c)
-    a, a_low = _fast_two_sum(s + s, t)
-    a_low = a_low + (t_low + (s_low + s_low))
-    b, b_low = two_difference(n * 6.93147180369123816490e-01, -a)
-    high, low = _fast_two_sum(b, b_low + (a_low + n * 1.90821492927058770002e-10))
-    special = (x == 0.0) | (x == np.inf) | (x != x)
-    return select(special, select(x == 0.0, -np.inf, x), high), select(special, 0.0, low)
-
-
-def _log_to_base64(inverse: float, inverse_low: float) -> Any:
-    @jitable
-    def log_(x: Any) -> Any:
-        high, low = _log_twice64(x)
-        product, product_low = _two_product(high, inverse)
-        result = product + (product_low + (low * inverse + high * inverse_low))
-        # Infinities have no second part, and neither sign of what is below 0 has a logarithm.
-        return select(x < 0.0, np.nan, select(abs(high) == np.inf, high, result))
-
-    return log_
-
-
-_log2_64 = _log_to_base64(1.4426950408889634, 2.0355273740931033e-17)
-_log10_64 = _log_to_base64(0.4342944819032518, 1.098319650216765e-17)
-
-
-@jitable
-def _power_signs(x: Any, exponent: Any, power: Any) -> Any:
-    """Return x**exponent from |x|**exponent: IEEE 754-2019, 9.2.1."""
-    whole = np.floor(exponent) == exponent
-    half = exponent * 0.5
-    odd = whole & (np.floor(half) != half)
-    result = select(is_negative64(x) & odd, -power, power)
-    result = select((x < 0.0) & (x != -np.inf) & (not whole), np.nan, result)
-    one = (exponent == 0.0) | (x == 1.0) | ((x == -1.0) & (abs(exponent) == np.inf))
-    return select(one, 1.0, result)
-
-
-@jitable
-def _pow64(x: Any, exponent: Any) -> Any:
-    high, low = _log_twice64(abs(x))
-    product, product_low = _two_product(high, exponent)
-    product_low = product_low + low * exponent
-    clamped = _clamp(product, -746.0, 710.0)
-    n, p = _exp_parts64(clamped, select(clamped == product, product_low, 0.0))
-    return _power_signs(x, exponent, _scale64(p + 1.0, n))
-
-
-# log2(1 + m) / m for 1 + m in [sqrt(1/2), sqrt(2)), to 2**-35, and (2**r - 1) / r for r in [-1/2, 1/2], to 2**-28
-_log2_tail_for_pow32 = polynomial(
-    0.0773156735986556, -0.14279921692438646, 0.14475548322110565, -0.14316625777785158, 0.15876998897992586,
-    -0.18029971322120372, 0.2061753056841607, -0.24045320138673695, 0.2885372945631481, -0.3606736742060341,
-    0.48089836145612685, -0.7213475208729462, 1.4426950408679016,
-)  # fmt: skip
-_exp2_tail_for_pow32 = polynomial(
-    0.00015355063374901683, 0.001339881759275904, 0.009618432914143854, 0.055503326523239596, 0.24022647914711928,
-    0.6931472026802478,
-)  # fmt: skip
-
-
-@jitable
-def _pow32(x: Any, exponent: Any) -> Any:
-    """Compute in float64, where a float32 is never subnormal and its powers neither overflow nor underflow."""
-    base, power = F64(x), F64(exponent)
-    size = abs(base)
-    e, m = _split64(size)
-    m = m - 1.0
-    logarithm = select(size < np.inf, F64(e) + m * _log2_tail_for_pow32(m), size)
-    product = _clamp(select(size == 0.0, -np.inf, logarithm) * power, -500.0, 500.0)
-    shifted = product + ROUND64
-    r = product - (shifted - ROUND64)
-    scale = bits(I64((bits(shifted) - I64(0x4338000000000000) + 1023) << 52))
-    return F32(_power_signs(base, power, (r * _exp2_tail_for_pow32(r) + 1.0) * scale))
-
-
-_sinh32, _cosh32 = map(through_float64, (_sinh64, _cosh64))
-
-
-def _plain_log_to_base64(inverse: float) -> Any:
-    @jitable
-    def log_(x: Any) -> Any:
-        return _log64(x) * inverse
-
-    return log_
-
-
-_log2_32 = through_float64(_plain_log_to_base64(1 / math.log(2)))
-_log10_32 = through_float64(_plain_log_to_base64(1 / math.log(10)))
-
-
 # For float32 and for float64, by the names of `scalar_math`.
 IMPLEMENTATIONS: dict[str, tuple[Any, Any]] = {
     "exp": (_exp32, _exp64), "normal_exp": (_normal_exp32, _exp64), "expm1": (_expm1_32, _expm1_64),
-    "log": (_log32, _log64), "log1p": (_log1p32, _log1p64), "log2": (_log2_32, _log2_64),
-    "log10": (_log10_32, _log10_64), "logaddexp": (_logaddexp32, _logaddexp64), "pow": (_pow32, _pow64),
-    "sinh": (_sinh32, _sinh64), "cosh": (_cosh32, _cosh64), "tanh": (_tanh32, _tanh64),
+    "log": (_log32, log64), "log1p": (_log1p32, _log1p64), "logaddexp": (_logaddexp32, _logaddexp64),
+    "sinh": (through_float64(_sinh64), _sinh64), "cosh": (through_float64(_cosh64), _cosh64),
+    "tanh": (_tanh32, _tanh64),
     "erf": (_erf32, _erf64), "normal_cdf": (_normal_cdf32, _normal_cdf64), "sigmoid": (_sigmoid32, _sigmoid64),
-    **trigonometry.IMPLEMENTATIONS,
 }  # fmt: skip

@@ -1,7 +1,7 @@
-"""Atomic operations on words in memory shared by threads inside compiled code.
+"""Atomic operations of compiled code on words that threads share.
 
 A word is an int64 at `address + 8 * index`. All operations are sequentially consistent. Without compilation there is
-one thread, and plain reads and writes do.
+one thread, for which plain reads and writes suffice.
 """
 
 import ctypes
@@ -10,10 +10,10 @@ from typing import Any
 import llvmlite.binding
 from llvmlite import ir
 
-from spillgrad_kernels.jit.compile import DISABLE_JIT, c_function, cgutils, intrinsic, jit, types
+from spillgrad_kernels.jit.compile import DISABLE_JIT, c_function, cgutils, emitted, jit, types
 
 WORD_BYTES = 8
-# Looks at a word that another thread will change soon, before offering it this core.
+# How often a waiting thread reads a word that another will change soon, before it offers its core to others.
 _YIELD_AFTER = 1_000
 _PAUSES = {"x86_64": ("llvm.x86.sse2.pause", ()), "aarch64": ("llvm.aarch64.hint", (1,))}
 
@@ -39,13 +39,13 @@ if DISABLE_JIT:
         _word(address, index).value = value
 
     def fetch_add(address: int, index: int, value: int) -> int:
-        """Add to a word and return what it was before."""
+        """Add to a word and return its former value."""
         before = load(address, index)
         store(address, index, before + value)
         return before
 
     def exchange(address: int, index: int, value: int) -> int:
-        """Set a word and return what it was before."""
+        """Set a word and return its former value."""
         before = load(address, index)
         store(address, index, value)
         return before
@@ -58,64 +58,37 @@ if DISABLE_JIT:
 
 else:
 
-    @intrinsic
-    def load(typing_context: Any, address: Any, index: Any) -> Any:
-        """Return a word."""
+    @emitted(lambda address, index: types.int64(types.int64, types.int64))
+    def load(builder: Any, address: Any, index: Any) -> Any:
+        return builder.load_atomic(word_pointer(builder, address, index), "seq_cst", WORD_BYTES)
 
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.load_atomic(word_pointer(builder, *arguments), "seq_cst", WORD_BYTES)
+    @emitted(lambda address, index, value: types.void(*[types.int64] * 3))
+    def store(builder: Any, address: Any, index: Any, value: Any) -> None:
+        builder.store_atomic(value, word_pointer(builder, address, index), "seq_cst", WORD_BYTES)
 
-        return types.int64(types.int64, types.int64), codegen
+    @emitted(lambda address, index, value: types.int64(*[types.int64] * 3))
+    def fetch_add(builder: Any, address: Any, index: Any, value: Any) -> Any:
+        return builder.atomic_rmw("add", word_pointer(builder, address, index), value, "seq_cst")
 
-    @intrinsic
-    def store(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
-        """Set a word."""
+    @emitted(lambda address, index, value: types.int64(*[types.int64] * 3))
+    def exchange(builder: Any, address: Any, index: Any, value: Any) -> Any:
+        return builder.atomic_rmw("xchg", word_pointer(builder, address, index), value, "seq_cst")
 
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            *place, value = arguments
-            builder.store_atomic(value, word_pointer(builder, *place), "seq_cst", WORD_BYTES)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.int64), codegen
-
-    def _read_modify_write(operation: str) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            *place, value = arguments
-            return builder.atomic_rmw(operation, word_pointer(builder, *place), value, "seq_cst")
-
-        return types.int64(types.int64, types.int64, types.int64), codegen
-
-    @intrinsic
-    def fetch_add(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
-        """Add to a word and return what it was before."""
-        return _read_modify_write("add")
-
-    @intrinsic
-    def exchange(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
-        """Set a word and return what it was before."""
-        return _read_modify_write("xchg")
-
-    @intrinsic
-    def pause(typing_context: Any) -> Any:
-        """Tell the core that this is a waiting loop."""
-
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            processor = llvmlite.binding.get_process_triple().partition("-")[0]
-            if processor in _PAUSES:
-                name, operands = _PAUSES[processor]
-                kind = ir.FunctionType(ir.VoidType(), [ir.IntType(32)] * len(operands))
-                function = cgutils.get_or_insert_function(builder.module, kind, name)
-                builder.call(function, [ir.IntType(32)(operand) for operand in operands])
-            return context.get_dummy_value()
-
-        return types.void(), codegen
+    @emitted(lambda: types.void())
+    def pause(builder: Any) -> None:
+        processor = llvmlite.binding.get_process_triple().partition("-")[0]
+        if processor in _PAUSES:
+            name, operands = _PAUSES[processor]
+            kind = ir.FunctionType(ir.VoidType(), [ir.IntType(32)] * len(operands))
+            function = cgutils.get_or_insert_function(builder.module, kind, name)
+            builder.call(function, [ir.IntType(32)(operand) for operand in operands])
 
     _yield_core = c_function("sched_yield", 0)
 
 
 @jit
 def wait_for(address: int, index: int, value: int) -> None:
-    """Return once a word is at least `value`, which a running thread must bring about soon."""
+    """Wait until a word is at least `value`. A running thread must set it soon."""
     looks = 0
     while load(address, index) < value:
         looks += 1

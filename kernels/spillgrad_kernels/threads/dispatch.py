@@ -1,8 +1,8 @@
 """Run one kernel over a range, on as many threads as the work deserves.
 
-A kernel is a compiled function `kernel(start, stop, *operands)` that works through its share of a range and never holds
-the GIL. The threads of a team take shares in turn (a core lent to I/O does not stall the others), so that kernels need
-no parallel compilation, no threading layer and no care after a fork.
+A kernel is a compiled function `kernel(start, stop, *operands)`. It computes its share of a range without the GIL. The
+threads of a team take one share after the other, so that a core busy with I/O does not delay the rest. Kernels need no
+parallel compilation, no threading layer and no care after a fork.
 """
 
 import atexit
@@ -13,9 +13,11 @@ from typing import Any
 from spillgrad_kernels.jit.compile import DISABLE_JIT, jit, types
 from spillgrad_kernels.threads.team import Team, launch, takes_worker
 
-Kernel = Any  # what `compile.jit` returns
+Kernel = Any  # the result of `compile.jit`
 
-# Shares handed out per thread: enough that an uneven one does not leave the other cores idle.
+# Elements that pay for another thread: 3 to 6 microseconds of work.
+GRAIN_ELEMENTS = 1 << 13
+# Shares per thread: enough of them, so that one slow share does not leave the other cores idle.
 _SHARES_PER_THREAD = 4
 
 _num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -42,7 +44,7 @@ _team_size = 0
 
 
 def _forget_team() -> None:
-    """A forked child has none of its parent's threads."""
+    """Forget the team in a forked child, which has none of its parent's threads."""
     global _team, _team_size
     _team = Team()
     _team_size = 0
@@ -57,9 +59,9 @@ atexit.register(_stop_team)
 
 
 def _make_launcher(kernel: Kernel) -> None:
-    """Set `kernel.launcher(team, count, grain, threads, *operands)`, compiled: it costs one call from Python.
+    """Set `kernel.launcher(team, count, grain, threads, *operands)`: compiled, so that Python calls it once.
 
-    Kernels differ in how many operands they have, so its source is written for each number.
+    Its source is written for the kernel's number of operands.
     """
     names = list(inspect.signature(kernel.py_func).parameters)[3 if takes_worker(kernel) else 2 :]
     source = f"""
@@ -67,32 +69,37 @@ def launcher(team, count, grain, threads, {", ".join(names)}):
     threads = min(threads, (count + grain - 1) // grain)
     shares = threads * {_SHARES_PER_THREAD}
     if launch(team, kernel, count, max(grain, (count + shares - 1) // shares), threads - 1, ({", ".join(names)},)):
-        raise MemoryError("a kernel found no memory for its scratch space")
+        raise MemoryError("kernel: got no memory for its scratch space; use a smaller batch")
 """
     name = f"{kernel.py_func.kernel_name}.launcher"
-    # What is compiled refers to these names for as long as it lives: to `kernel` itself, neither would ever die.
+    # Compiled code holds its globals for as long as it lives. With `kernel` among them, neither would ever be freed.
     namespace: dict[str, Any] = {"kernel": kernel.made, "launch": launch, "__name__": __name__}
     exec(compile(source, f"<{name}>", "exec"), namespace)
     kernel.launcher = jit(namespace["launcher"], name=name).made
 
 
+def grain_of(elements: int) -> int:
+    """Return how many units of work, of so many elements each, pay for another thread."""
+    return max(1, GRAIN_ELEMENTS // max(elements, 1))
+
+
 def entry_point(kernel: Kernel, parameters: int) -> Kernel:
-    """Return a kernel of integers alone as a function that looks at no argument's type, which takes 0.3 us."""
+    """Return a kernel of integers as a function that does not look at its arguments' types, which takes 0.3 us."""
     if DISABLE_JIT:
         return kernel
     integers = (types.int64,) * parameters
-    if integers not in kernel.overloads:  # else a look waits for no thread that compiles, nor a forked child for ever
+    if integers not in kernel.overloads:  # `compile` waits for other threads that compile, in a forked child for ever
         kernel.compile(integers)
     return kernel.overloads[integers].entry_point
 
 
 def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any, most: int | None = None) -> None:
-    """Call `kernel(start, stop, *operands)` until [0, count) is done; a share is at least `grain` long.
+    """Call `kernel(start, stop, *operands)` for shares of [0, count), on `get_num_threads()` threads, at most `most`.
 
-    A kernel whose third parameter is named `worker` also gets the number of the thread: its place in scratch memory.
-    There are `get_num_threads()`, or `most` if that is less. `grain`, at least 1, is the length below which a thread of
-    its own does not pay: handing work over costs about a microsecond, waking a thread that sleeps 20. Every element is
-    computed by the same code whatever the number of threads, so results do not depend on it.
+    A share has at least `grain` elements, which is at least 1. Fewer do not pay for another thread: handing work over
+    takes about a microsecond, waking a sleeping thread 20. A kernel whose third parameter is named `worker` gets the
+    number of its thread, by which it finds its scratch memory. Results do not depend on the number of threads, because
+    the same code computes each element.
     Raises MemoryError where a kernel could not allocate.
     """
     global _team_size
@@ -102,7 +109,7 @@ def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any, most: i
         kernel(0, count, *((0,) if takes_worker(kernel) else ()), *operands)
         return
     threads = _num_threads if count > grain else 1
-    if most is not None and threads > most:  # another thread may have asked for more since scratch was allocated
+    if most is not None and threads > most:  # the number of threads may have grown since scratch memory was allocated
         threads = most
     if threads > _team_size:
         _team.grow(threads - 1)

@@ -1,9 +1,10 @@
-"""A team of native threads that share one kernel launch at a time, handed over in about a microsecond.
+"""A team of threads that share one kernel launch at a time. Handing a launch over takes about a microsecond.
 
-Threads are Python's, but stay in compiled code without the GIL: an idle one spins for a moment, since the next launch
-of a training step is rarely far, and then sleeps. All they share is one block of words, changed by atomic operations.
+The threads are Python's, but they stay in compiled code, without the GIL. An idle thread spins for a moment before it
+sleeps, because the next launch of a training step comes soon. Threads share only a block of words, which they change by
+atomic operations.
 
-A launch that finds the team busy, with a launch of another thread or in a forked child, runs in its caller alone.
+A launch runs in its caller alone where the team is busy with the launch of another thread, and in a forked child.
 """
 
 import ctypes
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from spillgrad_kernels.jit.compile import c_function, cgutils, intrinsic, jit, types
+from spillgrad_kernels.jit.compile import c_function, cgutils, emitted, intrinsic, jit, types
 from spillgrad_kernels.threads.atomics import (
     WORD_BYTES,
     exchange,
@@ -26,18 +27,19 @@ from spillgrad_kernels.threads.atomics import (
     word_pointer,
 )
 
-# The team's words; what different threads write lies in different cache lines of 8 words.
+# The team's words. Words that different threads write lie in different cache lines of 8 words.
 _BUSY = 0  # 1 while a launch runs
-_JOB = 8  # counts up twice a launch: odd while its shares are being handed out
+_JOB = 8  # grows by 2 with each launch; odd while shares are handed out
 _ENTRY, _OPERANDS, _COUNT, _LENGTH, _HELPERS = 9, 10, 11, 12, 13
-_NEXT = 16  # where the next share begins
-_ACTIVE = 24  # less one for each helper inside the launch
+_NEXT = 16  # the first element of the next share
+_ACTIVE = 24  # minus the number of helpers inside the launch
 _SLEEPERS, _STOP, _FAILED = 32, 33, 34
-_RUN = 40  # the address of `_run`, so that launchers need not contain it
-_MUTEX, _CONDITION = 48, 64  # a pthread_mutex_t and a pthread_cond_t
+_RUN = 40  # the address of `_run`, so that launchers do not contain its code
+_MUTEX, _CONDITION = 48, 64  # a pthread_mutex_t, then a pthread_cond_t
 _WORDS = 80
 
-# Looks at the job counter before an idle thread sleeps: about 0.3 ms, longer than the Python between two kernels takes.
+# How often an idle thread reads the job counter before it sleeps: for about 0.3 ms, longer than Python runs between two
+# kernels.
 _SPINS = 10_000
 
 _WORD = ir.IntType(64)
@@ -52,14 +54,10 @@ def _function_type(parameters: int) -> Any:
     return ir.FunctionType(_WORD, [_WORD] * parameters)
 
 
-@intrinsic
-def _call(typing_context: Any, entry: Any, operands: Any, start: Any, stop: Any, worker: Any) -> Any:
-    """Call an entry, a native function, by its address."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.call(builder.inttoptr(arguments[0], _function_type(4).as_pointer()), arguments[1:])
-
-    return types.int64(*[types.int64] * 5), codegen
+@emitted(lambda entry, operands, start, stop, worker: types.int64(*[types.int64] * 5))
+def _call(builder: Any, entry: Any, operands: Any, start: Any, stop: Any, worker: Any) -> Any:
+    """Call the native function at an address."""
+    return builder.call(builder.inttoptr(entry, _function_type(4).as_pointer()), [operands, start, stop, worker])
 
 
 @jit
@@ -75,11 +73,11 @@ def _work(team: int, worker: int) -> None:
 
 @jit
 def _sleep(team: int, job: int) -> None:
-    """Wait until the job counter is no longer `job`, or for the end.
+    """Wait until the job counter is no longer `job`, or the team stops.
 
-    A job may be over when its thread wakes; the thread then spins for the next.
+    The next job may be over before the thread wakes. The thread then spins for the one after it.
     """
-    fetch_add(team, _SLEEPERS, 1)  # before looking at the job again: a launcher looks at the sleepers after opening it
+    fetch_add(team, _SLEEPERS, 1)  # before reading the job again: a launcher opens it, then reads the sleepers
     _mutex_lock(team + _MUTEX * WORD_BYTES)
     while load(team, _STOP) == 0 and load(team, _JOB) == job:
         _condition_wait(team + _CONDITION * WORD_BYTES, team + _MUTEX * WORD_BYTES)
@@ -96,7 +94,7 @@ def _wake(team: int) -> None:
 
 @jit
 def _serve(team: int, worker: int, spins: int) -> None:
-    """Help with one launch after the other until the team stops; workers are numbered from 1."""
+    """Help with one launch after the other until the team stops. Workers have numbers from 1."""
     done = 0
     idle = 0
     while load(team, _STOP) == 0:
@@ -109,7 +107,7 @@ def _serve(team: int, worker: int, spins: int) -> None:
                 _sleep(team, job)
                 idle = 0
             continue
-        # Enter, then look again: a launcher closes its job before it waits for those inside.
+        # Enter, then read the job again: a launcher closes its job before it waits for the helpers inside.
         fetch_add(team, _ACTIVE, -1)
         if load(team, _JOB) == job and worker <= load(team, _HELPERS):
             _work(team, worker)
@@ -120,7 +118,7 @@ def _serve(team: int, worker: int, spins: int) -> None:
 
 @jit
 def _run(team: int, entry: int, operands: int, count: int, length: int, helpers: int) -> int:
-    """Run a launch: shares of `length` of [0, count), by the caller and `helpers` others; return 1 if one failed."""
+    """Run a launch over [0, count) in shares of `length`, with so many helpers; return 1 if a share failed."""
     if helpers == 0 or exchange(team, _BUSY, 1) == 1:
         return _call(entry, operands, 0, count, 0)  # type: ignore[no-any-return]
     store(team, _ENTRY, entry)
@@ -142,7 +140,7 @@ def _run(team: int, entry: int, operands: int, count: int, length: int, helpers:
 
 
 def _call_compiled(context: Any, builder: Any, function: Any, signature: Any, arguments: Any) -> Any:
-    """Call a jitted function from a native one; return its status and result."""
+    """Write LLVM code that calls a jitted function from a native one; return its status and result."""
     compiled = function.dispatcher.overloads[tuple(signature.args)]
     context.active_code_library.add_linking_library(compiled.library)
     return context.call_internal_no_propagate(builder, compiled.fndesc, signature, arguments)
@@ -170,7 +168,7 @@ def _prepare(team: int) -> None:
 
 
 def _uncounted(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
-    """Return a tuple whose arrays have no reference count: threads that change one counter wait for each other."""
+    """Return a tuple of arrays without reference counts: threads that change one counter would wait for each other."""
     for i, kind in enumerate(kinds.types):
         if isinstance(kind, types.Array):
             array = context.make_array(kind)(context, builder, builder.extract_value(values, i))
@@ -183,7 +181,7 @@ def _uncounted(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
 def launch(typing_context: Any, team: Any, kernel: Any, count: Any, length: Any, helpers: Any, operands: Any) -> Any:
     """Run `kernel(start, stop, *operands)`, or `kernel(start, stop, worker, *operands)`, over [0, count).
 
-    `worker` numbers the thread, the caller's being 0. Returns whether a share failed.
+    `worker` is the number of the thread; the caller's is 0. Returns whether a share failed.
     """
     with_worker = takes_worker(kernel.dispatcher)
     indices = (types.int64,) * (3 if with_worker else 2)
@@ -211,12 +209,12 @@ def launch(typing_context: Any, team: Any, kernel: Any, count: Any, length: Any,
 
 
 def takes_worker(kernel: Any) -> bool:
-    """Say whether a kernel asks for its thread's number, as its third parameter."""
+    """Return whether a kernel's third parameter is the number of its thread."""
     return list(inspect.signature(getattr(kernel, "py_func", kernel)).parameters)[2:3] == ["worker"]
 
 
 class Team:
-    """The threads of one process; `address` is what `launch` takes."""
+    """The threads of one process; `launch` takes its `address`."""
 
     def __init__(self) -> None:
         self._words = np.zeros(_WORDS, np.int64)
@@ -228,7 +226,7 @@ class Team:
         libc.pthread_cond_init(ctypes.c_void_p(self.address + _CONDITION * WORD_BYTES), None)
 
     def grow(self, helpers: int) -> None:
-        """Have at least `helpers` threads beside the caller's."""
+        """Start threads until there are at least `helpers` beside the caller's."""
         with self._lock:
             if not self._threads:
                 _prepare(self.address)
@@ -241,7 +239,7 @@ class Team:
                 self._threads.append(thread)
 
     def stop(self) -> None:
-        """End the threads, before the machine code they run and the words they read are gone."""
+        """End the threads. This must come before the words that they read, and their machine code, are freed."""
         with self._lock:
             self._words[_STOP] = 1
             if self._threads:

@@ -1,4 +1,4 @@
-"""What a machine does in a second: products, updates, and a disk's writing and reading beside them."""
+"""Measure the speed of a machine: of matrix products, and of writing to and reading from a disk."""
 
 import dataclasses
 import os
@@ -18,7 +18,7 @@ from spillgrad_kernels.memory import buffers
 
 _BLOCK_BYTES = 16 << 20
 _BUDGET_BLOCKS = 4
-# Of the disk's free space, a measurement takes this share at most.
+# A measurement takes at most this share of the disk's free space.
 _SPACE_SHARE = 0.25
 _MATRIX = 1024
 _PRODUCTS = 5
@@ -26,7 +26,7 @@ _PRODUCTS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Disk:
-    """How fast a store writes to a directory and reads from it; `busy_s_per_byte` is what either takes of a core."""
+    """The speed at which a store writes to a directory and reads from it; a byte takes `busy_s_per_byte` of a core."""
 
     write_bytes_per_s: float
     read_bytes_per_s: float
@@ -34,30 +34,30 @@ class Disk:
     free_bytes: int
 
     def seconds(self, written_bytes: int, read_bytes: int) -> float:
-        """Return how long the disk is busy."""
+        """Return how long the disk takes to write and read so many bytes."""
         return written_bytes / self.write_bytes_per_s + read_bytes / self.read_bytes_per_s
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A processor with so many cores, its float32 products, and a disk."""
+    """The number of cores, the speed of float32 products, and the disk."""
 
     cores: int
     matmul_flop_per_s: float
     disk: Disk
 
     def busy_s(self, nbytes: int) -> float:
-        """Return by how much moving so many bytes beside a computation on all cores slows it."""
+        """Return the seconds that a computation on all cores loses while a store moves `nbytes` bytes."""
         return nbytes * self.disk.busy_s_per_byte / self.cores
 
 
 def measure(directory: str | os.PathLike[str], seconds: float = 2.0) -> Machine:
-    """Measure this machine, for so long each writing and reading. Raises SpillError where nothing can be written."""
+    """Measure this machine, writing for `seconds`. Raises SpillError if the directory cannot be written."""
     return Machine(os.cpu_count() or 1, matmul_rate(), measure_disk(directory, seconds))
 
 
 def matmul_rate() -> float:
-    """Return the floating-point operations a second of a float32 product, its median."""
+    """Return the median speed of a float32 product, in floating-point operations a second."""
     a = creation.ones(_MATRIX, _MATRIX)
     matrix_products.matmul(a, a)  # compiles
     taken = []
@@ -69,9 +69,9 @@ def matmul_rate() -> float:
 
 
 def measure_disk(directory: str | os.PathLike[str], seconds: float = 2.0) -> Disk:
-    """Write arrays to a store for so many seconds, read them back, and return how fast that was.
+    """Write arrays to a store for `seconds`, read them back, and return the speeds.
 
-    Raises SpillError where nothing can be written.
+    Raises SpillError if the directory cannot be written.
     """
     free = _free_bytes(directory)
     blocks = [buffers.empty((_BLOCK_BYTES,), np.uint8) for _ in range(_BUDGET_BLOCKS)]

@@ -1,4 +1,4 @@
-"""Plan a training run: what to keep, spill and recompute, and what that takes of memory, disk and time."""
+"""Plan a training run: choose what to keep, spill and recompute, and predict its memory, disk space and time."""
 
 import dataclasses
 import os
@@ -25,19 +25,22 @@ from spillgrad.spill.planning.record import pattern
 from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad.tensor import Tensor
 
-# Of the memory, so much is left for what no prediction knows.
+# This share of the memory stays unused, for errors of the prediction.
 _MARGIN_SHARE = 0.05
-# While a shallow model is watched, its store gets this share of the memory, or, where a layer needs more, the other.
+# The share of the memory for the store while a shallow model is measured; the second if a layer needs more.
 _PROFILE_SHARES = (0.25, 0.6)
 _BYTES = 256
-# So many choices, from nothing recomputed to everything, are looked at.
+# The number of choices to compare, from recomputing nothing to recomputing everything.
 _CHOICES = 9
 _RAM_FACTORS = (0.5, 2.0, 4.0, 8.0, 16.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Treatment:
-    """What becomes of the layers `first` to `last`, or of all that is outside of layers: bytes saved, and where."""
+    """What happens to the bytes that some modules save: how many are kept, spilled and recomputed.
+
+    `modules` is the path of one layer, or of the first and the last of several neighbours.
+    """
 
     modules: str
     kept_bytes: int
@@ -47,7 +50,7 @@ class Treatment:
 
 @dataclasses.dataclass(frozen=True)
 class Alternative:
-    """What a run with other memory would take."""
+    """The time of a step, and the bytes it moves to and from disk, with another amount of memory."""
 
     ram_bytes: int
     offload: bool
@@ -57,10 +60,10 @@ class Alternative:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A training run of a model, within so much memory.
+    """A training run of a model within `ram_bytes` of memory; `str` gives a summary in one line.
 
-    `policy` is what `save_on_disk` takes, `offload` whether parameters and optimizer state live on disk too,
-    `recomputed` the paths of the modules to recompute. Raises nothing; `str` is its gist.
+    `policy` is that for `save_on_disk`, `offload` says whether parameters and optimizer state live on disk too, and
+    `recomputed` has the paths of the modules to recompute.
     """
 
     model: str
@@ -82,11 +85,11 @@ class Plan:
 
     @property
     def fits_disk(self) -> bool:
-        """Whether the disk has room for all that goes there."""
+        """Whether the disk has room for all bytes that the run puts there."""
         return self.prediction.disk_bytes <= self.machine.disk.free_bytes
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON can hold it."""
+        """Return the plan as a dictionary that JSON can represent."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -117,20 +120,22 @@ def plan(
     loss: Callable[[Module], Tensor] | None = None,
     machine: Machine | None = None,
 ) -> Plan:
-    """Return how to train a model with so much memory for the whole process, what that takes, and how long.
+    """Return how to train a model in a process with `ram` of memory, and predict the run's memory, disk space and time.
 
-    Two layers of it are built and trained for a few steps, with the batch that is meant, and this machine is measured
-    (or `machine` is, what `sg.planning.measure` returned); nothing larger than those layers is made. `model` is a name
-    of the catalogue, or a function from a number of layers to a model, which has `depth` in all; then `loss` is a
-    function of the model. A step goes through `accumulate` batches before its update. `lora` is the rank of adapters,
-    `autocast` computes products in bfloat16. `offload` says whether the model lives on disk too; None leaves that to
-    the plan. Without `directory`, spill files go where temporary ones do.
+    This builds two layers of the model and trains them for a few steps, with batches of the planned size; it builds
+    nothing larger. It also measures this machine, unless `machine` is given, a result of `sg.planning.measure`.
 
-    The memory is that of a process like this one. Once it compiled a kernel it keeps the compiler's, 200 MiB: so where
-    kernels were not on disk yet, plan again in another process.
+    `model` is a name of the catalogue, or a function from a number of layers to a model. Such a model has `depth`
+    layers in all, and `loss` is a function of the model. A step has `accumulate` batches before its update. `lora` is
+    the rank of adapters. With `autocast`, products are computed in bfloat16. `offload` says whether the model lives on
+    disk too; with None, the plan decides. Without `directory`, spill files go to the directory for temporary files.
+
+    The plan counts the memory of a process like this one. A process that compiled a kernel keeps 200 MiB of the
+    compiler. So if kernels were not cached on disk, plan again in a new process.
 
     Units: `ram` is bytes, or a size such as "4GiB".
-    Raises BudgetError with the least that works when `ram` is too little; ArgumentError for what does not go together.
+    Raises BudgetError with the least memory that works if `ram` is too small, ArgumentError for arguments that
+    contradict each other.
     """
     ram_bytes = parse_bytes(ram)
     if accumulate < 1:
@@ -186,10 +191,9 @@ def observe(
     offload: bool,
     accumulate: int = 1,
 ) -> Whole:
-    """Return what follows for a whole model of the catalogue, trained by AdamW, from two layers of it, as `plan` does.
+    """Return the basis of predictions for a model of the catalogue, trained by AdamW, from two layers as in `plan`.
 
-    Its `machine` may be replaced, to predict for another.
-    Raises what `plan` raises.
+    Set its `machine` to predict for another machine. Raises as `plan` does.
     """
     build, layers, _ = _builder(model, context, None, None)
     place = Path(directory).absolute()
@@ -200,7 +204,7 @@ def observe(
 
 
 def _either(watched: Callable[[bool], Whole], ram_bytes: int) -> list[Whole]:
-    """Watch a model in a store, which takes least; and in RAM, where all of it may fit there."""
+    """Profile a model that lives in a store, and also one that lives in RAM if the model may fit there."""
     offloaded = watched(True)
     whole_bytes = offloaded.parameter_bytes + offloaded.trained_bytes + offloaded.state_bytes
     return [watched(False), offloaded] if offloaded.profile.base_bytes + whole_bytes < ram_bytes else [offloaded]
@@ -240,13 +244,13 @@ def _profile(
 def _builder(
     model: str | Callable[[int], Module], context: int, depth: int | None, lora: int | None
 ) -> tuple[Callable[[int], Module], int, str]:
-    """Return what builds a model of some layers, how many the whole one has, and its name."""
+    """Return a function that builds a model of some layers, the number of layers of the whole model, and its name."""
     bare: Callable[[int], Module]
     if isinstance(model, str):
         if depth is not None:
             raise ArgumentError(f"plan: got depth {depth} with the name {model}, which has its own; leave it out")
         config = catalogue.config(model)
-        is_published = config.vocab_size > _BYTES  # its positions are its own, as in training
+        is_published = config.vocab_size > _BYTES  # it keeps its own number of positions, as in training
         if is_published and context > config.context:
             raise ArgumentError(f"plan: got context {context}; {model} has {config.context} positions at most")
         positions = None if is_published else context
@@ -262,7 +266,7 @@ def _builder(
 
 
 def _loss(model: str | Callable[[int], Module], batch: int, context: int) -> Callable[[Module], Tensor]:
-    """Return the loss of a language model on drawn bytes."""
+    """Return the loss of a language model on random bytes, as a function of the model."""
     if not isinstance(model, str):
         raise ArgumentError("plan: got a function that builds a model, but no loss; give a function of the model")
     drawn = np.random.default_rng(0).integers(0, _BYTES, (batch, context + 1))
@@ -274,7 +278,7 @@ def _loss(model: str | Callable[[int], Module], batch: int, context: int) -> Cal
 
 
 def _best(wholes: Sequence[Whole], ram_bytes: int) -> tuple[Whole, Choice, Prediction] | None:
-    """Return what takes the shortest step within so much memory; of about equal ones what recomputes least."""
+    """Return the choice with the shortest step within the memory; of about equal ones the one that recomputes least."""
     best: tuple[Whole, Choice, Prediction] | None = None
     for whole in wholes:
         every = list(choices(whole.units, lambda freed_bytes, seconds: 0.0)) or [NOTHING]
@@ -286,7 +290,7 @@ def _best(wholes: Sequence[Whole], ram_bytes: int) -> tuple[Whole, Choice, Predi
                 continue
             prediction = whole.predict(budget, choice)
             if best is None and not (choice.paths or prediction.written_bytes or prediction.read_bytes):
-                return whole, choice, prediction  # what else looks quicker was measured in a quieter moment
+                return whole, choice, prediction  # nothing else can be faster, except by noise of the measurements
             if best is None or prediction.step_s < best[2].step_s * (1 - WORTH_SHARE):
                 best = whole, choice, prediction
     return best
@@ -300,9 +304,9 @@ def _policy(whole: Whole, choice: Choice, prediction: Prediction) -> str:
 
 
 def _treatments(whole: Whole, choice: Choice, prediction: Prediction) -> Iterable[Treatment]:
-    """Yield what becomes of what layers save, alike neighbours together, in order; then of the rest.
+    """Yield the treatments of layers in order, with neighbours that are treated alike as one.
 
-    The newest stay: they are the last layers', up to the budget.
+    The newest saved tensors stay in RAM, up to the budget: those of the last layers.
     """
     remaining = max(0, prediction.saved_bytes - _spilled(prediction, whole))
     rows: list[tuple[str, int, int, int, bool]] = []
@@ -331,7 +335,7 @@ def _alike(row: tuple[str, int, int, int, bool], other: tuple[str, int, int, int
 
 
 def _spilled(prediction: Prediction, whole: Whole) -> int:
-    """Return how many of the bytes that a batch saves leave RAM."""
+    """Return how many of the bytes that a batch saves go to disk."""
     resident = prediction.budget_bytes
     if whole.profile.offload:
         return max(0, prediction.saved_bytes - resident)
@@ -339,7 +343,7 @@ def _spilled(prediction: Prediction, whole: Whole) -> int:
 
 
 def _alternatives(wholes: Sequence[Whole], ram_bytes: int) -> Iterable[Alternative]:
-    """Yield what other amounts of memory would take, up to one that leaves nothing to the disk."""
+    """Yield predictions for other amounts of memory, up to one with which nothing goes to disk."""
     for factor in _RAM_FACTORS:
         other = int(ram_bytes * factor)
         found = _best(wholes, int(other * (1 - _MARGIN_SHARE)))

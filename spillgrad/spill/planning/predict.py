@@ -1,11 +1,14 @@
-"""From what a shallow model showed to what the whole one will do, on this machine, under a budget, with a choice.
+"""Predict a training step of the whole model from a profile of a shallow one, for a machine, a budget and a choice.
 
-Assumed is: layers are alike; phases follow each other (forward, backward, updates), and in each the disk works beside
-the processor, so that it takes as long as the slower of the two; writing and reading share the disk; moving a byte also
-takes the processor's time, which the computation loses. So a phase takes max(computing + copying, writing + reading).
-Memory is that of the process without arrays, and of arrays the store's, at most the budget, beside all others: of a
-model in RAM its parameters, gradients and optimizer state too; and, of a recomputed layer, what it spares. The first
-step, of which the store knows nothing yet, writes until half the budget is free.
+The prediction assumes that all layers are alike. The phases forward, backward and update follow each other. In each
+phase the disk works in parallel with the processor, so a phase takes as long as the slower of the two. Writes and reads
+share the disk. Moving a byte also takes time of the processor. So a phase takes
+max(computing + copying, writing + reading).
+
+The memory of the process is the memory without arrays, plus the arrays in the store (at most the budget), plus all
+other arrays. If the model lives in RAM, its parameters, gradients and optimizer state are among the other arrays; so
+are the saved tensors of a layer while it is recomputed. In the first step the store does not know the order of use; it
+writes until half the budget is free.
 """
 
 import dataclasses
@@ -19,15 +22,16 @@ from spillgrad.storage.residency import belady
 from spillgrad.storage.residency.belady import PHASES, Event, Item
 
 NOTHING = Choice(frozenset(), 0, 0.0, 0.0)
-# Of a step that goes through more batches, so many are followed; the others move what the last of these does.
+# At most so many batches of a step are simulated. Each further batch moves as many bytes as the last of these.
 _PASSES = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """A training step: bytes and seconds. `compute_s` includes what is computed again, `io_s` is the disk's time.
+    """The predicted bytes and seconds of a training step.
 
-    `saved_bytes` are those of one batch, of which a step may have several.
+    `compute_s` includes recomputation; `io_s` is the time of the disk. `saved_bytes` are those of one batch, of which a
+    step may have several.
     """
 
     budget_bytes: int
@@ -42,33 +46,33 @@ class Prediction:
 
 
 class Whole:
-    """The whole model: its layers' events, bytes and times, from those of a profile."""
+    """The events, bytes and times of the whole model, derived from a profile of two layers."""
 
     def __init__(self, profile: Profile, depth: int, machine: Machine) -> None:
         self.profile, self.machine = profile, machine
-        self._more = 0 if profile.layers is None else depth - 2  # layers that did not run
+        self._more = 0 if profile.layers is None else depth - 2  # the layers that the profile did not run
         self._prefix = f"{profile.layers}." if profile.layers else ""
         self.units = self._units()
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of all parameters."""
+        """The bytes of all parameters."""
         return self._sum(self.profile.parameter_bytes)
 
     @property
     def trained_bytes(self) -> int:
-        """Bytes of those that require gradients."""
+        """The bytes of the parameters that require gradients."""
         return self._sum(self.profile.trained_bytes)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the optimizer's state."""
+        """The bytes of the optimizer's state."""
         return int(self.trained_bytes * self.profile.state_per_trained_byte)
 
     def predict(self, budget_bytes: int, choice: Choice = NOTHING, keeps: bool = False) -> Prediction:
-        """Return what a step does under a budget, with some modules recomputed.
+        """Return the prediction for a step under a budget, with some modules recomputed.
 
-        If it `keeps`, all that is saved stays in RAM, beside the budget.
+        If the step `keeps`, all saved tensors stay in RAM, in addition to the budget.
         """
         moved = self._moved(budget_bytes, choice, keeps)
         kept_bytes = self._saved(choice)[0] if keeps else 0
@@ -94,9 +98,9 @@ class Whole:
     def events(
         self, choice: Choice = NOTHING, passes: int | None = None, keeps: bool = False
     ) -> tuple[list[Item], list[Event]]:
-        """Return the items and events of a step of the whole model; one of fewer batches where `passes` says so.
+        """Return the items and events of a step of the whole model, with `passes` batches if that is given.
 
-        The store never sees what a step that `keeps` saves.
+        If the step `keeps`, saved tensors have no events: the store never sees them.
         """
         copies = _Copies(self.profile, self._more, self._prefix, choice.paths)
         count = self.profile.accumulate if passes is None else passes
@@ -110,7 +114,7 @@ class Whole:
         return copies.items, [event for event in events if event.item not in kept]
 
     def _first_pass(self) -> list[Event]:
-        """Return the events of a batch without another before: gradients come where others add to them."""
+        """Return the events of a step's first batch: it puts new gradients, to which later batches add."""
         found: list[Event] = []
         seen: set[int] = set()
         for event in self.profile.events:
@@ -133,17 +137,17 @@ class Whole:
         return moved
 
     def peak_bytes(self, budget_bytes: int, choice: Choice = NOTHING) -> int:
-        """Return the most memory of the process."""
+        """Return the peak memory of the process."""
         arrays = max(self._arrays_bytes(phase, unit, budget_bytes, choice) for phase, unit in self.profile.held)
         return self.profile.base_bytes + int(arrays * self.profile.mapped_per_live)
 
     def least_bytes(self) -> int:
-        """Return the least memory that the model trains in."""
+        """Return the least memory in which the model can be trained."""
         everything = Choice(frozenset(unit.whole.path for unit in self.units), 0, 0.0, 0.0)
         return min(self.peak_bytes(self.profile.least_budget, choice) for choice in (NOTHING, everything))
 
     def budget_within(self, ram_bytes: int, choice: Choice = NOTHING) -> int | None:
-        """Return the largest budget with which the process stays within so much memory; None where none does."""
+        """Return the largest budget with which the process stays within `ram_bytes`; None if there is none."""
         low, high = self.profile.least_budget, max(ram_bytes, self.profile.least_budget)
         if self.peak_bytes(low, choice) > ram_bytes:
             return None
@@ -186,7 +190,7 @@ class Whole:
         }
 
     def _saved(self, choice: Choice) -> tuple[int, int]:
-        """Return the bytes saved by all, and by one layer, of a batch."""
+        """Return the bytes that a batch saves: of the whole model, and of one layer."""
         items, units = self.profile.items, self.profile.units
         put = {event.item for event in self.profile.events if event.kind == "put" and event.phase == "forward"}
         total = sum(items[item].nbytes for item in put)
@@ -194,7 +198,7 @@ class Whole:
         return max(0, total + self._more * layer - choice.freed_bytes), layer
 
     def _arrays_bytes(self, phase: str, unit: int, budget_bytes: int, choice: Choice) -> int:
-        """Return the most memory of arrays while a unit is in a phase."""
+        """Return the peak memory of arrays while a unit runs in a phase."""
         profile = self.profile
         held = profile.held[phase, unit]
         if phase == "backward" and unit != HEAD and choice.paths:
@@ -206,7 +210,7 @@ class Whole:
         parameters, trained = profile.parameter_bytes.get(1, 0), profile.trained_bytes.get(1, 0)
         held += self._more * (parameters + int(trained * profile.state_per_trained_byte))
         if profile.accumulate > 1 and phase in ("forward", "backward"):
-            # All gradients are there while another batch goes forward, and comes back to the last layer.
+            # All gradients exist while a further batch runs forward, and backward up to the last layer.
             left = (
                 saved_bytes if phase == "forward" or unit in (HEAD, 1) else saved_bytes - (self._more + 1) * layer_bytes
             )
@@ -214,7 +218,7 @@ class Whole:
         if phase in ("forward", "end") or (phase, unit) == ("backward", HEAD):
             return held + min(budget_bytes, saved_bytes)
         if (phase, unit) == ("backward", 1):
-            done = range(self._more + 1)  # layers that have their gradients, and have used what they saved
+            done = range(self._more + 1)  # how many layers have their gradients, and dropped their saved tensors
             return held + max(
                 number * trained + min(budget_bytes, max(0, saved_bytes - number * layer_bytes)) for number in done
             )
@@ -222,13 +226,13 @@ class Whole:
         return held + self._more * trained + min(budget_bytes, max(0, left))
 
     def _recomputed_at_once(self, choice: Choice) -> int:
-        """Return the most that one layer spares, which it takes when it is computed again."""
+        """Return the most bytes that recomputing one layer frees: the layer needs them while it is recomputed."""
         parts = [[unit.whole, *unit.children] for unit in self.units]
         return max(sum(part.freed_bytes for part in each if part.path in choice.paths) for each in parts)
 
 
 class _Copies:
-    """Copies the events of the last layer that ran for all others."""
+    """Copies the events of the profile's last layer for all further layers."""
 
     def __init__(self, profile: Profile, more: int, prefix: str, recomputed: frozenset[str]) -> None:
         self.items: list[Item] = []
@@ -239,11 +243,11 @@ class _Copies:
         self._numbers: dict[tuple[int, int, int], int] = {}
 
     def begin_pass(self) -> None:
-        """Begin with a batch, which has arrays of its own for what it puts."""
+        """Begin a batch: it puts arrays of its own."""
         self._passes += 1
 
     def of_phase(self, events: Sequence[Event], phase: str) -> list[Event]:
-        """Return a phase's events; those of layers follow each other, in backward from the last one on."""
+        """Return a phase's events for all layers, one layer after another; backward begins with the last layer."""
         units = self._profile.units
         found: list[Event] = []
         of_last = [event for event in events if units[event.item] == 1] if self._more else []

@@ -1,4 +1,4 @@
-"""What a training step of a model saves, uses, holds and takes: a shallow one of the same layers is run and watched."""
+"""Measure what a training step of a model saves, uses and holds, and how long it takes, on two of its layers."""
 
 import collections
 import contextlib
@@ -32,16 +32,16 @@ from spillgrad.storage.store import Handle
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.memory import buffers
 
-# So many layers are run of a model that has more: the first may differ, the second stands for all others.
+# The number of layers that run: the first may differ, the second stands for all others.
 _SHALLOW = 2
-# Units that are no layers: what runs before, or around them, and in backward what comes before them, as the head does.
+# Units that are not layers. OUTSIDE runs before or around the layers. HEAD is what backward runs before the last layer.
 OUTSIDE, HEAD = -1, -2
-# Steps are measured until there are so many, or they took so long.
+# Measuring ends after so many steps, or after this time.
 _STEPS = 4
 _MEASURED_S = 8.0
-# Memory, measured twice, differs by a MiB: rounded up to such steps, it is the same.
+# Two measurements of memory differ by about a MiB. Rounded up to such steps, they are equal.
 _STEP_BYTES = 16 << 20
-# Memory is looked at so often.
+# The interval at which memory is measured.
 _LOOK_EVERY_S = 1e-3
 MAX_GRAD_NORM = 1.0
 
@@ -51,14 +51,16 @@ Step = Callable[[Module], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """A step of a shallow model.
+    """The measurements of a training step of a shallow model.
 
-    `layers` is the path of what the model repeats, of which two ran; None where all of it ran. Events carry items by
-    number, whose `units` are layers' numbers, or OUTSIDE; `freed_by` are the paths of modules whose recomputation
-    spares them. Where a step goes through several batches, `accumulate` of them, events are those of the last one and
-    of the update, and `accumulated` the items that are there from the first batch on: gradients.
-    Times are of computing alone: of each phase, with one batch, as a whole, and of the last layer in it.
-    `held` is the memory beside what the store holds, at most, while a unit is in a phase; `least_budget` the store's.
+    `layers` is the path of the list of layers, of which two ran; None if the whole model ran. An event refers to its
+    item by number. For each item, `units` has the number of its layer, or OUTSIDE, and `freed_by` the paths of the
+    modules whose recomputation frees it. If a step has several batches (`accumulate`), the events are those of its last
+    batch and of the update, and `accumulated` are the items that exist since its first batch: gradients.
+
+    Times are those of computing alone, for one batch: `phase_s` of each phase, `layer_s` of the last layer in a phase.
+    `held` is the peak memory of arrays outside the store, while a unit runs in a phase. `least_budget` is the least
+    budget with which the store works.
     """
 
     layers: str | None
@@ -94,12 +96,12 @@ def profile(
     accumulate: int = 1,
     busy_s_per_byte: float = 0.0,
 ) -> Profile:
-    """Build a model of two layers, if it has more, train it for a few steps, and return what those showed.
+    """Build a model of at most two layers, train it for a few steps, and return the measurements.
 
-    `build` makes a model of so many layers, `depth` for all; `step` returns the loss of a batch, of which every update
-    takes `accumulate`. With `offload`, parameters,
-    gradients and the optimizer's state are on disk, but for `ram_budget` bytes; saved tensors are so in any case.
-    Raises BudgetError when that is too little for a layer.
+    `build` takes a number of layers, of which the whole model has `depth`, and returns a model. `step` returns the loss
+    of a batch; an update follows every `accumulate` batches. The store holds saved tensors, and with `offload` also
+    parameters, gradients and the optimizer's state; it keeps `ram_budget` bytes of them in RAM.
+    Raises BudgetError if the budget is too small for a layer.
     """
     state = default_generator.get_state()
     others_bytes = buffers.memory_stats().live_bytes
@@ -112,16 +114,16 @@ def profile(
             watched.close()
             default_generator.set_state(state)
             del watched
-            gc.collect()  # its memory is not to count as the next one's
+            gc.collect()  # so that its memory does not count in the next profile
 
 
 def in_steps(nbytes: float) -> int:
-    """Return a measured amount of memory, rounded up to what is the same whenever it is measured."""
+    """Return a measured number of bytes, rounded up so that repeated measurements are equal."""
     return math.ceil(nbytes / _STEP_BYTES) * _STEP_BYTES
 
 
 class _Watched:
-    """A model in training that somebody looks at."""
+    """A model in training, with the instruments that measure it."""
 
     def __init__(
         self,
@@ -143,7 +145,7 @@ class _Watched:
                 make_optimizer,
                 place,
                 ram_budget=ram_budget,
-                step_in_backward=accumulate == 1,  # as in training: gradients of several batches pile up
+                step_in_backward=accumulate == 1,  # as in training: with several batches, gradients accumulate first
                 max_grad_norm=MAX_GRAD_NORM,
             )
             self.model, optimizer = self._offload.model, self._offload.optimizer
@@ -157,23 +159,23 @@ class _Watched:
         self.layers = _layers(self.model, _SHALLOW) if depth > _SHALLOW else None
         self.recorder = Recorder()
         self.trace = _Trace(self.store, self)
-        self.busy_s_per_byte = 0.0  # of the processor, for what the store moves
-        self.others_bytes = 0  # of arrays that are not the model's
+        self.busy_s_per_byte = 0.0  # time of the processor for each byte that the store moves
+        self.others_bytes = 0  # bytes of arrays outside the model
         self.phase, self.unit = "", OUTSIDE
-        self.marks: dict[str, float] = {}  # when phases began, and layers in backward
-        self.moved: dict[str, int] = {}  # bytes that the store had moved then
+        self.marks: dict[str, float] = {}  # the times at which phases began, and layers in backward
+        self.moved: dict[str, int] = {}  # the bytes that the store had moved when a phase began
 
     def close(self) -> None:
         self.trace.stop()
         self.store.close()
 
     def now_s(self) -> float:
-        """Return a time that stands still while somebody waits for the disk."""
+        """Return a time that does not advance while a thread waits for the disk."""
         return time.perf_counter() - self.store.waited_s
 
     def enter(self, phase: str) -> None:
-        """Begin with a phase."""
-        self.store.see_to_drops()  # which are of the phase before
+        """Begin a phase."""
+        self.store.see_to_drops()  # so that drops count in the phase that made them
         self.phase, self.unit = phase, HEAD if phase == "backward" else OUTSIDE
         self.marks[phase] = self.now_s()
         stats = self.store.stats()
@@ -187,6 +189,7 @@ class _Watched:
         return int(number) if number.isdigit() else OUTSIDE
 
     def around(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a module's forward, and note its time and its unit."""
         outer, self.unit = self.unit, self.unit_of(path)
         try:
             return self.recorder.forward(path, forward, args, kwargs, self.now_s)
@@ -194,13 +197,14 @@ class _Watched:
             self.unit = outer
 
     def unpacked(self, path: str) -> None:
+        """Note that backward uses a tensor that the module at a path saved."""
         unit = self.unit_of(path)
         if self.phase == "backward" and (unit != OUTSIDE or self.unit != HEAD):
             self.unit = unit
             self.marks.setdefault(f"backward of {unit}", self.now_s())
 
     def step(self) -> None:
-        for _ in range(min(self._accumulate, 2)):  # the second batch stands for all that add to gradients
+        for _ in range(min(self._accumulate, 2)):  # the second batch stands for all that add to existing gradients
             self._pass()
         if self._offload is None or self._accumulate > 1:
             self.enter("update")
@@ -213,7 +217,7 @@ class _Watched:
         self.enter("end")
 
     def _pass(self) -> None:
-        """Go forward and backward with a batch, and forget what was noted of the one before."""
+        """Run a batch forward and backward, and drop the notes about the batch before."""
         self.recorder, self.marks, self.moved = Recorder(), {}, {}
         self.trace.begin()
         self.enter("forward")
@@ -224,7 +228,7 @@ class _Watched:
         loss.backward()
 
     def profile(self) -> Profile:
-        self.step()  # kernels compile, the optimizer's state comes
+        self.step()  # compiles kernels and creates the optimizer's state
         phases: list[dict[str, float]] = []
         layers: list[dict[str, float]] = []
         began_s = time.perf_counter()
@@ -270,7 +274,7 @@ class _Watched:
         )
 
     def _phase_s(self) -> dict[str, float]:
-        """Return what phases took, without the processor's time for what the store moved beside them."""
+        """Return the seconds of each phase, without the processor's time for the bytes that the store moved."""
         names = (*PHASES, "end")
         taken = {}
         for name, following in itertools.pairwise(names):
@@ -287,7 +291,7 @@ class _Watched:
         return {"forward": self.recorder.seconds[f"{prefix}{last}"], "backward": end - begin}
 
     def _accumulated(self) -> frozenset[int]:
-        """Return the gradients that are there before the last batch."""
+        """Return the gradients that exist before the last batch."""
         made = {event.item for event in self.trace.events if event.kind == "put"}
         return frozenset(self.trace.gradients - made) if self._accumulate > 1 else frozenset()
 
@@ -298,7 +302,7 @@ class _Watched:
 
 
 class _Watching(save_on_disk):
-    """Saves on disk, and tells who saves and when that is used."""
+    """A `save_on_disk` that reports which module saves a tensor, and when backward uses it."""
 
     def __init__(self, watched: _Watched, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -321,24 +325,24 @@ class _Watching(save_on_disk):
 
 
 class _Trace:
-    """What the store is asked for, as events of items."""
+    """Records the requests to a store as events of items."""
 
     def __init__(self, store: DiskStore, watched: _Watched) -> None:
         self._store, self._watched = store, watched
-        self._live: set[int] = set()  # the sequences of handles
+        self._live: set[int] = set()  # the sequence numbers of live handles
         self.begin()
         for name in ("put", "get", "use", "begin_change"):
             setattr(store, name, self._seen(name, getattr(store, name)))
         store.watch_drops(self._dropped)
 
     def begin(self) -> None:
-        """Forget what happened before."""
+        """Drop all records."""
         self.items: list[Item] = []
         self.paths: list[str] = []
         self.keys: list[Any] = []
         self.gradients: set[int] = set()
         self.events: list[Event] = []
-        self._numbers: dict[int, int] = {}  # of the handles, by their sequence
+        self._numbers: dict[int, int] = {}  # the item of each handle, by its sequence number
 
     def stop(self) -> None:
         for name in ("put", "get", "use", "begin_change"):
@@ -346,7 +350,7 @@ class _Trace:
         self._store.watch_drops(None)
 
     def name(self, handle: Handle, key: Any) -> None:
-        """Say which memory a handle stands for."""
+        """Note the key of the memory that a handle stands for."""
         self.keys[self._number(handle)] = key
 
     def _seen(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -360,7 +364,7 @@ class _Trace:
             return handle
 
         def used(handle: Handle, *args: Any) -> Any:
-            self._store.see_to_drops()  # which came before
+            self._store.see_to_drops()  # so that they are recorded before this use
             if handle.label.op == "state" and self._watched.phase == "backward":
                 self._watched.enter("update")
             self._note(kinds[name], handle)
@@ -380,7 +384,7 @@ class _Trace:
         number = self._numbers.get(handle.sequence)
         if number is None:
             number = self._numbers[handle.sequence] = len(self.items)
-            # Gradients are there from backward to their update: no step begins with them.
+            # A gradient lives from backward to its update only, so no step begins with it.
             self.items.append(
                 Item(handle.nbytes, bool(getattr(handle, "persistent", False)) and handle.label.op != "gradient")
             )
@@ -392,7 +396,7 @@ class _Trace:
 
 
 class _Sampler:
-    """A thread that looks how much memory is held, by phase and unit."""
+    """A thread that measures the memory in use, by phase and unit."""
 
     def __init__(self, watched: _Watched) -> None:
         self._watched = watched
@@ -414,7 +418,7 @@ class _Sampler:
             where = self._watched.phase, self._watched.unit
             in_store_before = self._watched.store.ram_bytes
             pool = buffers.memory_stats()
-            in_store = max(in_store_before, self._watched.store.ram_bytes)  # it changes while one looks
+            in_store = max(in_store_before, self._watched.store.ram_bytes)  # it may change between the readings
             beside_bytes = pool.live_bytes - self._watched.others_bytes - in_store
             self.live_bytes = max(self.live_bytes, pool.live_bytes)
             self.mapped_bytes = max(self.mapped_bytes, pool.mapped_bytes)
@@ -422,7 +426,7 @@ class _Sampler:
 
 
 def _layers(model: Module, count: int) -> str | None:
-    """Return the path of what a model repeats so often, the outermost; None where there is no such thing."""
+    """Return the path of the outermost list with `count` numbered modules in a model; None if it has none."""
     numbered: collections.Counter[str] = collections.Counter()
     for path, _ in model.named_modules():
         outer, _, name = path.rpartition(".")

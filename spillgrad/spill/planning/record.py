@@ -1,4 +1,4 @@
-"""What a step saves for backward, and how long its forwards take, module by module."""
+"""Record the bytes that each module saves for backward, and the time of its forward."""
 
 import dataclasses
 import re
@@ -12,7 +12,7 @@ from spillgrad.tensor import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A module that may be recomputed: that spares so many saved bytes, and takes so many seconds more."""
+    """A module that may be recomputed: this frees `freed_bytes` of saved tensors and takes `seconds` longer."""
 
     path: str
     freed_bytes: int
@@ -21,21 +21,21 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """A layer that a model repeats, and the parts of it that may be recomputed instead of all of it."""
+    """A layer of a model, and its parts, which may be recomputed instead of the whole layer."""
 
     whole: Part
     children: tuple[Part, ...] = ()
 
 
 class Recorder:
-    """Notes what passes by: modules' forwards, and what operations inside save.
+    """Records the forwards of modules, and the memory that operations inside them save.
 
-    Every memory counts once, for the innermost module that all who save it are in.
+    A memory counts once, for the innermost module that contains all operations that save it.
     """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._saved: dict[Hashable, tuple[str, int]] = {}  # where, and how many bytes
+        self._saved: dict[Hashable, tuple[str, int]] = {}  # by the memory's key: the module's path, and the bytes
         self._arguments: dict[str, set[Hashable]] = {}
 
     def forward(
@@ -46,7 +46,7 @@ class Recorder:
         kwargs: dict[str, Any],
         now_s: Callable[[], float] = time.perf_counter,
     ) -> Any:
-        """Run the forward of the module at a path; `now_s` is a clock that stands still while the thread waits."""
+        """Run the forward of the module at a path; `now_s` is a clock that may stop while the thread waits."""
         known = self._arguments.setdefault(path, set())
         known.update(tensor.storage.uid for tensor in _tensors([args, kwargs]))
         began_s = now_s()
@@ -56,21 +56,21 @@ class Recorder:
             self.seconds[path] = self.seconds.get(path, 0.0) + now_s() - began_s
 
     def save(self, path: str, key: Hashable, nbytes: int) -> None:
-        """Note a memory that an operation within a module saves."""
+        """Record a memory that an operation in a module saves."""
         where, most = self._saved.get(key, (path, nbytes))
         self._saved[key] = _common(where, path), max(most, nbytes)
 
     @property
     def saved_bytes(self) -> int:
-        """Everything saved."""
+        """The bytes of all saved memory."""
         return sum(nbytes for _, nbytes in self._saved.values())
 
     def part(self, path: str) -> Part:
-        """Return what recomputing a module spares: what only it saves, but for its arguments."""
+        """Return the bytes that recomputing a module frees, and its seconds."""
         return Part(path, sum(self.freed(path).values()), self.seconds[path])
 
     def freed(self, path: str) -> dict[Hashable, int]:
-        """Return the memories that recomputing a module spares, and their bytes."""
+        """Return the bytes of each memory that recomputing a module frees: what only it saves, but its arguments."""
         arguments = self._arguments[path]
         return {
             key: nbytes
@@ -79,9 +79,9 @@ class Recorder:
         }
 
     def units(self) -> list[Unit]:
-        """Return the layers that a `ModuleList` or `Sequential` repeats, in order; without any, the outermost modules.
+        """Return the layers in a `ModuleList` or `Sequential`, in order; if there are none, the outermost modules.
 
-        Layers that are alike take the same time.
+        Layers that are alike get the same time, the median.
         """
         paths = list(self.seconds)
         units = [path for path in paths if _is_numbered(path) and not any(map(_is_numbered, _outside(path)))]
@@ -98,12 +98,12 @@ class Recorder:
 
 
 def pattern(path: str) -> str:
-    """Return a path with a star for each number: the same for layers that are alike."""
+    """Return a path with a star for each number, so that layers of one list have the same pattern."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
 
 
 def is_within(path: str, outer: str) -> bool:
-    """Whether a path is that of a module, or of one below it."""
+    """Return whether the module at `path` is the one at `outer`, or inside it."""
     return not outer or path == outer or path.startswith(outer + ".")
 
 

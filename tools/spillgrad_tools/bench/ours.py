@@ -10,7 +10,7 @@ import numpy as np
 import spillgrad as sg
 from spillgrad.nn import functional
 from spillgrad_kernels.cpu.elementwise import elementwise
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_tools.bench.gpt_ours import Training
 from spillgrad_tools.bench.operations import Call, Library, Operation
 

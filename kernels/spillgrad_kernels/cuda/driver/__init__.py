@@ -1,1 +1,1 @@
-"""A device's memory, streams and copies: NVIDIA's driver, or a device simulated in the host's memory."""
+"""Memory, streams and copies of a device, through NVIDIA's driver or through a device simulated in host memory."""

@@ -1,4 +1,4 @@
-"""Whether there is a CUDA device to compute on, and what is missing where there is none; imports nothing of CUDA's.
+"""Find out whether there is a CUDA device, and if not, what is missing. This module imports no CUDA package.
 
 With `NUMBA_ENABLE_CUDASIM=1`, Numba's simulator is the device.
 """
@@ -12,19 +12,19 @@ from importlib import metadata
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
 
-# The oldest that the kernels are compiled for.
+# The lowest compute capability that kernels are compiled for.
 LEAST_CAPABILITY = (7, 5)
 
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ..._MINOR
-# What links kernels. A driver loads the code of its own major version of CUDA, and of earlier ones.
+# The package that links kernels. A driver loads code for its own major version of CUDA, and for earlier ones.
 _LINKER = "nvidia-nvjitlink"
 
 
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ImportError:  # the package around it is not there
+    except ImportError:  # the parent package is missing
         return False
 
 
@@ -35,13 +35,13 @@ def _error(driver: ctypes.CDLL, status: int) -> str:
 
 
 def _number(function: Callable[..., int], *arguments: int) -> int:
-    """Return what a function of the driver writes at the first of its arguments; 0 if it fails."""
+    """Return the number that a function of the driver writes to its first argument; 0 if it fails."""
     found = ctypes.c_int(0)
     return found.value if function(ctypes.byref(found), *arguments) == 0 else 0
 
 
 def _linker_version() -> int:
-    """Return the major version of CUDA that the linker is of; 0 where it is none of Python's packages."""
+    """Return the linker's major version of CUDA; 0 if it is not installed as a Python package."""
     try:
         return int(metadata.version(_LINKER).partition(".")[0])
     except metadata.PackageNotFoundError:
@@ -50,9 +50,9 @@ def _linker_version() -> int:
 
 @functools.cache
 def missing() -> str | None:
-    """Return what keeps this process from computing on a CUDA device, and what to do about it; None if nothing does.
+    """Return what this process lacks to compute on a CUDA device, with advice; None if it lacks nothing.
 
-    It is the extra's packages, NVIDIA's driver, or a GPU, looked for in this order.
+    The function looks for the packages of the extra 'cuda', then for NVIDIA's driver, then for a GPU.
     """
     for module in ("numba_cuda",) if SIMULATED else ("numba_cuda", "cuda.bindings.driver", "cuda.bindings.nvjitlink"):
         if not _is_installed(module):
@@ -94,5 +94,5 @@ def missing() -> str | None:
 
 
 def device_count() -> int:
-    """Return how many devices there are to compute on: one, or none. Only the first is used."""
+    """Return the number of usable devices, one or none: only the first is used."""
     return int(missing() is None)

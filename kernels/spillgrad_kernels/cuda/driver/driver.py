@@ -1,7 +1,7 @@
-"""A device's memory, streams, events and copies; in the simulator, of one that is in the host's memory.
+"""Memory, streams, events and copies of a device, which in the simulator is in host memory.
 
-Kernels, and copies that nothing else is said of, run one after another on the `compute` stream. The host waits for
-them only where it is said. Importing this starts nothing: the first use does.
+Kernels run one after another on the `compute` stream, and so do copies for which no other stream is given. The host
+waits only where a docstring says so. The first use starts CUDA; importing this module does not.
 """
 
 import collections
@@ -23,18 +23,18 @@ else:
 
 calls: Any = _calls
 
-# Host memory that is not pinned is copied through pinned pieces, so much of them at a time.
+# Host memory that is not pinned is copied through pinned pieces, of which a stream holds at most `_STAGED_BYTES`.
 _PIECE_BYTES = 4 << 20
 _STAGED_BYTES = 4 * _PIECE_BYTES
 
 
 class Event:
-    """A point in a stream's work, for other streams and the host to wait for; done until it is first recorded.
+    """A point in a stream's work that other streams and the host can wait for; before `record`, it counts as done.
 
-    `timed` ones say how long it was from one to another, and take a little longer.
+    `timed` events measure the time between two of them, and are slightly slower.
     """
 
-    # Of events that nobody has any more, for the next: what dies may do so anywhere, and calls no driver.
+    # Handles of dead events, for new ones. A finalizer may run anywhere, so it must not call the driver to free them.
     _spare: ClassVar[dict[bool, list[Any]]] = {True: [], False: []}
 
     def __init__(self, timed: bool = False) -> None:
@@ -50,43 +50,43 @@ class Event:
     __del__ = finalizer
 
     def record(self, stream: "Stream") -> "Event":
-        """Let the event be when all that is in the stream so far is done; return it."""
+        """Mark the end of the work that is in the stream now; return the event."""
         self._is_done = False
         self._launches = launches.last if stream.computes else 0
         calls.record(self._handle, stream.handle)
         return self
 
     def wait(self, stream: "Stream") -> None:
-        """Let what is put into the stream from now on wait for the event; the host does not."""
+        """Let later work of the stream wait for the event; the host does not wait."""
         if not self._is_done:
             calls.hold(stream.handle, self._handle)
 
     def query(self) -> bool:
-        """Return whether the event has been. Raises CudaError for a kernel that failed before it."""
+        """Return whether the work before the event is done. Raises CudaError for a kernel that failed before it."""
         if not self._is_done and calls.is_done(self._handle):
-            self._has_been()
+            self._note_done()
         return self._is_done
 
     def synchronize(self) -> None:
-        """Wait until the event has been. Raises CudaError for a kernel that failed before it."""
+        """Wait until the work before the event is done. Raises CudaError for a kernel that failed before it."""
         if not self._is_done:
             calls.wait_for(self._handle)
-            self._has_been()
+            self._note_done()
 
     def elapsed_ms(self, end: "Event") -> float:
-        """Return the time from this event to another one; both are timed, and have been."""
+        """Return the time from this event to another; both must be timed, and done."""
         return float(calls.elapsed_ms(self._handle, end._handle))
 
-    def _has_been(self) -> None:
+    def _note_done(self) -> None:
         self._is_done = True
         launches.are_done(self._launches)
 
 
 class _Held:
-    """What copies in a stream read and write, in their order, until they are done.
+    """The arrays that the copies in a stream read and write, held in the copies' order until they are done.
 
-    Invariant: an array leaves only after its copy's event has been. The lock guards the queue; of two threads that
-    looked at the first copy, both would take one.
+    Invariant: an array leaves only after its copy is done. The lock guards the queue: without it, two threads that look
+    at the first copy would remove two.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class _Held:
             self.nbytes += nbytes
 
     def let_go(self, at_most_bytes: int | None = None) -> None:
-        """Drop what is done; of the rest, wait for what exceeds so many bytes."""
+        """Drop the arrays of finished copies; wait for more copies while the rest exceeds `at_most_bytes`."""
         with self.lock:
             while self.copies:
                 event, nbytes, _ = self.copies[0]
@@ -112,20 +112,20 @@ class _Held:
                 self.nbytes -= nbytes
 
 
-# By the handle of the stream, which may be gone before its copies are done.
+# By the handle of the stream: the `Stream` object may die before its copies are done.
 _held: dict[Any, _Held] = {}
 
 
 class Stream:
-    """Work that a device does in order, beside that of other streams.
+    """A sequence of work that a device does in order, in parallel with other streams.
 
-    A copy holds its host array, and what else is named `keep`, until it is done: device memory that dies meanwhile is
-    handed to nobody else. It waits for no other stream: `Event.wait` makes it, for what it reads, and for what used
-    the memory before that it writes.
+    A copy holds its host array, and the object `keep`, until it is done, so that their memory is not reused meanwhile.
+    A copy does not wait for other streams by itself. With `Event.wait`, let its stream wait for the work that computes
+    what the copy reads, and for the work that used the memory it writes.
     """
 
     computes = False
-    _spare: ClassVar[list[Any]] = []  # as an event's
+    _spare: ClassVar[list[Any]] = []  # handles of dead streams, as in `Event`
 
     def __init__(self) -> None:
         try:
@@ -138,14 +138,14 @@ class Stream:
     __del__ = finalizer
 
     def copy_to_host_async(self, pinned: np.ndarray, address: int, nbytes: int, keep: Any = None) -> Event:
-        """Copy device memory to the start of a dense array that `pinned` made; return when that is done."""
+        """Copy device memory to the start of a dense array from `pinned`; return the event of the copy's end."""
         if nbytes > pinned.nbytes:
             raise ValueError(f"a copy to the host: got {nbytes} bytes, for an array of {pinned.nbytes}")
         calls.to_host(pinned.ctypes.data, address, nbytes, self.handle)
         return self._hold(nbytes, pinned, keep)
 
     def copy_to_device_async(self, address: int, pinned: np.ndarray, nbytes: int, keep: Any = None) -> Event:
-        """Copy from the start of a dense array that `pinned` made to device memory; return when that is done."""
+        """Copy from the start of a dense array from `pinned` to device memory; return the event of the copy's end."""
         if nbytes > pinned.nbytes:
             raise ValueError(f"a copy to the device: got {nbytes} bytes, of an array of {pinned.nbytes}")
         calls.to_device(address, pinned.ctypes.data, nbytes, self.handle)
@@ -158,15 +158,15 @@ class Stream:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of copies that are under way, as far as is known."""
+        """The bytes of copies that are not known to be done."""
         return self._copies.nbytes
 
     def let_go(self, at_most_bytes: int | None = None) -> None:
-        """Drop arrays whose copies are done; of the rest, wait for what exceeds so many bytes."""
+        """Drop the arrays of finished copies; wait for more copies while the rest exceeds `at_most_bytes`."""
         self._copies.let_go(at_most_bytes)
 
     def synchronize(self) -> None:
-        """Wait until all that is in the stream is done. Raises CudaError for a kernel that failed."""
+        """Wait until all work in the stream is done. Raises CudaError for a kernel that failed."""
         last = launches.last
         calls.synchronize(self.handle)
         if self.computes:
@@ -185,7 +185,7 @@ _starting = threading.Lock()
 
 
 def compute() -> Stream:
-    """Return the stream on which all kernels run, and what is not said to run on another."""
+    """Return the stream for all kernels, and for copies without another stream."""
     if not _compute:
         with _starting:
             if not _compute:
@@ -194,24 +194,24 @@ def compute() -> Stream:
 
 
 def is_started() -> bool:
-    """Return whether this process used the device."""
+    """Return whether this process has used the device."""
     return bool(_compute) or _allocator.stats() != MemoryStats()
 
 
 def synchronize() -> None:
     """Wait until all streams are done. Raises CudaError for a kernel that failed."""
     compute().synchronize()
-    _settle(waits=True)
+    _drop_copied(waits=True)
 
 
-def _settle(waits: bool) -> None:
-    """Let copies of every stream drop what they are done with; where it waits, all."""
+def _drop_copied(waits: bool) -> None:
+    """Drop the arrays of finished copies in every stream; if it `waits`, wait for all copies."""
     for copies in list(_held.values()):
         if copies.copies:
             copies.let_go(0 if waits else None)
 
 
-_allocator = CachingAllocator(calls.reserve, calls.give_back, lambda: calls.memory_bytes()[0], _settle)
+_allocator = CachingAllocator(calls.reserve, calls.give_back, lambda: calls.memory_bytes()[0], _drop_copied)
 _pinned_memory = PinnedMemory(calls.pin, calls.unpin)
 
 
@@ -221,35 +221,35 @@ def allocator() -> CachingAllocator:
 
 
 def pinned(nbytes: int) -> np.ndarray:
-    """Return an uninitialised array of so many bytes in pinned memory, which goes back when its last view dies.
+    """Return an uninitialised array of bytes in pinned memory. The memory is given back when its last view dies.
 
-    Raises MemoryError when the system pins no more.
+    Raises MemoryError when the system refuses to pin more memory.
     """
-    _settle(waits=False)
+    _drop_copied(waits=False)
     return _pinned_memory.empty(nbytes)
 
 
 def empty_cache() -> None:
-    """Return to the device and to the system the memory that no array needs."""
+    """Return unused memory to the device and to the system."""
     allocator().give_back_idle()
     _pinned_memory.give_back_idle()
 
 
 def _piece(nbytes: int, stream: Stream) -> np.ndarray:
-    """Return pinned memory for a part of a copy, once there are few enough others in the stream."""
+    """Return pinned memory for a part of a copy; wait while the stream holds too much of it."""
     stream.let_go(_STAGED_BYTES - _PIECE_BYTES)
     return pinned(nbytes)
 
 
 def is_pinned(array: np.ndarray) -> bool:
-    """Return whether an array's memory is what `pinned` gave."""
+    """Return whether an array's memory comes from `pinned`."""
     return _pinned_memory.lent(array)
 
 
 def copy_to_device(address: int, source: np.ndarray, stream: Stream | None = None, keep: Any = None) -> None:
-    """Fill device memory from a dense host array of bytes, which may change afterwards.
+    """Fill device memory from a dense host array of bytes; the array may change after this returns.
 
-    In order with kernels, or with what else is in another stream, which then holds `keep`, the memory's owner.
+    The copy runs in the order of `stream`, by default that of kernels. The stream holds `keep`, the memory's owner.
     """
     stream = compute() if stream is None else stream
     for start in range(0, source.nbytes, _PIECE_BYTES):
@@ -260,7 +260,7 @@ def copy_to_device(address: int, source: np.ndarray, stream: Stream | None = Non
 
 
 def copy_to_host(target: np.ndarray, address: int) -> None:
-    """Fill a dense host array of bytes from device memory, once all work before is done.
+    """Fill a dense host array of bytes from device memory. Waits for the kernels launched before.
 
     Raises CudaError for a kernel that failed.
     """

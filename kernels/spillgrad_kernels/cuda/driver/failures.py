@@ -1,21 +1,22 @@
-"""What a failed call of NVIDIA's driver raises. Kernels run later than they are launched: so do their failures.
+"""The error for a failed call of NVIDIA's driver, and the names of kernels that may have caused it.
 
-`launches` remembers the kernels that may still be running; a failure names them.
+A kernel runs after its launch returns, so a later call reports its failure. `launches` has the names of kernels that
+may still be running, and the error lists them.
 """
 
 import collections
 import itertools
 import os
 
-# With 1, every launch waits for its kernel, whose failure then is its own.
+# With 1, every launch waits for its kernel, and so reports that kernel's failure itself.
 BLOCKING_VARIABLE = "SPILLGRAD_CUDA_LAUNCH_BLOCKING"
 LAUNCH_BLOCKING = os.environ.get(BLOCKING_VARIABLE, "0") not in ("", "0")
 
-# More than NVIDIA's driver lets wait in a stream: what is forgotten is done.
+# More launches than NVIDIA's driver lets wait in a stream: older ones are done.
 _REMEMBERED = 4096
 _NAMED = 6
 
-# Nothing works on the device any more in this process.
+# After these errors, the device is unusable in this process.
 _STICKY = frozenset({
     "CUDA_ERROR_ECC_UNCORRECTABLE", "CUDA_ERROR_NVLINK_UNCORRECTABLE", "CUDA_ERROR_ILLEGAL_ADDRESS",
     "CUDA_ERROR_LAUNCH_TIMEOUT", "CUDA_ERROR_ASSERT", "CUDA_ERROR_HARDWARE_STACK_ERROR",
@@ -37,9 +38,9 @@ _ADVICE = {
 
 
 class CudaError(RuntimeError):
-    """A failure of a device or of NVIDIA's driver: `status` is CUDA's name for it.
+    """A failure of a device or of NVIDIA's driver; `status` is CUDA's name for it.
 
-    `kernels` may have caused it, those launched last first; one alone has. After one that `is_sticky`, only a new
+    One of `kernels` may have caused it; the last launched comes first. After a failure that `is_sticky`, only a new
     process can use the device.
     """
 
@@ -65,10 +66,10 @@ def _named(kernels: tuple[str, ...]) -> str:
 
 
 class Launches:
-    """The names of kernels by the order of their launches, until they are known to be done.
+    """The names of launched kernels that are not known to be done, in the order of their launches.
 
-    Invariant: no launch after the number `_done` is known to be. `last` is the number of the last one; two threads that
-    launch at once may leave it one too low, by which a failure names a kernel that is done.
+    Invariant: launches up to number `_done` are done. `last` is the number of the last launch. Two threads that launch
+    at the same time may leave it one too low; then a failure may also name a kernel that is done.
     """
 
     def __init__(self) -> None:
@@ -87,7 +88,7 @@ class Launches:
         self._done = max(self._done, last)
 
     def unfinished(self) -> tuple[str, ...]:
-        """Return the names of kernels that may be running, each once, those launched last first."""
+        """Return the names of kernels that may be running, without repetitions, the last launched first."""
         return tuple(dict.fromkeys(name for number, name in reversed(self._names.copy()) if number > self._done))
 
 

@@ -1,8 +1,8 @@
-"""Device memory: a caching allocator, since the driver's own takes a millisecond and waits for all work.
+"""Device memory: a caching allocator, since an allocation by the driver takes a millisecond and waits for all work.
 
-What is freed is kept and handed out again, split where it is much too large, and joined with free neighbours. All
-kernels run in order on one stream, so that memory may be handed out again while what was there is still being read.
-Copies on other streams hold what they read or write until they are done (`driver.Stream`).
+The allocator keeps freed blocks for later requests. It splits a block that is much too large, and joins adjacent free
+blocks. All kernels run in order on one stream, so a block may be reused while an earlier kernel still reads it. Copies
+on other streams hold their memory until they are done (`driver.Stream`).
 """
 
 import bisect
@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# As in PyTorch's allocator, whose figures have proved themselves: sizes are multiples of the first; small requests
-# share segments of 2 MiB, larger ones of 20, and the largest have one of their own, in whole pairs of MiB.
+# The figures are those of PyTorch's allocator. Sizes are multiples of `ROUND_BYTES`. Requests up to `SMALL_BYTES` share
+# segments of 2 MiB, larger ones share segments of 20 MiB, and those from 10 MiB get a segment each, a multiple of 2
+# MiB.
 ROUND_BYTES = 512
 SMALL_BYTES = 1 << 20
 _SMALL_SEGMENT_BYTES = 2 << 20
@@ -29,7 +30,7 @@ def _readable(nbytes: int) -> str:
 
 
 class OutOfMemory(MemoryError):
-    """The device has no room: `asked`, `free` on the device, `held` by live arrays, `cached` for later ones; bytes."""
+    """The device has no room for `asked` bytes: `free` are left, live arrays hold `held`, and `cached` are unused."""
 
     def __init__(self, asked: int, free: int, held: int, cached: int) -> None:
         self.asked, self.free, self.held, self.cached = asked, free, held, cached
@@ -42,10 +43,11 @@ class OutOfMemory(MemoryError):
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """Bytes: lent to live arrays, reserved from the device for them and for later ones, and the peaks of both.
+    """Statistics of an allocator.
 
-    `allocated_bytes` were lent in all; `blocks` are lent now, of `allocations` in all. `segments` is how many pieces
-    the device gave, `retries` how many requests took idle memory's going back, and `failures` how many were not met.
+    `live_bytes` belong to live arrays; `reserved_bytes` are those and the cached ones. `allocated_bytes` is the sum
+    over all `allocations` so far; `blocks` of them are live. `segments` counts the pieces of memory that the device
+    gave, `retries` the requests for which cached memory had to be returned to the device, `failures` those that failed.
     """
 
     live_bytes: int = 0
@@ -61,7 +63,7 @@ class MemoryStats:
 
 
 class Block:
-    """A piece of a segment, between the pieces before and after it in memory."""
+    """A part of a segment, linked with the parts before and after it in memory."""
 
     __slots__ = ("address", "after", "before", "is_free", "nbytes", "small")
 
@@ -73,37 +75,44 @@ class Block:
 
 
 class CachingAllocator:
-    """Blocks of device memory; `reserve(nbytes)` asks the device for a segment and returns its address, or None.
+    """An allocator of blocks of device memory, which keeps freed blocks for later requests.
 
-    `give_back(address)` returns one, and `free_bytes()` says what the device has left. `settle(waits)` has copies let
-    go of the arrays that they are done with; where it waits, of all.
+    `reserve(nbytes)` gets a segment from the device and returns its address, or None. `give_back(address)` returns it.
+    `free_bytes()` is the device's free memory. `drop_copied(waits)` drops the arrays of finished copies, and if it
+    `waits`, of all copies.
 
-    Invariant: the blocks of a segment follow each other without gaps, and no two free ones do. The lock guards the
-    blocks and counters; an array's death may come inside this lock's own section, so it posts to `_returned`.
+    Invariant: the blocks of a segment follow each other without gaps, and no two adjacent ones are free. The lock
+    guards blocks and counters. An array may die while its thread holds the lock, so its block is only appended to
+    `_returned`.
     """
 
     def __init__(
         self, reserve: Callable[[int], int | None], give_back: Callable[[int], None], free_bytes: Callable[[], int],
-        settle: Callable[[bool], None] = lambda waits: None,
+        drop_copied: Callable[[bool], None] = lambda waits: None,
     ) -> None:  # fmt: skip
-        self._reserve, self._give_back, self._free_bytes, self._settle = reserve, give_back, free_bytes, settle
+        self._reserve, self._give_back, self._free_bytes, self._drop_copied = (
+            reserve,
+            give_back,
+            free_bytes,
+            drop_copied,
+        )
         self._lock = threading.Lock()
-        # Free blocks of small segments and of others, by size, then address: the best fit is found by bisection.
+        # Free blocks of small segments and of others, sorted by size, then address: bisection finds the best fit.
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
         self._returned: list[Block] = []
-        # Takes back a block; it is C code and takes no lock, as an array may die anywhere.
+        # Takes back a block. It is C code and takes no lock, as an array may die anywhere.
         self.release: Callable[[Block], None] = self._returned.append
         self._live = self._reserved = self._peak_live = self._peak_reserved = 0
         self._allocated_bytes = self._blocks = self._allocations = self._segments = self._retries = self._failures = 0
 
     def allocate(self, nbytes: int) -> Block:
-        """Return a block of at least so many bytes. Raises OutOfMemory, which leaves everything as it was."""
+        """Return a block of at least `nbytes` bytes. Raises OutOfMemory, and then leaves all blocks as they are."""
         wanted = -(-nbytes // ROUND_BYTES) * ROUND_BYTES or ROUND_BYTES
         small = wanted <= SMALL_BYTES
         with self._lock:
             if self._returned:
                 self._drain()
-            block = self._best_fit(wanted, small) or self._found(wanted, small)
+            block = self._best_fit(wanted, small) or self._make_room(wanted, small)
             if block is None:
                 self._failures += 1
                 raise OutOfMemory(nbytes, self._free_bytes(), self._live, self._reserved - self._live)
@@ -119,13 +128,13 @@ class CachingAllocator:
             self._blocks += 1
             return block
 
-    def _found(self, wanted: int, small: bool) -> Block | None:
-        """Return a block where none was free: of what copies are done with, or of a new segment, or of idle memory."""
-        self._settled(waits=False)
+    def _make_room(self, wanted: int, small: bool) -> Block | None:
+        """Return a block although none is free: from finished copies, a new segment, all copies, or cached memory."""
+        self._take_back(waits=False)
         block = self._best_fit(wanted, small) or self._segment(wanted, small)
         if block is None:
             self._retries += 1
-            self._settled(waits=True)
+            self._take_back(waits=True)
             block = self._best_fit(wanted, small)
         if block is None:
             self._give_back_idle()
@@ -133,28 +142,29 @@ class CachingAllocator:
         return block
 
     def give_back_idle(self) -> None:
-        """Return to the device every segment that no live array has a part of."""
+        """Return to the device every segment without a live array."""
         with self._lock:
-            self._settled(waits=False)
+            self._take_back(waits=False)
             self._give_back_idle()
 
     def stats(self) -> MemoryStats:
-        """Return the allocator's bytes now."""
+        """Return the allocator's statistics."""
         with self._lock:
-            self._settled(waits=False)
+            self._take_back(waits=False)
             return MemoryStats(
                 self._live, self._reserved, self._peak_live, self._peak_reserved, self._allocated_bytes, self._blocks,
                 self._allocations, self._segments, self._retries, self._failures,
             )  # fmt: skip
 
     def reset_peaks(self) -> None:
-        """Let the peaks be those from now on."""
+        """Measure peaks from now on."""
         with self._lock:
-            self._settled(waits=False)
+            self._take_back(waits=False)
             self._peak_live, self._peak_reserved = self._live, self._reserved
 
-    def _settled(self, waits: bool) -> None:
-        self._settle(waits)
+    def _take_back(self, waits: bool) -> None:
+        """Take back the blocks of dead arrays, including those that copies held."""
+        self._drop_copied(waits)
         self._drain()
 
     def _drain(self) -> None:
@@ -186,7 +196,7 @@ class CachingAllocator:
 
     def _split(self, block: Block, wanted: int) -> None:
         left = block.nbytes - wanted
-        # The rest of a large segment serves large requests only: a small one would keep all of it from going back.
+        # The rest of a large segment serves only large requests: a small one could keep the whole segment reserved.
         if left < (ROUND_BYTES if block.small else SMALL_BYTES):
             return
         rest = Block(block.address + wanted, left, block.small)
@@ -205,7 +215,7 @@ class CachingAllocator:
         del free[bisect.bisect_left(free, (block.nbytes, block.address))]
 
     def _join(self, block: Block) -> None:
-        """Make a block free, as one with its free neighbours."""
+        """Free a block, and join it with the free blocks before and after it."""
         before, after = block.before, block.after
         if after is not None and after.is_free:
             self._forget(after)

@@ -1,10 +1,11 @@
-"""The calls of NVIDIA's driver that the project makes; `simulated` has the same without a GPU. Only `driver` uses it.
+"""The calls to NVIDIA's driver. Only `driver` uses this module; `simulated` has the same functions without a GPU.
 
-All is on device 0, in its primary context, which other libraries share. That context is made current before each call:
-a thread may be new, or another library may have left its own there, and it takes a quarter of a microsecond.
+All calls are for device 0, in its primary context, which other libraries share. Each call first makes that context
+current, which takes a quarter of a microsecond: the thread may be new, or another library may have set its own context.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from cuda.bindings import driver as _cuda
@@ -27,7 +28,7 @@ def _failure(doing: str, status: Any) -> CudaError:
 
 
 def _checked(doing: str, outcome: tuple[Any, ...]) -> Any:
-    """Return what a call of the driver returned beside its status. Raises CudaError for a bad one."""
+    """Return the result of a call, without its status. Raises CudaError if the status is not success."""
     status, *results = outcome
     if status != _SUCCESS:
         raise _failure(doing, status)
@@ -51,21 +52,31 @@ def enter() -> Any:
     return device
 
 
-def reserve(nbytes: int) -> int | None:
-    """Return the address of device memory, or None where there is no room."""
+def _call(doing: str, function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
+    """Return the result of a function of the driver, called in the context. Raises CudaError."""
     enter()
-    status, address = _cuda.cuMemAlloc(nbytes)
-    return None if status == _OUT_OF_MEMORY else int(_checked("reserve device memory", (status, address)))
+    return _checked(doing, function(*arguments))
+
+
+def _memory_of(doing: str, function: Callable[..., tuple[Any, ...]], *arguments: Any) -> int | None:
+    """Return the address of memory from a function of the driver, or None if there is no room. Raises CudaError."""
+    enter()
+    outcome = function(*arguments)
+    return None if outcome[0] == _OUT_OF_MEMORY else int(_checked(doing, outcome))
+
+
+def reserve(nbytes: int) -> int | None:
+    """Return the address of device memory, or None if there is no room."""
+    return _memory_of("reserve device memory", _cuda.cuMemAlloc, nbytes)
 
 
 def give_back(address: int) -> None:
-    """Return device memory that `reserve` gave, once all that runs is done."""
-    enter()
-    _checked("give device memory back", _cuda.cuMemFree(address))
+    """Give back device memory that `reserve` returned, after all running work is done."""
+    _call("give device memory back", _cuda.cuMemFree, address)
 
 
 def memory_bytes() -> tuple[int, int]:
-    """Return the free and all bytes of the device."""
+    """Return the free and the total bytes of the device."""
     enter()
     status, free, total = _cuda.cuMemGetInfo()
     _checked("look at the device's memory", (status,))
@@ -73,44 +84,37 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def pin(nbytes: int) -> int | None:
-    """Return the address of host memory that copies need not stage, or None where there is no room."""
-    enter()
-    status, address = _cuda.cuMemHostAlloc(nbytes, _PORTABLE)
-    return None if status == _OUT_OF_MEMORY else int(_checked("pin host memory", (status, address)))
+    """Return the address of page-locked host memory, which needs no staging for copies, or None if there is no room."""
+    return _memory_of("pin host memory", _cuda.cuMemHostAlloc, nbytes, _PORTABLE)
 
 
 def unpin(address: int) -> None:
-    """Return host memory that `pin` gave."""
-    enter()
-    _checked("give pinned memory back", _cuda.cuMemFreeHost(address))
+    """Give back host memory that `pin` returned."""
+    _call("give pinned memory back", _cuda.cuMemFreeHost, address)
 
 
 def new_stream() -> Any:
     """Return a stream that does not wait for the legacy default one."""
-    enter()
-    return _checked("make a stream", _cuda.cuStreamCreate(_NON_BLOCKING))
+    return _call("make a stream", _cuda.cuStreamCreate, _NON_BLOCKING)
 
 
 def new_event(timed: bool) -> Any:
-    """Return an event, which remembers when it happened if it is timed."""
-    enter()
-    return _checked("make an event", _cuda.cuEventCreate(_TIMED if timed else _UNTIMED))
+    """Return an event; if it is `timed`, it records its time."""
+    return _call("make an event", _cuda.cuEventCreate, _TIMED if timed else _UNTIMED)
 
 
 def record(event: Any, stream: Any) -> None:
-    """Let the event be when all that was put into the stream so far is done."""
-    enter()
-    _checked("record an event", _cuda.cuEventRecord(event, stream))
+    """Mark the end of the work that is in the stream now."""
+    _call("record an event", _cuda.cuEventRecord, event, stream)
 
 
 def hold(stream: Any, event: Any) -> None:
-    """Let what is put into the stream from now on wait for the event."""
-    enter()
-    _checked("let a stream wait", _cuda.cuStreamWaitEvent(stream, event, 0))
+    """Let later work of the stream wait for the event."""
+    _call("let a stream wait", _cuda.cuStreamWaitEvent, stream, event, 0)
 
 
 def is_done(event: Any) -> bool:
-    """Return whether an event has been."""
+    """Return whether the work before an event is done."""
     enter()
     (status,) = _cuda.cuEventQuery(event)
     if status == _NOT_READY:
@@ -120,44 +124,38 @@ def is_done(event: Any) -> bool:
 
 
 def wait_for(event: Any) -> None:
-    """Wait until an event has been."""
-    enter()
-    _checked("wait for an event", _cuda.cuEventSynchronize(event))
+    """Wait until the work before an event is done."""
+    _call("wait for an event", _cuda.cuEventSynchronize, event)
 
 
 def synchronize(stream: Any) -> None:
-    """Wait until all that was put into a stream is done."""
-    enter()
-    _checked("wait for the device", _cuda.cuStreamSynchronize(stream))
+    """Wait until all work in a stream is done."""
+    _call("wait for the device", _cuda.cuStreamSynchronize, stream)
 
 
 def elapsed_ms(begin: Any, end: Any) -> float:
     """Return the time between two timed events."""
-    enter()
-    return float(_checked("time events", _cuda.cuEventElapsedTime(begin, end)))
+    return float(_call("time events", _cuda.cuEventElapsedTime, begin, end))
 
 
 def to_host(target: int, address: int, nbytes: int, stream: Any) -> None:
     """Copy device memory to pinned memory, in a stream."""
-    enter()
-    _checked("copy to the host", _cuda.cuMemcpyDtoHAsync(target, address, nbytes, stream))
+    _call("copy to the host", _cuda.cuMemcpyDtoHAsync, target, address, nbytes, stream)
 
 
 def to_device(address: int, source: int, nbytes: int, stream: Any) -> None:
     """Copy pinned memory to device memory, in a stream."""
-    enter()
-    _checked("copy to the device", _cuda.cuMemcpyHtoDAsync(address, source, nbytes, stream))
+    _call("copy to the device", _cuda.cuMemcpyHtoDAsync, address, source, nbytes, stream)
 
 
 def clear(address: int, nbytes: int, stream: Any) -> None:
     """Set bytes of device memory to 0, in a stream."""
-    enter()
-    _checked("clear device memory", _cuda.cuMemsetD8Async(address, 0, nbytes, stream))
+    _call("clear device memory", _cuda.cuMemsetD8Async, address, 0, nbytes, stream)
 
 
 @functools.cache
 def name() -> str:
-    """Return what the device is called."""
+    """Return the device's name."""
     said: bytes = _checked("ask for the device's name", _cuda.cuDeviceGetName(256, enter()))
     return said.partition(b"\0")[0].decode()
 
@@ -168,7 +166,7 @@ def _attribute(attribute: Any) -> int:
 
 @functools.cache
 def capability() -> tuple[int, int]:
-    """Return the device's capability to compute: major and minor."""
+    """Return the device's compute capability: major and minor."""
     return (
         _attribute(_ATTRIBUTES.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
         _attribute(_ATTRIBUTES.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
@@ -177,19 +175,19 @@ def capability() -> tuple[int, int]:
 
 @functools.cache
 def multiprocessors() -> int:
-    """Return how many multiprocessors the device has."""
+    """Return the number of multiprocessors of the device."""
     return _attribute(_ATTRIBUTES.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
 
 
 def function(code: bytes, name: str) -> Any:
-    """Return the function of this name in a device's machine code, which stays loaded."""
+    """Load machine code, which stays loaded, and return its function of this name."""
     enter()
     module = _checked("load a kernel", _cuda.cuModuleLoadData(code))
     return _checked("find a kernel", _cuda.cuModuleGetFunction(module, name.encode()))
 
 
 def launch(function: Any, name: str, blocks: int, threads: int, stream: Any, arguments: int) -> None:
-    """Put a kernel into a stream; `arguments` is the address of those of its arguments, which may change after."""
+    """Launch a kernel in a stream. The memory at `arguments`, which holds its arguments' addresses, may change then."""
     enter()
     (status,) = _cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, 0)
     if status is not _SUCCESS and status != _SUCCESS:

@@ -1,4 +1,4 @@
-"""A device in the host's memory that does everything at once: what `nvidia` has, for Numba's simulator."""
+"""The functions of `nvidia` for Numba's simulator: a device in host memory, where each call is done when it returns."""
 
 import ctypes
 import itertools
@@ -9,7 +9,7 @@ import numpy as np
 _DEVICE_BYTES = 1 << 30
 _ALIGNED_BYTES = 512
 
-# What the pretended device has, and gave away: by address.
+# The memory that was given out, by address.
 _given: dict[int, np.ndarray] = {}
 _pinned: dict[int, np.ndarray] = {}
 _streams = itertools.count(1)
@@ -23,27 +23,27 @@ def _memory(nbytes: int, given: dict[int, np.ndarray]) -> int:
 
 
 def reserve(nbytes: int) -> int | None:
-    """Return the address of device memory, or None where there is no room."""
+    """Return the address of device memory, or None if there is no room."""
     return None if nbytes > memory_bytes()[0] else _memory(nbytes, _given)
 
 
 def give_back(address: int) -> None:
-    """Return device memory that `reserve` gave."""
+    """Give back device memory that `reserve` returned."""
     del _given[address]
 
 
 def memory_bytes() -> tuple[int, int]:
-    """Return the free and all bytes of the device."""
+    """Return the free and the total bytes of the device."""
     return _DEVICE_BYTES - sum(memory.nbytes - _ALIGNED_BYTES for memory in list(_given.values())), _DEVICE_BYTES
 
 
 def pin(nbytes: int) -> int | None:
-    """Return the address of host memory."""
+    """Return the address of new host memory."""
     return _memory(nbytes, _pinned)
 
 
 def unpin(address: int) -> None:
-    """Return host memory that `pin` gave."""
+    """Give back host memory that `pin` returned."""
     del _pinned[address]
 
 
@@ -53,17 +53,17 @@ def new_stream() -> int:
 
 
 def new_event(timed: bool) -> list[float]:
-    """Return an event: a list of when it was."""
+    """Return an event, a list with the time at which it was recorded."""
     return [0.0]
 
 
 def record(event: list[float], stream: int) -> None:
-    """Let the event be now."""
+    """Record the event at this moment."""
     event[0] = time.perf_counter()
 
 
 def hold(stream: int, event: list[float]) -> None:
-    """Do nothing: the event has been."""
+    """Do nothing: the event is done."""
 
 
 def is_done(event: list[float]) -> bool:
@@ -72,11 +72,11 @@ def is_done(event: list[float]) -> bool:
 
 
 def wait_for(event: list[float]) -> None:
-    """Do nothing: the event has been."""
+    """Do nothing: the event is done."""
 
 
 def synchronize(stream: int) -> None:
-    """Do nothing: all is done."""
+    """Do nothing: all work is done."""
 
 
 def elapsed_ms(begin: list[float], end: list[float]) -> float:
@@ -85,12 +85,12 @@ def elapsed_ms(begin: list[float], end: list[float]) -> float:
 
 
 def to_host(target: int, address: int, nbytes: int, stream: int) -> None:
-    """Copy device memory to the host's."""
+    """Copy device memory to host memory."""
     ctypes.memmove(target, address, nbytes)
 
 
 def to_device(address: int, source: int, nbytes: int, stream: int) -> None:
-    """Copy the host's memory to device memory."""
+    """Copy host memory to device memory."""
     ctypes.memmove(address, source, nbytes)
 
 
@@ -100,15 +100,15 @@ def clear(address: int, nbytes: int, stream: int) -> None:
 
 
 def name() -> str:
-    """Return what the device is called."""
+    """Return the device's name."""
     return "Numba's CUDA simulator"
 
 
 def capability() -> tuple[int, int]:
-    """Return the capability to compute of the device that is simulated."""
+    """Return the simulated device's compute capability."""
     return 9, 0
 
 
 def multiprocessors() -> int:
-    """Return how many multiprocessors the device has; few, as each block's threads are Python's."""
+    """Return the number of multiprocessors: few, as Python threads run each block."""
     return 1

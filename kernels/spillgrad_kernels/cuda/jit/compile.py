@@ -1,8 +1,8 @@
-"""What CUDA kernels are written with: `cuda`, `device` functions, and `Kernel`, a function of numbers alone.
+"""Compile CUDA kernels: `cuda` and `device` to write them with, and `Kernel` to compile and launch them.
 
-A kernel's parameters are integers and floats. Memory is passed by its address (see `cuda/pointers.py`), so that one
-machine code serves every layout and a launch packs nothing but words. Kernels compile to PTX on machines without a GPU.
-With `NUMBA_ENABLE_CUDASIM=1` they run on the CPU, where one Python thread stands for each thread of the device.
+A kernel takes integers and floats only. It gets memory by address (see `cuda/pointers.py`), so one machine code serves
+every layout, and a launch packs only words. Kernels compile to PTX on machines without a GPU. With
+`NUMBA_ENABLE_CUDASIM=1` they run on the CPU, in one Python thread for each thread of the device.
 """
 
 import functools
@@ -19,9 +19,9 @@ from numba import cuda as numba_cuda
 from numba.cuda import types
 
 from spillgrad_kernels.cuda.driver import driver
-from spillgrad_kernels.cuda.driver.availability import SIMULATED as SIMULATED  # which kernels' modules import from here
+from spillgrad_kernels.cuda.driver.availability import SIMULATED as SIMULATED  # the modules of kernels import it here
 
-Capability = tuple[int, int]  # of a device to compute: major, minor
+Capability = tuple[int, int]  # a device's compute capability: major, minor
 
 _target = threading.local()
 
@@ -29,10 +29,10 @@ if SIMULATED:
     from numba.cuda.simulator import kernel as _simulator
 
     class _Shared:
-        """Memory that a block's threads share: Numba gives threads that ask for an array at once one each."""
+        """A block's shared memory. Numba's own gives threads that ask at the same time an array each."""
 
         def array(self, shape: Any, dtype: Any) -> np.ndarray:
-            """Return the array of the line that asks."""
+            """Return the array of the calling source line, which is the same for all threads of the block."""
             caller = sys._getframe(1)
             arrays = _simulator._get_kernel_context().shared._allocations
             place = caller.f_code, caller.f_lineno
@@ -40,7 +40,7 @@ if SIMULATED:
             return arrays.setdefault(place, np.empty(shape, dtype.name)) if found is None else found
 
     class _RunningKernel:
-        """What `cuda.` means in kernels, and in functions of whatever module that they call."""
+        """The name `cuda` in kernels, and in the functions that they call from any module."""
 
         shared = _Shared()
 
@@ -70,7 +70,7 @@ else:
     _device_at_hand = dispatcher.get_current_device
 
     def _device_to_compile_for() -> Any:
-        """Return what has the capability to compile for: numba-cuda asks the GPU at hand, and there may be none."""
+        """Return the GPU, or a stand-in with the capability to compile for: there may be no GPU to ask."""
         capability = getattr(_target, "capability", None)
         return _device_at_hand() if capability is None else python_types.SimpleNamespace(compute_capability=capability)
 
@@ -78,10 +78,10 @@ else:
 
 
 def device_form(function: Callable[..., Any], **names: Callable[..., Any]) -> Any:
-    """Return the form of a CPU kernel's function for kernels of a device. `names` holds such forms of what it calls.
+    """Return a copy of a CPU kernel's function for device kernels. `names` holds such copies of functions it calls.
 
     Numba-cuda also finds functions that are registered for the CPU. If Numba inlines such a function, and this process
-    compiled it for the CPU before, numba-cuda would take the CPU's code.
+    compiled it for the CPU before, numba-cuda would use the CPU's code.
     """
     if SIMULATED:
         return function
@@ -98,19 +98,23 @@ def _compiling_for(capability: Capability) -> Iterator[None]:
         _target.capability = None
 
 
-# Threads of a block where nothing speaks for another number. The simulator makes a thread of Python for each.
+# The default number of threads in a block. The simulator starts a Python thread for each.
 THREADS = 8 if SIMULATED else 256
 
 
 class Kernel:
-    """A function of numbers that many threads of a device run; `parameters` are the types of its arguments.
+    """A function of numbers that many threads of a device run, in blocks of `threads`.
 
-    `threads` is how many a block has.
+    `parameters` are the types of its arguments, by default int64 for all.
     """
 
-    def __init__(self, function: Callable[..., None], parameters: Sequence[Any], threads: int = THREADS) -> None:
+    def __init__(
+        self, function: Callable[..., None], name: str | None = None, parameters: Sequence[Any] | None = None,
+        threads: int = THREADS,
+    ) -> None:  # fmt: skip
         self.function = function
-        self.parameters = tuple(parameters)
+        function.__name__ = name or function.__name__
+        self.parameters = tuple([types.int64] * function.__code__.co_argcount if parameters is None else parameters)
         self.threads = threads
 
     def __repr__(self) -> str:
@@ -118,7 +122,7 @@ class Kernel:
 
     @functools.cached_property
     def _library(self) -> Any:
-        """What Numba makes of the function, which no capability to compute is in yet."""
+        """The function as Numba compiled it to LLVM, not yet for one compute capability."""
         options = {"fastmath": False, "opt": 3}
         with _compiling_for((7, 5)):
             made = compile_cuda(self.function, types.void, self.parameters, nvvm_options=options, cc=(7, 5))
@@ -128,17 +132,17 @@ class Kernel:
         return library
 
     def ptx(self, capability: Capability) -> str:
-        """Return the kernel's code for devices of a capability to compute, or a higher one; needs no GPU."""
+        """Return the kernel's PTX for devices of this compute capability or a higher one; needs no GPU."""
         (text,) = self._library.get_asm_strs(cc=capability)
         return re.sub(rf"\b{re.escape(self._library._entry_name)}\b", "kernel", text)
 
     def code(self, capability: Capability) -> bytes:
-        """Return the kernel's machine code for devices of a capability to compute; needs no GPU."""
+        """Return the kernel's machine code for devices of this compute capability; needs no GPU."""
         return machine_code.find(self.function, self.parameters, capability, lambda: self.ptx(capability))
 
     @functools.cached_property
     def launch(self) -> Callable[..., None]:
-        """Run so many blocks of threads: `launch(blocks, *arguments)`; does not wait for them."""
+        """Start `blocks` blocks, without waiting for them: `launch(blocks, *arguments)`."""
         if not SIMULATED:
             return launcher(self.code(driver.calls.capability()), self.function.__name__, self.parameters, self.threads)
         dispatcher = numba_cuda.jit(_without_warnings(self.function))
@@ -149,13 +153,21 @@ class Kernel:
 
         return simulate
 
+    def run(self, turns: int, *arguments: Any) -> None:
+        """Start threads that share `turns` turns, the first argument of the function, without waiting for them."""
+        self.launch(blocks_for(-(-turns // self.threads)), turns, *arguments)
 
-# Numba's simulator puts what a kernel sees of the device into a module for all threads.
+    def run_blocks(self, work: int, *arguments: Any) -> None:
+        """Start blocks that share `work` pieces of work, without waiting for them."""
+        self.launch(blocks_for(work), *arguments)
+
+
+# Numba's simulator keeps the running kernel's state in a module, for all threads of the process.
 _simulating = threading.Lock()
 
 
 def _without_warnings(function: Callable[..., None]) -> Callable[..., None]:
-    """Return `function` with NumPy's numbers as quiet as a device's; the simulator looks at its globals."""
+    """Return `function` without NumPy's floating-point warnings, which a device does not give."""
 
     def quiet(*arguments: Any) -> None:
         with errstate(all="ignore"):
@@ -165,13 +177,12 @@ def _without_warnings(function: Callable[..., None]) -> Callable[..., None]:
     return python_types.FunctionType(quiet.__code__, function.__globals__, function.__name__, None, quiet.__closure__)
 
 
-def blocks_for(turns: int, threads: int) -> int:
-    """Return how many blocks do so many turns: enough to fill the device, where there are as many."""
-    wanted = -(-turns // threads)
-    return min(wanted, _most_blocks()) or 1
+def blocks_for(work: int) -> int:
+    """Return how many blocks to start for `work` blocks' worth of work: at most as many as fill the device."""
+    return min(work, _most_blocks()) or 1
 
 
 @functools.cache
 def _most_blocks() -> int:
-    # Each multiprocessor holds 2,048 threads: eight blocks of 256; twice as many even out their ends.
+    # Each multiprocessor holds 2,048 threads, eight blocks of 256. Twice as many keep it busy until the end.
     return 2 if SIMULATED else 16 * int(driver.calls.multiprocessors())

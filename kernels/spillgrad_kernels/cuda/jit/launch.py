@@ -1,4 +1,4 @@
-"""Launching a kernel by NVIDIA's driver: its arguments are packed by what the kernel declares them to be."""
+"""Launch a kernel through NVIDIA's driver: pack its arguments by their declared types."""
 
 import ctypes
 import struct
@@ -7,7 +7,7 @@ from typing import Any
 
 from spillgrad_kernels.cuda.driver import driver
 
-# Each argument has a word, whatever its size: how it lies there, by the name of its type.
+# Each argument takes one word, whatever its size. By the name of its type: its format for `struct`.
 _WORD_BYTES = 8
 _LAYOUTS = {
     "int64": "q", "int32": "i4x", "int16": "h6x", "int8": "b7x", "uint64": "Q", "uint8": "B7x", "bool": "?7x",
@@ -16,7 +16,7 @@ _LAYOUTS = {
 
 
 class _Arguments:
-    """Memory for the arguments of one launch: a word for each, and the addresses of the words."""
+    """The arguments of one launch in memory: a word for each, and the addresses of the words."""
 
     def __init__(self, count: int) -> None:
         self.words = bytearray(_WORD_BYTES * count)
@@ -26,11 +26,11 @@ class _Arguments:
 
 
 def launcher(code: bytes, name: str, parameters: Sequence[Any], threads: int) -> Callable[..., None]:
-    """Return `launch(blocks, *arguments)` of a kernel's machine code, which it loads."""
+    """Load a kernel's machine code and return `launch(blocks, *arguments)`."""
     function = driver.calls.function(code, "kernel")
     pack = struct.Struct("<" + "".join(_LAYOUTS[str(parameter)] for parameter in parameters)).pack_into
     stream, call = driver.compute().handle, driver.calls.launch
-    # Several threads may launch at once.
+    # A list, since several threads may launch at the same time.
     spare: list[_Arguments] = []
 
     def launch(blocks: int, *arguments: Any) -> None:

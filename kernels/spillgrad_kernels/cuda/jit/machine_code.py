@@ -1,8 +1,8 @@
-"""The machine code of a device's kernels, kept on disk beside that of the CPU's kernels (`jit/cache.py`).
+"""The cache on disk for machine code of device kernels, beside that of CPU kernels (`jit/cache.py`).
 
-A file is found by all that the code depends on: the sources of all kernels, the compilers, and the kernel itself, whose
-source may be generated and which closes over numbers and functions. So what was compiled once is neither typed nor
-lowered again. A kernel with something in it that cannot be told apart by its value is compiled in every process.
+A file's name contains a hash of all that the code depends on: the sources of all kernels, the compilers, and the kernel
+itself with the numbers and functions that it closes over. A kernel that is found there is not compiled again. A kernel
+that holds an object whose value cannot be hashed is compiled in every process.
 """
 
 import dis
@@ -29,12 +29,12 @@ _SETTINGS = ("FORCE_CUDA_CC", "CUDA_DEBUGINFO_DEFAULT", "CUDA_NVRTC_EXTRA_SEARCH
 
 
 class UnknownIdentity(TypeError):
-    """A kernel holds something that is not told apart by its value."""
+    """A kernel holds an object whose value cannot be hashed."""
 
 
 @functools.cache
 def _surroundings() -> bytes:
-    """Return a hash of what the code of every kernel depends on, beside what `cache.version` has."""
+    """Return a hash of what every kernel's code depends on and `cache.version` does not cover."""
     digest = hashlib.sha256()
     for package in ("numba-cuda", "cuda-bindings"):
         digest.update(f"{package} {version(package)}\n".encode())
@@ -47,19 +47,19 @@ def _surroundings() -> bytes:
 
 
 class _Identity:
-    """Writes values into a hash, so that what differs in a kernel's code differs there."""
+    """A hash of values: two kernels with different code get different hashes."""
 
     def __init__(self) -> None:
         self.digest = hashlib.blake2b(_surroundings(), digest_size=12)
         self._seen: dict[int, int] = {}
-        self._held: list[Any] = []  # keeps the numbers in `_seen` theirs
+        self._held: list[Any] = []  # keeps functions alive, so that no other gets an id that is in `_seen`
 
     def _write(self, kind: str, text: str | bytes = "") -> None:
         data = text.encode() if isinstance(text, str) else text
         self.digest.update(f"{kind} {len(data)}:".encode() + data)
 
     def add(self, value: Any) -> None:
-        """Add a value. Raises UnknownIdentity for one that another could not be told from."""
+        """Add a value to the hash. Raises UnknownIdentity for one whose value cannot be hashed."""
         if value is None or value is ... or isinstance(value, bool | int | float | complex | str | bytes):
             self._write(type(value).__name__, repr(value))
         elif isinstance(value, np.generic):
@@ -118,14 +118,14 @@ class _Identity:
 
 @functools.cache
 def _globals(code: python_types.CodeType) -> tuple[str, ...]:
-    """Return the names that a function, and those defined in it, look up in its module."""
+    """Return the names that a function and its inner functions look up in its module."""
     names = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
     inner = [name for value in code.co_consts if isinstance(value, python_types.CodeType) for name in _globals(value)]
     return tuple(sorted({*names, *inner}))
 
 
 def identity(function: Callable[..., None], parameters: tuple[Any, ...], capability: tuple[int, int]) -> str:
-    """Return what no other kernel's machine code has. Raises UnknownIdentity."""
+    """Return a hash that identifies a kernel's machine code. Raises UnknownIdentity."""
     found = _Identity()
     found.add(capability)
     found.add(parameters)
@@ -136,7 +136,7 @@ def identity(function: Callable[..., None], parameters: tuple[Any, ...], capabil
 def find(
     function: Callable[..., None], parameters: tuple[Any, ...], capability: tuple[int, int], ptx: Callable[[], str]
 ) -> bytes:
-    """Return a kernel's machine code from disk, or link and keep it; `ptx` makes what is linked."""
+    """Return a kernel's machine code from disk, or link the result of `ptx()` and store it."""
     try:
         place = identity(function, parameters, capability)
     except UnknownIdentity:
@@ -151,9 +151,9 @@ def find(
 
 
 def link(ptx: str, capability: tuple[int, int]) -> bytes:
-    """Return the machine code that PTX is for devices of a capability.
+    """Return the machine code of PTX for devices of a compute capability.
 
-    Made here, not by NVIDIA's driver, which may be older than the compiler that wrote the PTX. Raises RuntimeError.
+    NVIDIA's driver could link it too, but may be older than the compiler that wrote the PTX. Raises RuntimeError.
     """
     doing = f"cuda: link a kernel for compute capability {capability[0]}.{capability[1]}"
     try:

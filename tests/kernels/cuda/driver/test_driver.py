@@ -57,7 +57,7 @@ def kernel(name, parameters=("int64", "int64")):
     numbers = ", ".join(f"p{i}" for i in range(len(parameters)))
     namespace = {}
     exec(f"def {name}({numbers}): pass", namespace)
-    return Kernel(namespace[name], [getattr(types, "boolean" if p == "bool" else p) for p in parameters])
+    return Kernel(namespace[name], name, [getattr(types, "boolean" if p == "bool" else p) for p in parameters])
 """
 
 
@@ -382,7 +382,7 @@ for tokens in (40, 2048, 4096, 16384):
 COMPILING = """
 from spillgrad_kernels.cuda.jit import compile
 from spillgrad_kernels.cuda import elementwise
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 compiled, compile_cuda = [], compile.compile_cuda
 compile.compile_cuda = lambda *a, **k: (compiled.append(a), compile_cuda(*a, **k))[1]
 x = to_device(np.ones(8, np.float32))

@@ -1,8 +1,8 @@
 """The table of elementwise operations: one row holds the forward formula and one derivative per differentiable input.
 
-A derivative's parameters name what it needs: `g`, the gradient of the result; inputs by their names; `result`. What a
-row's derivatives name is exactly what autograd saves. Formulas use `where` instead of branches (see `formula.py`).
-Where an input has no derivative, the operation does not propagate gradients to it.
+A derivative's parameters name the values that it needs: `g` (the gradient of the result), `result`, or an input.
+Autograd saves the values that derivatives name, and no others. Formulas use `where` instead of branches (see
+`formula.py`). An input without a derivative gets no gradient.
 """
 
 import math
@@ -74,7 +74,7 @@ def row(name: str, forward: Formula, *, result: str = "same", **derivatives: For
 
 
 def _zero(g: Any) -> Any:
-    """The gradient of what is constant between steps: 0, where 0 * g would be NaN for an infinite g, as in PyTorch."""
+    """Return the gradient of a step function: 0, as in PyTorch. For an infinite g, 0 * g would be NaN."""
     return where(g > g, g, 0)
 
 
@@ -116,7 +116,7 @@ row(
 
 def _lerp(self: Any, end: Any, weight: Any) -> Any:
     difference = end - self
-    # From the nearer end: weights of 0 and 1 give the ends themselves.
+    # Starting from the nearer end, weights of 0 and 1 give the ends exactly.
     return where(abs(weight) < 0.5, self + weight * difference, end - difference * (1 - weight))
 
 
@@ -125,7 +125,7 @@ row("lerp", _lerp,
     weight=lambda g, self, end: g * (end - self))  # fmt: skip
 
 
-# By the larger of the two, whose square might leave the range.
+# The larger operand is factored out, because its square might overflow or underflow.
 def _hypot(self: Any, other: Any) -> Any:
     larger = where(abs(self) > abs(other), abs(self), abs(other))
     smaller = where(abs(self) > abs(other), abs(other), abs(self))
@@ -186,7 +186,8 @@ row("acos", lambda self: acos(self), result="float", self=lambda g, self: -g / s
 row("atan", lambda self: atan(self), result="float", self=lambda g, self: g / (1 + self * self))
 
 
-# g * other / (self**2 + other**2) and -g * self / (...), by the larger of the two, whose square might leave the range.
+# g * other / (self**2 + other**2), and -g * self / (self**2 + other**2) below. The larger operand is factored out,
+# because its square might overflow or underflow.
 def _atan2_self(g: Any, self: Any, other: Any) -> Any:
     steep = abs(self) > abs(other)
     larger, smaller = where(steep, self, other), where(steep, other, self)
@@ -221,7 +222,7 @@ def _sinc(self: Any) -> Any:
 def _sinc_self(g: Any, self: Any) -> Any:
     x = math.pi * self
     squared = x * x
-    # x cos x - sin x cancels near 0: there the first terms of its series.
+    # Near 0, x cos x - sin x cancels; the first terms of its series take its place.
     near = -x * (1 / 3 - squared * (1 / 30 - squared * (1 / 840 - squared * (
         1 / 45360 - squared * (1 / 3991680 - squared * (1 / 518918400 - squared / 93405312000))))))  # fmt: skip
     safe = where(squared < 0.25, 1, x)
@@ -407,7 +408,7 @@ row(
     "heaviside", lambda self, values: where(self == 0, values, where(self > 0, 1, 0)),
     self=_zero, values=lambda g, self: where(self == 0, g, 0),
 )  # fmt: skip
-# 1 / -0 is -inf, and of -inf the other way round.
+# The sign of 1 / other is that of other, also for zeros.
 row(
     "copysign", lambda self, other: where((other < 0) | (1 / other < 0), -abs(self), abs(self)), result="float",
     self=lambda g, self, result: where(self == 0, 0, where(self == result, g, -g)), other=_zero,
@@ -436,7 +437,7 @@ row("isneginf", lambda self: self == -math.inf, result="bool")
 row("signbit", lambda self: (self < 0) | (1 / self < 0), result="bool")
 
 
-# A logarithm counts at least -100, and its slope at most 1e12, as in PyTorch.
+# As in PyTorch, a logarithm below -100 counts as -100, and the denominator of the slope is at least 1e-12.
 def _binary_cross_entropy(self: Any, target: Any) -> Any:
     log_self, log_rest = log(self), log1p(-self)
     log_self = where(log_self < -100, -100, log_self)

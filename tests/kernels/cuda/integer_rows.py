@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from spillgrad_kernels.cuda import logic
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import parameters
 
 INTEGERS = [np.dtype(f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)] + [np.dtype(bool)]

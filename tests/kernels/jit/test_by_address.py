@@ -4,9 +4,10 @@ import gc
 
 import numpy as np
 
-from spillgrad_kernels.cpu.pointers import address_of, array_at
+from spillgrad_kernels.cpu.pointers import array_at
 from spillgrad_kernels.jit.by_address import call, code_address
 from spillgrad_kernels.jit.compile import jit
+from spillgrad_kernels.layout import address_of
 
 _LIKE = np.zeros(1, np.int64)
 

@@ -12,10 +12,12 @@ from cuda.bindings import nvjitlink
 
 from spillgrad_kernels.cuda import (
     attention,
+    attention_backward,
     channel_norm,
     conv,
     conv_direct,
     elementwise,
+    index_sums,
     indexing,
     losses,
     matmul,
@@ -30,11 +32,18 @@ from spillgrad_kernels.cuda import (
     tensor_cores,
     windows,
 )
+from spillgrad_kernels.cuda.pointers import computing_dtype
 from spillgrad_kernels.layout import dense
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import CONVERSIONS, Symbol, Trace, parameters
-from spillgrad_kernels.tables.optim import ADAM, LION, SCALE, SGD, SGD_MOMENTUM
-from tests.kernels.integer_rows import FORMULAS, as_by_numpy, operands_of
+from spillgrad_kernels.tables.optim import (
+    adam_element,
+    lion_element,
+    scale_element,
+    sgd_element,
+    sgd_momentum_element,
+)  # fmt: skip
+from tests.kernels.cuda.integer_rows import FORMULAS, as_by_numpy, operands_of
 
 CAPABILITIES = [(7, 5), (8, 0), (9, 0)]
 
@@ -191,9 +200,11 @@ def test_a_product_is_made_by_tensor_cores_out_of_registers(dtype, a_turned, b_t
     ("float32", 64, attention.NO_MASK), ("float32", 64, attention.CHOICE), ("float32", 128, attention.BIAS),
     ("float64", 64, attention.NO_MASK),
 ])  # fmt: skip
-@pytest.mark.parametrize("name", ["forward_kernel", "queries_kernel", "keys_kernel"])
-def test_attention_keeps_its_rows_in_registers(name, dtype, width, mask):
-    kernel = getattr(attention, name)(attention.Variant(dtype, width, width, mask, mask == 0, mask == 0))
+@pytest.mark.parametrize("make", [
+    attention.forward_kernel, attention_backward.queries_kernel, attention_backward.keys_kernel,
+])  # fmt: skip
+def test_attention_keeps_its_rows_in_registers(make, dtype, width, mask):
+    kernel = make(attention.Variant(dtype, width, width, mask, mask == 0, mask == 0))
     for major, minor in CAPABILITIES:
         code = kernel.ptx((major, minor))
         assert f".target sm_{major}{minor}" in code
@@ -287,9 +298,9 @@ def test_reads_and_writes_by_index_compile_for_every_generation(nbytes, index):
 ])  # fmt: skip
 def test_sums_by_index_compile_for_every_generation(dtype, lanes):
     kind = np.dtype(dtype)
-    kernels = [indexing.adding(kind, lanes, "int32"), indexing.adding_partials(kind, lanes, "int64", "max")]
-    if kind == indexing._summed_in(kind):
-        kernels.append(indexing.adding_columns(kind, "int64"))
+    kernels = [index_sums.adding(kind, lanes, "int32"), index_sums.adding_partials(kind, lanes, "int64", "max")]
+    if kind == computing_dtype(kind):
+        kernels.append(index_sums.adding_columns(kind, "int64"))
     for kernel in kernels:
         for major, minor in CAPABILITIES:
             code = kernel.ptx((major, minor))
@@ -299,7 +310,7 @@ def test_sums_by_index_compile_for_every_generation(dtype, lanes):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_convolutions_compile_for_every_generation(dtype):
-    kind, sums = np.dtype(dtype), conv_direct.sums_dtype(np.dtype(dtype))
+    kind, sums = np.dtype(dtype), computing_dtype(np.dtype(dtype))
     for kernel in (
         conv.gathering(kind.itemsize), windows.laying(sums, kind), conv_direct.adding_windows(kind),
         conv_direct.adding_inputs(kind),
@@ -316,7 +327,7 @@ def test_convolutions_compile_for_every_generation(dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_normalization_by_channel_compiles_for_every_generation(dtype):
-    kind, number = np.dtype(dtype), channel_norm._number(np.dtype(dtype))
+    kind, number = np.dtype(dtype), computing_dtype(np.dtype(dtype))
     for kernel in (
         channel_norm.adding(kind, 16 // kind.itemsize, False), channel_norm.adding(kind, 1, True),
         channel_norm.finishing(kind), channel_norm.tracking(number, kind), channel_norm.sharing(number, kind),
@@ -341,14 +352,18 @@ def test_pooling_and_resampling_compile_for_every_generation(dtype):
             assert dtype == "float64" or ".f64" not in code
 
 
+# The formulas of updates, and how many states each has.
+UPDATES = [(adam_element, 2), (lion_element, 1), (sgd_element, 0), (sgd_momentum_element, 1), (scale_element, 0)]
+
+
 @pytest.mark.parametrize("dtype, access", [("float32", "v4.f32"), ("float64", "v2.f64")])
-@pytest.mark.parametrize("rule, states", [(ADAM, 2), (LION, 1), (SGD, 0), (SGD_MOMENTUM, 1), (SCALE, 0)])
-def test_every_update_moves_16_bytes_at_a_time_on_every_generation(rule, states, dtype, access):
+@pytest.mark.parametrize("formula, states", UPDATES)
+def test_every_update_moves_16_bytes_at_a_time_on_every_generation(formula, states, dtype, access):
     kind = np.dtype(dtype)
     array = dense((1024,), kind)
-    numbers = len(parameters(rule.formula)) - 2 - states
+    numbers = len(parameters(formula)) - 2 - states
     operands, outs = (array,) * (2 + states) + (kind,) * numbers, (array,) * (1 + states)
-    kernel = elementwise.prepare(rule.formula, "update", (kind,) * len(outs), operands, outs, True).kernel
+    kernel = elementwise.prepare(formula, "update", (kind,) * len(outs), operands, outs, True).kernel
     for major, minor in CAPABILITIES:
         code = kernel.ptx((major, minor))
         assert f".target sm_{major}{minor}" in code
@@ -356,11 +371,11 @@ def test_every_update_moves_16_bytes_at_a_time_on_every_generation(rule, states,
 
 
 @pytest.mark.parametrize("dtype, access", [("float32", "v4.f32"), ("float64", "v2.f64")])
-@pytest.mark.parametrize("rule, states", [(ADAM, 2), (LION, 1), (SGD, 0), (SGD_MOMENTUM, 1), (SCALE, 0)])
-def test_updates_of_many_parameters_move_as_much_and_find_them_in_a_table(rule, states, dtype, access):
+@pytest.mark.parametrize("formula, states", UPDATES)
+def test_updates_of_many_parameters_move_as_much_and_find_them_in_a_table(formula, states, dtype, access):
     kind = np.dtype(dtype)
-    numbers = len(parameters(rule.formula)) - 2 - states
-    kernel = optim.updating(rule.formula, kind, 2 + states, (None,) * numbers, 16 // kind.itemsize)
+    numbers = len(parameters(formula)) - 2 - states
+    kernel = optim.updating(formula, kind, 2 + states, (None,) * numbers, 16 // kind.itemsize)
     for major, minor in CAPABILITIES:
         code = kernel.ptx((major, minor))
         assert f".target sm_{major}{minor}" in code

@@ -1,4 +1,4 @@
-"""Trigonometric functions inside compiled code: polynomials in float32 and float64, without branches."""
+"""Vectorised trigonometric functions: polynomials in float32 and float64, without branches."""
 
 import math
 from typing import Any
@@ -7,7 +7,6 @@ import numpy as np
 
 from spillgrad_kernels.tables.vector_code import (
     F32,
-    F64,
     I32,
     ROUND32,
     ROUND64,
@@ -16,13 +15,14 @@ from spillgrad_kernels.tables.vector_code import (
     fma,
     is_negative64,
     jitable,
+    of_two_through_float64,
     polynomial,
     select,
     through_float64,
     two_difference,
 )
 
-# Trigonometry: x = q pi/2 + r (Cody and Waite, "Software Manual for the Elementary Functions", 1980)
+# sin, cos and tan: x = q pi/2 + r. Source: Cody and Waite, "Software Manual for the Elementary Functions", 1980.
 
 _sin_tail32 = polynomial(-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
 _cos_tail32 = polynomial(2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
@@ -34,7 +34,7 @@ _cos_tail64 = polynomial(
     -1.13596475577881948265e-11, 2.08757232129817482790e-09, -2.75573143513906633035e-07, 2.48015872894767294178e-05,
     -1.38888888888741095749e-03, 4.16666666666666019037e-02,
 )  # fmt: skip
-# Beyond these the digits of pi below would not suffice for the arguments nearest to a multiple of pi/2.
+# Beyond these limits, arguments near a multiple of pi/2 would need more digits of pi than stand below.
 _TRIGONOMETRIC_LIMIT32, _TRIGONOMETRIC_LIMIT64 = 2.0**18, 2.0**20
 _sin_beyond32, _cos_beyond32 = (beyond(_TRIGONOMETRIC_LIMIT32, name) for name in ("sin", "cos"))
 _sin_beyond64, _cos_beyond64, _tan_beyond64 = (beyond(_TRIGONOMETRIC_LIMIT64, name) for name in ("sin", "cos", "tan"))
@@ -45,7 +45,7 @@ def _sin_and_cos32(x: Any) -> Any:
     """Return q, sin(r) and cos(r)."""
     shifted = x * F32(0.636619772367581343) + ROUND32
     n = shifted - ROUND32
-    # pi/2 in three parts.
+    # The three numbers add up to pi/2.
     r = fma(-n, F32(1.570796251296997), x)
     r = fma(-n, F32(7.549789415861596e-08), r)
     r = fma(-n, F32(5.390302529957765e-15), r)
@@ -60,7 +60,7 @@ def _sin_and_cos64(x: Any) -> Any:
     """Return q, sin(r) and cos(r); r has twice the digits."""
     shifted = x * 0.636619772367581343 + ROUND64
     n = shifted - ROUND64
-    # pi/2 in four parts; n times the first or the second is exact.
+    # The four numbers add up to pi/2. The products of n with the first and with the second are exact.
     r, low = two_difference(fma(-n, 1.5707963267341256, x), fma(n, 6.077100506303966e-11, -0.0))
     product = fma(n, 2.0222662487959506e-21, -0.0)
     product_low = fma(n, 2.0222662487959506e-21, -product)
@@ -185,13 +185,8 @@ def _atan2_64(y: Any, x: Any) -> Any:
 _tan32, _asin32, _acos32, _atan32 = map(through_float64, (_tan64, _asin64, _acos64, _atan64))
 
 
-@jitable
-def _atan2_32(y: Any, x: Any) -> Any:
-    return F32(_atan2_64(F64(y), F64(x)))
-
-
 # For float32 and for float64, by the names of `scalar_math`.
 IMPLEMENTATIONS: dict[str, tuple[Any, Any]] = {
     "sin": (_sin32, _sin64), "cos": (_cos32, _cos64), "tan": (_tan32, _tan64), "asin": (_asin32, _asin64),
-    "acos": (_acos32, _acos64), "atan": (_atan32, _atan64), "atan2": (_atan2_32, _atan2_64),
+    "acos": (_acos32, _acos64), "atan": (_atan32, _atan64), "atan2": (of_two_through_float64(_atan2_64), _atan2_64),
 }  # fmt: skip

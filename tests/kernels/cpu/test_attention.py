@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from spillgrad_kernels.cpu import random as random_kernels
-from spillgrad_kernels.cpu.attention import Dropout, attention_backward, attention_forward, exp2_below
+from spillgrad_kernels.cpu.attention import attention_forward
+from spillgrad_kernels.cpu.attention_backward import attention_backward
 from spillgrad_kernels.jit.compile import jit
+from spillgrad_kernels.tables.attention import Dropout
 from spillgrad_kernels.tables.random import counters_needed
+from spillgrad_kernels.tables.scalar_math import normal_exp2
 from spillgrad_kernels.threads import dispatch
 
 # (B, H, T, S, D, E): less than a tile, odd, several tiles of queries and of keys, more or fewer keys than queries.
@@ -291,7 +294,7 @@ def test_powers_of_two_are_exact_to_two_units_in_the_last_place(dtype, lowest):
     @jit(name=f"test_attention.exp2.{dtype.__name__}")
     def powers(x):
         for i in range(x.size):
-            x[i] = exp2_below(x[i])
+            x[i] = normal_exp2(x[i])
 
     x = np.concatenate([np.linspace(lowest, 1, 100_001), -np.geomspace(1e-40, 1, 1001), np.arange(lowest, 1)])
     x = x.astype(dtype)

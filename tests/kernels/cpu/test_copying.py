@@ -5,7 +5,7 @@ import pytest
 
 from spillgrad_kernels.cpu import copying
 from spillgrad_kernels.cpu.copying import copy
-from tests.kernels.layouts import any_layout
+from tests.kernels.cpu.layouts import any_layout
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int16", "float32", "float64", "complex128"])

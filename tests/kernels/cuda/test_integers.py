@@ -6,11 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad_kernels.cuda import elementwise, indexing, logic, reductions, sorting
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.cuda import elementwise, index_sums, indexing, logic, reductions, sorting
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import parameters
-from tests.kernels.integer_rows import FORMULAS, INTEGERS, as_by_numpy, operands_of
-from tests.kernels.on_host import compiled, compute
+from tests.kernels.cuda.integer_rows import FORMULAS, INTEGERS, as_by_numpy, operands_of
+from tests.kernels.cuda.on_host import compiled, compute
 
 HALF_AND_FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 
@@ -144,9 +144,9 @@ def test_writes_and_sums_by_index_compile_to_numpy_s(index):
         wanted[int(row)] = values[place]
     assert np.array_equal(found, wanted)
     partials = np.empty((3, 2), np.int16)
-    add = compiled(indexing.adding(np.dtype(np.int16), 2, index))
+    add = compiled(index_sums.adding(np.dtype(np.int16), 2, index))
     add(150, 150, 7, 1, *map(address, (chosen, places, values, found, partials)))
-    add = compiled(indexing.adding_partials(np.dtype(np.int16), 2, index))
+    add = compiled(index_sums.adding_partials(np.dtype(np.int16), 2, index))
     add(3, 150, 7, 1, *map(address, (chosen, found, partials)))
     np.add.at(wanted, chosen[inside].astype(np.int64), values[places[inside]])
     assert np.array_equal(found, wanted)

@@ -6,10 +6,10 @@ import pytest
 from spillgrad_kernels.cpu.elementwise import elementwise
 from spillgrad_kernels.jit import cache
 from spillgrad_kernels.jit.compile import DISABLE_JIT
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import parameters, trace
 from spillgrad_kernels.threads import dispatch
-from tests.kernels.layouts import any_layout
+from tests.kernels.cpu.layouts import any_layout
 
 SHAPES = [
     [(7,), (7,)],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numba.cuda import types
 
-from spillgrad_kernels.cuda import attention, elementwise, indexing, matmul, reductions, sorting
+from spillgrad_kernels.cuda import attention, elementwise, index_sums, matmul, reductions, sorting
 from spillgrad_kernels.cuda.jit import machine_code
 from spillgrad_kernels.cuda.jit.compile import Kernel, cuda, device
 from spillgrad_kernels.cuda.jit.launch import _LAYOUTS
@@ -14,7 +14,7 @@ from spillgrad_kernels.cuda.jit.machine_code import UnknownIdentity, identity, l
 from spillgrad_kernels.cuda.pointers import loaders, storers
 from spillgrad_kernels.jit import cache
 from spillgrad_kernels.layout import dense
-from spillgrad_kernels.tables.elementwise import ROWS
+from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 
 CAPABILITIES = [(7, 5), (8, 0), (9, 0)]
 FLOAT = np.dtype(np.float32)
@@ -38,7 +38,7 @@ KERNELS = [
     square_of("float32"), square_of("float16"), reductions.kernel("sum", "sum", FLOAT, FLOAT),
     reductions.kernel("max", "max", FLOAT, FLOAT),
     *[make("float32", turned) for make in (sorting.sorting_tiles, sorting.merging_runs) for turned in (False, True)],
-    *[indexing.adding(FLOAT, 1, "int64", rule) for rule in ("sum", "prod", "max", "min")],
+    *[index_sums.adding(FLOAT, 1, "int64", rule) for rule in ("sum", "prod", "max", "min")],
     *[attention.forward_kernel(attention.Variant("float32", 64, 64, mask, True, True)) for mask in (0, 1)],
     *[attention.forward_kernel(attention.Variant("float32", 64, width, 0, True, True)) for width in (32, 128)],
 ]  # fmt: skip
@@ -69,7 +69,7 @@ def storing(value, helper=lambda x: x, load=loaders["float32", 1], store=storers
         if i < n:
             store(a + 4 * i, helper(load(a + 4 * i)) * value)
 
-    return Kernel(kernel, [types.int64] * 2)
+    return Kernel(kernel)
 
 
 def one_more(x):
@@ -126,7 +126,7 @@ def test_arguments_are_packed_as_wide_as_the_code_has_them():
     namespace = {}
     exec(f"def kernel({', '.join(_LAYOUTS)}): pass", namespace)
     kinds = [types.boolean if name == "bool" else getattr(types, name) for name in _LAYOUTS]
-    code = Kernel(namespace["kernel"], kinds).ptx((8, 0))
+    code = Kernel(namespace["kernel"], parameters=kinds).ptx((8, 0))
     assert [str(kind) for kind in kinds] == list(_LAYOUTS)
     assert re.findall(r"\.param \.([a-z]\d+) ", code) == ["u64", "u32", "u16", "u8", "u64", "u8", "u8", "f32", "f64"]
 

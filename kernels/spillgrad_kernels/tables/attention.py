@@ -1,0 +1,57 @@
+"""Attention's checks of its arguments, and its dropout, for processors and devices."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spillgrad_kernels.jit.compile import FLOATS
+from spillgrad_kernels.tables.random import threshold_and_scale
+
+
+class Dropout(NamedTuple):
+    """Which weights are zeroed: each with probability `p` < 1, drawn from a seed and an offset in its stream.
+
+    Each row of S weights has `counters_needed(S)` counters of its own, in the order of heads and queries.
+    """
+
+    p: float
+    seed: int
+    offset: int
+
+
+def check_operands(q: Any, k: Any, v: Any) -> None:
+    """Raise ValueError for shapes and TypeError for dtypes that `attention_forward` does not take."""
+    shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
+    if q.ndim < 2 or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
+        raise ValueError(f"attention: got {shapes}; wanted the same dimensions before positions and features; expand")
+    if k.shape[-2] != v.shape[-2] or not q.shape[-1] == k.shape[-1] > 0:
+        raise ValueError(f"attention: got {shapes}; wanted (..., T, D), (..., S, D), (..., S, E) with D at least 1")
+    if q.dtype not in FLOATS or not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"attention: got {q.dtype}, {k.dtype}, {v.dtype}; wanted all float32 or all float64; convert")
+
+
+def check_results(q: Any, v: Any, grad_out: Any, out: Any, lse: Any) -> None:
+    """Raise ValueError for shapes and TypeError for dtypes of results that do not fit these queries and values."""
+    wanted = (*q.shape[:-1], v.shape[-1])
+    if grad_out.shape != wanted or out.shape != wanted or lse.shape != wanted[:-1]:
+        raise ValueError(
+            f"attention: got grad_out {grad_out.shape}, out {out.shape}, lse {lse.shape}; "
+            f"wanted {wanted}, {wanted}, {wanted[:-1]}; pass what attention_forward returned for these q, k and v"
+        )
+    if not grad_out.dtype == out.dtype == lse.dtype == q.dtype:
+        raise TypeError(f"attention: got {grad_out.dtype}, {out.dtype}, {lse.dtype}; wanted {q.dtype} as of q; convert")
+
+
+def dropout_operands(dropout: Dropout | None, dtype: np.dtype) -> tuple[bool, np.uint32, Any, np.uint64, np.uint64]:
+    """Return what kernels need of dropout.
+
+    That is whether weights are dropped, the least random word for which one is kept, the factor for kept weights, the
+    seed, and the first counter. Raises ValueError unless p is in [0, 1).
+    """
+    if dropout is None:
+        return False, np.uint32(0), dtype.type(1), np.uint64(0), np.uint64(0)
+    if not 0 <= dropout.p < 1:
+        raise ValueError(f"attention: got dropout p={dropout.p}; wanted a probability from 0 to below 1")
+    threshold, scale = threshold_and_scale(dropout.p)
+    seed = np.uint64(dropout.seed & 0xFFFFFFFFFFFFFFFF)
+    return True, np.uint32(threshold), dtype.type(scale), seed, np.uint64(dropout.offset)
