@@ -13,7 +13,7 @@ from spillgrad.nn import functional
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_kernels.jit import cache
 from spillgrad_kernels.jit.compile import counts
-from spillgrad_tools.train.settings import TrainSettings
+from spillgrad_tools.train.options import TrainSettings
 from spillgrad_tools.train.training import Training
 
 # This part of the text is enough to reach every kernel of a training run.

@@ -17,7 +17,7 @@ from spillgrad_tools.bench.options import TrainOptions as BenchTrainOptions
 from spillgrad_tools.inspect.options import InspectOptions, Place
 from spillgrad_tools.options import Disk, Json, named_path, takes
 from spillgrad_tools.plain_warnings import warnings_for_users
-from spillgrad_tools.train.settings import PlanOptions, TrainOptions, TrainSettings
+from spillgrad_tools.train.options import PlanOptions, TrainOptions, TrainSettings
 
 WRONG = 1
 BAD_INPUT = 2

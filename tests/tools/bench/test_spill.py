@@ -14,7 +14,7 @@ from spillgrad.storage.disk.direct_io import open_direct
 from spillgrad_tools.bench import spill as bench_spill
 from spillgrad_tools.bench.bars import Row
 from spillgrad_tools.bench.report import format_measured, format_seconds, write_between_markers
-from spillgrad_tools.train.settings import TrainSettings
+from spillgrad_tools.train.options import TrainSettings
 from tests.waiting import wait_until
 
 

@@ -24,7 +24,7 @@ from spillgrad_kernels.memory import buffers
 from spillgrad_tools.bench.bars import Row, Verdict
 from spillgrad_tools.bench.harness import Measured, in_turns, medians, require_agreement
 from spillgrad_tools.bench.report import machine, print_json, show_rows
-from spillgrad_tools.train.settings import TrainSettings
+from spillgrad_tools.train.options import TrainSettings
 from spillgrad_tools.train.training import StepRecord, Training
 
 MIB = 1 << 20

@@ -32,8 +32,8 @@ from spillgrad_kernels.memory.system_memory import system_memory
 from spillgrad_tools.memory_cap import peak_rss_bytes
 from spillgrad_tools.report.page import report, require_packages
 from spillgrad_tools.train.display import Report, show_line, show_preparation, show_progress, show_report, show_sample
+from spillgrad_tools.train.options import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
 from spillgrad_tools.train.saves import Saves
-from spillgrad_tools.train.settings import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
 from spillgrad_tools.train.training import MakeOffload, StepRecord, Training
 
 SAMPLE_BYTES = 300

@@ -14,7 +14,7 @@ from spillgrad.errors import SpillError
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools import fresh_process
 from spillgrad_tools.bench.report import format_seconds
-from spillgrad_tools.train.settings import PlanOptions
+from spillgrad_tools.train.options import PlanOptions
 
 OPTIMIZERS = {"adamw": sg.optim.AdamW, "sgd": sg.optim.SGD, "lion": sg.optim.Lion}
 
