@@ -15,17 +15,8 @@ from spillgrad.inspection.records import Group, Run
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.inspect.fitted_table import Column, fitted
 from spillgrad_tools.inspect.groups import COLUMNS, Groups
-from spillgrad_tools.inspect.words import (
-    HIT,
-    UNKNOWN,
-    began,
-    beyond_budget,
-    duration,
-    many,
-    percent,
-    short_bytes,
-    state,
-)
+from spillgrad_tools.inspect.words import HIT, began, beyond_budget, state
+from spillgrad_tools.quantities import UNKNOWN, format_duration, many, percent, short_bytes, short_duration
 
 _HEADS = {"deduplicated": "dedup", "wait": "waited"}
 # The columns by their worth where not all have room.
@@ -52,12 +43,12 @@ def of_runs(path: Path, runs: Sequence[Run], width: int) -> RenderableType:
         _words("host", [_known(run.host) for run in runs], 0),
         _words("process", [_known(run.process) for run in runs], 1),
         Column("began", [began(run) for run in runs], [began(run, fine=False) for run in runs], 10),
-        _words("lasted", [duration(run.duration_s) for run in runs], 3),
+        _words("lasted", [format_duration(run.duration_s) for run in runs], 3),
         *(
             Column(head, [*map(format_bytes, values)], [*map(short_bytes, values)], worth)
             for head, (values, worth) in bytes_of.items()
         ),
-        _words("waited", [duration(each.wait_write_s + each.wait_read_s) for each in stats], 2),
+        _words("waited", [format_duration(each.wait_write_s + each.wait_read_s) for each in stats], 2),
         Column(
             "RAM, budget",
             [f"{format_bytes(peak)}, {UNKNOWN if of is None else format_bytes(of)}" for peak, of in peaks],
@@ -106,7 +97,7 @@ def _lines(run: Run) -> Iterator[tuple[str, str]]:
         yield "command", printable(run.command)
     if run.version:
         yield "version", f"spillgrad {printable(run.version)}"
-    yield "began", f"{began(run)}, {'for' if run.state != 'live' else 'until now'} {duration(run.duration_s)}"
+    yield "began", f"{began(run)}, {'for' if run.state != 'live' else 'until now'} {format_duration(run.duration_s)}"
     if settings := ", ".join(_settings(run)):
         yield "settings", settings
     yield (
@@ -126,7 +117,7 @@ def _lines(run: Run) -> Iterator[tuple[str, str]]:
     yield (
         "waited",
         ", ".join(
-            f"{duration(waited_s)} for {cause} ({percent(waited_s, run.duration_s)} of the time)"
+            f"{format_duration(waited_s)} for {cause} ({percent(waited_s, run.duration_s)} of the time)"
             for cause, waited_s in (("room", stats.wait_write_s), ("reads", stats.wait_read_s))
         ),
     )
@@ -142,7 +133,7 @@ def _lines(run: Run) -> Iterator[tuple[str, str]]:
     if run.failure_count:
         yield "failures", f"the disk refused {many(run.failure_count, 'time')}; the last reasons:"
         for failure in run.failures[-_FAILURES:]:
-            yield "", f"at {duration(failure.t)}: {printable(failure.reason, 1000)}"
+            yield "", f"at {format_duration(failure.t)}: {printable(failure.reason, 1000)}"
     if run.lost_lines:
         yield "lost", f"{many(run.lost_lines, 'line')} of the journal, which the disk refused"
     if run.damaged_lines:
@@ -195,16 +186,10 @@ def group_column(name: str, groups: Sequence[Group]) -> Column:
     return Column(_HEADS.get(name, name), cells, short, _WORTH.index(name))
 
 
-def _short_seconds(seconds: float) -> str:
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f}ms"
-    return f"{seconds:.1f}s" if seconds < 99.95 else f"{seconds:.0f}s"
-
-
 # How a column formats its values, in full and in short. The other columns hold bytes.
 _WRITTEN: dict[str, tuple[Callable[[Any], str], Callable[[Any], str]]] = {
     "arrays": ("{:,}".format, str),
-    "wait": (duration, _short_seconds),
+    "wait": (format_duration, short_duration),
 }
 
 

@@ -7,7 +7,7 @@ from spillgrad.inspection.printable import printable
 from spillgrad.inspection.records import KEYS, Group, Run
 from spillgrad.storage.origin_counters import OriginCounters, total
 from spillgrad.storage.sizes import format_bytes
-from spillgrad_tools.report.text import format_duration
+from spillgrad_tools.quantities import format_duration
 
 NAMES = {"module": "module", "op": "operation", "dtype": "dtype", "step": "step"}
 # The most rows of a table; those with the fewest bytes are left out.

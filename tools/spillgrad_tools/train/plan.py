@@ -13,7 +13,7 @@ import spillgrad as sg
 from spillgrad.errors import SpillError
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools import fresh_process
-from spillgrad_tools.bench.report import format_seconds
+from spillgrad_tools.quantities import format_duration
 from spillgrad_tools.train.options import PlanOptions
 
 OPTIMIZERS = {"adamw": sg.optim.AdamW, "sgd": sg.optim.SGD, "lion": sg.optim.Lion}
@@ -118,9 +118,9 @@ def _prediction(plan: sg.planning.Plan) -> Table:
         ("disk", format_bytes(found.disk_bytes)),
         ("written a step", format_bytes(found.written_bytes)),
         ("read a step", format_bytes(found.read_bytes)),
-        ("computing a step", format_seconds(found.compute_s)),
-        ("writing and reading a step", format_seconds(found.io_s)),
-        ("a step", f"{format_seconds(found.step_s)}, {tokens / found.step_s:,.0f} tokens/s"),
+        ("computing a step", format_duration(found.compute_s)),
+        ("writing and reading a step", format_duration(found.io_s)),
+        ("a step", f"{format_duration(found.step_s)}, {tokens / found.step_s:,.0f} tokens/s"),
     ):
         table.add_row(name, value)
     return table
@@ -133,7 +133,7 @@ def _alternatives(plan: sg.planning.Plan) -> Table:
     for each in plan.alternatives:
         table.add_row(
             format_bytes(each.ram_bytes),
-            format_seconds(each.step_s),
+            format_duration(each.step_s),
             format_bytes(each.moved_bytes),
             "offloaded" if each.offload else "model in RAM",
         )
