@@ -13,7 +13,8 @@ from spillgrad.inspection.records import Failure, Run, Settings, Step, StepPlan
 from spillgrad.storage.origin_counters import Origin, OriginCounters
 from spillgrad.storage.store import StoreStats
 from spillgrad_tools.inspect import tables as inspect_tables
-from spillgrad_tools.inspect.groups import COLUMNS, choose
+from spillgrad_tools.inspect.columns import COLUMNS
+from spillgrad_tools.inspect.groups import choose
 from spillgrad_tools.inspect.words import began, beyond_budget
 from spillgrad_tools.quantities import UNKNOWN
 from tests.tools.runs import MIB, make_run, moved, sample, with_codec
@@ -206,11 +207,11 @@ def test_what_is_shown_and_what_is_left_out_are_all(by: str, sort: str | None, t
     assert len(groups.shown) + groups.left_out == len(run.by(by))
     assert len(groups.shown) <= (top or 99)
     for column in COLUMNS.values():
-        whole = sum(column(group.moved) for group in run.by(by))
-        assert sum(column(group.moved) for group in groups.shown) + column(groups.rest) == pytest.approx(whole)
-        assert column(groups.total) == pytest.approx(whole)
+        whole = sum(column.of(group.moved) for group in run.by(by))
+        assert sum(column.of(group.moved) for group in groups.shown) + column.of(groups.rest) == pytest.approx(whole)
+        assert column.of(groups.total) == pytest.approx(whole)
     if sort in COLUMNS:
-        values = [COLUMNS[sort](group.moved) for group in groups.shown]
+        values = [COLUMNS[sort].of(group.moved) for group in groups.shown]
         assert values == sorted(values, reverse=True)
 
 

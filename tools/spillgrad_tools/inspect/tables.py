@@ -1,9 +1,8 @@
 """What `spillgrad inspect` prints of runs: one in detail, or a line for each of several."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group as Lines
 from rich.console import RenderableType
@@ -13,14 +12,12 @@ from rich.text import Text
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.records import Group, Run
 from spillgrad.storage.sizes import format_bytes
+from spillgrad_tools.inspect.columns import COLUMNS
 from spillgrad_tools.inspect.fitted_table import Column, fitted
-from spillgrad_tools.inspect.groups import COLUMNS, Groups
+from spillgrad_tools.inspect.groups import Groups
 from spillgrad_tools.inspect.words import HIT, began, beyond_budget, state
-from spillgrad_tools.quantities import UNKNOWN, format_duration, many, percent, short_bytes, short_duration
+from spillgrad_tools.quantities import UNKNOWN, format_duration, many, percent, short_bytes
 
-_HEADS = {"deduplicated": "dedup", "wait": "waited"}
-# The columns by their worth where not all have room.
-_WORTH = ("arrays", "kept", "deduplicated", "stored", "packed", "wait", "read", "written")
 _FAILURES = 3
 
 
@@ -77,13 +74,13 @@ def _words(head: str, cells: Sequence[str], worth: int) -> Column:
     return Column(head, cells, cells, worth)
 
 
-def summary(lines: Iterable[tuple[str, str]]) -> Table:
+def summary(lines: Iterable[tuple[str, str | Text]]) -> Table:
     """Return names and what is to be said of them, which folds."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for name, value in lines:
-        table.add_row(Text(name), Text(value))
+        table.add_row(Text(name), value if isinstance(value, Text) else Text(value))
     return table
 
 
@@ -168,7 +165,9 @@ def _table(run: Run, groups: Groups, width: int) -> Iterator[RenderableType]:
         shown.append(Group(many(groups.left_out, "other"), groups.rest))
     shown.append(Group("total", groups.total))
     names = [printable(group.name, 80) for group in shown]
-    columns = [group_column(name, shown) for name in COLUMNS if _matters(name, groups)]
+    columns = [
+        group_column(name, shown) for name in COLUMNS if name == groups.sort or COLUMNS[name].matters(groups.total)
+    ]
     table, left_out = fitted(groups.by, names, columns, width, footers=1 + bool(groups.left_out))
     yield table
     if groups.by == "step" and run.steps and run.steps[0].number > 1:
@@ -178,28 +177,12 @@ def _table(run: Run, groups: Groups, width: int) -> Iterator[RenderableType]:
 
 def group_column(name: str, groups: Sequence[Group]) -> Column:
     """Return a column of groups, by the name that `--sort` knows it by."""
-    values = [COLUMNS[name](group.moved) for group in groups]
+    column = COLUMNS[name]
+    values = [column.of(group.moved) for group in groups]
     cells, short = (
-        [write(value) if value else "0" for value in values]
-        for write in _WRITTEN.get(name, (format_bytes, short_bytes))
+        [write(value) if value else "0" for value in values] for write in (column.write, column.write_short)
     )
-    return Column(_HEADS.get(name, name), cells, short, _WORTH.index(name))
-
-
-# How a column formats its values, in full and in short. The other columns hold bytes.
-_WRITTEN: dict[str, tuple[Callable[[Any], str], Callable[[Any], str]]] = {
-    "arrays": ("{:,}".format, str),
-    "wait": (format_duration, short_duration),
-}
-
-
-def _matters(name: str, groups: Groups) -> bool:
-    """Return whether a column is informative: `stored` is, where a codec changed the size."""
-    if name == groups.sort:
-        return True
-    if name == "stored":
-        return groups.total.stored_bytes not in (0, groups.total.written_bytes)
-    return name in ("packed", "written", "read") or COLUMNS[name](groups.total) > 0
+    return Column(column.head, cells, short, column.worth)
 
 
 def lack(left_out: Sequence[str]) -> Iterator[Text]:

@@ -13,8 +13,8 @@ from rich.text import Text
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.records import Run, Sample
 from spillgrad.storage.sizes import format_bytes
+from spillgrad_tools.inspect.columns import COLUMNS
 from spillgrad_tools.inspect.fitted_table import GAP, fitting
-from spillgrad_tools.inspect.groups import COLUMNS
 from spillgrad_tools.inspect.tables import group_column
 from spillgrad_tools.inspect.words import HIT
 from spillgrad_tools.quantities import format_duration, many, percent, short_bytes
