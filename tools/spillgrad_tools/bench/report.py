@@ -74,10 +74,6 @@ def show_rows(about: dict[str, Any], rows: Sequence[Row]) -> None:
 
 def kernels_as_markdown(about: dict[str, Any], results: Sequence[Result]) -> str:
     """Return the bars, summed up by group, and below them a row per case, as Markdown."""
-
-    def cells(result: Result) -> str:
-        return " | ".join(_times(result, list(LIBRARY_NAMES)))
-
     lines = [
         "| what | wanted | reached: worst … best | bars reached |",
         "|---|---|---|---|",

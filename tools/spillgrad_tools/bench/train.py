@@ -303,14 +303,7 @@ def run(options: TrainOptions) -> None:
     if options.page and not is_installed("torch"):
         raise ArgumentError("bench: a page gets PyTorch's times; pip install torch")
     threads = options.threads or sg.get_num_threads()
-    about = {
-        **machine(),
-        "threads": threads,
-        "model": options.model,
-        "batch": options.batch,
-        "context": options.context,
-        "steps": options.steps,
-    }
+    about = {**machine(), "threads": threads, **sizes_of(options)}
     results: Results = {}
     console = Console(stderr=True)
     with (
