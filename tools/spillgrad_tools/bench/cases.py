@@ -121,13 +121,9 @@ class Result:
 
 
 def _matmul(
-    group: str,
-    sizes: tuple[int, int, int],
-    bars: tuple[Bar, ...],
-    layout: str = "NN",
-    dtype: str = "float32",
+    group: str, sizes: tuple[int, int, int], bars: tuple[Bar, ...], layout: str = "NN", dtype: str = "float32",
     batch: int | None = None,
-) -> Case:
+) -> Case:  # fmt: skip
     rows, inner, columns = sizes
     lead = () if batch is None else (batch,)
     return Case(

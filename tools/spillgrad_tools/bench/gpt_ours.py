@@ -21,21 +21,11 @@ class Training(GPTTraining):
     """
 
     def __init__(
-        self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, np.ndarray] | None,
-        lr: float,
-        betas: tuple[float, float],
-        weight_decay: float,
-        directory: str | None = None,
-        spill_budget: int | str | None = None,
-        offload_budget: int | str | None = None,
-        lora: int | None = None,
-        policy: str = "spill",
-        device: str = "cpu",
-        device_budget: int | str = 0,
-        min_bytes: int | str = MIN_BYTES,
-    ) -> None:
+        self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, lr: float,
+        betas: tuple[float, float], weight_decay: float, directory: str | None = None,
+        spill_budget: int | str | None = None, offload_budget: int | str | None = None, lora: int | None = None,
+        policy: str = "spill", device: str = "cpu", device_budget: int | str = 0, min_bytes: int | str = MIN_BYTES,
+    ) -> None:  # fmt: skip
         super().__init__(config)
         sg.manual_seed(0)
         self.device = device

@@ -32,17 +32,10 @@ class Training(GPTTraining):
     )  # fmt: skip
 
     def __init__(
-        self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, np.ndarray] | None,
-        lr: float,
-        betas: tuple[float, float],
-        weight_decay: float,
-        directory: str | None = None,
-        spill_budget: int | str | None = None,
-        file_per_tensor: bool = False,
-        device: str = "cpu",
-    ) -> None:
+        self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, lr: float,
+        betas: tuple[float, float], weight_decay: float, directory: str | None = None,
+        spill_budget: int | str | None = None, file_per_tensor: bool = False, device: str = "cpu",
+    ) -> None:  # fmt: skip
         super().__init__(config)
         self.device = device
         self.directory = Path(directory) if directory and file_per_tensor else None

@@ -24,15 +24,9 @@ class Training(GPTTraining):
     )  # fmt: skip
 
     def __init__(
-        self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, np.ndarray] | None,
-        lr: float,
-        betas: tuple[float, float],
-        weight_decay: float,
-        directory: str,
-        spill_budget: int | str | None = None,
-    ) -> None:
+        self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, lr: float,
+        betas: tuple[float, float], weight_decay: float, directory: str, spill_budget: int | str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(config)
         self.parameters = {}
         for name, array in (gpt_weights(config) if weights is None else weights).items():

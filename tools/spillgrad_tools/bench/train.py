@@ -170,15 +170,9 @@ class Process:
 
 
 def measure_in_turns(
-    contenders: Iterable[Contender],
-    config: sg.models.GPTConfig,
-    batch: int,
-    steps: int,
-    threads: int,
-    folder: Path,
-    compare: Callable[[Sequence[Process], int], None] = check_losses,
-    warm_steps: int = 0,
-) -> tuple[Results, list[str]]:
+    contenders: Iterable[Contender], config: sg.models.GPTConfig, batch: int, steps: int, threads: int, folder: Path,
+    compare: Callable[[Sequence[Process], int], None] = check_losses, warm_steps: int = 0,
+) -> tuple[Results, list[str]]:  # fmt: skip
     """Return the results of steps made in turns, from the same weights, and the libraries' versions.
 
     A first step, in which kernels compile and memory is touched for the first time, is compared and not timed; nor are
