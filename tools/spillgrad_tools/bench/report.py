@@ -60,7 +60,7 @@ def show_kernels(about: dict[str, Any], results: Sequence[Result], libraries: Se
     table.add_column("reached / wanted")
     for result in results:
         table.add_row(result.case.name, *_times(result, libraries), "\n".join(map(str, result.verdicts)))
-    _show(about, table, _reached([verdict for result in results for verdict in result.verdicts]))
+    _show(about, table, _reached(results))
 
 
 def show_rows(about: dict[str, Any], rows: Sequence[Row]) -> None:
@@ -69,7 +69,7 @@ def show_rows(about: dict[str, Any], rows: Sequence[Row]) -> None:
     for row in rows:
         measured = (f"{name} {format_measured(value, row.unit)}" for name, value in row.measured.items())
         table.add_row(row.case, "\n".join(measured), "\n".join(map(str, row.verdicts)))
-    _show(about, table, _reached([verdict for row in rows for verdict in row.verdicts]))
+    _show(about, table, _reached(rows))
 
 
 def kernels_as_markdown(about: dict[str, Any], results: Sequence[Result]) -> str:
@@ -155,7 +155,8 @@ def write_between_markers(page: Path, name: str, text: str) -> None:
     page.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}")
 
 
-def _reached(verdicts: Sequence[Verdict]) -> str:
+def _reached(rows: Sequence[Result | Row]) -> str:
+    verdicts = [verdict for row in rows for verdict in row.verdicts]
     return f"{sum(verdict.met for verdict in verdicts)} of {len(verdicts)} bars reached"
 
 
