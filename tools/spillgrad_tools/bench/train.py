@@ -349,9 +349,7 @@ def gpt_config(model: str, context: int) -> sg.models.GPTConfig:
     """Return the sizes of a GPT-2. Raises UnknownModelError for no model's name, ArgumentError for another kind's."""
     config = sg.models.config(model, context=context)
     if not isinstance(config, sg.models.GPTConfig):
-        raise ArgumentError(
-            f"bench: got model {model}; steps are compared with a GPT-2 in PyTorch; take gpt2 or another of its sizes"
-        )
+        raise ArgumentError(f"bench: got model {model}; the peers' model is a GPT-2: take gpt2 or another of its sizes")
     return config
 
 
