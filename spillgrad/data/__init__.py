@@ -7,13 +7,6 @@ from spillgrad.data.text import load_text
 from spillgrad.data.token_dataset import TokenDataset
 
 __all__ = [
-    "BPEDataset",
-    "BPETokenizer",
-    "ByteDataset",
-    "DataLoader",
-    "Dataset",
-    "TensorDataset",
-    "TokenDataset",
-    "collate",
+    "BPEDataset", "BPETokenizer", "ByteDataset", "DataLoader", "Dataset", "TensorDataset", "TokenDataset", "collate",
     "load_text",
-]
+]  # fmt: skip

@@ -42,17 +42,10 @@ D = TypeVar("D")
 
 
 def save_checkpoint(
-    directory: str | os.PathLike[str],
-    model: Module,
-    optimizer: Optimizer | None = None,
-    *,
-    scheduler: LRScheduler | None = None,
-    data: DataLoader | None = None,
-    step: int = 0,
-    extra: Mapping[str, Any] | None = None,
-    max_shard_size: int | str = "5GB",
-    trainable_only: bool = False,
-) -> Path:
+    directory: str | os.PathLike[str], model: Module, optimizer: Optimizer | None = None, *,
+    scheduler: LRScheduler | None = None, data: DataLoader | None = None, step: int = 0,
+    extra: Mapping[str, Any] | None = None, max_shard_size: int | str = "5GB", trainable_only: bool = False,
+) -> Path:  # fmt: skip
     """Write a checkpoint that replaces the directory's former one; return the sub-directory with its files.
 
     Tensors are written one by one; saving needs memory for at most one more, whether the model is in RAM or on disk.
@@ -117,14 +110,9 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    directory: str | os.PathLike[str],
-    model: Module | None = None,
-    optimizer: Optimizer | None = None,
-    *,
-    scheduler: LRScheduler | None = None,
-    data: DataLoader | None = None,
-    strict: bool = True,
-) -> dict[str, Any]:
+    directory: str | os.PathLike[str], model: Module | None = None, optimizer: Optimizer | None = None, *,
+    scheduler: LRScheduler | None = None, data: DataLoader | None = None, strict: bool = True,
+) -> dict[str, Any]:  # fmt: skip
     """Load a checkpoint into the given objects, tensor by tensor, and return the rest of its content.
 
     The result is a dict of `step`, `model` (its class), `config`, `extra`, and three lists as in Hugging Face's loading
@@ -143,14 +131,9 @@ def load_checkpoint(
 
 
 def _load(
-    current: Path,
-    state: dict[str, Any],
-    model: Module | None,
-    optimizer: Optimizer | None,
-    scheduler: LRScheduler | None,
-    data: DataLoader | None,
-    strict: bool,
-) -> dict[str, Any]:
+    current: Path, state: dict[str, Any], model: Module | None, optimizer: Optimizer | None,
+    scheduler: LRScheduler | None, data: DataLoader | None, strict: bool,
+) -> dict[str, Any]:  # fmt: skip
     directory = current.parent
     require_state(current, state)
     result = {key: state[key] for key in ("step", "model", "config", "extra")}

@@ -7,16 +7,6 @@ from spillgrad.models.language_model import LanguageModel
 from spillgrad.models.llama import Llama, LlamaConfig
 
 __all__ = [
-    "GPT",
-    "GPTConfig",
-    "LanguageModel",
-    "Llama",
-    "LlamaConfig",
-    "build",
-    "config",
-    "config_of",
-    "from_safetensors",
-    "gpt",
-    "llama",
-    "names",
-]
+    "GPT", "GPTConfig", "LanguageModel", "Llama", "LlamaConfig", "build", "config", "config_of", "from_safetensors",
+    "gpt", "llama", "names",
+]  # fmt: skip

@@ -37,13 +37,9 @@ class LanguageModel(Module):
         return None, losses.linear_cross_entropy(hidden, self.lm_head.weight, self._placed(targets))
 
     def generate(
-        self,
-        idx: Tensor | np.ndarray,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
+        self, idx: Tensor | np.ndarray, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
         seed: int = 0,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Continue token sequences by sampling; temperature 0 always takes the likeliest token.
 
         Shapes: idx int64 (B, T), result int64 (B, T + max_new_tokens). Only the last `context` tokens are used.

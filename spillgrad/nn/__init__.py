@@ -8,7 +8,6 @@ from spillgrad.nn.conv import *
 from spillgrad.nn.distance import *
 from spillgrad.nn.dropout import *
 from spillgrad.nn.embedding import *
-from spillgrad.nn.flatten import *
 from spillgrad.nn.group_norm import *
 from spillgrad.nn.identity import *
 from spillgrad.nn.layer_norm import *

@@ -9,21 +9,20 @@ from spillgrad.ops import creation
 
 
 class Affine(Module):
-    """A module with a scale `weight` and a shift `bias`, or None in place of either."""
+    """A module with a scale `weight` and perhaps a shift `bias`, or None in place of either."""
 
     weight: Parameter | None
     bias: Parameter | None
 
-    def _register_affine(self, shape: Any, scaled: bool, shifted: bool, device: Any, dtype: Any) -> None:
-        for name, present in (("weight", scaled), ("bias", shifted)):
+    def _register_affine(self, shape: Any, device: Any, dtype: Any, **present: bool) -> None:
+        for name, is_present in present.items():
             self.register_parameter(
-                name, Parameter(creation.empty(shape, device=device, dtype=dtype)) if present else None
+                name, Parameter(creation.empty(shape, device=device, dtype=dtype)) if is_present else None
             )
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set weight to one and bias to zero."""
-        if self.weight is not None:
-            init.ones_(self.weight)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+        for name, fill in (("weight", init.ones_), ("bias", init.zeros_)):
+            parameter = self._parameters.get(name)
+            if parameter is not None:
+                fill(parameter)

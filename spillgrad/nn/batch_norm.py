@@ -5,20 +5,16 @@ from typing import Any
 from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.autograd.recompute.state import is_recomputing
 from spillgrad.errors import ShapeError
-from spillgrad.nn import init
-from spillgrad.nn.module import Module
-from spillgrad.nn.parameter import Parameter
+from spillgrad.nn.affine import Affine
 from spillgrad.ops import channel_norm, creation, shape
 from spillgrad.tensor import Tensor
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
 
 
-class _TrackedNorm(Module):
+class _TrackedNorm(Affine):
     """The base of these layers: options, parameters and running statistics."""
 
-    weight: Parameter | None
-    bias: Parameter | None
     running_mean: Tensor | None
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
@@ -34,9 +30,8 @@ class _TrackedNorm(Module):
         self.momentum = momentum
         self.affine = affine
         self.track_running_stats = track_running_stats
+        self._register_affine(num_features, device, dtype, weight=affine, bias=affine and bias)
         options = {"device": device, "dtype": dtype}
-        for name, present in (("weight", affine), ("bias", affine and bias)):
-            self.register_parameter(name, Parameter(creation.empty(num_features, **options)) if present else None)
         for name in ("running_mean", "running_var"):
             self.register_buffer(name, creation.zeros(num_features, **options) if track_running_stats else None)
         count = creation.zeros((), device=device, dtype="int64") if track_running_stats else None
@@ -53,16 +48,12 @@ class _TrackedNorm(Module):
     def reset_parameters(self) -> None:
         """Set weight to one and bias to zero, and reset the running statistics."""
         self.reset_running_stats()
-        if self.weight is not None:
-            init.ones_(self.weight)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+        super().reset_parameters()
 
     def extra_repr(self) -> str:
         return (
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
-            f"bias={self.bias is not None}, "
-            f"track_running_stats={self.track_running_stats}"
+            f"bias={self.bias is not None}, track_running_stats={self.track_running_stats}"
         )
 
 

@@ -1,8 +1,8 @@
 """Convolution layers."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from spillgrad.errors import ArgumentError
 from spillgrad.nn import init
@@ -21,6 +21,7 @@ class _Conv(Module):
 
     weight: Parameter
     bias: Parameter | None
+    _function: ClassVar[Callable[..., Tensor]]
     _dims = 2
     _transposed = False
 
@@ -76,6 +77,10 @@ class _Conv(Module):
                 widths += [self.padding[d]] * 2
         return pad(x, widths, self.padding_mode), 0
 
+    def forward(self, x: Tensor) -> Tensor:
+        x, padding = self._padded(x)
+        return type(self)._function(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+
     def extra_repr(self) -> str:
         shown = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
         plain = {"padding": (0,) * self._dims, "output_padding": (0,) * self._dims, "dilation": (1,) * self._dims}
@@ -92,11 +97,8 @@ class Conv1d(_Conv):
     Shapes: x (N, in_channels, L), result (N, out_channels, l), weight (out_channels, in_channels / groups, k).
     """
 
+    _function = conv.conv1d
     _dims = 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, padding = self._padded(x)
-        return conv.conv1d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
 class Conv2d(_Conv):
@@ -106,9 +108,7 @@ class Conv2d(_Conv):
     kw).
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        x, padding = self._padded(x)
-        return conv.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+    _function = conv.conv2d
 
 
 class Conv3d(_Conv):
@@ -118,11 +118,8 @@ class Conv3d(_Conv):
     kd, kh, kw).
     """
 
+    _function = conv.conv3d
     _dims = 3
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, padding = self._padded(x)
-        return conv.conv3d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
 class _ConvTranspose(_Conv):
@@ -141,6 +138,12 @@ class _ConvTranspose(_Conv):
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
         )
         self.output_padding = sizes(name, "output_padding", output_padding, self._dims, 0)
+
+    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        extra = self._extra(x, output_size)
+        return type(self)._function(
+            x, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation
+        )
 
     def _extra(self, x: Tensor, output_size: Sequence[int] | None) -> tuple[int, ...]:
         """Return the output padding; for a given output size, the padding that results in it."""
@@ -167,13 +170,8 @@ class ConvTranspose1d(_ConvTranspose):
     Shapes: x (N, in_channels, l), result (N, out_channels, L), weight (in_channels, out_channels / groups, k).
     """
 
+    _function = conv.conv_transpose1d
     _dims = 1
-
-    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        return conv.conv_transpose1d(
-            x, self.weight, self.bias, self.stride, self.padding, self._extra(x, output_size), self.groups,
-            self.dilation,
-        )  # fmt: skip
 
 
 class ConvTranspose2d(_ConvTranspose):
@@ -183,11 +181,7 @@ class ConvTranspose2d(_ConvTranspose):
     kw).
     """
 
-    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        return conv.conv_transpose2d(
-            x, self.weight, self.bias, self.stride, self.padding, self._extra(x, output_size), self.groups,
-            self.dilation,
-        )  # fmt: skip
+    _function = conv.conv_transpose2d
 
 
 class ConvTranspose3d(_ConvTranspose):
@@ -197,10 +191,5 @@ class ConvTranspose3d(_ConvTranspose):
     kd, kh, kw).
     """
 
+    _function = conv.conv_transpose3d
     _dims = 3
-
-    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        return conv.conv_transpose3d(
-            x, self.weight, self.bias, self.stride, self.padding, self._extra(x, output_size), self.groups,
-            self.dilation,
-        )  # fmt: skip

@@ -1,5 +1,6 @@
 """Distances as modules."""
 
+from spillgrad.nn.function_layer import FunctionLayer
 from spillgrad.nn.module import Module
 from spillgrad.ops import distance
 from spillgrad.tensor import Tensor
@@ -7,16 +8,13 @@ from spillgrad.tensor import Tensor
 __all__ = ["CosineSimilarity", "PairwiseDistance"]
 
 
-class CosineSimilarity(Module):
+class CosineSimilarity(FunctionLayer):
     """Cosine of the angle between two vectors along a dimension; their lengths are taken as at least `eps`."""
 
-    def __init__(self, dim: int = 1, eps: float = 1e-8) -> None:
-        super().__init__()
-        self.dim = dim
-        self.eps = eps
-
-    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
-        return distance.cosine_similarity(x1, x2, self.dim, self.eps)
+    _function = distance.cosine_similarity
+    _shown = ()
+    dim: int = 1
+    eps: float = 1e-8
 
 
 class PairwiseDistance(Module):

@@ -31,7 +31,8 @@ class GroupNorm(Affine):
         self.num_channels = num_channels
         self.eps = eps
         self.affine = affine
-        self._register_affine(num_channels, affine, affine and bias, device, dtype)
+        self._register_affine(num_channels, device, dtype, weight=affine, bias=affine and bias)
+        self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         return channel_norm.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)

@@ -19,19 +19,17 @@ class LayerNorm(Affine):
     """
 
     def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        elementwise_affine: bool = True,
-        bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
+        bias: bool = True, device: Any = None, dtype: Any = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.normalized_shape = shape_arguments((normalized_shape,))
         self.eps = eps
         self.elementwise_affine = elementwise_affine
-        self._register_affine(self.normalized_shape, elementwise_affine, elementwise_affine and bias, device, dtype)
+        self._register_affine(
+            self.normalized_shape, device, dtype, weight=elementwise_affine, bias=elementwise_affine and bias
+        )
+        self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         return normalization.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)

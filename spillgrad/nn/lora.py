@@ -145,12 +145,9 @@ _LAYERS: tuple[type[LoRALayer], ...] = (LoRALinear, LoRAConv1D)
 
 
 def lora(
-    model: Module,
-    rank: int = 8,
-    alpha: float | None = None,
-    dropout: float = 0.0,
+    model: Module, rank: int = 8, alpha: float | None = None, dropout: float = 0.0,
     target: str | Sequence[str] | None = None,
-) -> Module:
+) -> Module:  # fmt: skip
     """Freeze a model and put adapters of a rank beside its linear layers, in place; return the model.
 
     A layer computes base(x) + (alpha / rank) · B(A(dropout(x))); `alpha` defaults to the rank. Only A and B require

@@ -1,9 +1,9 @@
 """Losses as modules: each calls the function of its name with fixed options."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import KW_ONLY
 
-from spillgrad.nn.module import Module
+from spillgrad.nn.function_layer import FunctionLayer
 from spillgrad.ops import ctc, elementwise_losses, likelihood_losses, losses, margin_losses
 from spillgrad.tensor import Tensor
 
@@ -15,22 +15,17 @@ __all__ = [
 ]  # fmt: skip
 
 
-class _Loss(Module):
-    """A module that calls one function; tensors among its options are buffers."""
+class _Loss(FunctionLayer):
+    """The base of losses: tensors among the options are buffers, and the representation shows no options."""
 
-    _function: Callable[..., Tensor]
+    _shown = ()
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self._options = tuple(options)
-        for name, value in options.items():
-            if name in ("weight", "pos_weight"):
-                self.register_buffer(name, value)
-            else:
-                setattr(self, name, value)
-
-    def forward(self, *tensors: Tensor) -> Tensor:
-        return type(self)._function(*tensors, **{name: getattr(self, name) for name in self._options})
+    def _set_up(self) -> None:
+        for name in ("weight", "pos_weight"):
+            if name in self._options:
+                tensor = getattr(self, name)
+                delattr(self, name)
+                self.register_buffer(name, tensor)
 
 
 class CrossEntropyLoss(_Loss):
@@ -40,191 +35,172 @@ class CrossEntropyLoss(_Loss):
     """
 
     _function = losses.cross_entropy
-
-    def __init__(
-        self,
-        weight: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-    ) -> None:
-        super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
+    weight: Tensor | None = None
+    ignore_index: int = -100
+    reduction: str = "mean"
+    label_smoothing: float = 0.0
 
 
 class NLLLoss(_Loss):
     """Negative of the log probabilities of the target classes. Shapes as for `CrossEntropyLoss`."""
 
     _function = losses.nll_loss
-
-    def __init__(self, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean") -> None:
-        super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction)
+    weight: Tensor | None = None
+    ignore_index: int = -100
+    reduction: str = "mean"
 
 
 class MSELoss(_Loss):
     """Squared difference of input and target."""
 
     _function = elementwise_losses.mse_loss
-
-    def __init__(self, reduction: str = "mean") -> None:
-        super().__init__(reduction=reduction)
+    reduction: str = "mean"
 
 
 class L1Loss(_Loss):
     """Absolute difference of input and target."""
 
     _function = elementwise_losses.l1_loss
-
-    def __init__(self, reduction: str = "mean") -> None:
-        super().__init__(reduction=reduction)
+    reduction: str = "mean"
 
 
 class SmoothL1Loss(_Loss):
     """Absolute difference of input and target; below `beta`, a parabola."""
 
     _function = elementwise_losses.smooth_l1_loss
-
-    def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
-        super().__init__(reduction=reduction, beta=beta)
+    reduction: str = "mean"
+    beta: float = 1.0
 
 
 class HuberLoss(_Loss):
     """Half the squared difference of input and target; beyond `delta`, linear."""
 
     _function = elementwise_losses.huber_loss
-
-    def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
-        super().__init__(reduction=reduction, delta=delta)
+    reduction: str = "mean"
+    delta: float = 1.0
 
 
 class BCELoss(_Loss):
     """Negative log probability of the target under the probabilities given."""
 
     _function = likelihood_losses.binary_cross_entropy
-
-    def __init__(self, weight: Tensor | None = None, reduction: str = "mean") -> None:
-        super().__init__(weight=weight, reduction=reduction)
+    weight: Tensor | None = None
+    reduction: str = "mean"
 
 
 class BCEWithLogitsLoss(_Loss):
     """Negative log probability of the target under sigmoid of the logits; `pos_weight` scales its positive part."""
 
     _function = elementwise_losses.binary_cross_entropy_with_logits
-
-    def __init__(self, weight: Tensor | None = None, reduction: str = "mean", pos_weight: Tensor | None = None) -> None:
-        super().__init__(weight=weight, reduction=reduction, pos_weight=pos_weight)
+    weight: Tensor | None = None
+    reduction: str = "mean"
+    pos_weight: Tensor | None = None
 
 
 class KLDivLoss(_Loss):
     """Kullback-Leibler divergence of the target from the logarithms given; "batchmean" is its definition."""
 
     _function = likelihood_losses.kl_div
-
-    def __init__(self, reduction: str = "mean", log_target: bool = False) -> None:
-        super().__init__(reduction=reduction, log_target=log_target)
+    reduction: str = "mean"
+    log_target: bool = False
 
 
 class PoissonNLLLoss(_Loss):
     """Negative log probability of counts under Poisson distributions of the (logarithms of) rates given."""
 
     _function = likelihood_losses.poisson_nll_loss
-
-    def __init__(self, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean") -> None:
-        super().__init__(log_input=log_input, full=full, eps=eps, reduction=reduction)
+    log_input: bool = True
+    full: bool = False
+    eps: float = 1e-8
+    reduction: str = "mean"
 
 
 class GaussianNLLLoss(_Loss):
     """Negative log density of the target under normal distributions: call it with means, target and variances."""
 
     _function = likelihood_losses.gaussian_nll_loss
-
-    def __init__(self, *, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
-        super().__init__(full=full, eps=eps, reduction=reduction)
+    _: KW_ONLY
+    full: bool = False
+    eps: float = 1e-6
+    reduction: str = "mean"
 
 
 class SoftMarginLoss(_Loss):
     """log(1 + exp(-target * input)) for targets of 1 and -1."""
 
     _function = likelihood_losses.soft_margin_loss
-
-    def __init__(self, reduction: str = "mean") -> None:
-        super().__init__(reduction=reduction)
+    reduction: str = "mean"
 
 
 class MultiLabelSoftMarginLoss(_Loss):
     """Binary cross entropy of logits, averaged over classes."""
 
     _function = likelihood_losses.multilabel_soft_margin_loss
-
-    def __init__(self, weight: Tensor | None = None, reduction: str = "mean") -> None:
-        super().__init__(weight=weight, reduction=reduction)
+    weight: Tensor | None = None
+    reduction: str = "mean"
 
 
 class MarginRankingLoss(_Loss):
     """max(0, margin - target * (input1 - input2))."""
 
     _function = margin_losses.margin_ranking_loss
-
-    def __init__(self, margin: float = 0.0, reduction: str = "mean") -> None:
-        super().__init__(margin=margin, reduction=reduction)
+    margin: float = 0.0
+    reduction: str = "mean"
 
 
 class HingeEmbeddingLoss(_Loss):
     """The distances given where the target is 1, and max(0, margin - distance) where it is -1."""
 
     _function = margin_losses.hinge_embedding_loss
-
-    def __init__(self, margin: float = 1.0, reduction: str = "mean") -> None:
-        super().__init__(margin=margin, reduction=reduction)
+    margin: float = 1.0
+    reduction: str = "mean"
 
 
 class CosineEmbeddingLoss(_Loss):
     """1 - cosine where the target is 1, and max(0, cosine - margin) where it is -1."""
 
     _function = margin_losses.cosine_embedding_loss
-
-    def __init__(self, margin: float = 0.0, reduction: str = "mean") -> None:
-        super().__init__(margin=margin, reduction=reduction)
+    margin: float = 0.0
+    reduction: str = "mean"
 
 
 class TripletMarginLoss(_Loss):
     """max(0, margin + distance to the positive - distance to the negative)."""
 
     _function = margin_losses.triplet_margin_loss
-
-    def __init__(
-        self, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6, swap: bool = False, reduction: str = "mean"
-    ) -> None:
-        super().__init__(margin=margin, p=p, eps=eps, swap=swap, reduction=reduction)
+    margin: float = 1.0
+    p: float = 2.0
+    eps: float = 1e-6
+    swap: bool = False
+    reduction: str = "mean"
 
 
 class TripletMarginWithDistanceLoss(_Loss):
     """max(0, margin + distance to the positive - distance to the negative), with a given distance function."""
 
     _function = margin_losses.triplet_margin_with_distance_loss
-
-    def __init__(
-        self, *, distance_function: Callable[[Tensor, Tensor], Tensor] | None = None, margin: float = 1.0,
-        swap: bool = False, reduction: str = "mean",
-    ) -> None:  # fmt: skip
-        super().__init__(distance_function=distance_function, margin=margin, swap=swap, reduction=reduction)
+    _: KW_ONLY
+    distance_function: Callable[[Tensor, Tensor], Tensor] | None = None
+    margin: float = 1.0
+    swap: bool = False
+    reduction: str = "mean"
 
 
 class MultiMarginLoss(_Loss):
     """Mean over other classes i of max(0, margin - input[target] + input[i])**p."""
 
     _function = margin_losses.multi_margin_loss
-
-    def __init__(self, p: int = 1, margin: float = 1.0, weight: Tensor | None = None, reduction: str = "mean") -> None:
-        super().__init__(p=p, margin=margin, weight=weight, reduction=reduction)
+    p: int = 1
+    margin: float = 1.0
+    weight: Tensor | None = None
+    reduction: str = "mean"
 
 
 class MultiLabelMarginLoss(_Loss):
     """Sum over target classes j and others i of max(0, 1 - input[j] + input[i]), divided by their number."""
 
     _function = margin_losses.multilabel_margin_loss
-
-    def __init__(self, reduction: str = "mean") -> None:
-        super().__init__(reduction=reduction)
+    reduction: str = "mean"
 
 
 class CTCLoss(_Loss):
@@ -234,6 +210,6 @@ class CTCLoss(_Loss):
     """
 
     _function = ctc.ctc_loss
-
-    def __init__(self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False) -> None:
-        super().__init__(blank=blank, reduction=reduction, zero_infinity=zero_infinity)
+    blank: int = 0
+    reduction: str = "mean"
+    zero_infinity: bool = False

@@ -132,13 +132,8 @@ class ModuleCalls:
         return _add_hook(self._forward_pre_hooks, called, prepend)
 
     def register_forward_hook(
-        self,
-        hook: Callable[..., Any],
-        *,
-        prepend: bool = False,
-        with_kwargs: bool = False,
-        always_call: bool = False,
-    ) -> RemovableHandle:
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False, always_call: bool = False,
+    ) -> RemovableHandle:  # fmt: skip
         """Call `hook(module, args, output)` after forward; what it returns, unless None, replaces the output.
 
         With `with_kwargs` it is `hook(module, args, kwargs, output)`; with `always_call` it is also called when forward

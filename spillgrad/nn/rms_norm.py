@@ -3,17 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from spillgrad.nn import init
-from spillgrad.nn.module import Module
-from spillgrad.nn.parameter import Parameter
-from spillgrad.ops import creation, normalization
+from spillgrad.nn.affine import Affine
+from spillgrad.ops import normalization
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
 
 __all__ = ["RMSNorm"]
 
 
-class RMSNorm(Module):
+class RMSNorm(Affine):
     """Divide by the root mean square of the last dimensions, then scale.
 
     `eps` None means the machine epsilon of the input's dtype.
@@ -21,28 +19,16 @@ class RMSNorm(Module):
     Source: Zhang, Sennrich 2019, "Root mean square layer normalization".
     """
 
-    weight: Parameter | None
-
     def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float | None = None,
-        elementwise_affine: bool = True,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
+        self, normalized_shape: int | Sequence[int], eps: float | None = None, elementwise_affine: bool = True,
+        device: Any = None, dtype: Any = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.normalized_shape = shape_arguments((normalized_shape,))
         self.eps = eps
         self.elementwise_affine = elementwise_affine
-        weight = creation.empty(self.normalized_shape, device=device, dtype=dtype) if elementwise_affine else None
-        self.register_parameter("weight", None if weight is None else Parameter(weight))
+        self._register_affine(self.normalized_shape, device, dtype, weight=elementwise_affine)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set weight to one."""
-        if self.weight is not None:
-            init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         return normalization.rms_norm(x, self.normalized_shape, self.weight, self.eps)

@@ -59,13 +59,9 @@ def _names_device(argument: Any) -> bool:
 
 @declare(method="to astype cast")
 def to(
-    input: Tensor,
-    *arguments: Any,
-    dtype: Any = None,
-    device: Any = None,
-    non_blocking: bool = False,
+    input: Tensor, *arguments: Any, dtype: Any = None, device: Any = None, non_blocking: bool = False,
     copy: bool = False,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return the tensor as a dtype and on a device; itself where nothing changes.
 
     The two come in either order, or as another tensor that has them.

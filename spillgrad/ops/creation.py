@@ -176,14 +176,9 @@ def empty(
 
 
 def full(
-    size: Any = None,
-    fill_value: Any = 0,
-    dtype: Any = None,
-    device: Any = None,
-    requires_grad: bool = False,
-    *,
+    size: Any = None, fill_value: Any = 0, dtype: Any = None, device: Any = None, requires_grad: bool = False, *,
     shape: Any = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return a tensor filled with one value, of that value's own dtype if none is given.
 
     Raises ArgumentError for a value that an integer dtype cannot hold.
@@ -299,14 +294,9 @@ def draw(
 
 
 def rand(
-    *sizes: Any,
-    size: Any = None,
-    shape: Any = None,
-    dtype: Any = None,
-    generator: Generator | None = None,
-    device: Any = None,
-    requires_grad: bool = False,
-) -> Tensor:
+    *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, generator: Generator | None = None,
+    device: Any = None, requires_grad: bool = False,
+) -> Tensor:  # fmt: skip
     """Return values drawn uniformly from [0, 1)."""
     sizes, dtype = _with_positional_dtype(sizes, dtype)
     drawn = draw("rand", kernels.uniform, _sizes("rand", sizes, size, shape), dtype, generator, device)
@@ -314,14 +304,9 @@ def rand(
 
 
 def randn(
-    *sizes: Any,
-    size: Any = None,
-    shape: Any = None,
-    dtype: Any = None,
-    generator: Generator | None = None,
-    device: Any = None,
-    requires_grad: bool = False,
-) -> Tensor:
+    *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, generator: Generator | None = None,
+    device: Any = None, requires_grad: bool = False,
+) -> Tensor:  # fmt: skip
     """Return values drawn from the standard normal distribution."""
     sizes, dtype = _with_positional_dtype(sizes, dtype)
     drawn = draw("randn", kernels.normal, _sizes("randn", sizes, size, shape), dtype, generator, device)
@@ -347,15 +332,9 @@ def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: G
 
 
 def randint(
-    low: Any = 0,
-    high: Any = None,
-    size: Any = None,
-    dtype: Any = None,
-    generator: Generator | None = None,
-    device: Any = None,
-    *,
-    shape: Any = (1,),
-) -> Tensor:
+    low: Any = 0, high: Any = None, size: Any = None, dtype: Any = None, generator: Generator | None = None,
+    device: Any = None, *, shape: Any = (1,),
+) -> Tensor:  # fmt: skip
     """Return integers drawn uniformly from [low, high), or from [0, low) with one bound."""
     if isinstance(high, list | tuple):
         low, high, size = 0, low, high

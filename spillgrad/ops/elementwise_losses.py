@@ -76,12 +76,9 @@ _plain_cross_entropy = _reduced_operation(
 
 @float32_in_autocast
 def binary_cross_entropy_with_logits(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    reduction: str = "mean",
+    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean",
     pos_weight: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return the negative log probability of `target` (probabilities) under sigmoid of the logits `input`.
 
     Shapes: input and target alike; weight and pos_weight (of the positive part) broadcast.

@@ -358,9 +358,3 @@ def fill_diagonal_(tensor: Tensor, fill_value: Number, wrap: bool = False) -> Te
         places = (rows, rows % (shape[1] + 1))
     getitem_setitem.setitem(tensor, places, fill_value)
     return tensor
-
-
-__all__ = [
-    "diagonal_scatter", "index_copy", "index_fill", "index_put", "index_reduce", "masked_scatter",
-    "put", "scatter_reduce", "select_scatter", "slice_scatter",
-]  # fmt: skip

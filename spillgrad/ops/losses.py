@@ -52,14 +52,9 @@ def _cross_entropy_forward(
 
 
 def _cross_entropy_fused(
-    g: Tensor,
-    self: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
+    g: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, label_smoothing: float,
     lse: Tensor,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     def gradient(g: np.ndarray, logits: np.ndarray, lse: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
         return kernels.cross_entropy_backward(g, logits, target.array, lse, ignore_index, label_smoothing, weight)
 

@@ -333,13 +333,9 @@ ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh")
 
 
 def linear(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    activation: str | None = None,
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None,
     residual: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return activation(input @ weight.T + bias) + residual.
 
     The activation ("relu", "silu", "gelu" or "gelu_tanh"), or without one the sum with `residual`, costs no pass over

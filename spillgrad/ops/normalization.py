@@ -89,14 +89,9 @@ def _layer_norm_forward(
 
 
 def _layer_norm_fused(
-    g: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-    normalized_shape: Shape,
+    g: Tensor, input: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, normalized_shape: Shape,
     needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     gradients = run_on_tensors(kernels.layer_norm_backward, g, input, weight, mean, rstd, exact_aux=True)
     return _wanted(gradients, normalized_shape, needs)
 
@@ -133,12 +128,9 @@ _layer_norm: Callable[..., Tensor] = operation(
 
 
 def layer_norm(
-    input: Tensor,
-    normalized_shape: int | Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return each row shifted to mean 0 and scaled to variance 1, then scaled and shifted by the parameters.
 
     Shapes: rows are the trailing dimensions `normalized_shape`, which weight and bias have too. Source: Ba et al. 2016.

@@ -335,16 +335,11 @@ _NAMES: dict[str, Any] = {
 
 
 def operation(
-    name: str,
-    forward: Callable[..., Any] | Planned,
-    /,
-    *,
-    outputs: tuple[str, ...] = ("result",),
-    aux: tuple[str, ...] = (),
-    view: bool = False,
+    name: str, forward: Callable[..., Any] | Planned, /, *, outputs: tuple[str, ...] = ("result",),
+    aux: tuple[str, ...] = (), view: bool = False,
     joint: tuple[tuple[str, ...], Callable[..., Any] | Composed] | None = None,
     **derivatives: Callable[..., Any] | Composed,
-) -> Operation:
+) -> Operation:  # fmt: skip
     """Define an operation; keyword arguments name inputs of `forward` and give their derivatives.
 
     `forward` takes arrays in place of tensors and returns the outputs, then the auxiliaries. `joint` gives one

@@ -215,15 +215,9 @@ _std: Callable[..., Tensor] = operation("std", _std_forward, self=_std_gradient)
 
 
 def _spread(
-    function: Any,
-    name: str,
-    input: Tensor,
-    dim: Any,
-    unbiased: bool | None,
-    keepdim: bool,
-    correction: float | None,
+    function: Any, name: str, input: Tensor, dim: Any, unbiased: bool | None, keepdim: bool, correction: float | None,
     axis: Dims,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     require_floats(name, input.dtype)
     if isinstance(dim, bool):  # PyTorch: var(x, False) gives `unbiased`
         dim, unbiased = None, dim
@@ -442,14 +436,9 @@ _euclidean: Callable[..., Tensor] = operation("linalg_vector_norm", _euclidean_f
 
 @declare(method=True)
 def norm(
-    input: Tensor,
-    p: float | str | None = 2.0,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: Any = None,
+    input: Tensor, p: float | str | None = 2.0, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None,
     axis: Dims = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return the vector norm (sum |x|**p)**(1/p) over dimensions; p may be inf, -inf or 0 (how many are not zero).
 
     "fro" is 2. Raises ArgumentError for another name.

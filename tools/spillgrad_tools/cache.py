@@ -3,17 +3,16 @@
 import functools
 from collections.abc import Callable
 
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 import spillgrad as sg
 from spillgrad.nn import functional
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_kernels.jit import cache
 from spillgrad_kernels.jit.compile import counts
-from spillgrad_tools.train.settings import TrainSettings
+from spillgrad_tools.named_values import named_values
+from spillgrad_tools.train.options import TrainSettings
 from spillgrad_tools.train.training import Training
 
 # This part of the text is enough to reach every kernel of a training run.
@@ -70,18 +69,14 @@ def run(action: str) -> None:
 
 def _info(console: Console) -> None:
     found = cache.info()
-    table = Table(box=SIMPLE, show_header=False)
-    table.add_column()
-    table.add_column(overflow="fold")
-    for name, value in (
-        ("directory", str(found.directory)),
-        ("can be written", "yes" if found.writable else "no: a temporary directory stands in"),
-        ("kernels of this version", f"{found.files} ({format_bytes(found.size_bytes)})"),
-        ("other versions", f"{found.other_versions} ({format_bytes(found.other_bytes)})"),
-        ("limits", f"{format_bytes(cache.LIMIT_BYTES)}, unused for {cache.UNUSED_S / 86400:.0f} days"),
-    ):
-        table.add_row(name, value)
-    console.print(table)
+    rows = {
+        "directory": str(found.directory),
+        "can be written": "yes" if found.writable else "no: a temporary directory stands in",
+        "kernels of this version": f"{found.files} ({format_bytes(found.size_bytes)})",
+        "other versions": f"{found.other_versions} ({format_bytes(found.other_bytes)})",
+        "limits": f"{format_bytes(cache.LIMIT_BYTES)}, unused for {cache.UNUSED_S / 86400:.0f} days",
+    }
+    console.print(named_values(rows, justify="left"))
 
 
 def _warm(console: Console) -> None:

@@ -17,7 +17,7 @@ from spillgrad_tools.bench.options import TrainOptions as BenchTrainOptions
 from spillgrad_tools.inspect.options import InspectOptions, Place
 from spillgrad_tools.options import Disk, Json, named_path, takes
 from spillgrad_tools.plain_warnings import warnings_for_users
-from spillgrad_tools.train.settings import PlanOptions, TrainOptions, TrainSettings
+from spillgrad_tools.train.options import PlanOptions, TrainOptions, TrainSettings
 
 WRONG = 1
 BAD_INPUT = 2
@@ -171,10 +171,8 @@ def bench_plan(options: BenchPlanOptions) -> None:
 
 @bench.command("spill")
 def bench_spill(
-    as_json: Json = False,
-    directory: Disk = Path(),
-    rounds: Rounds = 9,
-) -> None:
+    as_json: Json = False, directory: Disk = Path(), rounds: Rounds = 9,
+) -> None:  # fmt: skip
     """Time the spill store beside plain file I/O, and a training step in RAM and spilled."""
     from spillgrad_tools.bench.spill import run
 
@@ -183,10 +181,9 @@ def bench_spill(
 
 @bench.command("soak")
 def bench_soak(
-    as_json: Json = False,
-    directory: Disk = Path(),
+    as_json: Json = False, directory: Disk = Path(),
     minutes: Annotated[float, typer.Option(min=0.01, metavar="M", help="How long.")] = 20,
-) -> None:
+) -> None:  # fmt: skip
     """Use stores from several threads on a disk that fails, and look for errors and leaks that nobody asked for."""
     from spillgrad_tools.bench.soak import run
 

@@ -8,8 +8,6 @@ from spillgrad.nn.registration import (
 )
 
 __all__ = [
-    "Module",
-    "register_module_buffer_registration_hook",
-    "register_module_module_registration_hook",
+    "Module", "register_module_buffer_registration_hook", "register_module_module_registration_hook",
     "register_module_parameter_registration_hook",
-]
+]  # fmt: skip

@@ -5,11 +5,6 @@ from spillgrad.nn.utils.clip_grad import clip_grad_norm_, clip_grad_value_
 from spillgrad.nn.utils.convert_parameters import parameters_to_vector, vector_to_parameters
 
 __all__ = [
-    "clip_grad",
-    "clip_grad_norm_",
-    "clip_grad_value_",
-    "convert_parameters",
-    "parameters_to_vector",
-    "rnn",
+    "clip_grad", "clip_grad_norm_", "clip_grad_value_", "convert_parameters", "parameters_to_vector", "rnn",
     "vector_to_parameters",
-]
+]  # fmt: skip

@@ -13,8 +13,8 @@ from spillgrad.errors import ArgumentError
 from spillgrad.storage.disk.direct_io import open_direct
 from spillgrad_tools.bench import spill as bench_spill
 from spillgrad_tools.bench.bars import Row
-from spillgrad_tools.bench.report import format_measured, format_seconds, write_between_markers
-from spillgrad_tools.train.settings import TrainSettings
+from spillgrad_tools.bench.report import format_measured, write_between_markers
+from spillgrad_tools.train.options import TrainSettings
 from tests.waiting import wait_until
 
 
@@ -103,14 +103,6 @@ def test_the_rows_are_printed(
 )
 def test_what_was_measured_has_its_unit(value: float, unit: str, text: str):
     assert format_measured(value, unit) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(2e-9, "2 ns"), (1.234e-5, "12.3 us"), (0.0456, "45.6 ms"), (0.9999e-3, "1 ms"), (7.891, "7.89 s")],
-)
-def test_durations_have_a_unit_that_fits(seconds: float, text: str):
-    assert format_seconds(seconds) == text
 
 
 def test_a_table_goes_between_its_markers_and_nowhere_else(tmp_path: Path):

@@ -169,7 +169,8 @@ def test_both_libraries_train_the_same_model(tmp_path: Path):
         runner.build(vars(config), str(tmp_path / "weights.npz"))
         for number in range(3):
             runner.step(number, batch=2)
-    ours, torch = (dict(runner.training.model.named_parameters()) for runner in runners)
+    ours = dict(runners[0].training.model.named_parameters())
+    torch = runners[1].training.parameters
     assert ours.keys() == torch.keys()
     for name, parameter in ours.items():
         other = torch[name].detach().numpy()

@@ -38,7 +38,7 @@ def row(label: str, found: list[str]) -> str:
 
 def test_it_says_what_the_run_holds_does_and_waits_for():
     found = lines()
-    assert found[0] == "run-0123456789abcdef  live  8.0 s  process 4711 on mill"
+    assert found[0] == "run-0123456789abcdef  live  8 s  process 4711 on mill"
     assert found[1] == "spillgrad train --model tiny"
     assert row("step", found) == "5, backward, 0.513 a second, the last took 1.8 s"
     assert row("RAM", found) == "48 MiB of 64 MiB (75%), peak 60 MiB"
@@ -46,7 +46,7 @@ def test_it_says_what_the_run_holds_does_and_waits_for():
     assert "arrays 150 MiB, disk 120 MiB (peak 130 MiB), process 400 MiB" in [line.strip() for line in found]
     assert row("writing", found).startswith("10 MiB/s, 80 MiB in all   ")
     assert row("reading", found).startswith("5 MiB/s, 40 MiB in all   ")
-    assert row("waiting", found).startswith("25% of the time, 25% in all (2.0 s)   ")
+    assert row("waiting", found).startswith("25% of the time, 25% in all (2 s)   ")
     assert row("hits", found) == "90% of 800 were in RAM, or read ahead in time"
     assert found[-1] == "q leaves"
 
@@ -75,7 +75,7 @@ def test_what_is_now_is_of_the_last_seconds():
     idle = [*(sample(t / 10) for t in range(81)), sample(20.0, written_bytes=80 * MIB, read_bytes=40 * MIB, wait_s=2.0)]
     found = lines(now_s=21.0, samples=idle)
     assert row("writing", found).startswith("0 B/s, 80 MiB in all")
-    assert row("waiting", found).startswith("0% of the time, 10% in all (2.0 s)")
+    assert row("waiting", found).startswith("0% of the time, 10% in all (2 s)")
 
 
 def test_a_run_that_says_no_more_falls_silent():
@@ -99,11 +99,11 @@ def test_the_last_seconds_are_drawn_a_bar_for_each():
 def test_a_run_that_has_done_nothing_yet_is_shown():
     bare = {"steps": [], "samples": [], "origins": {}, "stats": StoreStats(), "settings": Settings(), "command": None}
     found = lines(phase=None, now_s=0.0, host=None, process=None, **bare)
-    assert found[0] == "run-0123456789abcdef  live  0 ms"
+    assert found[0] == "run-0123456789abcdef  live  0 s"
     assert row("step", found) == "the first"
     assert row("RAM", found) == "0 B, peak 0 B"
     assert "empty" in [line.strip() for line in found]
-    assert row("waiting", found).startswith("0% of the time, – in all (0 ms)")
+    assert row("waiting", found).startswith("0% of the time, – in all (0 s)")
 
 
 def test_operations_come_in_the_order_of_what_was_waited_for_them():
@@ -136,9 +136,9 @@ def test_failures_are_shown_with_their_last_reasons():
     found = lines(failures=failures, failure_count=70)
     place = found.index("the disk refused 70 times; the last reasons:")
     assert [line.strip() for line in found[place + 1 : place + 4]] == [
-        "at 2.0 s: reason 2",
-        "at 3.0 s: reason 3",
-        "at 4.0 s: reason 4",
+        "at 2 s: reason 2",
+        "at 3 s: reason 3",
+        "at 4 s: reason 4",
     ]
 
 

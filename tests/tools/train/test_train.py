@@ -30,8 +30,8 @@ from spillgrad_tools.train import command as train_command
 from spillgrad_tools.train import display as train_display
 from spillgrad_tools.train import saves as train_saves
 from spillgrad_tools.train.display import show_preparation, show_progress, show_sample
+from spillgrad_tools.train.options import TrainOptions, TrainSettings
 from spillgrad_tools.train.saves import Saves
-from spillgrad_tools.train.settings import TrainOptions, TrainSettings
 from spillgrad_tools.train.training import LR, LR_WIDTH, StepRecord, Training
 from tests.crafted import altered, rewrite
 from tests.storage.test_disk_store import in_own_mounts

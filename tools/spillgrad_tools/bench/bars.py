@@ -5,7 +5,7 @@ Seconds are by contender: "ours", "numpy", "torch", and the yardsticks a bar ask
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from spillgrad_tools.bench.harness import LIBRARY_NAMES, Measured
 
@@ -72,52 +72,48 @@ class Row:
         return {"case": self.case, "unit": self.unit, "measured": self.measured, "bars": bars}
 
 
-class Bar(Protocol):
+class Bar:
     """Something to reach. `yardsticks` are the timings it needs beside the row's own."""
 
-    yardsticks: ClassVar[tuple[Yardstick, ...]]
+    yardsticks: ClassVar[tuple[Yardstick, ...]] = ()
 
     def judge(self, seconds: Seconds) -> Verdict | None:
         """Return what was reached, or None where the peer it compares with was not timed."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Ratio:
+class Ratio(Bar):
     """The peer's time is at least `least` times ours."""
 
     peer: str
     least: float
-    yardsticks: ClassVar[tuple[Yardstick, ...]] = ()
 
     def __str__(self) -> str:
         return f"{self.least:g} × {PEER_NAMES[self.peer]}"
 
     def judge(self, seconds: Seconds) -> Verdict | None:
-        """Return the ratio, where the peer was timed."""
         if self.peer not in seconds:
             return None
         return Verdict(f"× {PEER_NAMES[self.peer]}", seconds[self.peer] / seconds["ours"], self.least)
 
 
 @dataclass(frozen=True)
-class ComputeOrCopy:
+class ComputeOrCopy(Bar):
     """At least 1.5 times PyTorch where it takes more than twice as long as its own copy, else 0.95 times.
 
     Below that its time is the memory's, and there is nothing left to win.
     """
 
-    yardsticks: ClassVar[tuple[Yardstick, ...]] = (TORCH_COPY,)
+    yardsticks = (TORCH_COPY,)
 
     def judge(self, seconds: Seconds) -> Verdict | None:
-        """Return the ratio to PyTorch, where it was timed."""
-        if "torch" not in seconds:
-            return None
-        wanted = 1.5 if seconds["torch"] > 2 * seconds["torch copy"] else 0.95
-        return Verdict("× PyTorch", seconds["torch"] / seconds["ours"], wanted)
+        is_compute = seconds.get("torch", 0.0) > 2 * seconds.get("torch copy", 0.0)
+        return Ratio("torch", 1.5 if is_compute else 0.95).judge(seconds)
 
 
 @dataclass(frozen=True)
-class CopySpeed:
+class CopySpeed(Bar):
     """Bytes read and written a second are at least 85 % of the better of NumPy's and PyTorch's copy.
 
     `arrays` is how many arrays of `nbytes` the row reads and writes; a copy reads one and writes one.
@@ -133,11 +129,9 @@ class CopySpeed:
         return f"{self.least:g} {self.name}"
 
     def judge(self, seconds: Seconds) -> Verdict | None:
-        """Return our share of the better copy's bytes a second."""
         copy_s = min(seconds[yardstick.name] for yardstick in self.yardsticks if yardstick.name in seconds)
-        detail = (
-            f" ({self.arrays * self.nbytes / seconds['ours'] / 1e9:.1f} of {2 * self.nbytes / copy_s / 1e9:.1f} GB/s)"
-        )
+        rates = self.arrays * self.nbytes / seconds["ours"] / 1e9, 2 * self.nbytes / copy_s / 1e9
+        detail = f" ({rates[0]:.1f} of {rates[1]:.1f} GB/s)"
         return Verdict(self.name, self.arrays / 2 * copy_s / seconds["ours"], self.least, detail=detail)
 
 
@@ -145,43 +139,31 @@ class CopySpeed:
 class DeviceCopySpeed(CopySpeed):
     """Bytes read and written a second are at least 80 % of those of the driver's copy on the device."""
 
-    yardsticks: ClassVar[tuple[Yardstick, ...]] = (DEVICE_COPY,)
-    name: ClassVar[str] = "× device copy"
-    least: ClassVar[float] = 0.8
+    yardsticks = (DEVICE_COPY,)
+    name = "× device copy"
+    least = 0.8
 
 
 @dataclass(frozen=True)
-class MoreThanNumpy:
-    """We take at most `most_us` microseconds more than NumPy."""
+class Microseconds(Bar):
+    """We take at most `most_us` microseconds, or so many more than the peer `beside`."""
 
     most_us: float
-    yardsticks: ClassVar[tuple[Yardstick, ...]] = ()
+    beside: str = ""
 
     def judge(self, seconds: Seconds) -> Verdict | None:
-        """Return the difference."""
-        return Verdict("us more than NumPy", (seconds["ours"] - seconds["numpy"]) * 1e6, self.most_us, most=True)
+        more = f" more than {PEER_NAMES[self.beside]}" if self.beside else ""
+        us = (seconds["ours"] - (seconds[self.beside] if self.beside else 0.0)) * 1e6
+        return Verdict(f"us{more}", us, self.most_us, most=True)
 
 
 @dataclass(frozen=True)
-class Microseconds:
-    """We take at most `most_us` microseconds."""
-
-    most_us: float
-    yardsticks: ClassVar[tuple[Yardstick, ...]] = ()
-
-    def judge(self, seconds: Seconds) -> Verdict | None:
-        """Return our time."""
-        return Verdict("us", seconds["ours"] * 1e6, self.most_us, most=True)
-
-
-@dataclass(frozen=True)
-class TwoThreads:
+class TwoThreads(Bar):
     """Two threads are at least 1.8 times as fast as one; not judged on another number of threads."""
 
-    yardsticks: ClassVar[tuple[Yardstick, ...]] = (ONE_THREAD,)
+    yardsticks = (ONE_THREAD,)
 
     def judge(self, seconds: Seconds) -> Verdict | None:
-        """Return one thread's time beside two threads'."""
         if ONE_THREAD.name not in seconds:
             return None
         return Verdict("× one thread", seconds[ONE_THREAD.name] / seconds["ours"], 1.8)

@@ -1,7 +1,12 @@
-"""The GPT-2 that benchmarks train, the same in every process: its sizes, parameters, tokens and optimizer."""
+"""The GPT-2 that benchmarks train, the same in every process and library: sizes, parameters, tokens and the loss.
 
-from collections.abc import Mapping
-from typing import Any
+Source: Radford et al. 2019, "Language models are unsupervised multitask learners"; parameter names of Hugging Face's
+`GPT2LMHeadModel`.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,6 +55,46 @@ def inputs_and_targets(sequences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(sequences[:, :-1]), np.ascontiguousarray(sequences[:, 1:])
 
 
+class GPTFunctions(NamedTuple):
+    """A library's functions for a GPT-2. `attention` takes queries, keys and values as one, (N, T, 3, heads, width)."""
+
+    embedding: Callable[..., Any]
+    layer_norm: Callable[..., Any]
+    linear: Callable[..., Any]
+    gelu: Callable[..., Any]
+    attention: Callable[..., Any]
+    logits: Callable[..., Any]
+    cross_entropy: Callable[..., Any]
+
+
+def gpt_loss(
+    functions: GPTFunctions, config: Mapping[str, Any], weights: Mapping[str, Any], inputs: Any, targets: Any
+) -> Any:
+    """Return the mean cross-entropy of a GPT-2, computed by a library with parameters of its own.
+
+    `weights` has the names of `gpt_weights`, and its layout where `functions.linear` takes that.
+    """
+    batch, length = inputs.shape
+    width, heads = config["n_embd"], config["n_head"]
+
+    def layer_norm(x: Any, name: str) -> Any:
+        return functions.layer_norm(x, weights[f"transformer.{name}.weight"], weights[f"transformer.{name}.bias"])
+
+    def linear(x: Any, name: str) -> Any:
+        return functions.linear(x, weights[f"transformer.{name}.weight"], weights[f"transformer.{name}.bias"])
+
+    words = weights["transformer.wte.weight"]
+    x = functions.embedding(inputs, words) + weights["transformer.wpe.weight"][:length]
+    for block in (f"h.{layer}" for layer in range(config["n_layer"])):
+        qkv = linear(layer_norm(x, f"{block}.ln_1"), f"{block}.attn.c_attn")
+        mixed = functions.attention(qkv.reshape((batch, length, 3, heads, width // heads)))
+        x = x + linear(mixed.reshape((batch, length, width)), f"{block}.attn.c_proj")
+        wide = functions.gelu(linear(layer_norm(x, f"{block}.ln_2"), f"{block}.mlp.c_fc"))
+        x = x + linear(wide, f"{block}.mlp.c_proj")
+    logits = functions.logits(layer_norm(x, "ln_f"), words)
+    return functions.cross_entropy(logits.reshape((batch * length, config["vocab_size"])), targets.reshape((-1,)))
+
+
 class Spilling:
     """The context of forward passes under hooks that spill. It notes what they leave in RAM."""
 
@@ -72,3 +117,47 @@ class Spilling:
             "written_bytes": stats.written_bytes, "read_bytes": stats.read_bytes,
             "waited_s": stats.wait_write_s + stats.wait_read_s,
         }  # fmt: skip
+
+
+class GPTTraining:
+    """A GPT-2 in training; its subclasses say how a library calls things."""
+
+    functions: GPTFunctions
+    parameters: dict[str, Any]
+    optimizer: Any
+    spill: Spilling | None = None
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+
+    def tensor(self, array: np.ndarray) -> Any:
+        """Return an array as a tensor where the model is."""
+        raise NotImplementedError
+
+    def zero_grad(self) -> None:
+        """Remove the gradients."""
+        self.optimizer.zero_grad()
+
+    def saving(self) -> Any:
+        """Return the context of a forward pass."""
+        return self.spill or contextlib.nullcontext()
+
+    def loss(self, inputs: Any, targets: Any) -> Any:
+        """Return the loss of a batch."""
+        return gpt_loss(self.functions, self.config, self.parameters, inputs, targets)
+
+    def step(self, inputs: np.ndarray, targets: np.ndarray) -> float:
+        """Run forward, backward and the optimizer's step; return the loss."""
+        self.zero_grad()
+        given = self.tensor(inputs), self.tensor(targets)
+        with self.saving():
+            loss = self.loss(*given)
+        loss.backward()
+        self.optimizer.step()
+        value: float = loss.item()
+        return value
+
+    def gradients(self) -> Iterator[np.ndarray]:
+        """Yield what the last step left on each parameter."""
+        for parameter in self.parameters.values():
+            yield parameter.grad.numpy()

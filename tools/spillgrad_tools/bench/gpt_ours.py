@@ -9,10 +9,10 @@ import numpy as np
 import spillgrad as sg
 from spillgrad.nn import init
 from spillgrad.storage.store_owner import MIN_BYTES
-from spillgrad_tools.bench.gpt import Spilling
+from spillgrad_tools.bench.gpt import GPTTraining, Spilling
 
 
-class Training:
+class Training(GPTTraining):
     """A model with given parameters, or drawn ones, and its optimizer.
 
     `spill_budget` bounds the RAM of saved tensors, `offload_budget` that of the whole model; the rest goes to
@@ -21,21 +21,12 @@ class Training:
     """
 
     def __init__(
-        self,
-        config: Mapping[str, Any],
-        weights: Mapping[str, np.ndarray] | None,
-        lr: float,
-        betas: tuple[float, float],
-        weight_decay: float,
-        directory: str | None = None,
-        spill_budget: int | str | None = None,
-        offload_budget: int | str | None = None,
-        lora: int | None = None,
-        policy: str = "spill",
-        device: str = "cpu",
-        device_budget: int | str = 0,
-        min_bytes: int | str = MIN_BYTES,
-    ) -> None:
+        self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, lr: float,
+        betas: tuple[float, float], weight_decay: float, directory: str | None = None,
+        spill_budget: int | str | None = None, offload_budget: int | str | None = None, lora: int | None = None,
+        policy: str = "spill", device: str = "cpu", device_budget: int | str = 0, min_bytes: int | str = MIN_BYTES,
+    ) -> None:  # fmt: skip
+        super().__init__(config)
         sg.manual_seed(0)
         self.device = device
 
@@ -49,7 +40,6 @@ class Training:
 
         self.offload: sg.disk_offload | None = None
         self.model: sg.nn.Module
-        self.optimizer: Any
         if offload_budget is None:
             self.model = build().to(device)
             self.optimizer = make_optimizer([p for p in self.model.parameters() if p.requires_grad])
@@ -62,7 +52,6 @@ class Training:
             with sg.no_grad():
                 for name, parameter in self.model.named_parameters():
                     parameter.copy_(sg.from_numpy(weights[name]))
-        self.spill: Spilling | None = None
         if self.offload is not None:
             self.spill = Spilling(sg.save_on_disk(self.offload, policy=policy))
         elif spill_budget is not None:
@@ -72,13 +61,12 @@ class Training:
                 )
             )
 
-    def step(self, inputs: np.ndarray, targets: np.ndarray) -> float:
-        """Run forward, backward and the optimizer's step; return the loss."""
-        given = [sg.from_numpy(array).to(self.device) for array in (inputs, targets)]
-        self.optimizer.zero_grad()
-        with self.spill or contextlib.nullcontext():
-            loss = self.model(*given)[1]
-        loss.backward()
-        self.optimizer.step()
-        value: float = loss.item()
-        return value
+    def tensor(self, array: np.ndarray) -> sg.Tensor:
+        """Return an array as a tensor where the model is."""
+        placed: sg.Tensor = sg.from_numpy(array).to(self.device)
+        return placed
+
+    def loss(self, inputs: sg.Tensor, targets: sg.Tensor) -> sg.Tensor:
+        """Return the loss of a batch."""
+        loss: sg.Tensor = self.model(inputs, targets)[1]
+        return loss

@@ -56,8 +56,11 @@ class Library:
         return self.top.from_numpy(operand).requires_grad_(requires_grad)
 
     def as_numpy(self, result: Any) -> np.ndarray:
-        """Return a result as an array."""
-        array: np.ndarray = result.detach().numpy()
+        """Return a result as an array of the host: of bfloat16, which not every library can hand over, as float32."""
+        if isinstance(result, float):
+            return np.asarray(result)
+        result = result.detach()
+        array: np.ndarray = (result.float() if str(result.dtype).endswith("bfloat16") else result).cpu().numpy()
         return array
 
     def seconds_of(self, calls: int, call: Call) -> float:

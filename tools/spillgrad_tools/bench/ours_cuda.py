@@ -48,13 +48,6 @@ class SpillgradOnCuda(Spillgrad):
         """Return the operand on the device."""
         return sg.tensor(operand, device="cuda", requires_grad=requires_grad)
 
-    def as_numpy(self, result: Any) -> np.ndarray:
-        """Return a result as an array of the host."""
-        if isinstance(result, float):
-            return np.asarray(result)
-        array: np.ndarray = result.detach().cpu().numpy()
-        return array.astype(np.float32) if result.dtype == sg.bfloat16 else array
-
     def seconds_of(self, calls: int, call: Call) -> float:
         """Return how long the device takes for so many calls."""
         begin, end = driver.Event(timed=True), driver.Event(timed=True)

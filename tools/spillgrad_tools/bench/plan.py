@@ -17,7 +17,8 @@ from spillgrad_tools import fresh_process
 from spillgrad_tools.bench.harness import Worker
 from spillgrad_tools.bench.options import PlanOptions
 from spillgrad_tools.bench.plan_run import PlannedRun
-from spillgrad_tools.bench.report import format_seconds, machine, print_json
+from spillgrad_tools.bench.report import machine, print_json
+from spillgrad_tools.quantities import format_duration
 
 # Budgets, as shares of all that may be stored.
 SHARES = (0.1, 0.25, 0.5, 0.9)
@@ -116,5 +117,5 @@ def run(options: PlanOptions) -> None:
 
 def _cell(comparison: Comparison, name: str) -> str:
     values = comparison.predicted[name], comparison.measured[name]
-    shown = [format_seconds(value) if name == "step_s" else format_bytes(int(value)) for value in values]
+    shown = [format_duration(value) if name == "step_s" else format_bytes(int(value)) for value in values]
     return f"{shown[0]} / {shown[1]} {'✓' if comparison.within(name) else '✗'}"

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_tools.bench.gpt import GPT_CONFIG, gpt_weights
+from spillgrad_tools.bench import gpt
+from spillgrad_tools.bench.gpt import GPT_CONFIG, GPTFunctions, gpt_weights
 
 
 def sigmoid(x: np.ndarray) -> Any:
@@ -111,37 +112,25 @@ def chain_of_7_and_gradients(x: np.ndarray, y: np.ndarray, g: np.ndarray) -> Any
     return result, inner * (y + 1) - g, inner * x + g * t * s * (1 - s)
 
 
-def gpt_loss(config: Mapping[str, Any], weights: Mapping[str, np.ndarray], tokens: np.ndarray) -> float:
-    """Return the loss of a GPT-2 whose parameters have Hugging Face's names, one sequence at a time."""
-    width, heads = config["n_embd"], config["n_head"]
-    length = tokens.shape[1] - 1
+def _causal_attention(qkv: np.ndarray) -> Any:
+    q, k, v = qkv.transpose(2, 0, 3, 1, 4)
+    length, width = q.shape[-2:]
     masked = np.triu(np.full((length, length), -np.inf), 1)
-    layers = [
-        {
-            name.removeprefix(f"transformer.h.{n}."): x.astype(np.float64)
-            for name, x in weights.items()
-            if f".h.{n}." in name
-        }
-        for n in range(config["n_layer"])
-    ]
-    words, places, scale, shift = (
-        weights[f"transformer.{name}"].astype(np.float64)
-        for name in ("wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias")
-    )
-    losses = []
-    for sequence in tokens:
-        x = words[sequence[:-1]] + places[:length]
-        for layer in layers:
-            y = layer_norm(x, layer["ln_1.weight"], layer["ln_1.bias"]) @ layer["attn.c_attn.weight"]
-            y = (y + layer["attn.c_attn.bias"]).reshape(length, 3, heads, width // heads)
-            q, k, v = y.transpose(1, 2, 0, 3)
-            p = softmax(q @ k.swapaxes(1, 2) / math.sqrt(width // heads) + masked)
-            y = (p @ v).transpose(1, 0, 2).reshape(length, width)
-            x = x + y @ layer["attn.c_proj.weight"] + layer["attn.c_proj.bias"]
-            y = layer_norm(x, layer["ln_2.weight"], layer["ln_2.bias"]) @ layer["mlp.c_fc.weight"]
-            y = gelu_tanh(y + layer["mlp.c_fc.bias"])
-            x = x + y @ layer["mlp.c_proj.weight"] + layer["mlp.c_proj.bias"]
-        losses.append(cross_entropy(layer_norm(x, scale, shift) @ words.T, sequence[1:]))
+    p = softmax(q @ k.swapaxes(-1, -2) / math.sqrt(width) + masked)
+    return (p @ v).swapaxes(1, 2)
+
+
+_GPT_FUNCTIONS = GPTFunctions(
+    embedding=lambda index, table: table[index], layer_norm=layer_norm,
+    linear=lambda x, weight, bias: x @ weight + bias, gelu=gelu_tanh, attention=_causal_attention,
+    logits=lambda x, table: x @ table.T, cross_entropy=cross_entropy,
+)  # fmt: skip
+
+
+def gpt_loss(config: Mapping[str, Any], weights: Mapping[str, np.ndarray], tokens: np.ndarray) -> float:
+    """Return the loss of a GPT-2 in float64, one sequence at a time: all at once would take gigabytes."""
+    exact = {name: array.astype(np.float64) for name, array in weights.items()}
+    losses = [gpt.gpt_loss(_GPT_FUNCTIONS, config, exact, one[:, :-1], one[:, 1:]) for one in tokens[:, np.newaxis]]
     return float(np.mean(losses))
 
 

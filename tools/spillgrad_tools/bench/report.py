@@ -17,8 +17,7 @@ from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.bench.bars import Row, Verdict
 from spillgrad_tools.bench.cases import Case, Result
 from spillgrad_tools.bench.harness import LIBRARY_NAMES
-
-ABSENT = "–"
+from spillgrad_tools.quantities import UNKNOWN, format_duration
 
 
 def machine() -> dict[str, Any]:
@@ -33,18 +32,10 @@ def machine() -> dict[str, Any]:
     }
 
 
-def format_seconds(seconds: float) -> str:
-    """Return a duration with a unit that keeps the number between 1 and 1000: 12.3 us, 4.56 ms, 7.8 s."""
-    for unit, scale in (("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3)):
-        if seconds < 999.5 * scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
 def format_measured(value: float, unit: str) -> str:
     """Return a value of a row with its unit: seconds, bytes, bytes a second, percent, or none for a count."""
     if unit == "s":
-        return format_seconds(value)
+        return format_duration(value)
     if unit == "B":
         return format_bytes(int(value))
     if unit == "B/s":
@@ -69,7 +60,7 @@ def show_kernels(about: dict[str, Any], results: Sequence[Result], libraries: Se
     table.add_column("reached / wanted")
     for result in results:
         table.add_row(result.case.name, *_times(result, libraries), "\n".join(map(str, result.verdicts)))
-    _show(about, table, _reached([verdict for result in results for verdict in result.verdicts]))
+    _show(about, table, _reached(results))
 
 
 def show_rows(about: dict[str, Any], rows: Sequence[Row]) -> None:
@@ -78,15 +69,11 @@ def show_rows(about: dict[str, Any], rows: Sequence[Row]) -> None:
     for row in rows:
         measured = (f"{name} {format_measured(value, row.unit)}" for name, value in row.measured.items())
         table.add_row(row.case, "\n".join(measured), "\n".join(map(str, row.verdicts)))
-    _show(about, table, _reached([verdict for row in rows for verdict in row.verdicts]))
+    _show(about, table, _reached(rows))
 
 
 def kernels_as_markdown(about: dict[str, Any], results: Sequence[Result]) -> str:
     """Return the bars, summed up by group, and below them a row per case, as Markdown."""
-
-    def cells(result: Result) -> str:
-        return " | ".join(_times(result, list(LIBRARY_NAMES)))
-
     lines = [
         "| what | wanted | reached: worst … best | bars reached |",
         "|---|---|---|---|",
@@ -168,7 +155,8 @@ def write_between_markers(page: Path, name: str, text: str) -> None:
     page.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}")
 
 
-def _reached(verdicts: Sequence[Verdict]) -> str:
+def _reached(rows: Sequence[Result | Row]) -> str:
+    verdicts = [verdict for row in rows for verdict in row.verdicts]
     return f"{sum(verdict.met for verdict in verdicts)} of {len(verdicts)} bars reached"
 
 
@@ -190,21 +178,21 @@ _TRAIN_COLUMNS = ("tokens/s", "a step", "peak memory", "capped at", "written a s
 
 
 def _train_row(result: dict[str, Any]) -> list[str]:
-    cap = format_bytes(result["cap_bytes"]) if "cap_bytes" in result else ABSENT
+    cap = format_bytes(result["cap_bytes"]) if "cap_bytes" in result else UNKNOWN
     if "ended_with_status" in result:
-        return [f"ended with status {result['ended_with_status']}", ABSENT, ABSENT, cap, ABSENT, ABSENT]
+        return [f"ended with status {result['ended_with_status']}", UNKNOWN, UNKNOWN, cap, UNKNOWN, UNKNOWN]
     traffic = (result.get(f"{name}_bytes_per_step") for name in ("written", "read"))
     return [
-        f"{result['tokens_per_s']:,.0f}", format_seconds(result["seconds"]),
+        f"{result['tokens_per_s']:,.0f}", format_duration(result["seconds"]),
         format_bytes(result["peak_rss_bytes"]), cap,
-        *(ABSENT if nbytes is None else format_bytes(int(nbytes)) for nbytes in traffic),
+        *(UNKNOWN if nbytes is None else format_bytes(int(nbytes)) for nbytes in traffic),
     ]  # fmt: skip
 
 
 def _times(result: Result, libraries: Sequence[str]) -> list[str]:
     """Return a cell for each library: its time, or why there is none."""
-    times = {name: format_seconds(seconds) for name, seconds in result.seconds.items()}
-    return [result.failures.get(library, times.get(library, ABSENT)) for library in libraries]
+    times = {name: format_duration(seconds) for name, seconds in result.seconds.items()}
+    return [result.failures.get(library, times.get(library, UNKNOWN)) for library in libraries]
 
 
 def _summary_rows(results: Sequence[Result]) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """`spillgrad bench soak`: use stores at random from several threads on a failing disk, and check what comes back."""
 
 import contextlib
-import dataclasses
 import errno
 import gc
 import mmap
@@ -111,14 +110,6 @@ class FailingDisk:
         return count
 
 
-@dataclasses.dataclass
-class Kept:
-    """An array in a store, and what it must come back as."""
-
-    handle: Handle
-    wanted: np.ndarray
-
-
 class Client:
     """One thread's use of a store, beside a dictionary in RAM: `seen` counts what happened, `wrong` what must not."""
 
@@ -128,7 +119,7 @@ class Client:
         self._store = store
         self._random = random.Random(seed)
         self._numpy = np.random.default_rng(seed)
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, tuple[Handle, np.ndarray]] = {}  # arrays, and what they must come back as
         self._held: list[np.ndarray] = []
 
     def run(self, until_s: float) -> None:
@@ -140,8 +131,8 @@ class Client:
             self.wrong.append(f"{type(error).__name__}: {error}")
         finally:
             self._held.clear()
-            for kept in self._kept.values():
-                self._store.drop(kept.handle)
+            for handle, _ in self._kept.values():
+                self._store.drop(handle)
             self._kept.clear()
 
     def _act(self) -> None:
@@ -154,7 +145,7 @@ class Client:
         elif drawn < 0.9 or len(self._kept) > KEPT_PER_THREAD:
             self._drop(self._random.choice(list(self._kept)))
         elif drawn < 0.99:
-            self._store.prefetch([self._kept[key].handle for key in self._random.sample(list(self._kept), 1)])
+            self._store.prefetch([self._kept[self._random.choice(list(self._kept))][0]])
         else:
             with self._told("flush"):
                 self._store.flush()
@@ -169,22 +160,22 @@ class Client:
         wanted.reshape(-1).view(np.uint8)[:] = np.frombuffer(self._numpy.bytes(wanted.nbytes), np.uint8)
         with self._told("put"):
             handle = self._store.put(buffers.copy(wanted))
-            self._kept[handle.sequence] = Kept(handle, wanted)
+            self._kept[handle.sequence] = handle, wanted
 
     def _get(self, key: int) -> None:
-        kept = self._kept[key]
+        handle, wanted = self._kept[key]
         for _ in range(2):
             with self._told("get"):
-                got = self._store.get(kept.handle)
-                if (got.shape, got.dtype) != (kept.wanted.shape, kept.wanted.dtype) or bytes(got) != bytes(kept.wanted):
-                    self.wrong.append(f"get: {kept.handle!r} came back as something else")
+                got = self._store.get(handle)
+                if (got.shape, got.dtype) != (wanted.shape, wanted.dtype) or bytes(got) != bytes(wanted):
+                    self.wrong.append(f"get: {handle!r} came back as something else")
                 self._held.append(got)
                 return
         self.seen["arrays given up"] += 1  # damaged on the disk, or refused twice
         self._drop(key)
 
     def _drop(self, key: int) -> None:
-        self._store.drop(self._kept.pop(key).handle)
+        self._store.drop(self._kept.pop(key)[0])
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:

@@ -1,6 +1,5 @@
 """`spillgrad bench spill`: compare the store with plain file I/O, and a spilled training step with others."""
 
-import contextlib
 import dataclasses
 import os
 import random
@@ -22,9 +21,10 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle
 from spillgrad_kernels.memory import buffers
 from spillgrad_tools.bench.bars import Row, Verdict
+from spillgrad_tools.bench.file_per_tensor import file_per_tensor
 from spillgrad_tools.bench.harness import Measured, in_turns, medians, require_agreement
 from spillgrad_tools.bench.report import machine, print_json, show_rows
-from spillgrad_tools.train.settings import TrainSettings
+from spillgrad_tools.train.options import TrainSettings
 from spillgrad_tools.train.training import StepRecord, Training
 
 MIB = 1 << 20
@@ -193,29 +193,9 @@ class PlainTraffic:
             self._file.read(PIECE_BYTES, (self._writes - 1 - i % self._writes) * PIECE_BYTES)
 
 
-class OneFile:
-    """The file of one saved tensor, removed with the node that saved it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __del__(self) -> None:
-        os.unlink(self.path)
-
-
-def one_file_per_tensor(directory: Path) -> contextlib.AbstractContextManager[object]:
-    """Return the hooks of PyTorch's tutorial on saved tensors: each tensor in a file of its own."""
-    names = iter(range(1 << 62))
-
-    def pack(tensor: sg.Tensor) -> OneFile:
-        file = OneFile(directory / f"{next(names)}.npy")
-        np.save(file.path, tensor.numpy())
-        return file
-
-    def unpack(file: OneFile) -> sg.Tensor:
-        return sg.from_numpy(np.load(file.path))
-
-    return sg.autograd.saved_tensors_hooks(pack, unpack)
+def _save(tensor: sg.Tensor, path: Path) -> None:
+    with open(path, "wb") as file:
+        np.save(file, tensor.numpy())
 
 
 def saved_bytes(settings: TrainSettings, text: bytes, directory: Path) -> int:
@@ -237,7 +217,9 @@ def step_rows(settings: TrainSettings, directory: Path, rounds: int) -> Iterator
     trainings = {name: Training(settings, text) for name in ("in RAM", "spilled", "plain traffic", "file per tensor")}
     spill = trainings["spilled"].spill = sg.save_on_disk(directory, ram_budget=budget_bytes)
     steps = {name: training.steps() for name, training in trainings.items()}
-    hooks = one_file_per_tensor(directory)
+    hooks = sg.autograd.saved_tensors_hooks(
+        *file_per_tensor(directory, _save, lambda path: sg.from_numpy(np.load(path)))
+    )
 
     moved: list[tuple[int, int]] = []
 

@@ -31,14 +31,6 @@ class PyTorchOnCuda(PyTorch):
             tensor = torch.from_numpy(operand)
         return tensor.cuda().requires_grad_(requires_grad)
 
-    def as_numpy(self, result: Any) -> np.ndarray:
-        """Return a result as an array of the host."""
-        if isinstance(result, float):
-            return np.asarray(result)
-        result = result.detach()
-        array: np.ndarray = (result.float() if result.dtype == torch.bfloat16 else result).cpu().numpy()
-        return array
-
     def seconds_of(self, calls: int, call: Call) -> float:
         """Return how long the device takes for so many calls."""
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

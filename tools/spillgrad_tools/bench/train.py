@@ -170,15 +170,9 @@ class Process:
 
 
 def measure_in_turns(
-    contenders: Iterable[Contender],
-    config: sg.models.GPTConfig,
-    batch: int,
-    steps: int,
-    threads: int,
-    folder: Path,
-    compare: Callable[[Sequence[Process], int], None] = check_losses,
-    warm_steps: int = 0,
-) -> tuple[Results, list[str]]:
+    contenders: Iterable[Contender], config: sg.models.GPTConfig, batch: int, steps: int, threads: int, folder: Path,
+    compare: Callable[[Sequence[Process], int], None] = check_losses, warm_steps: int = 0,
+) -> tuple[Results, list[str]]:  # fmt: skip
     """Return the results of steps made in turns, from the same weights, and the libraries' versions.
 
     A first step, in which kernels compile and memory is touched for the first time, is compared and not timed; nor are
@@ -303,14 +297,7 @@ def run(options: TrainOptions) -> None:
     if options.page and not is_installed("torch"):
         raise ArgumentError("bench: a page gets PyTorch's times; pip install torch")
     threads = options.threads or sg.get_num_threads()
-    about = {
-        **machine(),
-        "threads": threads,
-        "model": options.model,
-        "batch": options.batch,
-        "context": options.context,
-        "steps": options.steps,
-    }
+    about = {**machine(), "threads": threads, **sizes_of(options)}
     results: Results = {}
     console = Console(stderr=True)
     with (
@@ -362,7 +349,7 @@ def gpt_config(model: str, context: int) -> sg.models.GPTConfig:
     """Return the sizes of a GPT-2. Raises UnknownModelError for no model's name, ArgumentError for another kind's."""
     config = sg.models.config(model, context=context)
     if not isinstance(config, sg.models.GPTConfig):
-        raise ArgumentError(f"bench: got model {model}; PyTorch's twin is a GPT-2: take gpt2 or a size of it")
+        raise ArgumentError(f"bench: got model {model}; the peers' model is a GPT-2: take gpt2 or another of its sizes")
     return config
 
 

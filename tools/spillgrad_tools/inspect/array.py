@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from spillgrad.errors import ArgumentError
@@ -21,6 +20,7 @@ from spillgrad.inspection.slices import MOST_SHOWN, Selection, parse_index, read
 from spillgrad.inspection.values import StoredValues
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.inspect import json_output
+from spillgrad_tools.inspect.tables import summary
 from spillgrad_tools.paged import show, write
 
 _PATH_LENGTH = 4096
@@ -48,7 +48,7 @@ def show_array(
             array = _judged(array, contents.checksum)
         told["contents"] = None if contents is None else contents_as_dict(contents)
         if not as_json:
-            show(console, _table(segment, array, contents))
+            show(console, summary(_rows(segment, array, contents)))
     else:
         with there(segment.path, array) as values:
             selection = Selection(index, array.shape)
@@ -101,15 +101,6 @@ def array_as_dict(array: StoredArray) -> dict[str, Any]:
 def contents_as_dict(contents: ArrayContents) -> dict[str, Any]:
     """Return what `--tensor --json` prints of an array's values."""
     return {**vars(contents), "histogram": [vars(one) for one in contents.histogram]}
-
-
-def _table(segment: Segment, array: StoredArray, contents: ArrayContents | None) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in _rows(segment, array, contents):
-        table.add_row(name, value if isinstance(value, Text) else Text(value))
-    return table
 
 
 def _rows(segment: Segment, array: StoredArray, contents: ArrayContents | None) -> list[tuple[str, str | Text]]:

@@ -38,13 +38,9 @@ def fitting(columns: Sequence[Column], room: int) -> tuple[list[Column], bool]:
 
 
 def fitted(
-    head: str,
-    names: Sequence[str],
-    columns: Sequence[Column],
-    width: int,
-    footers: int = 0,
+    head: str, names: Sequence[str], columns: Sequence[Column], width: int, footers: int = 0,
     least_name: int = LEAST_NAME,
-) -> tuple[Table, list[str]]:
+) -> tuple[Table, list[str]]:  # fmt: skip
     """Return a table of `names`, the last `footers` of them set off, and the heads of columns that had no room."""
     kept, short = fitting(columns, width - min(max(map(cell_len, (head, *names))), least_name))
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))

@@ -1,25 +1,13 @@
 """Which groups of arrays `spillgrad inspect` shows, and in which order."""
 
 import dataclasses
-import operator
 import re
 from collections.abc import Callable
 from typing import Any
 
 from spillgrad.inspection.records import Group, Run
 from spillgrad.storage.origin_counters import OriginCounters, total
-
-# The value that each column shows, by its name in `--sort`.
-COLUMNS: dict[str, Callable[[OriginCounters], Any]] = {
-    "arrays": operator.attrgetter("arrays"),
-    "packed": operator.attrgetter("packed_bytes"),
-    "deduplicated": operator.attrgetter("deduplicated_bytes"),
-    "kept": operator.attrgetter("kept_bytes"),
-    "written": operator.attrgetter("written_bytes"),
-    "stored": operator.attrgetter("stored_bytes"),
-    "read": operator.attrgetter("read_bytes"),
-    "wait": operator.attrgetter("wait_s"),
-}
+from spillgrad_tools.inspect.columns import COLUMNS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +40,7 @@ def choose(run: Run, by: str, sort: str | None, top: int | None) -> Groups:
 
 
 def _falling(sort: str) -> Callable[[Group], Any]:
-    return lambda group: -COLUMNS[sort](group.moved)
+    return lambda group: -COLUMNS[sort].of(group.moved)
 
 
 def natural(group: Group) -> list[tuple[int, str]]:

@@ -11,7 +11,7 @@ from spillgrad.inspection.printable import printable
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.inspect.fitted_table import Column, fitted
 from spillgrad_tools.inspect.tables import lack, summary
-from spillgrad_tools.inspect.words import short_bytes
+from spillgrad_tools.quantities import short_bytes
 
 _PROBLEMS = 5
 _LEAST_NAME = 30

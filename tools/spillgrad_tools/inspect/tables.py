@@ -1,9 +1,8 @@
 """What `spillgrad inspect` prints of runs: one in detail, or a line for each of several."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group as Lines
 from rich.console import RenderableType
@@ -13,23 +12,12 @@ from rich.text import Text
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.records import Group, Run
 from spillgrad.storage.sizes import format_bytes
+from spillgrad_tools.inspect.columns import COLUMNS
 from spillgrad_tools.inspect.fitted_table import Column, fitted
-from spillgrad_tools.inspect.groups import COLUMNS, Groups
-from spillgrad_tools.inspect.words import (
-    HIT,
-    UNKNOWN,
-    began,
-    beyond_budget,
-    duration,
-    many,
-    percent,
-    short_bytes,
-    state,
-)
+from spillgrad_tools.inspect.groups import Groups
+from spillgrad_tools.inspect.words import HIT, began, beyond_budget, state
+from spillgrad_tools.quantities import UNKNOWN, format_duration, many, percent, short_bytes
 
-_HEADS = {"deduplicated": "dedup", "wait": "waited"}
-# The columns by their worth where not all have room.
-_WORTH = ("arrays", "kept", "deduplicated", "stored", "packed", "wait", "read", "written")
 _FAILURES = 3
 
 
@@ -52,12 +40,12 @@ def of_runs(path: Path, runs: Sequence[Run], width: int) -> RenderableType:
         _words("host", [_known(run.host) for run in runs], 0),
         _words("process", [_known(run.process) for run in runs], 1),
         Column("began", [began(run) for run in runs], [began(run, fine=False) for run in runs], 10),
-        _words("lasted", [duration(run.duration_s) for run in runs], 3),
+        _words("lasted", [format_duration(run.duration_s) for run in runs], 3),
         *(
             Column(head, [*map(format_bytes, values)], [*map(short_bytes, values)], worth)
             for head, (values, worth) in bytes_of.items()
         ),
-        _words("waited", [duration(each.wait_write_s + each.wait_read_s) for each in stats], 2),
+        _words("waited", [format_duration(each.wait_write_s + each.wait_read_s) for each in stats], 2),
         Column(
             "RAM, budget",
             [f"{format_bytes(peak)}, {UNKNOWN if of is None else format_bytes(of)}" for peak, of in peaks],
@@ -86,13 +74,13 @@ def _words(head: str, cells: Sequence[str], worth: int) -> Column:
     return Column(head, cells, cells, worth)
 
 
-def summary(lines: Iterable[tuple[str, str]]) -> Table:
+def summary(lines: Iterable[tuple[str, str | Text]]) -> Table:
     """Return names and what is to be said of them, which folds."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for name, value in lines:
-        table.add_row(Text(name), Text(value))
+        table.add_row(Text(name), value if isinstance(value, Text) else Text(value))
     return table
 
 
@@ -106,7 +94,7 @@ def _lines(run: Run) -> Iterator[tuple[str, str]]:
         yield "command", printable(run.command)
     if run.version:
         yield "version", f"spillgrad {printable(run.version)}"
-    yield "began", f"{began(run)}, {'for' if run.state != 'live' else 'until now'} {duration(run.duration_s)}"
+    yield "began", f"{began(run)}, {'for' if run.state != 'live' else 'until now'} {format_duration(run.duration_s)}"
     if settings := ", ".join(_settings(run)):
         yield "settings", settings
     yield (
@@ -126,7 +114,7 @@ def _lines(run: Run) -> Iterator[tuple[str, str]]:
     yield (
         "waited",
         ", ".join(
-            f"{duration(waited_s)} for {cause} ({percent(waited_s, run.duration_s)} of the time)"
+            f"{format_duration(waited_s)} for {cause} ({percent(waited_s, run.duration_s)} of the time)"
             for cause, waited_s in (("room", stats.wait_write_s), ("reads", stats.wait_read_s))
         ),
     )
@@ -142,7 +130,7 @@ def _lines(run: Run) -> Iterator[tuple[str, str]]:
     if run.failure_count:
         yield "failures", f"the disk refused {many(run.failure_count, 'time')}; the last reasons:"
         for failure in run.failures[-_FAILURES:]:
-            yield "", f"at {duration(failure.t)}: {printable(failure.reason, 1000)}"
+            yield "", f"at {format_duration(failure.t)}: {printable(failure.reason, 1000)}"
     if run.lost_lines:
         yield "lost", f"{many(run.lost_lines, 'line')} of the journal, which the disk refused"
     if run.damaged_lines:
@@ -177,7 +165,9 @@ def _table(run: Run, groups: Groups, width: int) -> Iterator[RenderableType]:
         shown.append(Group(many(groups.left_out, "other"), groups.rest))
     shown.append(Group("total", groups.total))
     names = [printable(group.name, 80) for group in shown]
-    columns = [group_column(name, shown) for name in COLUMNS if _matters(name, groups)]
+    columns = [
+        group_column(name, shown) for name in COLUMNS if name == groups.sort or COLUMNS[name].matters(groups.total)
+    ]
     table, left_out = fitted(groups.by, names, columns, width, footers=1 + bool(groups.left_out))
     yield table
     if groups.by == "step" and run.steps and run.steps[0].number > 1:
@@ -187,34 +177,12 @@ def _table(run: Run, groups: Groups, width: int) -> Iterator[RenderableType]:
 
 def group_column(name: str, groups: Sequence[Group]) -> Column:
     """Return a column of groups, by the name that `--sort` knows it by."""
-    values = [COLUMNS[name](group.moved) for group in groups]
+    column = COLUMNS[name]
+    values = [column.of(group.moved) for group in groups]
     cells, short = (
-        [write(value) if value else "0" for value in values]
-        for write in _WRITTEN.get(name, (format_bytes, short_bytes))
+        [write(value) if value else "0" for value in values] for write in (column.write, column.write_short)
     )
-    return Column(_HEADS.get(name, name), cells, short, _WORTH.index(name))
-
-
-def _short_seconds(seconds: float) -> str:
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f}ms"
-    return f"{seconds:.1f}s" if seconds < 99.95 else f"{seconds:.0f}s"
-
-
-# How a column formats its values, in full and in short. The other columns hold bytes.
-_WRITTEN: dict[str, tuple[Callable[[Any], str], Callable[[Any], str]]] = {
-    "arrays": ("{:,}".format, str),
-    "wait": (duration, _short_seconds),
-}
-
-
-def _matters(name: str, groups: Groups) -> bool:
-    """Return whether a column is informative: `stored` is, where a codec changed the size."""
-    if name == groups.sort:
-        return True
-    if name == "stored":
-        return groups.total.stored_bytes not in (0, groups.total.written_bytes)
-    return name in ("packed", "written", "read") or COLUMNS[name](groups.total) > 0
+    return Column(column.head, cells, short, column.worth)
 
 
 def lack(left_out: Sequence[str]) -> Iterator[Text]:

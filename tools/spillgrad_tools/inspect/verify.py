@@ -10,8 +10,8 @@ from spillgrad.inspection.printable import printable
 from spillgrad.inspection.verify import Problem, Verification, verify
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.inspect import json_output
-from spillgrad_tools.inspect.words import many
 from spillgrad_tools.paged import show
+from spillgrad_tools.quantities import many
 
 _PATH_LENGTH = 4096
 

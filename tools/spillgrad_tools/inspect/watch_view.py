@@ -13,10 +13,11 @@ from rich.text import Text
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.records import Run, Sample
 from spillgrad.storage.sizes import format_bytes
+from spillgrad_tools.inspect.columns import COLUMNS
 from spillgrad_tools.inspect.fitted_table import GAP, fitting
-from spillgrad_tools.inspect.groups import COLUMNS
 from spillgrad_tools.inspect.tables import group_column
-from spillgrad_tools.inspect.words import HIT, duration, many, percent, rate, short_bytes
+from spillgrad_tools.inspect.words import HIT
+from spillgrad_tools.quantities import format_duration, many, percent, short_bytes
 
 # Rates are averages over the last seconds.
 NOW_S = 3.0
@@ -127,7 +128,7 @@ def _lines(watched: Watched, width: int) -> Iterator[Line]:
     if run.failure_count:
         yield Line(3, Text(f"the disk refused {many(run.failure_count, 'time')}; the last reasons:", style="bold red"))
         for failure in run.failures[-_MOST_FAILURES:]:
-            yield Line(10, Text(f"  at {duration(failure.t)}: {printable(failure.reason)}", style="red"))
+            yield Line(10, Text(f"  at {format_duration(failure.t)}: {printable(failure.reason)}", style="red"))
 
 
 def _rates(watched: Watched, sample: Sample, width: int) -> Iterator[Line]:
@@ -136,9 +137,9 @@ def _rates(watched: Watched, sample: Sample, width: int) -> Iterator[Line]:
     over_s = now_s if watched.ended else min(NOW_S, now_s)
     written_s, read_s, share = (_rise(samples, now_s, over_s, of) for of in _COUNTERS)
     words = (
-        f"{rate(written_s)}, {format_bytes(sample.written_bytes)} in all",
-        f"{rate(read_s)}, {format_bytes(sample.read_bytes)} in all",
-        f"{share:.0%} of the time, {percent(sample.wait_s, now_s)} in all ({duration(sample.wait_s)})",
+        f"{format_bytes(round(written_s))}/s, {format_bytes(sample.written_bytes)} in all",
+        f"{format_bytes(round(read_s))}/s, {format_bytes(sample.read_bytes)} in all",
+        f"{share:.0%} of the time, {percent(sample.wait_s, now_s)} in all ({format_duration(sample.wait_s)})",
     )
     widest = max(map(len, words))
     for rank, label, each, of in zip((5, 6, 3), ("writing", "reading", "waiting"), words, _COUNTERS, strict=True):
@@ -160,7 +161,7 @@ def _head(watched: Watched) -> Text:
     head = Text(printable(run.path.name), style="bold")
     state = run.state if watched.ended is None else "ended"
     head.append(f"  {state}", style="bold green" if watched.ended is None else "bold yellow")
-    head.append(f"  {duration(watched.now_s)}")
+    head.append(f"  {format_duration(watched.now_s)}")
     if run.process is not None:
         head.append(f"  process {run.process}" + (f" on {printable(run.host, 60)}" if run.host else ""), style="dim")
     return head
@@ -182,7 +183,7 @@ def _step(watched: Watched) -> str:
     number = (last.number if label is None else label) + bool(phase)
     if phase and watched.step is not None and label is not None:
         number = watched.step  # perhaps another batch of the same step
-    return f"{number}{now}{speed}, the last took {duration(last.took_s)}"
+    return f"{number}{now}{speed}, the last took {format_duration(last.took_s)}"
 
 
 def _ram(run: Run, sample: Sample) -> str:

@@ -1,4 +1,4 @@
-"""Values of an inspection as people read them."""
+"""What became of a run, in words."""
 
 import datetime
 import shlex
@@ -8,52 +8,10 @@ from collections.abc import Iterator
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.records import Run, Sample
 from spillgrad.storage.sizes import format_bytes
+from spillgrad_tools.quantities import UNKNOWN, format_duration, many
 
-# Stands for an unknown value.
-UNKNOWN = "–"
 # A hit: no caller waited for it.
 HIT = "in RAM, or read ahead in time"
-
-
-def short_bytes(nbytes: float) -> str:
-    """Return a count of bytes in at most five characters, in binary units: `1.5G`, `980M`."""
-    for unit in "BKMGT":
-        if nbytes < 1000 or unit == "T":
-            break
-        nbytes /= 1024
-    return f"{nbytes:.1f}{unit}" if nbytes < 9.95 and unit != "B" else f"{nbytes:.0f}{unit}"
-
-
-def rate(bytes_per_s: float) -> str:
-    """Return a speed."""
-    return f"{format_bytes(round(bytes_per_s))}/s"
-
-
-def duration(seconds: float) -> str:
-    """Return a time with the two largest of its units."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for unit, smaller, size, small in (("d", "h", 86400, 3600), ("h", "min", 3600, 60), ("min", "s", 60, 1)):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // small} {smaller}"
-    return f"{whole} s"
-
-
-def many(count: int, noun: str) -> str:
-    """Return how many there are of something."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
-def percent(part: float, whole: float) -> str:
-    """Return a share; of nothing it is not known. Only nothing is 0%, and only all is 100%."""
-    if not whole:
-        return UNKNOWN
-    if 0 < part < whole * 0.01:
-        return "<1%"
-    return ">99%" if whole * 0.99 < part < whole else f"{part / whole:.0%}"
 
 
 def began(run: Run, fine: bool = True) -> str:
@@ -104,7 +62,7 @@ def beyond_budget(run: Run) -> Iterator[str]:
         most = max(beyond, key=lambda sample: sample.ram_bytes)
         yield (
             f"beyond the budget in {len(beyond):,} of {many(len(run.samples), 'sample')}, most after "
-            f"{duration(most.t)}: {', '.join(_parts(most))}"
+            f"{format_duration(most.t)}: {', '.join(_parts(most))}"
         )
     else:
         yield "beyond the budget for so short a time, or so long ago, that no sample in the journal shows it"

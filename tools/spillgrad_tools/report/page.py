@@ -20,6 +20,7 @@ from spillgrad.inspection.printable import printable
 from spillgrad.inspection.records import Advice, Run, Span
 from spillgrad.inspection.runs import inspect, spans
 from spillgrad_tools.inspect.words import beyond_budget
+from spillgrad_tools.quantities import format_duration
 from spillgrad_tools.report import data as report_data
 from spillgrad_tools.report import tables as report_tables
 from spillgrad_tools.report import text as report_text
@@ -121,8 +122,8 @@ def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
         names=report_tables.NAMES,
         tables=report_tables.tables(run),
         settings=report_text.settings(run),
-        failures=[(report_text.format_duration(f.t), printable(f.reason, 1000)) for f in run.failures[-MOST_FAILURES:]],
-        duration=report_text.format_duration,
+        failures=[(format_duration(f.t), printable(f.reason, 1000)) for f in run.failures[-MOST_FAILURES:]],
+        duration=format_duration,
         policy=_policy([theme, *scripts]),
         theme=Markup(theme),
         scripts=[Markup(script) for script in scripts],

@@ -1,17 +1,19 @@
 """The tables of a report: what came from where, by module, operation, dtype and step."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.records import KEYS, Group, Run
 from spillgrad.storage.origin_counters import OriginCounters, total
-from spillgrad.storage.sizes import format_bytes
-from spillgrad_tools.report.text import format_duration
+from spillgrad_tools.inspect.columns import COLUMNS
+from spillgrad_tools.quantities import format_duration
 
 NAMES = {"module": "module", "op": "operation", "dtype": "dtype", "step": "step"}
 # The most rows of a table; those with the fewest bytes are left out.
 MOST_ROWS = 1_000
+# Columns that are there even where they say nothing.
+_ALWAYS = ("arrays", "wait")
 
 
 class Cell(NamedTuple):
@@ -31,21 +33,6 @@ class Table(NamedTuple):
     left_out: int
 
 
-_COUNT: Callable[[Any], str] = "{:,}".format
-_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("arrays", "arrays", _COUNT),
-    ("packed", "packed_bytes", format_bytes),
-    ("deduplicated", "deduplicated_bytes", format_bytes),
-    ("kept", "kept_bytes", format_bytes),
-    ("written", "written_bytes", format_bytes),
-    ("stored", "stored_bytes", format_bytes),
-    ("read", "read_bytes", format_bytes),
-    ("waited", "wait_s", format_duration),
-)
-# These columns are left out where they are all zero.
-_OPTIONAL = ("deduplicated", "kept")
-
-
 def tables(run: Run, most_rows: int = MOST_ROWS) -> list[Table]:
     """Return a table for each key that a run can be added up by."""
     made = [_table(key, run.by(key), most_rows) for key in KEYS]
@@ -59,13 +46,13 @@ def _table(key: str, groups: Sequence[Group], most_rows: int) -> Table:
     left_out = max(0, len(shown) - most_rows)
     shown = shown[left_out:] if key == "step" else shown[:most_rows]
     everything = total([group.moved for group in groups])
-    columns = [column for column in _COLUMNS if _is_worth_showing(column[0], everything)]
+    columns = [column for name, column in COLUMNS.items() if name in _ALWAYS or column.matters(everything)]
 
     def cells(moved: OriginCounters) -> list[Cell]:
-        return [Cell(shape(getattr(moved, name)), getattr(moved, name)) for _, name, shape in columns]
+        return [Cell(column.write(column.of(moved)), column.of(moved)) for column in columns]
 
     rows = [(printable(group.name), cells(group.moved)) for group in shown]
-    return Table(key, [title for title, _, _ in columns], rows, cells(everything), left_out)
+    return Table(key, [column.title for column in columns], rows, cells(everything), left_out)
 
 
 def _with_times(run: Run, table: Table) -> Table:
@@ -78,9 +65,3 @@ def _with_times(run: Run, table: Table) -> Table:
     took_s = sum(step.took_s for step in run.steps)
     whole = [Cell("", 0), Cell(format_duration(took_s), took_s), *table.total]
     return table._replace(titles=["began", "took", *table.titles], rows=rows, total=whole)
-
-
-def _is_worth_showing(title: str, everything: OriginCounters) -> bool:
-    if title == "stored":
-        return everything.stored_bytes != everything.written_bytes
-    return title not in _OPTIONAL or bool(getattr(everything, f"{title}_bytes"))

@@ -8,6 +8,7 @@ from spillgrad.inspection.printable import printable
 from spillgrad.inspection.records import Advice, Run
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.inspect.words import died
+from spillgrad_tools.quantities import format_duration
 
 _MIB = 1 << 20
 
@@ -23,20 +24,6 @@ class Figure(NamedTuple):
     name: str
     value: str
     note: str
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration in the units people use: `4.6 ms`, `12.3 s`, `5 min 3 s`, `2 h 5 min`."""
-    if not seconds:
-        return "0 s"
-    if seconds < 0.9995:
-        return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
-    if seconds < 99.95:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60:,} h {minutes % 60} min"
 
 
 def format_share(part: float, whole: float) -> str:

@@ -11,7 +11,6 @@ import itertools
 import os
 import shlex
 import signal
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,11 +28,10 @@ from spillgrad.storage.disk.preflight import Preflight
 from spillgrad.storage.runs.sweep import sweep
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad_kernels.memory.system_memory import system_memory
-from spillgrad_tools.memory_cap import peak_rss_bytes
 from spillgrad_tools.report.page import report, require_packages
-from spillgrad_tools.train.display import Report, show_line, show_preparation, show_progress, show_report, show_sample
+from spillgrad_tools.train.display import show_line, show_preparation, show_progress, show_report, show_sample
+from spillgrad_tools.train.options import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
 from spillgrad_tools.train.saves import Saves
-from spillgrad_tools.train.settings import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
 from spillgrad_tools.train.training import MakeOffload, StepRecord, Training
 
 SAMPLE_BYTES = 300
@@ -101,7 +99,7 @@ def _run(
         show_line(console, f"stopped after step {training.step}; go on with: {again}")
         return False
     show_sample(console, training.sample(SAMPLE_BYTES))
-    show_report(console, _report(training, records, duration_s, saves))
+    show_report(console, training, records, duration_s, saves)
     show_line(console, f"checkpoint: {out}")
     return True
 
@@ -313,28 +311,3 @@ def _lock(folder: Path) -> int | None:
     if fd is not None:
         os.close(fd)
     return None
-
-
-def _report(training: Training, records: collections.deque[StepRecord], duration_s: float, saves: Saves) -> Report:
-    stats = training.stats()
-    waited_s = stats.wait_write_s + stats.wait_read_s
-    last = records[-1]
-    steps = last.step - training.first_step
-    return Report(
-        train_loss=statistics.fmean(record.loss for record in records),
-        held_out=training.held_out_loss(),
-        tokens_per_s=sum(record.tokens for record in records) / sum(record.duration_s for record in records),
-        peak_rss_bytes=peak_rss_bytes(),
-        peak_device_bytes=sg.cuda.max_memory_allocated() if training.device.type == "cuda" else None,
-        packed_bytes=stats.packed_bytes,
-        deduplicated_bytes=stats.deduplicated_bytes,
-        written_bytes=stats.written_bytes,
-        written_bytes_per_step=last.written_bytes // steps,
-        stored_bytes=stats.stored_bytes,
-        read_bytes=stats.read_bytes,
-        read_bytes_per_step=last.read_bytes // steps,
-        waited_s=waited_s,
-        wait_share=waited_s / duration_s,
-        saves=saves.count,
-        saving_s=saves.seconds,
-    )

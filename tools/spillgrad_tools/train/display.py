@@ -1,20 +1,22 @@
 """What a user sees of a training run: progress on a terminal, a line now and then elsewhere, the report at the end."""
 
 import contextlib
-import dataclasses
+import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from rich.box import SIMPLE
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
+import spillgrad as sg
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_kernels.jit.compile import counts
-from spillgrad_tools.train.training import Evaluation, StepRecord
+from spillgrad_tools.memory_cap import peak_rss_bytes
+from spillgrad_tools.named_values import named_values
+from spillgrad_tools.train.saves import Saves
+from spillgrad_tools.train.training import Evaluation, StepRecord, Training
 
 # The least time between two lines where lines cannot be redrawn.
 LINE_EVERY_S = 10.0
@@ -74,56 +76,36 @@ def _lines(console: Console, records: Iterable[StepRecord], last: int) -> Iterat
         yield record
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """The results of a finished run; losses in nats per byte."""
-
-    train_loss: float
-    held_out: Evaluation
-    tokens_per_s: float
-    peak_rss_bytes: int
-    peak_device_bytes: int | None  # of a CUDA device
-    packed_bytes: int
-    deduplicated_bytes: int
-    written_bytes: int
-    written_bytes_per_step: int
-    stored_bytes: int  # their size after a codec
-    read_bytes: int
-    read_bytes_per_step: int
-    waited_s: float
-    wait_share: float
-    saves: int
-    saving_s: float
-
-
-def show_report(console: Console, report: Report) -> None:
-    """Print the table at the end of a run."""
-    written = format_bytes(report.written_bytes)
-    if report.stored_bytes != report.written_bytes:
-        written += f", stored as {format_bytes(report.stored_bytes)}"
-    table = Table(box=SIMPLE, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    of_device = (
-        [] if report.peak_device_bytes is None else [("peak on the GPU", format_bytes(report.peak_device_bytes))]
-    )
-    for name, value in (
-        ("train loss (last steps)", f"{report.train_loss:.4f} nats/byte"),
-        (f"held-out loss{_share(report.held_out)}", f"{report.held_out.loss:.4f} nats/byte"),
-        ("speed", f"{report.tokens_per_s:,.0f} tokens/s"),
-        ("peak RSS", format_bytes(report.peak_rss_bytes)),
-        *of_device,
-        ("saved tensors packed", format_bytes(report.packed_bytes)),
-        ("deduplicated", format_bytes(report.deduplicated_bytes)),
-        ("written to disk", written),
-        ("written a step", format_bytes(report.written_bytes_per_step)),
-        ("read from disk", format_bytes(report.read_bytes)),
-        ("read a step", format_bytes(report.read_bytes_per_step)),
-        ("waited for the disk", f"{report.waited_s:.1f} s ({report.wait_share:.1%} of the time)"),
-        ("saved checkpoints", f"{report.saves}, in {report.saving_s:.1f} s"),
-    ):
-        table.add_row(name, value)
-    console.print(table)
+def show_report(
+    console: Console, training: Training, last_records: Sequence[StepRecord], duration_s: float, saves: Saves
+) -> None:
+    """Print the table at the end of a run that took `duration_s`; losses are in nats per byte."""
+    stats, held_out = training.stats(), training.held_out_loss()
+    written, waited_s = format_bytes(stats.written_bytes), stats.wait_write_s + stats.wait_read_s
+    if stats.stored_bytes != stats.written_bytes:
+        written += f", stored as {format_bytes(stats.stored_bytes)}"
+    last = last_records[-1]
+    steps = last.step - training.first_step
+    speed = sum(record.tokens for record in last_records) / sum(record.duration_s for record in last_records)
+    rows = {
+        "train loss (last steps)": f"{statistics.fmean(record.loss for record in last_records):.4f} nats/byte",
+        f"held-out loss{_share(held_out)}": f"{held_out.loss:.4f} nats/byte",
+        "speed": f"{speed:,.0f} tokens/s",
+        "peak RSS": format_bytes(peak_rss_bytes()),
+    }
+    if training.device.type == "cuda":
+        rows["peak on the GPU"] = format_bytes(sg.cuda.max_memory_allocated())
+    rows |= {
+        "saved tensors packed": format_bytes(stats.packed_bytes),
+        "deduplicated": format_bytes(stats.deduplicated_bytes),
+        "written to disk": written,
+        "written a step": format_bytes(last.written_bytes // steps),
+        "read from disk": format_bytes(stats.read_bytes),
+        "read a step": format_bytes(last.read_bytes // steps),
+        "waited for the disk": f"{waited_s:.1f} s ({waited_s / duration_s:.1%} of the time)",
+        "saved checkpoints": f"{saves.count}, in {saves.seconds:.1f} s",
+    }
+    console.print(named_values(rows))
 
 
 def _share(evaluation: Evaluation) -> str:

@@ -7,14 +7,15 @@ from pathlib import Path
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 import spillgrad as sg
 from spillgrad.errors import SpillError
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools import fresh_process
-from spillgrad_tools.bench.report import format_seconds
-from spillgrad_tools.train.settings import PlanOptions
+from spillgrad_tools.named_values import named_values
+from spillgrad_tools.quantities import format_duration
+from spillgrad_tools.train.display import show_line
+from spillgrad_tools.train.options import PlanOptions
 
 OPTIMIZERS = {"adamw": sg.optim.AdamW, "sgd": sg.optim.SGD, "lion": sg.optim.Lion}
 
@@ -33,7 +34,7 @@ def run(options: PlanOptions) -> None:
     else:
         show(console, found, options.directory)
         if again is not None:
-            console.print(Text(again), soft_wrap=True)
+            show_line(console, again)
     if not found.fits_disk:
         raise SpillError(
             f"plan: got {options.directory} with {format_bytes(found.machine.disk.free_bytes)} free, wanted "
@@ -75,9 +76,9 @@ def show(console: Console, plan: sg.planning.Plan, directory: Path) -> None:
     ]
     listed = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in sizes)
     times = f", {plan.accumulate} a step" if plan.accumulate > 1 else ""
-    _line(console, f"{plan.model}, batch {plan.batch} × {plan.context}{times}: {listed}")
+    show_line(console, f"{plan.model}, batch {plan.batch} × {plan.context}{times}: {listed}")
     disk = plan.machine.disk
-    _line(
+    show_line(
         console,
         f"{plan.machine.cores} cores, {plan.machine.matmul_flop_per_s / 1e9:,.0f} GFLOP/s in float32 products; "
         f"{directory} writes {disk.write_bytes_per_s / 1e9:.2f} GB/s, reads {disk.read_bytes_per_s / 1e9:.2f} GB/s, "
@@ -93,12 +94,9 @@ def _treatments(plan: sg.planning.Plan) -> Table:
     table = Table("", "kept", "spilled", "recomputed", box=SIMPLE)
     for column in table.columns[1:]:
         column.justify = "right"
-    if plan.offload:
-        persistent = plan.parameter_bytes + plan.trained_bytes + plan.state_bytes
-        table.add_row("parameters, gradients, optimizer state", "what fits", f"of {format_bytes(persistent)}", "")
-    else:
-        kept = plan.parameter_bytes + plan.trained_bytes + plan.state_bytes
-        table.add_row("parameters, gradients, optimizer state", format_bytes(kept), "", "")
+    persistent = format_bytes(plan.parameter_bytes + plan.trained_bytes + plan.state_bytes)
+    kept, spilled = ("what fits", f"of {persistent}") if plan.offload else (persistent, "")
+    table.add_row("parameters, gradients, optimizer state", kept, spilled, "")
     for each in plan.treatments:
         cells = (each.kept_bytes, each.spilled_bytes, each.recomputed_bytes)
         table.add_row(f"saved in {each.modules}", *(format_bytes(nbytes) if nbytes else "" for nbytes in cells))
@@ -107,23 +105,20 @@ def _treatments(plan: sg.planning.Plan) -> Table:
 
 def _prediction(plan: sg.planning.Plan) -> Table:
     found = plan.prediction
-    table = Table(box=SIMPLE, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
     tokens = plan.batch * plan.context * plan.accumulate
-    for name, value in (
-        ("peak RAM of the process", f"{format_bytes(found.peak_bytes)} of {format_bytes(plan.ram_bytes)}"),
-        ("the least --ram that works", format_bytes(plan.least_bytes)),
-        ("RAM budget of the store", format_bytes(found.budget_bytes)),
-        ("disk", format_bytes(found.disk_bytes)),
-        ("written a step", format_bytes(found.written_bytes)),
-        ("read a step", format_bytes(found.read_bytes)),
-        ("computing a step", format_seconds(found.compute_s)),
-        ("writing and reading a step", format_seconds(found.io_s)),
-        ("a step", f"{format_seconds(found.step_s)}, {tokens / found.step_s:,.0f} tokens/s"),
-    ):
-        table.add_row(name, value)
-    return table
+    return named_values(
+        {
+            "peak RAM of the process": f"{format_bytes(found.peak_bytes)} of {format_bytes(plan.ram_bytes)}",
+            "the least --ram that works": format_bytes(plan.least_bytes),
+            "RAM budget of the store": format_bytes(found.budget_bytes),
+            "disk": format_bytes(found.disk_bytes),
+            "written a step": format_bytes(found.written_bytes),
+            "read a step": format_bytes(found.read_bytes),
+            "computing a step": format_duration(found.compute_s),
+            "writing and reading a step": format_duration(found.io_s),
+            "a step": f"{format_duration(found.step_s)}, {tokens / found.step_s:,.0f} tokens/s",
+        }
+    )
 
 
 def _alternatives(plan: sg.planning.Plan) -> Table:
@@ -133,12 +128,8 @@ def _alternatives(plan: sg.planning.Plan) -> Table:
     for each in plan.alternatives:
         table.add_row(
             format_bytes(each.ram_bytes),
-            format_seconds(each.step_s),
+            format_duration(each.step_s),
             format_bytes(each.moved_bytes),
             "offloaded" if each.offload else "model in RAM",
         )
     return table
-
-
-def _line(console: Console, line: str) -> None:
-    console.print(Text(line), soft_wrap=True)

@@ -24,7 +24,7 @@ from spillgrad.models.catalogue import Config
 from spillgrad.nn import init
 from spillgrad.spill.offload.needs import disk_need
 from spillgrad.storage.store import StoreStats
-from spillgrad_tools.train.settings import TrainSettings
+from spillgrad_tools.train.options import TrainSettings
 
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
