@@ -16,8 +16,22 @@ from spillgrad.tensor import Tensor
 Group = dict[str, Any]
 State = dict[str, Any]
 ParameterList = Iterable[Tensor] | Iterable[Group]
-# Methods that `disk_offload` replaces in an optimizer.
-REPLACEABLE = ("around_step", "around_update", "gradient")
+
+
+class StepContext:
+    """What surrounds the updates of an optimizer. `disk_offload` gives an optimizer another one."""
+
+    def around_step(self) -> AbstractContextManager[None]:
+        """Return the context in which a step updates the parameters."""
+        return nullcontext()
+
+    def around_update(self, param: Tensor) -> AbstractContextManager[None]:
+        """Return the context in which a parameter is updated, or skipped if it has no gradient."""
+        return nullcontext()
+
+    def gradient(self, param: Tensor) -> Tensor | None:
+        """Return the gradient for the update of a parameter."""
+        return param.grad
 
 
 class Optimizer:
@@ -27,6 +41,8 @@ class Optimizer:
     they keep. `param_groups` are dicts of "params" and options. `state` maps each parameter to a dict that its updates
     use.
     """
+
+    step_context = StepContext()
 
     def __init__(self, params: ParameterList, defaults: Mapping[str, Any]) -> None:
         self.defaults = dict(defaults)
@@ -65,41 +81,29 @@ class Optimizer:
         """Return how many tensors of a parameter's size the state of each parameter of a group will hold."""
         return 0
 
-    def around_step(self) -> AbstractContextManager[None]:
-        """Return the context in which a step updates the parameters."""
-        return nullcontext()
-
-    def around_update(self, param: Tensor) -> AbstractContextManager[None]:
-        """Return the context in which a parameter is updated, or skipped if it has no gradient."""
-        return nullcontext()
-
-    def gradient(self, param: Tensor) -> Tensor | None:
-        """Return the gradient for the update of a parameter."""
-        return param.grad
-
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Call `closure`, if given; update every parameter that has a gradient; return the closure's result."""
         result = None
         if closure is not None:
             with enable_grad():
                 result = closure()
-        with no_grad(), self.around_step(), closing(self._updates()) as updates:
+        with no_grad(), self.step_context.around_step(), closing(self._updates()) as updates:
             run(updates)
         return result
 
     def _updates(self) -> Generator[Pending | None, None, None]:
         for group in self.param_groups:
             for param in group["params"]:
-                with self.around_update(param):
+                with self.step_context.around_update(param):
                     yield self._update(param, group)
 
     def step_parameter(self, param: Tensor, group: Group) -> None:
         """Update one parameter of a group, if it has a gradient."""
-        with no_grad(), self.around_update(param):
+        with no_grad(), self.step_context.around_update(param):
             run([self._update(param, group)])
 
     def _update(self, param: Tensor, group: Group) -> Pending | None:
-        grad = self.gradient(param)
+        grad = self.step_context.gradient(param)
         return None if grad is None else self.update(param, grad, self.state[param], group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -164,7 +168,9 @@ class Optimizer:
         for number, state in state_dict["state"].items():
             param = by_number[number]
             for key, value in state.items():
-                with self.around_update(param):  # puts it away again, before the next, where state lives on disk
+                with self.step_context.around_update(
+                    param
+                ):  # puts it away again, before the next, where state lives on disk
                     copied = _copied(value)
                     self.state[param][key] = to_device(copied, param.device) if isinstance(copied, Tensor) else copied
         for group, new in zip(self.param_groups, state_dict["param_groups"], strict=True):
@@ -173,8 +179,8 @@ class Optimizer:
                     group[key] = tuple(value) if isinstance(group.get(key), tuple) else copy.deepcopy(value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for copies and pickles, without the methods that `disk_offload` replaced."""
-        return {key: value for key, value in vars(self).items() if key not in REPLACEABLE}
+        """Return the attributes for copies and pickles, which are offloaded no more."""
+        return {key: value for key, value in vars(self).items() if key != "step_context"}
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__} ("]

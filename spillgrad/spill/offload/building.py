@@ -11,7 +11,7 @@ from spillgrad.nn.registration import (
     register_module_buffer_registration_hook,
     register_module_parameter_registration_hook,
 )
-from spillgrad.optim.optimizer import REPLACEABLE, Optimizer
+from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.offload.residents import Residents
 from spillgrad.spill.offload.tensors import OffloadedStorage
 from spillgrad.storage.store import Label
@@ -72,7 +72,7 @@ def built_optimizer(given: Any, model: Module) -> Optimizer | None:
             raise ArgumentError(
                 f"disk_offload: the function returned {type(optimizer).__name__}; it must return an Optimizer"
             )
-    if optimizer is not None and any(name in vars(optimizer) for name in REPLACEABLE):
+    if optimizer is not None and "step_context" in vars(optimizer):
         raise ArgumentError(
             "disk_offload: the optimizer is that of another offload already; offload models that share one together, "
             "in a ModuleList"

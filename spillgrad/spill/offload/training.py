@@ -12,7 +12,7 @@ from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.utils import clip_grad
-from spillgrad.optim.optimizer import Group, Optimizer
+from spillgrad.optim.optimizer import Group, Optimizer, StepContext
 from spillgrad.spill.offload.needs import state_bytes_of
 from spillgrad.spill.offload.residents import Residents
 from spillgrad.spill.offload.tensors import Offloaded, OffloadedTensor
@@ -21,7 +21,7 @@ from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
 
 
-class OffloadedTraining:
+class OffloadedTraining(StepContext):
     """The hooks of a model, its parameters and the optimizer. They hold this object; it holds none of them."""
 
     def __init__(self, residents: Residents, step_in_backward: bool, max_grad_norm: float | None) -> None:
@@ -69,9 +69,7 @@ class OffloadedTraining:
     def take_optimizer(self, optimizer: Optimizer) -> None:
         """Offload the state, and take over the updates."""
         self._optimizer = weakref.ref(optimizer)
-        optimizer.around_step = self._around_step  # type: ignore[method-assign]
-        optimizer.around_update = self._around_update  # type: ignore[method-assign]
-        optimizer.gradient = self._gradient  # type: ignore[method-assign]
+        optimizer.step_context = self
         for param in _parameters(optimizer):
             self._put_state_away(optimizer, param)
             if self._step_in_backward and (self._max_grad_norm is not None or id(param) in self._names):
@@ -120,7 +118,7 @@ class OffloadedTraining:
         optimizer = self._optimizer()
         if optimizer is None:
             return
-        with no_grad(), self._around_step():
+        with no_grad(), self.around_step():
             self._uses_up = True
             for group in optimizer.param_groups:
                 for param in group["params"]:
@@ -146,7 +144,7 @@ class OffloadedTraining:
         self.residents.settle()
 
     @contextlib.contextmanager
-    def _around_step(self) -> Iterator[None]:
+    def around_step(self) -> Iterator[None]:
         optimizer = self._optimizer()
         if optimizer is not None and self._max_grad_norm is not None:
             norms = [_norm(param.grad) for param in _parameters(optimizer) if param.grad is not None]
@@ -160,7 +158,7 @@ class OffloadedTraining:
             self._uses_up = False
             self._waiting = lambda: None
 
-    def _gradient(self, param: Tensor) -> Tensor | None:
+    def gradient(self, param: Tensor) -> Tensor | None:
         grad = param.grad
         if grad is None or self._factor is None:
             return grad
@@ -172,7 +170,7 @@ class OffloadedTraining:
         return grad
 
     @contextlib.contextmanager
-    def _around_update(self, param: Tensor) -> Iterator[None]:
+    def around_update(self, param: Tensor) -> Iterator[None]:
         optimizer = self._optimizer()
         self.residents.enter(id(param))
         self.residents.store.begin_phase("update")
