@@ -184,8 +184,8 @@ def test_a_bar_without_its_peer_is_not_judged(bar: Any):
     [
         (Verdict("× NumPy", 1.7, 1.6), "× NumPy 1.70 / 1.6 ✓"),
         (Verdict("× NumPy", 1.2, 1.6), "× NumPy 1.20 / 1.6 ✗ -25%"),
-        (Verdict("us", 12.3, 15, most=True), "us 12.3 / 15 ✓"),
-        (Verdict("us", 6.0, 5, most=True), "us 6.00 / 5 ✗ +20%"),
+        (Verdict("µs", 12.3, 15, most=True), "µs 12.3 / 15 ✓"),
+        (Verdict("µs", 6.0, 5, most=True), "µs 6.00 / 5 ✗ +20%"),
     ],
 )
 def test_a_verdict_shows_what_is_missing(verdict: Verdict, text: str):

@@ -37,7 +37,7 @@ def test_the_store_is_timed_beside_plain_files(tmp_path: Path):
 
 def test_a_pack_and_a_hit_are_timed(tmp_path: Path):
     found = bars(bench_spill.call_rows(3, tmp_path, rounds=2))
-    assert found == {f"{part} a 4 MiB tensor in RAM": ["us"] for part in ("pack", "hit")}
+    assert found == {f"{part} a 4 MiB tensor in RAM": ["µs"] for part in ("pack", "hit")}
 
 
 def test_a_spilled_step_is_timed_beside_its_peers(tmp_path: Path):

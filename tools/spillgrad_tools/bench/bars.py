@@ -154,7 +154,7 @@ class Microseconds(Bar):
     def judge(self, seconds: Seconds) -> Verdict | None:
         more = f" more than {PEER_NAMES[self.beside]}" if self.beside else ""
         us = (seconds["ours"] - (seconds[self.beside] if self.beside else 0.0)) * 1e6
-        return Verdict(f"us{more}", us, self.most_us, most=True)
+        return Verdict(f"µs{more}", us, self.most_us, most=True)
 
 
 @dataclass(frozen=True)

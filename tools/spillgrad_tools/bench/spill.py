@@ -170,7 +170,7 @@ def call_rows(calls: int, directory: Path, rounds: int) -> Iterator[Row]:
 
 
 def _microseconds(seconds: float) -> Verdict:
-    return Verdict("us", seconds * 1e6, 25, most=True)
+    return Verdict("µs", seconds * 1e6, 25, most=True)
 
 
 # A training step
