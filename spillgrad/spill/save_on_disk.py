@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import threading
 import weakref
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 from spillgrad import labels
 from spillgrad.autograd.core import hooks
 from spillgrad.errors import SavedTensorError
+from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.nn.module_calls import around_forward
 from spillgrad.ops.array_casts import cast
 from spillgrad.ops.autocast import Conversion
@@ -158,7 +158,7 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
         self._kept: weakref.WeakSet[Kept] = weakref.WeakSet()
         self._device_budget = parse_bytes(device_budget)
         self._device_cache: DeviceCache | None = None  # made when a tensor of a device is saved
-        self._making_device_cache = threading.RLock()
+        self._making_device_cache = ForkSafeLock()
         self._open(
             directory,
             ram_budget,

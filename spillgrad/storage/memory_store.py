@@ -1,13 +1,13 @@
 """The plainest store: a dictionary in RAM. Other stores must behave like it, except for the memory they take."""
 
 import collections
-import threading
 from collections.abc import Callable, Hashable, Iterable
 from typing import cast
 
 import numpy as np
 
 from spillgrad.errors import SpillCorruptionError
+from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.storage.store import (
     Handle,
     Label,
@@ -38,7 +38,7 @@ class MemoryStore:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._dropped: collections.deque[Handle] = collections.deque()
         self._kept: dict[int, _Kept] = {}
         self._by_key: dict[Hashable, _Kept] = {}
@@ -112,11 +112,7 @@ class MemoryStore:
 
     def drop(self, handle: Handle) -> None:
         self._dropped.append(handle)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._drain()
-            finally:
-                self._lock.release()
+        self._try_drain()
 
     def prefetch(self, handles: Iterable[Handle]) -> None:
         """Do nothing: all is in RAM."""
@@ -141,7 +137,11 @@ class MemoryStore:
 
     def retire(self) -> None:
         self._retiring = True
-        if self._lock.acquire(blocking=False):
+        self._try_drain()
+
+    def _try_drain(self) -> None:
+        """Drop what waits to be dropped, unless a thread has the lock, be it this one."""
+        if not self._lock.is_mine() and self._lock.acquire(blocking=False):
             try:
                 self._drain()
             finally:

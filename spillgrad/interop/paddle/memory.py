@@ -2,7 +2,6 @@
 
 import itertools
 import mmap
-import threading
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import paddle
 import xxhash
 
+from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.spill import saved_memory
 from spillgrad.spill.saved_memory import Layout, shared_layout
 
@@ -134,7 +134,7 @@ class ReturnedMemory(Memory):
 _numbers = itertools.count()
 _own: weakref.WeakValueDictionary[int, OwnMemory] = weakref.WeakValueDictionary()
 _returned: weakref.WeakValueDictionary[int, ReturnedMemory] = weakref.WeakValueDictionary()
-_memories_lock = threading.RLock()
+_memories_lock = ForkSafeLock()
 
 
 def register(memory: ReturnedMemory) -> ReturnedMemory:

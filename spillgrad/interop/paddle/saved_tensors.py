@@ -16,6 +16,7 @@ from paddle.base.framework import _dygraph_tracer
 from spillgrad import labels
 from spillgrad.autograd.core import hooks
 from spillgrad.errors import ArgumentError, OperandError, SavedTensorError
+from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.interop.arrays import dtype_and_shape, part_to_store
 from spillgrad.interop.paddle.memory import (
     Memory,
@@ -322,7 +323,7 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _entered = 0  # contexts, in all threads
-_entered_lock = threading.Lock()
+_entered_lock = ForkSafeLock()
 
 
 def _pack(tensor: Any) -> Any:

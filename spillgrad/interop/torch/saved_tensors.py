@@ -1,7 +1,6 @@
 """Hooks that spill what PyTorch saves for backward to HDF5 files under a RAM budget."""
 
 import os
-import threading
 import weakref
 from collections.abc import Hashable
 from typing import Any
@@ -12,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from spillgrad import labels
 from spillgrad.autograd.core import hooks
 from spillgrad.errors import OperandError
+from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.interop.arrays import dtype_and_shape, part_to_store
 from spillgrad.interop.torch import cuda
 from spillgrad.interop.torch.memory import (
@@ -294,7 +294,7 @@ def _present_node() -> int | None:
 
 # Where in RAM the bytes of a handle are. There is one for each handle, so that all its tensors share a counter.
 _memories: weakref.WeakKeyDictionary[Handle, _Memory] = weakref.WeakKeyDictionary()
-_memories_lock = threading.RLock()
+_memories_lock = ForkSafeLock()
 
 
 def _in_ram(handle: Handle) -> tuple[Any, _Memory | None]:
