@@ -325,7 +325,7 @@ class DiskStore:
             if unchanged():
                 checked = array
             else:
-                self._discard_changed(entry, cast(np.ndarray, array))
+                self._discard_changed(entry, cast(np.ndarray, array), unchanged)
         if array is None:
             array = self._loader.load(entry)
         entry.await_arrival()
@@ -597,14 +597,17 @@ class DiskStore:
         self._room.wake_waiting()
         self._room.answer_failures()
         self._writer.wake_if_behind()
-        self._room.wait_for(0, entry.label, entry.dtype)
+        self._room.wait_for(0, entry.label, entry.dtype, until_all_left=True)
 
-    def _discard_changed(self, entry: Entry, array: np.ndarray) -> None:
-        """Forget an array that a caller modified; the values on disk still hold. Called without the lock."""
+    def _discard_changed(self, entry: Entry, array: np.ndarray, unchanged: Callable[[], bool]) -> None:
+        """Forget an array that a caller modified; the values on disk still hold. Called without the lock.
+
+        Do nothing if `unchanged`, which said so, is not what tells any more: the caller may have begun to change it.
+        """
         ram = self._state.ram
         with self._state.lock:
-            is_lent = entry.lease is not None and entry.lease() is array
-            if entry.references <= 0 or not (entry.array is array or is_lent):
+            present, tells = ram.in_ram(entry)
+            if entry.references <= 0 or present is not array or tells != unchanged:
                 return
             if entry.extent is None:
                 entry.error = changed_error(entry)

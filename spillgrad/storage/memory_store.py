@@ -23,12 +23,13 @@ from spillgrad.storage.store import (
 
 
 class _Kept(Handle):
-    __slots__ = ("array", "arrival", "key", "references", "unchanged")
+    __slots__ = ("array", "arrival", "changing", "key", "references", "unchanged")
     array: np.ndarray
     arrival: Callable[[], None] | None
     key: Hashable | None
     references: int
     unchanged: Callable[[], bool] | None
+    changing: bool
 
 
 class MemoryStore:
@@ -68,7 +69,7 @@ class MemoryStore:
             handle = _Kept(array, self._sequence, label)
             handle.array, handle.arrival = _dense(array)
             handle.key, handle.references = key, 1
-            handle.unchanged = unchanged if handle.array is array else None
+            handle.unchanged, handle.changing = unchanged if handle.array is array else None, False
             self._sequence += 1
             self._kept[handle.sequence] = handle
             if key is not None:
@@ -88,7 +89,7 @@ class MemoryStore:
             self._hits += 1
         if kept.arrival is not None:
             kept.arrival()
-        if kept.unchanged is not None and not kept.unchanged():
+        if kept.unchanged is not None and not kept.changing and not kept.unchanged():
             raise changed_error(handle)
         return kept.array
 
@@ -97,15 +98,19 @@ class MemoryStore:
 
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
         self.get(handle)
-        cast(_Kept, handle).array = array
+        kept = cast(_Kept, handle)
+        kept.array, kept.changing = array, True
 
     def end_change(self, handle: Handle, changed: bool = True) -> None:
-        """Do nothing: there is no other copy."""
+        kept = cast(_Kept, handle)
+        kept.changing = False
+        if changed:
+            kept.unchanged = None
 
     def replace(self, handle: Handle, array: Remote) -> None:
         self.get(handle)
         kept = cast(_Kept, handle)
-        kept.array, kept.arrival = _dense(array)
+        (kept.array, kept.arrival), kept.unchanged = _dense(array), None
 
     def begin_step(self) -> None:
         """Do nothing: all is in RAM."""

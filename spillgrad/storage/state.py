@@ -225,6 +225,7 @@ class StoreState:
     def note_change(self, entry: Entry) -> None:
         """Note that an array has new values. Files know them by a new number: the old place may have the old one."""
         self.free_extent(entry)
+        self.ram.unwatch(entry)
         self.counters.changed(entry)
         entry.stored_as = self.sequence
         self.sequence += 1

@@ -174,9 +174,12 @@ class BudgetedTier:
     # Handing out
 
     def in_ram(self, entry: Entry) -> tuple[np.ndarray | None, Callable[[], bool] | None]:
-        """Return the array of an entry if it is in RAM, and what tells, without the lock, whether it is unchanged."""
+        """Return the array of an entry if it is in RAM, and what tells, without the lock, whether it is unchanged.
+
+        Nothing tells while a caller is changing it.
+        """
         if entry.array is not None:
-            return entry.array, entry.unchanged
+            return entry.array, None if entry.residence is CHANGING else entry.unchanged
         lease = entry.lease
         array = None if lease is None else lease()
         if lease is None or array is None or lease.unchanged is None:
@@ -193,6 +196,12 @@ class BudgetedTier:
             entry.unchanged = unchanged
         if entry.lease is not None and entry.lease() is array:
             entry.lease.unchanged = weakref.WeakMethod(unchanged)
+
+    def unwatch(self, entry: Entry) -> None:
+        """Ask nobody whether the array of an entry is unchanged: a caller said that it has new values."""
+        entry.unchanged = None
+        if entry.lease is not None:
+            entry.lease.unchanged = None
 
     def hand_out(self, entry: Entry) -> None:
         """Note that a caller gets the array of an entry, which is in RAM.
