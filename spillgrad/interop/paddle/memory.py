@@ -13,6 +13,7 @@ import xxhash
 from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.spill import saved_memory
 from spillgrad.spill.saved_memory import Layout, shared_layout
+from spillgrad_kernels.device_array import address_of
 
 
 def layout_of(tensor: Any) -> Layout:
@@ -184,8 +185,3 @@ def same_bytes(memory: np.ndarray, version: Version) -> Callable[[], bool]:
     """
     digest = xxhash.xxh3_128_digest(memory.data)
     return lambda: version.is_unchanged() or xxhash.xxh3_128_digest(memory.data) == digest
-
-
-def address_of(array: np.ndarray) -> int:
-    """Return the address of an array's first element."""
-    return int(array.__array_interface__["data"][0])
