@@ -2,7 +2,6 @@
 
 import contextlib
 import operator
-import os
 import secrets
 import threading
 from collections.abc import Iterator
@@ -11,18 +10,10 @@ from typing import Any
 
 from spillgrad.device.device import as_device
 from spillgrad.errors import ArgumentError
+from spillgrad.fork_safe_lock import ForkSafeLock
 
 # Guards the positions of all generators. A finalizer or the handler of a signal may take it again inside.
-_lock = threading.RLock()
-
-
-def _renew_lock() -> None:
-    """In a forked child: the thread that held the lock is not here."""
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+_lock = ForkSafeLock()
 
 
 @dataclass(frozen=True)

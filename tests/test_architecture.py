@@ -40,13 +40,15 @@ ONLY = {
     "spillgrad_kernels.tables": ("spillgrad_kernels.tables", "spillgrad_kernels.jit"),
     "spillgrad.errors": (),
     "spillgrad.labels": (),
+    "spillgrad.fork_safe_lock": (),
     "spillgrad.storage": (
         "spillgrad.errors",
+        "spillgrad.fork_safe_lock",
         "spillgrad.storage",
         "spillgrad_kernels.memory",
     ),
     "spillgrad.inspection": ("spillgrad.errors", "spillgrad.inspection", "spillgrad.storage"),
-    **dict.fromkeys(CORE, ("spillgrad.errors", "spillgrad.labels", *CORE)),
+    **dict.fromkeys(CORE, ("spillgrad.errors", "spillgrad.fork_safe_lock", "spillgrad.labels", *CORE)),
 }
 # A room here imports everything but what stands beside it.
 NEVER = {

@@ -1,6 +1,5 @@
 """A hook on the gradients of several tensors at once."""
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from spillgrad.autograd.core import engine
 from spillgrad.autograd.core.node import Node, RemovableHandle
 from spillgrad.errors import ArgumentError
+from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.tensor import Tensor
 
 
@@ -24,7 +24,7 @@ class _MultiHook:
         self._sources = [weakref.ref(tensor.grad_fn or tensor) for tensor in tensors]
         self._arrived: weakref.WeakKeyDictionary[engine.Run, dict[int, Tensor]] = weakref.WeakKeyDictionary()
         self._awaited: weakref.WeakKeyDictionary[engine.Run, set[int]] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def at(self, place: int) -> Callable[[Tensor], None]:
         """Return the hook for the tensor at this place."""

@@ -4,7 +4,6 @@ For operands with the same shapes, strides and dtypes as earlier ones, one look 
 the result and the metadata of a node.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +12,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.autograd.core.node import OutputMeta
 from spillgrad.device.device import CPU, CUDA
+from spillgrad.fork_safe_lock import lazy_property
 from spillgrad.ops import operation_source
 from spillgrad.ops.array_casts import as_array, compute_dtype
 from spillgrad_kernels.device_array import ACCESS_BYTES, DeviceArray
@@ -157,7 +157,7 @@ class Planned:
         """Return an operation's arguments with tensors of the dtype it computes in; a program records these."""
         return arguments
 
-    @functools.cached_property
+    @lazy_property
     def compute(self) -> "Callable[..., tuple[np.ndarray, CallPlan | DevicePlan] | None]":
         """Return the result and its plan; None where there is no plan for the arguments.
 

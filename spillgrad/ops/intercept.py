@@ -23,7 +23,7 @@ class _Active(threading.local):
 
 
 _active = _Active()
-_lock = threading.Lock()
+_lock = threading.RLock()  # taken again where a finalizer, or a signal's handler, looks at operations or forks
 _entered = 0  # contexts, in all threads
 _intercepted: "list[_Intercepted]" = []
 # A forked child must not copy operations in the middle of a change, or a lock that is held.
@@ -121,7 +121,7 @@ class _Intercepted:
 
     def _run_own(self, arguments: tuple[Any, ...]) -> Any:
         if self._run is None:
-            self._run = Operation.run.func(self._operation)  # type: ignore[attr-defined]
+            self._run = Operation.run.func(self._operation)
         return self._run(*arguments)
 
     def restore(self) -> None:

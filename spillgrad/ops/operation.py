@@ -13,7 +13,6 @@ The values that a derivative's parameters name are saved for backward:
 Derivatives take and return tensors and are themselves differentiable: with `create_graph` they run recorded.
 """
 
-import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +27,7 @@ from spillgrad.autograd.core.node import NO_EDGE, Node, new_output, next_sequenc
 from spillgrad.autograd.core.saved import SavedNone, SavedTensor
 from spillgrad.device.device import device_of, filled
 from spillgrad.dtypes import is_differentiable
+from spillgrad.fork_safe_lock import lazy_property
 from spillgrad.ops import operation_source
 from spillgrad.ops.call_plan import Planned
 from spillgrad.ops.fuse_symbols import Unrecorded, record
@@ -134,12 +134,12 @@ class Operation:
         """Return the output tensor, or a tuple of them; `arguments` follow the forward function's parameters."""
         return self.run(*arguments)
 
-    @functools.cached_property
+    @lazy_property
     def run(self) -> Callable[..., Any]:
         """The function that a call runs; callers that use it directly save a call. It is written when first used."""
         return self._generated(operation_source.call_source(self.structure, made=False))
 
-    @functools.cached_property
+    @lazy_property
     def _run_made(self) -> Callable[..., Any]:
         return self._generated(operation_source.call_source(self.structure, made=True))
 
@@ -166,7 +166,7 @@ class Operation:
         """Return and record the output for promoted arguments and known results, as a call would."""
         return self._run_made(*(results if self.structure.single else [results]), *arguments)
 
-    @functools.cached_property
+    @lazy_property
     def structure(self) -> operation_source.Structure:
         """The properties that the operation's code depends on."""
         positions = {name: i for i, name in enumerate(self.parameters)}
@@ -178,7 +178,7 @@ class Operation:
             self.parameters, self.outputs, self.aux, tuple(derivatives), tuple(asked), self.view, planned
         )  # fmt: skip
 
-    @functools.cached_property
+    @lazy_property
     def differentiable(self) -> tuple[int, ...]:
         """The positions of the inputs that have a derivative."""
         having = {name for derivative in self.derivatives for name in derivative.inputs}
@@ -187,7 +187,7 @@ class Operation:
     def _generated(self, source: str) -> Callable[..., Any]:
         return operation_source.function(source, self.name, {**_NAMES, **self._own_names})
 
-    @functools.cached_property
+    @lazy_property
     def _own_names(self) -> dict[str, Any]:
         """The objects that the code of the call names and that are this operation's own."""
         own: dict[str, Any] = {"name": self.name, "symbolic": self._symbolic, "anew": self._anew}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from spillgrad import labels
 from spillgrad.autograd.core import hooks
+from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.nn.module_calls import around_forward
 from spillgrad.ops.array_casts import cast
 from spillgrad.ops.autocast import Conversion
@@ -153,7 +153,7 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
         self._kept: weakref.WeakSet[Kept] = weakref.WeakSet()
         self._device_budget = parse_bytes(device_budget)
         self._device_store: DeviceStore | None = None  # made when a tensor of a device is saved
-        self._making_device_store = threading.RLock()
+        self._making_device_store = ForkSafeLock()
         self._open(
             directory,
             ram_budget,

@@ -5,13 +5,13 @@ For each array a store and HDF5 hold kilobytes of bookkeeping, and the store wri
 
 import itertools
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import numpy as np
 
+from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Label, View
 from spillgrad_kernels.memory import buffers
@@ -94,13 +94,13 @@ class SmallTensors:
         self.store = store
         self._most_bytes = min(_BATCH_BYTES, store.ram_budget // _BATCHES_PER_BUDGET)
         self._next_bytes = SMALL_BYTES
+        self._lock = ForkSafeLock()
         self._begin()
-        _all.append(weakref.ref(self, _all.remove))
+        _all.add(weakref.ref(self, _all.discard))
 
     def _begin(self) -> None:
         """Forget all batches, and all memory that was copied to one."""
         self._number = next(_numbers)
-        self._lock = threading.RLock()
         self._filling: Callable[[], _Batch | None] = _nothing
         self._used = self._places = 0
         self._read: Callable[[], _Batch | None] = _nothing  # the last one that was read: its array is in RAM
@@ -116,8 +116,8 @@ class SmallTensors:
 
     def takes(self, nbytes: int) -> bool:
         """Return whether memory of so many bytes goes to a batch: it is small, and the budget has room for batches."""
-        # This thread may be in the middle of filling one. `threading.Condition` asks the lock in the same way.
-        return 0 < nbytes < SMALL_BYTES <= self._most_bytes and not self._lock._is_owned()  # type: ignore[attr-defined]
+        # This thread may be in the middle of filling one.
+        return 0 < nbytes < SMALL_BYTES <= self._most_bytes and not self._lock.is_mine()
 
     def known(self, copied: Copied, version: int) -> Place | None:
         """Return the place of a memory that was changed in place `version` times; None without a copy of that."""
@@ -198,11 +198,11 @@ def _nothing() -> None:
 
 
 # Not a WeakSet: it forgets the dead with Python code, which a signal handler could interrupt.
-_all: list[weakref.ref[SmallTensors]] = []
+_all: set[weakref.ref[SmallTensors]] = set()
 
 
 def _forget_parent() -> None:
-    for reference in tuple(_all):
+    for reference in list(_all):
         small = reference()
         if small is not None:
             small.forget_parent()

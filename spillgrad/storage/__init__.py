@@ -4,8 +4,8 @@
 * disks: `preflight` returns a `Preflight`, `sweep` each `DeadRun` it removed; `free_bytes`, `is_ram_disk`; sizes as
   text: `parse_bytes`, `format_bytes`;
 * runs: `inspect(path)` returns an `Inspection` of each `Run`, which has `Settings Origin OriginCounters Group
-  Step StepPlan Sample Shrinkage Failure` (`Moved` is another name of `OriginCounters`); `spans(run)` yields each `Span`
-  that took time, `advise(run)` returns each `Advice`;
+  Step StepPlan Sample Shrinkage Failure`; `spans(run)` yields each `Span` that took time, `advise(run)` returns each
+  `Advice`;
 * files, whoever wrote them: `inspect_segment(path)` returns a `Segment`, with its `Item Chunk StoredArray`;
   `array_contents(path, array)` returns the `ArrayContents` of one, with each `Bin`; `verify(path)` returns a
   `Verification`, with each `Problem`;
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from spillgrad.inspection.segments import inspect_segment
     from spillgrad.inspection.verify import Problem, Verification, verify
 
-Moved = OriginCounters
-
 __all__ = [
     "Advice",
     "ArrayContents",
@@ -63,7 +61,6 @@ __all__ = [
     "Item",
     "Label",
     "MemoryStore",
-    "Moved",
     "Origin",
     "OriginCounters",
     "Preflight",

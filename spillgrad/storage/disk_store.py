@@ -509,4 +509,4 @@ class DiskStore(TieredStore[DiskEntry]):
         self._room.wake_waiting()
         self._full_disk.answer_failures()
         self._writer.wake_if_behind()
-        self._room.wait_for(0, entry.label, entry.dtype)
+        self._room.wait_for(0, entry.label, entry.dtype, until_all_left=True)

@@ -1,13 +1,13 @@
 """The plainest store: a dictionary in RAM. Other stores must behave like it, except for the memory they take."""
 
 import collections
-import threading
 from collections.abc import Callable, Hashable, Iterable
 from typing import cast
 
 import numpy as np
 
 from spillgrad.errors import SpillCorruptionError
+from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.storage.store import (
     Handle,
     Label,
@@ -23,12 +23,13 @@ from spillgrad.storage.store import (
 
 
 class _Kept(Handle):
-    __slots__ = ("array", "arrival", "key", "references", "unchanged")
+    __slots__ = ("array", "arrival", "changing", "key", "references", "unchanged")
     array: np.ndarray
     arrival: Callable[[], None] | None
     key: Hashable | None
     references: int
     unchanged: Callable[[], bool] | None
+    changing: bool
 
 
 class MemoryStore:
@@ -38,7 +39,7 @@ class MemoryStore:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._dropped: collections.deque[Handle] = collections.deque()
         self._kept: dict[int, _Kept] = {}
         self._by_key: dict[Hashable, _Kept] = {}
@@ -68,7 +69,7 @@ class MemoryStore:
             handle = _Kept(array, self._sequence, label)
             handle.array, handle.arrival = _dense(array)
             handle.key, handle.references = key, 1
-            handle.unchanged = unchanged if handle.array is array else None
+            handle.unchanged, handle.changing = unchanged if handle.array is array else None, False
             self._sequence += 1
             self._kept[handle.sequence] = handle
             if key is not None:
@@ -88,7 +89,7 @@ class MemoryStore:
             self._hits += 1
         if kept.arrival is not None:
             kept.arrival()
-        if kept.unchanged is not None and not kept.unchanged():
+        if kept.unchanged is not None and not kept.changing and not kept.unchanged():
             raise changed_error(handle)
         return kept.array
 
@@ -97,26 +98,26 @@ class MemoryStore:
 
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
         self.get(handle)
-        cast(_Kept, handle).array = array
+        kept = cast(_Kept, handle)
+        kept.array, kept.changing = array, True
 
     def end_change(self, handle: Handle, changed: bool = True) -> None:
-        """Do nothing: there is no other copy."""
+        kept = cast(_Kept, handle)
+        kept.changing = False
+        if changed:
+            kept.unchanged = None
 
     def replace(self, handle: Handle, array: Remote) -> None:
         self.get(handle)
         kept = cast(_Kept, handle)
-        kept.array, kept.arrival = _dense(array)
+        (kept.array, kept.arrival), kept.unchanged = _dense(array), None
 
     def begin_step(self) -> None:
         """Do nothing: all is in RAM."""
 
     def drop(self, handle: Handle) -> None:
         self._dropped.append(handle)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._drain()
-            finally:
-                self._lock.release()
+        self._try_drain()
 
     def prefetch(self, handles: Iterable[Handle]) -> None:
         """Do nothing: all is in RAM."""
@@ -141,7 +142,11 @@ class MemoryStore:
 
     def retire(self) -> None:
         self._retiring = True
-        if self._lock.acquire(blocking=False):
+        self._try_drain()
+
+    def _try_drain(self) -> None:
+        """Drop what waits to be dropped, unless a thread has the lock, be it this one."""
+        if not self._lock.is_mine() and self._lock.acquire(blocking=False):
             try:
                 self._drain()
             finally:

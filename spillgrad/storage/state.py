@@ -182,6 +182,7 @@ class StoreState(TierState[DiskEntry]):
     def note_change(self, entry: DiskEntry) -> None:
         """Note that an array has new values. Files know them by a new number: the old place may have the old one."""
         self.free_below(entry)
+        self.tier.unwatch(entry)
         self.counters.changed(entry)
         entry.stored_as = self.sequence
         self.sequence += 1

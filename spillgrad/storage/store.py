@@ -156,6 +156,7 @@ class Store(Protocol):
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
         """Note that `array`, which is that of `handle`, is about to be modified; it stays in RAM until `end_change`.
 
+        Meanwhile nothing is asked whether it is unchanged, and not again if it has new values then.
         A caller that will overwrite all of it may give another array of the same shape and dtype; `handle` has that
         array from then on.
 

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, cast
 
 import numpy as np
@@ -87,7 +87,7 @@ class TieredStore(Generic[E]):
             if unchanged():
                 checked = array
             else:
-                self._discard_changed(entry, cast(np.ndarray, array))
+                self._discard_changed(entry, cast(np.ndarray, array), unchanged)
         if array is None:
             array = self._load(entry)
         entry.await_arrival()
@@ -198,12 +198,15 @@ class TieredStore(Generic[E]):
         while entry.residence is LOADING:
             self._state.changed.wait()
 
-    def _discard_changed(self, entry: E, array: np.ndarray) -> None:
-        """Forget an array that a caller modified; the values below still hold. Called without the lock."""
+    def _discard_changed(self, entry: E, array: np.ndarray, unchanged: Callable[[], bool]) -> None:
+        """Forget an array that a caller modified; the values below still hold. Called without the lock.
+
+        Do nothing if `unchanged`, which said so, is not what tells any more: the caller may have begun to change it.
+        """
         tier = self._state.tier
         with self._state.lock:
-            is_lent = entry.lease is not None and entry.lease() is array
-            if entry.references <= 0 or not (entry.array is array or is_lent):
+            present, tells = tier.held(entry)
+            if entry.references <= 0 or present is not array or tells != unchanged:
                 return
             if entry.has_copy_below:
                 tier.forget(entry)

@@ -536,6 +536,17 @@ def test_persistent_arrays_that_changed_and_cannot_stay_are_written_before_any_w
     assert all((store.get(handle) == value).all() for handle, value in zip(handles, 4 * [3] + 4 * [2], strict=True))
 
 
+def test_an_array_that_is_sampled_for_the_journal_counts_no_longer_for_that(make_store: MakeStore, tmp_path: Path):
+    store = make_store(0, keep_journal=tmp_path / "journal")
+    for number in range(20):
+        handle = store.put(np.zeros(1 << 20, np.uint8), label=Label(f"{number}"), persistent=True)
+        array = store.get(handle)
+        store.begin_change(handle, array)
+        del array
+        store.end_change(handle)
+        assert store.stats().ram_bytes == 0
+
+
 def test_persistent_arrays_that_are_expected_to_fit_are_not_written(make_store: MakeStore):
     nbytes = 100_000
     store = make_store(8 * nbytes)

@@ -340,6 +340,30 @@ class TestLastingArrays:
         assert_same_bytes(store.get(handle), second.values)
         assert store.check() == []
 
+    @pytest.mark.parametrize("is_written", [False, True])
+    @pytest.mark.parametrize("is_changed", [False, True])
+    def test_an_announced_change_is_no_error_where_changes_are_watched(
+        self, store: Store, is_written: bool, is_changed: bool
+    ):
+        array = some_array(shape=(5000,))
+        wanted, version = array.copy(), [0]
+        handle = store.put(array, unchanged=lambda: version == [0], persistent=True)
+        if is_written:
+            store.flush()
+        store.begin_change(handle, array)
+        version[0] += 1
+        array[0] = 7
+        assert store.get(handle) is array
+        if is_changed:
+            wanted[0] = 7
+        else:
+            array[0], version[0] = wanted[0], 0
+        store.end_change(handle, is_changed)
+        assert_same_bytes(store.get(handle), wanted)
+        store.flush()
+        assert_same_bytes(store.get(handle), wanted)
+        assert store.check() == []
+
     def test_memory_of_the_caller_may_change_after_it_was_written(self, store: Store):
         array = some_array(shape=(5000,))
         handle = store.put(array, persistent=True)

@@ -6,8 +6,6 @@ cycles, and Python frees it as soon as the last tensor that needs it dies.
 
 import functools
 import itertools
-import os
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -17,6 +15,7 @@ from spillgrad.autograd.core.grad_mode import state
 from spillgrad.autograd.core.hooks import stack as hook_stack
 from spillgrad.autograd.core.unshared import is_unshared
 from spillgrad.errors import GraphError, HookTypeError
+from spillgrad.fork_safe_lock import ForkSafeLock
 
 # Registered once by `spillgrad.ops`, so that the core does not import tensors.
 _tensor_type: Any = None
@@ -297,31 +296,19 @@ def _hook_name(hook: Any) -> str:
     return f"'{getattr(hook, '__name__', type(hook).__name__)}'"
 
 
-# Two threads may add a gradient to the same leaf at once, so each leaf has a lock, stored under this name. One lock for
-# all leaves would make them wait while one leaf's gradient is read from disk.
-_lock_name = "_accumulating"
-
-
 def _lock_of(leaf: Any) -> Any:
-    """Return the lock for a leaf's gradient; it is reentrant, for finalizers and signal handlers that run inside."""
-    lock = leaf.__dict__.get(_lock_name)
-    return leaf.__dict__.setdefault(_lock_name, threading.RLock()) if lock is None else lock
+    """Return the lock for a leaf's gradient; it is reentrant, for finalizers and signal handlers that run inside.
+
+    Two threads may add a gradient to the same leaf at once, so each leaf has a lock. One lock for all leaves would make
+    them wait while one leaf's gradient is read from disk.
+    """
+    lock = leaf.__dict__.get("_accumulating")
+    return leaf.__dict__.setdefault("_accumulating", ForkSafeLock()) if lock is None else lock
 
 
 # Two threads may use a leaf for the first time at once, and must find one accumulator: of two, `grad` would know one.
 # Nothing that waits is done with this lock. One of each leaf's own would take twice its 0.15 us, at each first use.
-accumulator_lock = threading.RLock()
-
-
-def _leave_parents_locks() -> None:
-    # The threads that held the locks do not exist in the child.
-    global _lock_name
-    _lock_name = f"_accumulating_in_{os.getpid()}"
-    if not accumulator_lock._is_owned():  # type: ignore[attr-defined]
-        accumulator_lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library's own locks
-
-
-os.register_at_fork(after_in_child=_leave_parents_locks)
+accumulator_lock = ForkSafeLock()
 
 
 class AccumulateGrad(Node):

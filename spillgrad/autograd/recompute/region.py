@@ -23,6 +23,7 @@ from spillgrad.autograd.core.node import NO_EDGE
 from spillgrad.autograd.core.saved import SavedTensor
 from spillgrad.autograd.recompute.state import recomputing
 from spillgrad.errors import ArgumentError, GraphError, RecomputationError
+from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.generator import GeneratorState, default_generator
 from spillgrad.ops import autocast
 from spillgrad.tensor import Tensor
@@ -117,7 +118,7 @@ class _Region:
         self._describe = describe
         self._early_stop = early_stop
         self._is_verbose = is_verbose
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
         self._slots: list[weakref.ref[_Slot]] = []
         self._described: list[_Description] = []
         self.is_complete = False

@@ -2,7 +2,6 @@
 
 import itertools
 import mmap
-import threading
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -11,8 +10,10 @@ import numpy as np
 import paddle
 import xxhash
 
+from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.spill import saved_memory
 from spillgrad.spill.saved_memory import Layout, shared_layout
+from spillgrad_kernels.device_array import address_of
 
 
 def layout_of(tensor: Any) -> Layout:
@@ -134,7 +135,7 @@ class ReturnedMemory(Memory):
 _numbers = itertools.count()
 _own: weakref.WeakValueDictionary[int, OwnMemory] = weakref.WeakValueDictionary()
 _returned: weakref.WeakValueDictionary[int, ReturnedMemory] = weakref.WeakValueDictionary()
-_memories_lock = threading.RLock()
+_memories_lock = ForkSafeLock()
 
 
 def register(memory: ReturnedMemory) -> ReturnedMemory:
@@ -184,8 +185,3 @@ def same_bytes(memory: np.ndarray, version: Version) -> Callable[[], bool]:
     """
     digest = xxhash.xxh3_128_digest(memory.data)
     return lambda: version.is_unchanged() or xxhash.xxh3_128_digest(memory.data) == digest
-
-
-def address_of(array: np.ndarray) -> int:
-    """Return the address of an array's first element."""
-    return int(array.__array_interface__["data"][0])

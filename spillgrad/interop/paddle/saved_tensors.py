@@ -1,6 +1,5 @@
 """Hooks that spill what Paddle saves for backward to HDF5 files under a RAM budget."""
 
-import os
 import sys
 import threading
 import weakref
@@ -15,14 +14,15 @@ from paddle.base.framework import _dygraph_tracer
 
 from spillgrad import labels
 from spillgrad.autograd.core import hooks
-from spillgrad.errors import ArgumentError, OperandError, SavedTensorError
-from spillgrad.interop.arrays import dtype_and_shape, part_to_store
+from spillgrad.errors import ArgumentError, SavedTensorError
+from spillgrad.fork_safe_lock import ForkSafeLock
+from spillgrad.interop.arrays import dtype_and_shape
+from spillgrad.interop.context import FrameworkContext
 from spillgrad.interop.paddle.memory import (
     Memory,
     OwnMemory,
     ReturnedMemory,
     Version,
-    address_of,
     alias,
     changes_of,
     layout_of,
@@ -33,13 +33,12 @@ from spillgrad.interop.paddle.memory import (
 )
 from spillgrad.spill import saved_memory
 from spillgrad.spill.choice import Outcome, outcome_in_ram
-from spillgrad.spill.context import SpillContext
 from spillgrad.spill.saved_memory import Kept, Layout, Packed, SavedMemory, note_view, present_label
 from spillgrad.spill.small_tensors import Place
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle
-from spillgrad.storage.store_owner import MIN_BYTES
 from spillgrad.storage.threads.interrupts import keep_whole
+from spillgrad_kernels.device_array import address_of
 from spillgrad_kernels.memory import buffers
 
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
@@ -159,17 +158,16 @@ class _Saved(hooks.SavedValue):
         return int(self.tensor.numel()) * int(self.tensor.element_size())
 
 
-class save_on_disk(SpillContext):
+class save_on_disk(FrameworkContext):
     """Spill what Paddle saves for backward to disk, and keep at most `ram_budget` bytes of it in RAM.
 
         with save_on_disk("spill/", ram_budget="2GiB"):
             loss = model(x)
         loss.backward()
 
-    Gradients are the same, bit for bit. After the context has ended, no more tensors are spilled; backward may run
-    later. The files are removed when the last graph that uses them is gone, or when the process ends. The same object
-    can be entered again, in any thread, and it is cheap to make a new one for each step. `pack_hook` and `unpack_hook`
-    can be passed to `paddle.autograd.saved_tensors_hooks(...)` too.
+    It takes the options of `spillgrad.save_on_disk`, which explains them, and its files stay as long. Gradients are the
+    same, bit for bit. The same object can be entered again, in any thread. `pack_hook` and `unpack_hook` can be passed
+    to `paddle.autograd.saved_tensors_hooks(...)` too.
 
     These contexts can be nested. Each affects the thread that entered it. But Paddle has only one pair of hooks at a
     time: this context raises an error inside other hooks, and other hooks raise one inside it. `recompute` with
@@ -177,9 +175,8 @@ class save_on_disk(SpillContext):
 
     Memory is stored once, however many nodes and views save it, unless it left RAM in between. These tensors stay in
     RAM: parameters and other leaves that require a gradient, because they are in RAM anyway; tensors that span fewer
-    than `min_bytes`; tensors that `only` does not take (see `saved_tensors_hooks` of `spillgrad.autograd`; it gets
-    `tensor` and `nbytes`); and tensors that are not dense, or not in host memory. With a `min_bytes` below 4096, memory
-    smaller than that is copied into arrays that many share, as in `spillgrad.save_on_disk`.
+    than `min_bytes`; tensors that `only` does not take, which gets `tensor` and `nbytes`; and tensors that are not
+    dense, or not in host memory.
 
     A saved tensor that was modified in place raises an error in backward, as it does without hooks. If a PyLayer saved
     it, its old values come back, or it raises. Only Paddle's version counters show such changes.
@@ -189,43 +186,10 @@ class save_on_disk(SpillContext):
     An error in a hook reaches the caller as Paddle's OSError with the same message. When that leaves the context, the
     context raises the original error.
 
-    `direct_io`, `checksums`, `on_full`, `codec`, `encrypt` and `keep_journal`, as well as `stats()`, `flush()`,
-    `preflight()` and `directory`, are those of `spillgrad.save_on_disk`.
-
-    Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a temporary one is
-    used.
-    Raises BudgetError for a size that does not parse; ArgumentError for an unknown word, for a missing package, without
-    `ram_budget`, or inside other hooks; SpillError for a directory that cannot be used, or a journal that belongs to
-    another living object, and, when a tensor is saved, for a disk that is full or fails.
+    Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB".
+    Raises what `spillgrad.save_on_disk` raises; ArgumentError inside other hooks; and, when a tensor is saved,
+    SpillError for a disk that is full or fails.
     """
-
-    def __init__(
-        self,
-        directory: str | os.PathLike[str] | None = None,
-        *,
-        ram_budget: int | str | None = None,
-        min_bytes: int | str = MIN_BYTES,
-        direct_io: bool | None = None,
-        checksums: bool = True,
-        on_full: str = "raise",
-        codec: str | None = None,
-        encrypt: bool = False,
-        keep_journal: str | os.PathLike[str] | None = None,
-        only: hooks.Predicate | None = None,
-    ) -> None:
-        self._open(
-            directory,
-            ram_budget,
-            min_bytes,
-            only,
-            direct_io=direct_io,
-            checksums=checksums,
-            on_full=on_full,
-            codec=codec,
-            encrypt=encrypt,
-            keep_journal=keep_journal,
-        )
-        self._handles: weakref.WeakValueDictionary[Hashable, Handle] = weakref.WeakValueDictionary()
 
     def __enter__(self) -> "save_on_disk":
         keep_whole()
@@ -247,11 +211,6 @@ class save_on_disk(SpillContext):
                 raise failure from error
             finally:
                 del failure, error, trace  # which would hold this frame, that holds them, and the graph
-
-    def __reduce__(self) -> Any:
-        raise OperandError(
-            "save_on_disk: cannot be copied or pickled, as its files are those of this process; make another one"
-        )
 
     def pack_hook(self, tensor: Any) -> Any:
         """Hand a tensor's memory to the store; return what `unpack_hook` takes."""
@@ -284,16 +243,12 @@ class save_on_disk(SpillContext):
         return Releasable(spill(layout, version, original, by_layer), by_layer)
 
     def _spill(self, layout: Layout, version: Version, original: OwnMemory | ReturnedMemory, by_layer: bool) -> Spilled:
-        begin, end = 0, original.nbytes
-        # What a lossy codec makes of bytes depends on their dtype.
-        altered_by = None if self._codec_mark is None else (self._codec_mark, layout.dtype)
+        altered_by = self._altered_by(layout)
         if isinstance(original, ReturnedMemory) and original.altered_by == altered_by:
             key, begin, end = original.key, original.begin, original.end
         else:
-            key = (original.number, version.number, altered_by)
-            begin, end = part_to_store(layout, end, is_stored=key in self._handles)
-            if end - begin < original.nbytes:
-                key = (key, begin, end)
+            whole = (original.number, version.number, altered_by)
+            key, begin, end = self._part(whole, layout, original.nbytes)
         dtype, shape = dtype_and_shape(layout, end - begin)
         source = original.array[begin:end]
         is_unchanged = same_bytes(source, version) if by_layer else version.is_unchanged
@@ -301,7 +256,7 @@ class save_on_disk(SpillContext):
         handle = self._put(
             SavedMemory(key, source.view(dtype).reshape(shape), stored_layout, is_unchanged), present_label()
         )
-        self._handles[key] = handle
+        self._stored[key] = handle
         return Spilled(self._store, handle, key, layout, altered_by, begin, version, original)
 
     def _spill_small(
@@ -322,7 +277,7 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _entered = 0  # contexts, in all threads
-_entered_lock = threading.Lock()
+_entered_lock = ForkSafeLock()
 
 
 def _pack(tensor: Any) -> Any:

@@ -1,7 +1,6 @@
 """PyTorch's memory, as a store takes it and gives it back: which it is, how often it changed, and tensors in it."""
 
 import itertools
-import threading
 import weakref
 from collections.abc import Hashable
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.interop.arrays import ALIGNMENT_BYTES
 from spillgrad.spill import saved_memory
 from spillgrad.spill.saved_memory import Layout, shared_layout
@@ -43,7 +43,7 @@ class Identity:
 
 
 _identities: weakref.WeakValueDictionary[int, Identity] = weakref.WeakValueDictionary()
-_identities_lock = threading.RLock()
+_identities_lock = ForkSafeLock()
 _numbers = itertools.count()
 
 

@@ -23,6 +23,7 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.store import Label
 from spillgrad.storage.store_owner import MIN_BYTES, StoreOwner
+from spillgrad_kernels.device_array import address_of
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.memory.holder import Holder
 
@@ -61,7 +62,7 @@ class _InStore(Holder):
         array, tensor, self._array, self.lent = self._array, self.lent, None, None
         if tensor is not None:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() != array.__array_interface__["data"][0]:
+            if storage.data_ptr() != address_of(array):
                 _as_bytes(array).copy_(bytes_of(storage, 0, storage.nbytes()))
             identity = Identity(storage)
             del tensor, storage
@@ -272,6 +273,8 @@ def disk_offload_optimizer(
         keep_journal=keep_journal,
     )
     vars(optimizer).pop("step", None)
+    # Not by hooks: those before and after a step can neither have it done once for each parameter, nor return its loss.
+    # And schedulers, scalers and callers hold this very object.
     optimizer.__class__ = offloaded
     optimizer._min_bytes = smallest
     optimizer._put_all_away()

@@ -1,7 +1,5 @@
 """Hooks that spill what PyTorch saves for backward to HDF5 files under a RAM budget."""
 
-import os
-import threading
 import weakref
 from collections.abc import Hashable
 from typing import Any
@@ -11,8 +9,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from spillgrad import labels
 from spillgrad.autograd.core import hooks
-from spillgrad.errors import OperandError
-from spillgrad.interop.arrays import dtype_and_shape, part_to_store
+from spillgrad.fork_safe_lock import ForkSafeLock
+from spillgrad.interop.arrays import dtype_and_shape
+from spillgrad.interop.context import FrameworkContext
 from spillgrad.interop.torch import cuda
 from spillgrad.interop.torch.memory import (
     Identity,
@@ -29,11 +28,10 @@ from spillgrad.interop.torch.memory import (
 from spillgrad.interop.torch.optimizer import OffloadedOptimizer
 from spillgrad.spill import saved_memory
 from spillgrad.spill.choice import Outcome, outcome_in_ram
-from spillgrad.spill.context import SpillContext
 from spillgrad.spill.saved_memory import Kept, Layout, Packed, SavedMemory, note_view, present_label
 from spillgrad.storage.store import Handle, nobody
-from spillgrad.storage.store_owner import MIN_BYTES
 from spillgrad.storage.threads.interrupts import keep_whole
+from spillgrad_kernels.device_array import address_of
 
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
@@ -106,17 +104,16 @@ class _Memory:
         self.identity, self.begin, self.version = identity, begin, version
 
 
-class save_on_disk(SpillContext, saved_tensors_hooks):  # type: ignore[misc]
+class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
     """Spill what PyTorch saves for backward to disk, and keep at most `ram_budget` bytes of it in RAM.
 
         with save_on_disk("spill/", ram_budget="2GiB"):
             loss = model(x)
         loss.backward()
 
-    Gradients are the same, bit for bit. After the context has ended, no more tensors are spilled; backward may run
-    later. The files are removed when the last graph that uses them is gone, or when the process ends. The same object
-    can be entered again, in any thread, and it is cheap to make a new one for each step. Like all hooks of PyTorch, it
-    affects the thread that entered it. `pack_hook` and `unpack_hook` can be passed to `saved_tensors_hooks(...)` and
+    It takes the options of `spillgrad.save_on_disk`, which explains them, and its files stay as long. Gradients are the
+    same, bit for bit. The same object can be entered again, in any thread. Like all hooks of PyTorch, it affects the
+    thread that entered it. `pack_hook` and `unpack_hook` can be passed to `saved_tensors_hooks(...)` and
     `register_hooks(...)` too.
 
     In place of a directory it takes the optimizer that `disk_offload_optimizer` returned, and shares its store and
@@ -124,10 +121,8 @@ class save_on_disk(SpillContext, saved_tensors_hooks):  # type: ignore[misc]
 
     Each storage is stored once, however many nodes and views save it. These tensors stay in RAM: parameters, other
     leaves that require a gradient, and views of both, because they are in RAM anyway; tensors that span fewer than
-    `min_bytes`; tensors that `only` does not take (see `saved_tensors_hooks` of `spillgrad.autograd`; it gets `tensor`
-    and `nbytes`); and tensors that are not plain memory with strides: sparse, quantized, nested, meta and fake tensors,
-    and subclasses. With a `min_bytes` below 4096, storages smaller than that are copied into arrays that many of them
-    share, as in `spillgrad.save_on_disk`.
+    `min_bytes`; tensors that `only` does not take, which gets `tensor` and `nbytes`; and tensors that are not plain
+    memory with strides: sparse, quantized, nested, meta and fake tensors, and subclasses.
 
     A saved tensor that was modified in place raises an error in backward, as it does without hooks. Only PyTorch's
     version counters show such changes: those through `.data`, `.numpy()` or other libraries go unnoticed, as they do
@@ -139,47 +134,18 @@ class save_on_disk(SpillContext, saved_tensors_hooks):  # type: ignore[misc]
     `torch.compile` works inside: the hooks pack what the compiled forward saves. `torch.func.grad`, `vjp`, `jacrev` and
     `hessian` refuse all hooks.
 
-    `direct_io`, `checksums`, `on_full`, `codec`, `encrypt` and `keep_journal`, as well as `stats()`, `flush()`,
-    `preflight()` and `directory`, are those of `spillgrad.save_on_disk`.
-
-    Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a temporary one is
-    used.
-    Raises BudgetError for a size that does not parse; ArgumentError for an unknown word, for a missing package, without
-    `ram_budget`, or for an option that the optimizer has already; SpillError for a directory that cannot be used, or a
-    journal that belongs to another living object, and, when a tensor is saved, for a disk that is full or fails.
+    Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB".
+    Raises what `spillgrad.save_on_disk` raises; and, when a tensor is saved, SpillError for a disk that is full or
+    fails.
     """
 
-    @torch.compiler.disable
-    def __init__(
-        self,
-        directory: str | os.PathLike[str] | OffloadedOptimizer | None = None,
-        *,
-        ram_budget: int | str | None = None,
-        min_bytes: int | str = MIN_BYTES,
-        direct_io: bool | None = None,
-        checksums: bool = True,
-        on_full: str = "raise",
-        codec: str | None = None,
-        encrypt: bool = False,
-        keep_journal: str | os.PathLike[str] | None = None,
-        only: hooks.Predicate | None = None,
-    ) -> None:
-        # saved_tensors_hooks.__init__() would store the bound hooks, and with them a reference cycle.
-        self._open(
-            directory,
-            ram_budget,
-            min_bytes,
-            only,
-            shared=("disk_offload_optimizer", OffloadedOptimizer),
-            stacklevel=5,  # one more than by default: `torch.compiler.disable` wraps this method
-            direct_io=direct_io,
-            checksums=checksums,
-            on_full=on_full,
-            codec=codec,
-            encrypt=encrypt,
-            keep_journal=keep_journal,
-        )
-        self._stored: weakref.WeakValueDictionary[Hashable, Handle] = weakref.WeakValueDictionary()
+    _shared = ("disk_offload_optimizer", OffloadedOptimizer)
+    _stacklevel = 5  # one more than by default: `torch.compiler.disable` wraps `__init__`
+    # That of `saved_tensors_hooks` would store the bound hooks, and with them a reference cycle.
+    __init__ = torch.compiler.disable(FrameworkContext.__init__)
+
+    def _begin(self) -> None:
+        super()._begin()
         self._newest: weakref.WeakValueDictionary[Hashable, Spilled] = weakref.WeakValueDictionary()
         self._waiting: list[weakref.ref[Spilled]] = []
         self._waiting_of: int | None = None
@@ -189,11 +155,6 @@ class save_on_disk(SpillContext, saved_tensors_hooks):  # type: ignore[misc]
         keep_whole()
         super().__enter__()
         return self
-
-    def __reduce__(self) -> Any:
-        raise OperandError(
-            "save_on_disk: cannot be copied or pickled, as its files are those of this process; make another one"
-        )
 
     @torch.compiler.disable
     def pack_hook(self, tensor: Any) -> Any:
@@ -211,12 +172,10 @@ class save_on_disk(SpillContext, saved_tensors_hooks):  # type: ignore[misc]
 
     def _spill(self, tensor: Any, storage: Any, layout: Layout) -> Spilled:
         version, identity = Version(tensor), identity_of(storage)
-        # What a lossy codec makes of bytes depends on their dtype.
-        altered_by = None if self._codec_mark is None else (self._codec_mark, layout.dtype)
-        key, nbytes = identity.key(version.number, altered_by), storage.nbytes()
-        begin, end = part_to_store(layout, nbytes, is_stored=key in self._stored)
-        if end - begin < nbytes:
-            key, layout = (key, begin, end), layout._replace(offset=layout.offset - begin)
+        altered_by = self._altered_by(layout)
+        key, begin, end = self._part(identity.key(version.number, altered_by), layout, storage.nbytes())
+        if begin:
+            layout = layout._replace(offset=layout.offset - begin)
         dtype, shape = dtype_and_shape(layout, end - begin)
         source = bytes_of(storage, begin, end - begin)
         array = cuda.OnDevice(source, dtype, shape) if tensor.is_cuda else source.numpy().view(dtype).reshape(shape)
@@ -261,7 +220,7 @@ class save_on_disk(SpillContext, saved_tensors_hooks):  # type: ignore[misc]
             if memory is None:
                 storage, version = tensor.untyped_storage(), Version(tensor)
                 memory = _memories[handle] = _Memory(identity_of_copy(storage, key, altered_by), 0, version)
-                if storage.data_ptr() == array.__array_interface__["data"][0]:
+                if storage.data_ptr() == address_of(array):
                     self._store.watch(handle, array, version, instead_of=handle.watcher())
         return storage, memory
 
@@ -294,7 +253,7 @@ def _present_node() -> int | None:
 
 # Where in RAM the bytes of a handle are. There is one for each handle, so that all its tensors share a counter.
 _memories: weakref.WeakKeyDictionary[Handle, _Memory] = weakref.WeakKeyDictionary()
-_memories_lock = threading.RLock()
+_memories_lock = ForkSafeLock()
 
 
 def _in_ram(handle: Handle) -> tuple[Any, _Memory | None]:

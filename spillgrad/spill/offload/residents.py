@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import itertools
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from spillgrad.autograd.core import hooks
 from spillgrad.device.device import CPU, Device, device_of
+from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.spill.offload.frames import Frame, ThreadFrames
 from spillgrad.spill.offload.tensors import KINDS, Keeper, OffloadedStorage
 from spillgrad.storage.disk_store import DiskStore
@@ -33,7 +33,7 @@ class Residents(Keeper):
         self._device_budget_bytes = 0
         self._device_store: DeviceStore | None = None  # made when a tensor of a device is offloaded
         # Guards which arrays change.
-        self.lock: contextlib.AbstractContextManager[Any] = threading.RLock()
+        self.lock: contextlib.AbstractContextManager[Any] = ForkSafeLock()
         # Weak, as storages hold this object.
         self.changing: collections.deque[weakref.ref[OffloadedStorage]] = collections.deque()
         self.thread = ThreadFrames()

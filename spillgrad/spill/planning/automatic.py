@@ -10,6 +10,7 @@ from typing import Any
 
 from spillgrad.autograd.core.grad_mode import is_grad_enabled
 from spillgrad.autograd.recompute.region import checkpoint
+from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.nn.module import Module
 from spillgrad.nn.module_calls import around_forward
 from spillgrad.spill.planning.choose import choose
@@ -101,7 +102,7 @@ class _Thread(threading.local):
 
 # What is known of models, by their first sub-module; and finished steps that are yet to be learned from.
 _known: "weakref.WeakKeyDictionary[Module, dict[Hashable, _Known]]" = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _finished: collections.deque[tuple[_Run, StepTraffic]] = collections.deque()
 
 

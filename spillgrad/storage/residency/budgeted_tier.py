@@ -181,9 +181,12 @@ class BudgetedTier(Generic[E]):
     # Handing out
 
     def held(self, entry: E) -> tuple[np.ndarray | None, Callable[[], bool] | None]:
-        """Return the array of an entry if it is here, and what tells, without the lock, whether it is unchanged."""
+        """Return the array of an entry if it is here, and what tells, without the lock, whether it is unchanged.
+
+        Nothing tells while a caller is changing it.
+        """
         if entry.array is not None:
-            return entry.array, entry.unchanged
+            return entry.array, None if entry.residence is CHANGING else entry.unchanged
         lease = entry.lease
         array = None if lease is None else lease()
         if lease is None or array is None or lease.unchanged is None:
@@ -200,6 +203,12 @@ class BudgetedTier(Generic[E]):
             entry.unchanged = unchanged
         if entry.lease is not None and entry.lease() is array:
             entry.lease.unchanged = weakref.WeakMethod(unchanged)
+
+    def unwatch(self, entry: E) -> None:
+        """Ask nobody whether the array of an entry is unchanged: a caller said that it has new values."""
+        entry.unchanged = None
+        if entry.lease is not None:
+            entry.lease.unchanged = None
 
     def hand_out(self, entry: E) -> None:
         """Note that a caller gets the array of an entry, which is here.

@@ -3,11 +3,10 @@
 import bisect
 import collections
 import itertools
-import os
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.storage.residency import belady
 
 # How many plans a process keeps (those used last), and how many arrays and uses a step that becomes one may have.
@@ -125,7 +124,7 @@ class StepPlan:
 
 # By the name of the tier, and what identifies the step.
 _plans: collections.OrderedDict[tuple[str, tuple[Packed, ...], tuple[Used, ...]], StepPlan] = collections.OrderedDict()
-_plans_lock = threading.RLock()
+_plans_lock = ForkSafeLock()
 
 
 def remember_plan(tier: str, plan: StepPlan) -> StepPlan:
@@ -150,12 +149,3 @@ def find_plan(tier: str, packed: list[Packed], used: list[Used]) -> StepPlan | N
         if plan.packed[: len(begin)] == begin and plan.used[: len(first_uses)] == first_uses:
             return plan
     return None
-
-
-def _renew_lock() -> None:
-    """Make a new lock in a forked child, where the thread that held it does not exist."""
-    global _plans_lock
-    _plans_lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)

@@ -7,10 +7,10 @@ import re
 import secrets
 import stat
 import tempfile
-import threading
 from pathlib import Path
 
 from spillgrad.errors import SpillError
+from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.storage.journal.files import JOURNAL_NAME, NEW_JOURNAL_NAME, OLD_JOURNAL_NAME
 from spillgrad.storage.runs import file_lock
 
@@ -24,7 +24,7 @@ _TRIES = 100
 # any descriptor of the file. So the runs of this process are remembered, by (device, inode), and never probed. While a
 # thread holds `registry_lock` to make a run, no other probes one.
 own_runs: set[tuple[int, int]] = set()
-registry_lock = threading.RLock()  # re-entered if a finalizer closes a store during a sweep
+registry_lock = ForkSafeLock()  # re-entered if a finalizer closes a store during a sweep
 
 
 def segment_name(number: int) -> str:
@@ -211,11 +211,4 @@ def who_may_replace_runs(directory: Path) -> str | None:
     return None
 
 
-def _forget_runs() -> None:
-    """Forget the runs of the parent in a forked child: they belong to another process."""
-    global registry_lock
-    registry_lock = threading.RLock()
-    own_runs.clear()
-
-
-os.register_at_fork(after_in_child=_forget_runs)
+os.register_at_fork(after_in_child=own_runs.clear)  # the runs are its parent's

@@ -1,14 +1,15 @@
 """Measure how long something was being done by at least one thread."""
 
-import threading
 import time
+
+from spillgrad.fork_safe_lock import ForkSafeLock
 
 
 class BusyClock:
     """Counts the seconds in which at least one thread is within its `with` block."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a finalizer may read the clock inside
+        self._lock = ForkSafeLock()  # a finalizer may read the clock inside
         self._inside = 0
         self._began_s = self._past_s = 0.0
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from spillgrad.errors import SpillError
+from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.storage.threads.store_lock import own_threads
 
 # While one thread waits for a system call, the other computes a checksum.
@@ -13,7 +14,7 @@ _THREADS = 2
 
 Job = tuple[Callable[[], None], Callable[[SpillError | None], None]]
 _jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-_starting = threading.RLock()
+_starting = ForkSafeLock()
 _started = False
 
 
@@ -56,9 +57,9 @@ def _do(work: Callable[[], None], ended: Callable[[SpillError | None], None]) ->
 
 def _forget() -> None:
     """Begin anew in a forked child, which has no such threads; the jobs are its parent's."""
-    global _jobs, _starting, _started
+    global _jobs, _started
     own_threads.clear()
-    _jobs, _starting, _started = queue.SimpleQueue(), threading.RLock(), False
+    _jobs, _started = queue.SimpleQueue(), False
 
 
 os.register_at_fork(after_in_child=_forget)

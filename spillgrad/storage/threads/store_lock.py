@@ -2,17 +2,19 @@
 
 import threading
 import weakref
-from _thread import RLock
 
 from spillgrad.errors import SpillError
+from spillgrad.fork_safe_lock import ForkSafeLock
 
-# All that are alive.
-_locks: list["weakref.ref[StoreLock]"] = []
+# All that are alive, and perhaps some that are not. The tuple is replaced, never changed. Up to Python 3.11 the garbage
+# collector may run in the middle of `tuple(a_list)`: if that takes something out of the list, the copy refers to freed
+# memory.
+_locks: tuple["weakref.ref[StoreLock]", ...] = ()
 # The numbers of the threads on whose work stores wait.
 own_threads: set[int] = set()
 
 
-class StoreLock(RLock):  # type: ignore[misc]  # final to type checkers, not to Python
+class StoreLock(ForkSafeLock):  # type: ignore[misc]  # as there
     """A lock that raises SpillError if the thread already holds it, or the lock of another store.
 
     A finalizer that the garbage collector runs, or a signal handler, may run between any two lines, where the store is
@@ -20,17 +22,19 @@ class StoreLock(RLock):  # type: ignore[misc]  # final to type checkers, not to 
     """
 
     def __init__(self) -> None:
+        global _locks
         super().__init__()
-        _locks.append(weakref.ref(self, _locks.remove))
+        while True:
+            before = _locks
+            following = (*[each for each in before if each() is not None], weakref.ref(self))
+            if _locks is before:  # neither a finalizer nor another thread made a lock meanwhile
+                _locks = following
+                return
 
     def __enter__(self) -> bool:  # type: ignore[override]
         if _is_any_mine():
             raise interrupted_error()
         return self.acquire()
-
-    def is_mine(self) -> bool:
-        """Return whether this thread has the lock."""
-        return self._is_owned()  # type: ignore[attr-defined,no-any-return]  # what `threading.Condition` asks too
 
 
 def is_interrupted() -> bool:
@@ -40,7 +44,7 @@ def is_interrupted() -> bool:
 
 def _is_any_mine() -> bool:
     """Return whether this thread has the lock of any store."""
-    for reference in tuple(_locks):
+    for reference in _locks:
         lock = reference()
         if lock is not None and lock._is_owned():  # type: ignore[attr-defined]  # as `is_mine`, and every call asks this
             return True

@@ -289,7 +289,6 @@ class Writer:
     def _move(self, entry: DiskEntry, extent: Extent) -> None:
         """Write the bytes of an array, which callers can get meanwhile."""
         started = time.perf_counter()
-        sampled = None if self._shrinks is None else _payload(entry)  # the entry may soon let go of it
         try:
             entry.await_arrival()
             cached = self._segments.goes_through_cache(not entry.in_callers_memory, entry.nbytes)
@@ -300,21 +299,24 @@ class Writer:
         except Exception as caught:
             self._written(entry, extent, io_error("write", entry, self._directory, caught))
             return
-        self._written(entry, extent, None, unchanged, started)
-        if sampled is not None:
-            self._sample(entry, sampled)
+        try:
+            if self._shrinks is not None:  # now: afterwards the array may go, and this thread must not hold it
+                started += self._sample(entry, self._shrinks)
+        finally:
+            self._written(entry, extent, None, unchanged, started)
 
-    def _sample(self, entry: DiskEntry, array: np.ndarray) -> None:
-        """Note what compression would make of an array that was written, if a sample of its kind is due."""
-        state, shrinks = self._state, cast(ShrinkSamples, self._shrinks)
+    def _sample(self, entry: DiskEntry, shrinks: ShrinkSamples) -> float:
+        """Note what compression would make of an array, if a sample of its kind is due; return how long that took."""
+        state, began_s = self._state, time.perf_counter()
         with state.lock:
-            due = shrinks.is_due(entry)
-        if due:
-            began_s = time.perf_counter()
-            sampled_bytes, stored_bytes = Lossless().sample(array)
-            with state.lock:
-                shrinks.took(time.perf_counter() - began_s)
-                state.counters.shrunk(entry, sampled_bytes, stored_bytes)
+            if not shrinks.is_due(entry):
+                return 0.0
+        sampled_bytes, stored_bytes = Lossless().sample(_payload(entry))
+        took_s = time.perf_counter() - began_s
+        with state.lock:
+            shrinks.took(took_s)
+            state.counters.shrunk(entry, sampled_bytes, stored_bytes)
+        return took_s
 
     def _written(
         self,

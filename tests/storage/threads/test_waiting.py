@@ -90,6 +90,56 @@ def test_threads_that_do_anything_to_a_store_all_come_to_their_end(
     run_beside_each_other(directory, monkeypatch, seed, DoAnything(2 * seed), DoAnything(2 * seed + 1))
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_after_a_change_only_what_callers_hold_exceeds_the_budget(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+):
+    def change(store: DiskStore, run: Interleaving) -> None:
+        handles = [store.put(np.zeros(2 * BUDGET, np.uint8), persistent=True) for _ in range(2)]
+        first, second = arrays = [store.get(handle) for handle in handles]
+        for handle, array in zip(handles, arrays, strict=True):
+            store.begin_change(handle, array)
+        del first, array, arrays[:]
+        for handle in handles:
+            store.end_change(handle)
+            assert store.ram_bytes == second.nbytes
+            run.progressed()
+        del second
+        assert store.stats().ram_bytes == 0
+
+    run_beside_each_other(directory, monkeypatch, seed, change)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_an_array_may_be_got_while_a_watched_change_begins_and_ends(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+):
+    handles: list[Handle] = []
+    version = [0]
+
+    def change(store: DiskStore, run: Interleaving) -> None:
+        array = np.zeros(LARGEST, np.uint8)
+        handle = store.put(array, unchanged=lambda: version == [0], persistent=True)
+        if seed % 2:
+            store.flush()
+        handles.append(handle)
+        store.begin_change(handle, array)
+        array[:] = version[0] = 1
+        run.switch()
+        store.end_change(handle)
+        assert (store.get(handle) == 1).all()
+        version[0] = 2
+
+    def get(store: DiskStore, run: Interleaving) -> None:
+        while version[0] < 2:
+            array = store.get(handles[0]) if handles else np.zeros(1)
+            assert array.min() == array.max() <= version[0]
+            run.progressed()
+            run.switch()
+
+    run_beside_each_other(directory, monkeypatch, seed, change, get)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_whoever_waits_for_room_is_woken_when_an_array_that_was_read_back_dies(
     directory: Path, monkeypatch: pytest.MonkeyPatch, seed: int
