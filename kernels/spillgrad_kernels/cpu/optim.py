@@ -33,7 +33,7 @@ def _loop(formula: Formula, states: int) -> Any:
         "    for j in range(param.size):",
         f"        {', '.join([operands[0], *operands[2:]])} = formula({', '.join([*operands, *numbers])})",
     ]
-    namespace = {"formula": formula, "__name__": __name__}
+    namespace: dict[str, Any] = {"formula": formula, "__name__": __name__}
     exec(compile("\n".join(lines), f"<{formula.__name__}>", "exec"), namespace)
     return jit(namespace["loop"], name=f"optim.{formula.__name__}")
 
