@@ -10,20 +10,8 @@ import numpy as np
 from spillgrad_kernels.cpu.pointers import array_at, data_of
 from spillgrad_kernels.device_array import DeviceArray, device_kernel, on_device
 from spillgrad_kernels.jit.compile import FLOATS, REASSOCIATE, jit
-from spillgrad_kernels.tables.formula import Formula
-from spillgrad_kernels.tables.optim import (
-    Update,
-    adam,
-    adam_element,
-    adamw,
-    lion,
-    lion_element,
-    scale_element,
-    scaled,
-    sgd,
-    sgd_element,
-    sgd_momentum_element,
-)
+from spillgrad_kernels.tables.formula import Formula, parameters
+from spillgrad_kernels.tables.optim import Update, adam, adamw, lion, scaled, sgd
 from spillgrad_kernels.threads.dispatch import Kernel, parallel_for
 
 __all__ = ["adam", "adamw", "lion", "run", "scaled", "sgd", "sums_of_squares"]
@@ -34,61 +22,29 @@ _CHUNK = 4096
 _GRAIN = 2 * _CHUNK
 
 
-@jit
-def _adam(p: Any, g: Any, m: Any, v: Any, numbers: Any) -> None:
-    keep, coupled_decay, rate1, beta2 = numbers[0], numbers[1], numbers[2], numbers[3]
-    rate2, step_size, eps = numbers[4], numbers[5], numbers[6]
-    for j in range(p.size):
-        value, average, square = adam_element(
-            p[j], g[j], m[j], v[j], keep, coupled_decay, rate1, beta2, rate2, step_size, eps
-        )
-        m[j] = average
-        v[j] = square
-        p[j] = value
-
-
-@jit
-def _lion(p: Any, g: Any, m: Any, _: Any, numbers: Any) -> None:
-    keep, rate1, rate2, lr = numbers[0], numbers[1], numbers[2], numbers[3]
-    for j in range(p.size):
-        p[j], m[j] = lion_element(p[j], g[j], m[j], keep, rate1, rate2, lr)
-
-
-@jit
-def _sgd(p: Any, g: Any, _: Any, __: Any, numbers: Any) -> None:
-    lr, weight_decay = numbers[0], numbers[1]
-    for j in range(p.size):
-        p[j] = sgd_element(p[j], g[j], lr, weight_decay)
-
-
-@jit
-def _sgd_momentum(p: Any, g: Any, b: Any, _: Any, numbers: Any) -> None:
-    lr, weight_decay, momentum = numbers[0], numbers[1], numbers[2]
-    kept_grad, nesterov, first_step = numbers[3], numbers[4], numbers[5]
-    for j in range(p.size):
-        p[j], b[j] = sgd_momentum_element(p[j], g[j], b[j], lr, weight_decay, momentum, kept_grad, nesterov, first_step)
-
-
-@jit
-def _scale(p: Any, _: Any, __: Any, ___: Any, numbers: Any) -> None:
-    factor = numbers[0]
-    for j in range(p.size):
-        p[j] = scale_element(p[j], p[j], factor)
-
-
-# The loop of each formula, over parts of four arrays. A formula of fewer arrays does not read the last ones.
-_LOOPS = {
-    adam_element: _adam, lion_element: _lion, sgd_element: _sgd, sgd_momentum_element: _sgd_momentum,
-    scale_element: _scale,
-}  # fmt: skip
+def _loop(formula: Formula, states: int) -> Any:
+    """Return the compiled loop of a formula with so many states over parts of four arrays; it reads those it needs."""
+    arrays = ["param", "grad", "state0", "state1"]
+    operands = [f"{array}[j]" for array in arrays[: 2 + states]]
+    numbers = [f"n{i}" for i in range(len(parameters(formula)) - len(operands))]
+    lines = [
+        f"def loop({', '.join(arrays)}, numbers):",
+        *(f"    {number} = numbers[{i}]" for i, number in enumerate(numbers)),
+        "    for j in range(param.size):",
+        f"        {', '.join([operands[0], *operands[2:]])} = formula({', '.join([*operands, *numbers])})",
+    ]
+    namespace: dict[str, Any] = {"formula": formula, "__name__": __name__}
+    exec(compile("\n".join(lines), f"<{formula.__name__}>", "exec"), namespace)
+    return jit(namespace["loop"], name=f"optim.{formula.__name__}")
 
 
 @functools.cache
-def _over_arrays(loop: Any) -> Kernel:
-    """Return the kernel that runs a formula's loop over chunks of many arrays.
+def _over_arrays(formula: Formula, states: int) -> Kernel:
+    """Return the kernel that applies a formula with so many states to chunks of many parameters.
 
     A row of `table` holds a parameter's first chunk, its size, and the ids of four arrays.
     """
+    loop = _loop(formula, states)
 
     def kernel(start: int, stop: int, like: Any, table: Any, numbers: Any) -> None:
         row = 0
@@ -106,7 +62,7 @@ def _over_arrays(loop: Any) -> Kernel:
                 numbers[row],
             )
 
-    return jit(kernel, name=f"{getattr(loop, 'py_func', loop).kernel_name}.over_arrays")
+    return jit(kernel, name=f"optim.{formula.__name__}.over_arrays")
 
 
 @on_device("optim")
@@ -130,9 +86,8 @@ def run(updates: Iterable[Update]) -> None:
         # Numbers have the dtype of the arrays. A float64 number would make the whole loop float64.
         numbers = np.array([update.numbers for update in group], dtype)
         grain = max(1, chunks * _GRAIN // elements)
-        parallel_for(
-            _over_arrays(_LOOPS[formula]), chunks, grain, np.empty(0, dtype), np.array(rows, np.int64), numbers
-        )
+        kernel, table = _over_arrays(formula, len(group[0].state)), np.array(rows, np.int64)
+        parallel_for(kernel, chunks, grain, np.empty(0, dtype), table, numbers)
     if elsewhere:
         device_kernel(run)(elsewhere)
 

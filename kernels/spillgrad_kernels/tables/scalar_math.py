@@ -84,7 +84,8 @@ def _over_arrays(function: Callable[..., float]) -> Callable[..., Any]:
     """Return the form of a function of numbers that also takes arrays."""
 
     def oracle(*operands: Any) -> Any:
-        return np.vectorize(function, otypes=[np.result_type(*operands, np.float32)])(*operands)[()]
+        in_float64 = np.vectorize(lambda *numbers: function(*map(float, numbers)), otypes=[np.float64])(*operands)
+        return in_float64.astype(np.result_type(*operands, np.float32))[()]
 
     return oracle
 
