@@ -14,10 +14,10 @@ from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.nn.module_calls import around_forward
 from spillgrad.ops.array_casts import cast
 from spillgrad.ops.autocast import Conversion
-from spillgrad.spill.choice import Outcome, become, made_ahead
 from spillgrad.spill.context import SpillContext
 from spillgrad.spill.disk_offload import OffloadStats, disk_offload
 from spillgrad.spill.offload.tensors import OffloadedView
+from spillgrad.spill.outcome import Outcome, become, made_ahead
 from spillgrad.spill.planning.automatic import Automatic
 from spillgrad.spill.policy import Chooser, Policy
 from spillgrad.spill.saved_memory import Kept, Packed, note_view, present_label

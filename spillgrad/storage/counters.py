@@ -164,7 +164,7 @@ class Counters:
         self._journal.add(events.Change(entry.sequence))
 
     def freed(self, entry: DiskEntry) -> None:
-        """Note that an array is not needed any more."""
+        """Count an array as freed, and tell the journal."""
         self.live_bytes -= entry.nbytes
         self._journal.add(events.Free(entry.sequence))
 

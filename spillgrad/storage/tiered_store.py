@@ -193,7 +193,7 @@ class TieredStore(Generic[E]):
             state.live_entry(who, entry)
 
     def _wait_for_load(self, entry: E) -> None:
-        """Wait while another thread reads an array. Called with the lock held."""
+        """Wait until another thread has read the array of `entry`. Called with the lock held, which it releases."""
         _require_another_thread(entry)
         while entry.residence is LOADING:
             self._state.changed.wait()

@@ -244,7 +244,7 @@ class Segment:
     def free(self, extent: Extent) -> None:
         """Give the space of `extent` back to HDF5; no read or write of it may be under way.
 
-        In a broken segment it comes back when the file goes.
+        Once HDF5 has failed in this file, the space is free only when the file is removed.
         """
         self.live_bytes -= extent.allocated_bytes
         self._live.discard(extent)

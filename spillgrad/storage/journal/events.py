@@ -145,7 +145,7 @@ class Flush(Event, tag="flush", gc=False):
 
 
 class Phase(Event, tag="phase", gc=False):
-    """A phase of a step begins."""
+    """A phase of a step begins: forward, backward, update, or None between steps."""
 
     phase: Name = None
 

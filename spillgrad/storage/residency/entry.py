@@ -75,37 +75,37 @@ class Entry(Handle):
 
     @property
     def has_copy_below(self) -> bool:
-        """Whether the tier below has its present values."""
+        """Whether the tier below holds an up-to-date copy of the array."""
         raise NotImplementedError
 
     @property
     def loading_bytes(self) -> int:
-        """How many bytes of the tier a read takes."""
+        """How many bytes of this tier a read of the array takes."""
         return self.nbytes
 
     @property
     def is_below_only(self) -> bool:
-        """Whether it must be read to be had."""
+        """Whether the array is in the tier below only, so that `get` must read it."""
         return self.residence is BELOW or self.residence is UNREADABLE
 
     @property
     def is_writing(self) -> bool:
-        """Whether a thread is writing it."""
+        """Whether a thread is writing the array to the tier below."""
         return self.residence is WRITING or self.residence is CALLERS_WRITING
 
     @property
     def in_callers_memory(self) -> bool:
-        """Whether its bytes are in memory that a caller owns, and are not counted."""
+        """Whether the array is in memory that a caller owns, which does not count."""
         return self.residence is CALLERS or self.residence is CALLERS_WRITING
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a thread reads or writes its array or its place below."""
+        """Whether a thread reads or writes the array, or its place below."""
         return self.readers > 0 or self.residence in _IN_USE
 
     @property
     def is_unwritten(self) -> bool:
-        """Whether it is still to be written."""
+        """Whether the array is still to be written to the tier below."""
         return self.references > 0 and self.error is None and self.residence in _NOT_BELOW
 
 

@@ -72,7 +72,7 @@ def is_locked(fd: int) -> bool:
 
 
 def _ask(fd: int, of_file: int, of_process: int) -> bytes:
-    """Give the kernel a command about the lock of an open file; if it has none such, about that of a process."""
+    """Call fcntl with `of_file`, a command for locks of open files; on kernels without these, with `of_process`."""
     try:
         return fcntl.fcntl(fd, of_file, _EXCLUSIVE)
     except OSError as error:
