@@ -3,8 +3,7 @@
 The convolution and its derivative by the input are one computation, `_correlate`. At each position of a grid, it
 multiplies weights with the elements at a list of offsets from the position, called taps. For the derivative with a
 stride, the positions of the image are divided into stride x stride phases. All positions of a phase have the same taps,
-so each element of the result is one sum. Threads never add to the same element, and results do not depend on the number
-of threads.
+so each element of the result is one sum, which one thread computes. Results do not depend on the number of threads.
 Source: Chetlur et al. 2014, "cuDNN: efficient primitives for deep learning" (the implicit matrix product).
 """
 
@@ -403,8 +402,8 @@ def conv_input(
             np.ascontiguousarray(weight).reshape(groups, -1, len(taps)), shift, taps, _pair(windows.stride), out,
         )  # fmt: skip
         return out
-    # For each dimension and phase: the elements of windows that fall on the phase's positions, and in which window
-    # after the position's own.
+    # For each dimension and phase: the elements of windows that fall on the phase's positions, and the offset of their
+    # window from the position's number in the phase.
     reach = [
         [
             [(t, (phase + padding - t * dilation) // stride) for t in range(size)

@@ -39,7 +39,7 @@ class _Chosen(NamedTuple):
         return (*self.rest[: self.at], *self.place.shape, *self.rest[self.at :])
 
     def as_result(self, picked: DeviceArray) -> DeviceArray:
-        """Return a view of picked rows, whose first dimensions are those of `place`, in the order of the result."""
+        """Return a view of `picked`, whose first dimensions are the dimensions of `place`, in the result's order."""
         lead = self.place.ndim
         others = range(lead, picked.ndim)
         return picked.transpose([*others[: self.at], *range(lead), *others[self.at :]]) if self.at else picked
@@ -89,9 +89,9 @@ def fold(a: DeviceArray, key: Any, value: Any, rule: str) -> None:
 
 
 def _put_where(a: DeviceArray, key: Any, value: Any) -> bool:
-    """Write `value` to the elements of `a` where the mask in `key` is True, in place, and return True.
+    """Write `value`, a single number, to the elements of `a` where the mask in `key` is True, in place; return True.
 
-    If the index has arrays besides one mask, or `value` is not one number, do nothing and return False.
+    If the arrays in `key` are not exactly one mask, do nothing and return False.
     """
     parts = _complete(key if isinstance(key, tuple) else (key,), a.ndim)
     masks = [part for part in parts if _is_mask(part)]
@@ -127,7 +127,7 @@ def _values(chosen: _Chosen, value: Any, dtype: Any) -> DeviceArray:
 
 
 def _complete(parts: tuple[Any, ...], ndim: int) -> list[Any]:
-    """Return the index with a part for every dimension; numbers become arrays. A mask stands for all its dimensions."""
+    """Return the index with a part for every dimension, or one mask for several; numbers become arrays."""
     whole = [np.asarray(part) if isinstance(part, int | np.integer) else part for part in parts]
     named = [part for part in whole if part is not None and part is not Ellipsis]
     missing = ndim - sum([part.ndim if _is_mask(part) else 1 for part in named])
@@ -139,7 +139,7 @@ def _complete(parts: tuple[Any, ...], ndim: int) -> list[Any]:
 
 
 def _sliced(a: DeviceArray, parts: list[Any]) -> tuple[DeviceArray, list[int]]:
-    """Return the view that slices and None make, and for each array of the index its first dimension in that view."""
+    """Return the view by the slices and None in `parts`, and for each index array its first dimension in the view."""
     sliced: list[Any] = []
     dimensions, places = 0, []
     for part in parts:
@@ -159,7 +159,7 @@ def _require_shape(mask: Any, shape: Shape, places: list[int]) -> None:
 
 
 def _choose(a: DeviceArray, key: Any) -> _Chosen:
-    """Return the rows that an index with arrays names. Raises IndexError for one that does not fit."""
+    """Return the rows that `key`, an index with arrays, selects. Raises IndexError if it does not fit `a`."""
     parts = _complete(key if isinstance(key, tuple) else (key,), a.ndim)
     view, places = _sliced(a, parts)
     numbers = [i for i, part in enumerate(parts) if isinstance(part, ARRAYS)]
@@ -180,7 +180,7 @@ def _choose(a: DeviceArray, key: Any) -> _Chosen:
         place = elementwise(_row if place is None else _row_of_row, "row", operands, np.int64)
     others = [i for i in range(view.ndim) if i not in indexed]
     order = [*indexed, *others]
-    apart = numbers[-1] - numbers[0] + 1 != len(numbers)  # by NumPy's rule, their dimensions then come first
+    apart = numbers[-1] - numbers[0] + 1 != len(numbers)  # NumPy then puts their dimensions first
     assert place is not None
     return _Chosen(
         view if order == [*range(view.ndim)] else view.transpose(order), place, rows,
@@ -195,7 +195,7 @@ def _row(index: Any, size: Any) -> Any:
 
 
 def _row_of_row(place: Any, index: Any, size: Any) -> Any:
-    """Return the position of a further index within the rows at `place`; -1 for one outside."""
+    """Return the position of `index` in the next dimension, of `size`, of row `place`; -1 if either is outside."""
     is_outside = (place < 0) | (index >= size) | (index < -size)
     return where(is_outside, -1, place * size + where(index < 0, index + size, index))
 

@@ -67,7 +67,7 @@ def to_device(array: np.ndarray) -> DeviceArray:
 
 @functools.lru_cache(maxsize=64)
 def table(content: bytes) -> DeviceArray:
-    """Return bytes on the device; do not change them: later calls with the same bytes return the same array."""
+    """Return `content` as an array on the device. Do not change it: later calls with equal content return it again."""
     return to_device(np.frombuffer(content, np.uint8))
 
 

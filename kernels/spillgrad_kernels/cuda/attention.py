@@ -207,7 +207,7 @@ def forward_kernel(variant: Variant) -> Kernel:
         v: int, v_0: int, v_1: int, v_row: int, v_step: int, mask: int, mask_0: int, mask_1: int, mask_row: int,
         mask_step: int, out: int, out_0: int, out_1: int, out_row: int, out_step: int, lse: int,
     ) -> None:  # fmt: skip
-        key_rows = cuda.shared.array(keys_size, sums)  # a line each: the simulator tells arrays apart by lines
+        key_rows = cuda.shared.array(keys_size, sums)  # separate lines: the simulator tells arrays apart by line
         value_rows = cuda.shared.array(values_size, sums)
         scores = cuda.shared.array(scores_size, sums)
         factors = cuda.shared.array(factors_size, sums)

@@ -42,7 +42,7 @@ def queries_kernel(variant: Variant) -> Kernel:
         mask_step: int, g: int, g_0: int, g_1: int, g_row: int, g_step: int, dq: int, dq_0: int, dq_1: int,
         dq_row: int, dq_step: int, lse: int, mean_grad: int,
     ) -> None:  # fmt: skip
-        key_rows = cuda.shared.array(keys_size, sums)  # a line each: the simulator tells arrays apart by lines
+        key_rows = cuda.shared.array(keys_size, sums)  # separate lines: the simulator tells arrays apart by line
         value_rows = cuda.shared.array(values_size, sums)
         scores = cuda.shared.array(scores_size, sums)
         slopes = cuda.shared.array(scores_size, sums)
@@ -119,7 +119,7 @@ def keys_kernel(variant: Variant) -> Kernel:
         mask_step: int, g: int, g_0: int, g_1: int, g_row: int, g_step: int, dk: int, dk_0: int, dk_1: int,
         dk_row: int, dk_step: int, dv: int, dv_0: int, dv_1: int, dv_row: int, dv_step: int, lse: int, mean_grad: int,
     ) -> None:  # fmt: skip
-        query_rows = cuda.shared.array(queries_size, sums)  # a line each: the simulator tells arrays apart by lines
+        query_rows = cuda.shared.array(queries_size, sums)  # separate lines: the simulator tells arrays apart by line
         grad_rows = cuda.shared.array(grads_size, sums)
         scores = cuda.shared.array(scores_size, sums)
         slopes = cuda.shared.array(scores_size, sums)

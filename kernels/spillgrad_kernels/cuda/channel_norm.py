@@ -27,9 +27,10 @@ _PART_ELEMENTS = 1 << 14
 
 
 def _beginning(dtype: np.dtype[Any], backward: bool) -> Callable[..., Any]:
-    """Return the function that loads the two numbers of a unit that enter its elements' terms.
+    """Return the device function that loads two numbers of a unit, from which its elements' terms are computed.
 
-    Backward, these are mean and reciprocal deviation; forward, the first element, and an unused number.
+    In the backward pass, the numbers are the mean and the reciprocal deviation; in the forward pass, the first element,
+    and an unused number.
     """
     loaded = computing_dtype(dtype) if backward else dtype
     load, size = loaders[loaded.name, 1], loaded.itemsize

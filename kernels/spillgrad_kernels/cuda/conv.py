@@ -111,7 +111,7 @@ class _Piece(NamedTuple):
 
 
 def _pieces(count: int, rows: int, row_bytes: int) -> list[_Piece]:
-    """Cut `count` images of `rows` rows into pieces of about equal size, at most `_PIECE_BYTES` or one row."""
+    """Return pieces of `count` images of `rows` rows, of about equal size, and at most `_PIECE_BYTES` or one row."""
     at_once = max(1, _PIECE_BYTES // row_bytes)
     if at_once >= rows:
         images = -(-count // -(-count // min(count, at_once // rows)))
@@ -208,7 +208,7 @@ def _finish(product: DeviceArray, bias: DeviceArray | None, out: DeviceArray) ->
 
 
 def _is_pointwise(windows: Windows, itemsize: int) -> bool:
-    """Return whether a product takes images as they are: every element is a window, and accesses are aligned."""
+    """Return whether `matmul` can read images without a copy: each element is a window, and accesses are aligned."""
     places = math.prod(windows.image)
     is_every = windows.size == windows.stride == (1, 1) and windows.grid == windows.image and not any(windows.padding)
     return is_every and places * itemsize % ACCESS_BYTES == 0 and places >= _TILE

@@ -23,7 +23,7 @@ _PART_POSITIONS = 1 << 14
 
 @functools.cache
 def adding_windows(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel of convolution: a thread adds up a window's elements times the weights of one output."""
+    """Return the kernel of convolution: a thread adds up one window's elements times the weights of one output."""
     load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
     nothing = computing_dtype(dtype).type(0)
 

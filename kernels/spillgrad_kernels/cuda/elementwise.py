@@ -105,7 +105,7 @@ def _source(loop: Loop) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def build(body: Trace, name: str, loop: Loop, computed: np.dtype[Any] | None = None) -> Kernel:
-    """Return the kernel that computes `body` in a loop; if `computed` is an integer dtype, results wrap in that."""
+    """Return the kernel that computes `body` in a loop. In an integer dtype `computed`, results wrap around."""
     wraps = computed is not None and computed.name not in CONVERSIONS
     formula = device_function(body, scalar_math.integers_kept_in(computed) if wraps else None)
     namespace: dict[str, Any] = {"cuda": cuda, "quotient": quotient, "formula": formula}
@@ -136,7 +136,7 @@ def _computed_in(operands: Sequence[np.dtype[Any]], result: np.dtype[Any]) -> np
 
 @functools.cache
 def _constants(computed: np.dtype[Any]) -> Callable[[float], Any]:
-    """Return the function that converts a formula's constants; among integers, a float becomes float64."""
+    """Return the function that converts a formula's constants to `computed`; for integers, floats become float64."""
     if computed.name in CONVERSIONS:
         return CONVERSIONS[computed.name]
     return lambda value: np.float64(value) if isinstance(value, float) else np.asarray(value).astype(computed)[()]
@@ -148,7 +148,7 @@ def traced(formula: Formula, computed: np.dtype[Any]) -> Trace:
 
 
 class CallPlan(NamedTuple):
-    """The prepared kernel for calls with the same layouts: `words` are sizes and strides, `results` are to be made."""
+    """The prepared kernel for calls with the same layouts. `words` are sizes and strides, `results` make new arrays."""
 
     kernel: Kernel
     turns: int

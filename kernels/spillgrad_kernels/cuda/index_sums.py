@@ -112,7 +112,8 @@ def adding_partials(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "s
     def continues(chosen: int, begin: int, part: int) -> bool:
         """Return whether a part begins with the row with which the previous part ends.
 
-        `chosen` is the address of the sorted indices; the parts' first index is at position `begin`.
+        `chosen` is the address of the sorted indices. `begin` is the position of the first index of the part's outer
+        row.
         """
         at = chosen + part * part_bytes
         return part * PART_VALUES > begin and load_index(at) == load_index(at - index_bytes)

@@ -137,7 +137,7 @@ def overwriting(nbytes: int, index: str) -> Kernel:
 
 @functools.cache
 def _listing() -> Kernel:
-    """Return the kernel that lists the positions of true bytes; `counts` are the running counts of true bytes."""
+    """Return the kernel that lists the positions of True in a mask, given the address of running counts of True."""
     load, load_word, store = loaders["uint8", 1], loaders["int64", 1], storers["int64", 1]
 
     def list_places(count: int, mask: int, counts: int, out: int) -> None:
@@ -256,7 +256,10 @@ def _sizes_around(axis: int, shape: Shape) -> tuple[int, int, int]:
 
 
 def gather(a: DeviceArray, axis: int, index: DeviceArray) -> DeviceArray:
-    """Return, for each element of `index`, the element of `a` at that index along `axis` and its position otherwise."""
+    """Return, for each element of `index`, the element of `a` at that index along `axis`.
+
+    In all other dimensions, the element of `a` has the position of the element of `index`.
+    """
     reachable = reachable_part("gather", a, axis, index.shape)
     index = checked_index("gather", index)
     out = empty(index.shape, a.dtype)
@@ -267,7 +270,10 @@ def gather(a: DeviceArray, axis: int, index: DeviceArray) -> DeviceArray:
 
 
 def scatter_add(a: DeviceArray, axis: int, index: DeviceArray, source: DeviceArray) -> DeviceArray:
-    """Return a copy of `a` to which elements of `source` are added, each at its index along `axis`."""
+    """Return a copy of `a` to which elements of `source` are added, each at its index along `axis`.
+
+    In all other dimensions, an element is added at the position that it and its index have.
+    """
     reachable_part("scatter_add", a, axis, index.shape)
     require_source(index.shape, source.shape)
     index = checked_index("scatter_add", index)

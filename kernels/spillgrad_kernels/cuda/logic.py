@@ -42,7 +42,10 @@ def shifted_left(x: Any, bits: Any) -> Any:
 
 
 def shifted_right(x: Any, bits: Any) -> Any:
-    """Return x shifted right by `bits`, keeping the sign; 0, or -1 if x < 0, where `bits` is its width or more."""
+    """Return x shifted right by `bits`, keeping the sign.
+
+    If `bits` is the width of x or more, the result is 0, or -1 for x < 0.
+    """
     return np.right_shift(x, bits)
 
 

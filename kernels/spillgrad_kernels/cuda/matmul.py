@@ -42,7 +42,7 @@ _GROUP_ROWS = 8
 
 
 class Tile(NamedTuple):
-    """How a product is cut: the rows and columns of C for a block and for a thread, and the depth of a step."""
+    """How a product is cut: how many rows and columns of C are for a block and for a thread, and a step's depth."""
 
     rows: int
     columns: int
@@ -97,13 +97,13 @@ class Variant(NamedTuple):
 
     @property
     def arrays(self) -> list[str]:
-        """The names of the arrays: A, B, the result, and those of addend, other and kept that there are."""
+        """The names of the kernel's arrays: A, B, the result, and those of addend, other and kept that it has."""
         further = {"addend": self.addend, "other": self.other, "kept": self.kept}
         return ["a", "b", "result", *[name for name, is_there in further.items() if is_there]]
 
     @property
     def parameters(self) -> list[str]:
-        """The kernel's parameters; for each array, `_row` and `_column` are strides of rows and columns in bytes."""
+        """The kernel's parameters. For each array, `_row` and `_column` are row and column strides in bytes."""
         steps = (*[f"batch{d}" for d in range(self.batch)], "row", "column")
         return [
             "m", "n", "k", "tiles_down", "tiles_across", *[f"size{d}" for d in range(1, self.batch)],
@@ -143,7 +143,7 @@ def _fetched(
 
 
 def _stashed(side: str, operand: Operand, tile: Tile, across: int, width: int, pitch: int) -> Iterator[str]:
-    """Write the code by which a thread stores its share in shared memory, where each row holds one place along K."""
+    """Yield the code by which a thread stores its share in shared memory, where each row is one position along K."""
     itemsize = ACCESS_BYTES // width
     for turn in range(across * tile.depth // (width * tile.threads)):
         yield f"place = thread + {turn * tile.threads}"
@@ -311,7 +311,7 @@ def build(variant: Variant, tile: Tile | tensor_cores.Tile, formula: Formula | N
 
 
 class CallPlan(NamedTuple):
-    """The prepared kernel for products of the same layouts: its blocks, and its arguments before the addresses."""
+    """The prepared kernel for products of the same layouts, its number of blocks, and its arguments but addresses."""
 
     kernel: Kernel
     blocks: int
@@ -370,7 +370,7 @@ def prepare(
 
 
 def _steps(dims: int, layout: Layout) -> list[int]:
-    """Return the strides of an operand that broadcasts: of each of `dims` batch dimensions, of rows and of columns."""
+    """Return the strides in bytes of an operand that broadcasts: of `dims` batch dimensions, rows and columns."""
     own = [0 if size == 1 else stride for size, stride in zip(layout.shape, layout.strides, strict=True)]
     return [*[0] * (dims + 2 - len(own)), *own]
 

@@ -152,7 +152,7 @@ def _take_along_axis(arr: DeviceArray, indices: DeviceArray, axis: int = -1) -> 
 
 
 def _put_along_axis(arr: DeviceArray, indices: Any, values: Any, axis: int) -> None:
-    """Write values at indices along a dimension; of equal indices the last one writes, as in NumPy."""
+    """Write `values` to `arr` at `indices` along `axis`, in place; of equal indices, the last one writes."""
     _all_on_device("put_along_axis", arr, indices, values)
     axis %= arr.ndim
     order = fold_order(arr.shape, (axis,))
@@ -320,7 +320,7 @@ _FOLDS: dict[Any, str] = {np.add: "sum", np.multiply: "prod", np.maximum: "max",
 
 
 def call_ufunc(ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **options: Any) -> Any:
-    """Compute a universal function of NumPy, or one of its methods. Raises NotOnDevice where no kernel does."""
+    """Return the result of a universal function, or of one of its methods. Raises NotOnDevice without a kernel."""
     if method == "at" and ufunc in _FOLDS:
         a, key, values = operands
         _all_on_device(f"{ufunc.__name__}.at", a)

@@ -153,7 +153,7 @@ def row_finder(words: int) -> Any:
 
 @functools.cache
 def writing() -> Kernel:
-    """Return the kernel that writes its arguments to memory: unlike a copy from the host, a launch never waits."""
+    """Return the kernel that writes its arguments to device memory: unlike a copy from the host, it never waits."""
     names = [f"word{i}" for i in range(_WORDS_AT_ONCE)]
     lines = [f"    store(at + {i * WORD_BYTES}, {name})" for i, name in enumerate(names)]
     namespace: dict[str, Any] = {"store": storers["int64", 1]}
@@ -163,7 +163,7 @@ def writing() -> Kernel:
 
 @functools.lru_cache(maxsize=64)  # gradients mostly have the same addresses as in the previous step
 def _on_device(words: tuple[int, ...]) -> DeviceArray:
-    """Return a device array that begins with these words; do not change it, as later calls return it again."""
+    """Return a device array that begins with `words`. Do not change it, as later calls return it again."""
     made = empty((-(-len(words) // _WORDS_AT_ONCE) * _WORDS_AT_ONCE,), np.int64)
     for start in range(0, len(words), _WORDS_AT_ONCE):
         some = words[start : start + _WORDS_AT_ONCE]

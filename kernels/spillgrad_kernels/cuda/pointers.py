@@ -64,7 +64,7 @@ if SIMULATED:
         return load
 
     def quotient(number: int, divisor: int) -> int:
-        """Return the whole part of number / divisor, both not negative."""
+        """Return the whole part of `number` / `divisor`. Neither may be negative."""
         return number // divisor
 
     def shared_address(array: np.ndarray) -> int:
@@ -99,7 +99,7 @@ else:
         return value
 
     def _truncated(builder: Any, dtype: np.dtype[Any], x: Any) -> Any:
-        """Convert a float to an integer; one outside the range of 32 or 64 bits becomes the lowest, as on x86-64."""
+        """Emit code that converts a float to an integer: the lowest one for a float out of range, as on x86-64."""
         word = ir.IntType(64 if dtype.itemsize == 8 or dtype.name == "uint32" else 32)
         # The lower half of uint64's range is converted as int64. The upper half is converted as int64 after subtracting
         # 2**63.
@@ -138,7 +138,7 @@ else:
 
     @intrinsic
     def quotient(typing_context: Any, number: Any, divisor: Any) -> Any:
-        """Return the whole part of number / divisor, both not negative."""
+        """Return the whole part of `number` / `divisor`. Neither may be negative."""
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.udiv(*arguments)

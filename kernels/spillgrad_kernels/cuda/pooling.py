@@ -62,7 +62,7 @@ def finding(dtype: np.dtype[Any]) -> Kernel:
 
 @functools.cache
 def spreading(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel that adds up, for each element, the gradients of the windows whose largest element it is."""
+    """Return the kernel that adds up, for each element, the gradients of windows in which it is the largest."""
     load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
     load_word, nothing = loaders["int64", 1], computing_dtype(dtype).type(0)
 

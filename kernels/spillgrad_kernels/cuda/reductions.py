@@ -82,7 +82,10 @@ def _identity(name: str, dtype: np.dtype[Any]) -> Any:
 
 @functools.cache
 def kernel(name: str, finished_as: str | None, dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
-    """Return the kernel that folds elements by the rule `name`, and finishes the results by `finished_as`, if given."""
+    """Return the kernel that folds elements by the rule `name`, and finishes results by the rule `finished_as`.
+
+    If `finished_as` is None, results are not finished.
+    """
     rule = RULES[name]
     term, combine = rule.term, rule.combine
     finish = _unfinished if finished_as is None else RULES[finished_as].finish
@@ -312,7 +315,7 @@ def logsumexp(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArra
 
 @functools.cache
 def scan(name: str, dtype: np.dtype[Any], is_dense: bool) -> Kernel:
-    """Return the kernel of a running fold by a rule, along a dimension that is dense in memory or another."""
+    """Return the kernel of a running fold by the rule `name`, along a dimension that is dense in memory or not."""
     build = scans.along_rows if is_dense else scans.down_columns
     identity, result = _identity(name, dtype), _result_dtype(name, dtype)
     return build(RULES[name].combine, identity, dtype, result, f"running_{name}_{dtype.name}")

@@ -130,7 +130,7 @@ cuda.syncthreads()
 
 
 def _filled(template: str, **parts: str | Sequence[str]) -> list[str]:
-    """Return the lines of a template. A field on a line of its own takes several lines, which get its indentation."""
+    """Return the lines of a template. A field on a line of its own becomes several lines, with its indentation."""
     lines: list[str] = []
     for line in template.strip().splitlines():
         part = parts.get(line.strip()[1:-1]) if line.strip().startswith("{") else None
@@ -147,7 +147,7 @@ _Used = Callable[[list[str], list[str]], list[str]]
 
 
 class _Writer:
-    """Writes the code of a loop's kernel for dtypes of operands and results, with `lanes` elements in an access."""
+    """A writer of a loop's kernel code, for dtypes of operands and results, with `lanes` elements in an access."""
 
     def __init__(self, loop: RowLoop, dtypes: Sequence[np.dtype[Any] | None], lanes: int) -> None:
         self.loop, self.lanes = loop, lanes
@@ -356,10 +356,10 @@ def _prepare(
 def run(
     loop: RowLoop, rows: Rows, operands: Sequence[DeviceArray | np.generic | None], results: Sequence[DeviceArray]
 ) -> None:
-    """Compute the results of a loop over rows from its operands, both in the loop's order; arrays are dense.
+    """Compute `results`, in place, from `operands`, in the order of `loop.results` and `loop.operands`.
 
-    Give a number for a constant, and None for a missing column. If rows have several parts, each of `stored` gets a
-    value for each part of each row, with all values of the first part first.
+    Arrays are dense. A constant is given as a number, a missing column as None. If rows have several parts, each result
+    in `loop.stored` gets a value for each part of each row: first all values of the first part, and so on.
     """
     if not rows.units:
         return

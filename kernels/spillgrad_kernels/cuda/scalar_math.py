@@ -82,7 +82,7 @@ def _integer_fmod(x: Any, divisor: Any) -> Any:
 
 
 def _integer_pow(x: Any, exponent: Any) -> Any:
-    """Return x to an integer power, wrapped around in the dtype of x; fractions are truncated, as in PyTorch."""
+    """Return x**exponent for integers, wrapped around in the dtype of x; fractions are truncated, as in PyTorch."""
     power = _as(x, 1)
     if exponent < 0:
         odd = exponent & 1

@@ -263,7 +263,7 @@ def in_order(a: DeviceArray, axis: int, descending: bool, count: int) -> tuple[D
         segment *= 2
 
     def results(runs: int, length: int) -> tuple[int, DeviceArray, DeviceArray]:
-        """Return (inner, values, positions) for the runs of all rows: for one run the results, else new arrays."""
+        """Return (inner, values, positions) to write runs to: the final results for one run per row, else new ones."""
         if runs == 1:
             return inner, values, positions
         return 1, empty((rows, length), a.dtype), empty((rows, length), np.int64)
@@ -290,7 +290,7 @@ def in_order(a: DeviceArray, axis: int, descending: bool, count: int) -> tuple[D
 
 @functools.cache
 def searching(dtype: str, after: bool) -> Kernel:
-    """Return the kernel that finds where to insert elements in sorted rows, before equal elements or `after` them."""
+    """Return the kernel that finds where to insert elements in sorted rows: before equal elements or `after` them."""
     load, size, is_before = loaders[dtype, 1], np.dtype(dtype).itemsize, _comparison(False)
 
     def search(count: int, n: int, length: int, keys: int, sought: int, out: int) -> None:

@@ -28,7 +28,7 @@ _ROWS, _COLUMNS = 16, 8  # of one multiplication
 
 
 class Tile(NamedTuple):
-    """How a product is cut: the rows and columns of C for a block and for a warp, and the depth of a step."""
+    """How a product is cut: how many rows and columns of C are for a block and for a warp, and a step's depth."""
 
     rows: int
     columns: int
@@ -56,7 +56,7 @@ class Kind(NamedTuple):
         return ACCESS_BYTES // self.itemsize
 
     def pitch(self, across: int, along: bool) -> int:
-        """Return the length of a row in shared memory, longer than its elements so that threads hit different banks."""
+        """Return the length of a row in shared memory: padded, so that threads access different banks."""
         return self.tile.depth + self.width if along else across + 8
 
     def part(self, across: int, along: bool) -> int:
@@ -219,7 +219,7 @@ class _Side(NamedTuple):
 
     @property
     def by_matrices(self) -> bool:
-        """Whether fragments are read as whole matrices. Elements of 4 bytes cannot be transposed that way."""
+        """Whether fragments are read as whole matrices. Reading matrices cannot transpose elements of 4 bytes."""
         return self.along or self.kind.itemsize == 2
 
     def stashed(self) -> Iterator[str]:
@@ -235,7 +235,7 @@ class _Side(NamedTuple):
             yield f"store_words({self._address('at')}, {', '.join(words)})"
 
     def lane(self, first: str) -> str:
-        """Write the code for the place of a lane's first fragment: matrices go down first in A, along K first in B."""
+        """Return the code for the place of a lane's first fragment. Matrices go down first in A, along K first in B."""
         own = f"{self.name}_lane"
         if not self.by_matrices:
             return f"{own} = (lane & 3) * {self.pitch} + {first} + quotient(lane, 4)"
@@ -293,7 +293,10 @@ def source(
     kind: Kind, a_along: bool, b_along: bool, opening: list[str], fetch: list[str],
     finished: Callable[[str, list[str]], Iterator[str]],
 ) -> list[str]:  # fmt: skip
-    """Return the body of a kernel, given the code that finds the tile, fetches a step, and stores finished sums."""
+    """Return the body of a kernel, given code that finds the tile, code that fetches a step, and `finished`.
+
+    `finished` returns the code that stores finished sums.
+    """
     tile = kind.tile
     a, b = _Side("a", kind, a_along, tile.rows), _Side("b", kind, b_along, tile.columns)
     down, across = tile.warp_rows // _ROWS, tile.warp_columns // _COLUMNS

@@ -50,7 +50,7 @@ def _linker_version() -> int:
 
 @functools.cache
 def missing() -> str | None:
-    """Return what this process lacks to compute on a CUDA device, with advice; None if it lacks nothing.
+    """Return a text on what this process lacks to compute on a CUDA device, with advice; None if nothing is missing.
 
     The function looks for the packages of the extra 'cuda', then for NVIDIA's driver, then for a GPU.
     """

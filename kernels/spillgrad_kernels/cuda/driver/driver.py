@@ -29,9 +29,9 @@ _STAGED_BYTES = 4 * _PIECE_BYTES
 
 
 class Event:
-    """A point in a stream's work that other streams and the host can wait for; before `record`, it counts as done.
+    """A point in a stream's work, for which other streams and the host can wait. Before `record`, it counts as done.
 
-    `timed` events measure the time between two of them, and are slightly slower.
+    With `timed`, the time between two events can be measured; such events are slightly slower.
     """
 
     # Handles of dead events, for new events. A finalizer may run anywhere, so it must not call the driver to free a
@@ -254,9 +254,10 @@ def is_pinned(array: np.ndarray) -> bool:
 
 
 def copy_to_device(address: int, source: np.ndarray, stream: Stream | None = None, keep: Any = None) -> None:
-    """Fill device memory from a dense host array of bytes; the array may change after this returns.
+    """Fill device memory at `address` from a dense host array of bytes, which may be changed after the call.
 
-    The copy runs in the order of `stream`, by default that of kernels. The stream holds `keep`, the memory's owner.
+    The copy runs in order in `stream`, by default the stream of kernels. Until it is done, the stream holds `keep`, the
+    owner of the device memory.
     """
     stream = compute() if stream is None else stream
     for start in range(0, source.nbytes, _PIECE_BYTES):

@@ -30,7 +30,7 @@ def _readable(nbytes: int) -> str:
 
 
 class OutOfMemory(MemoryError):
-    """The device has no room for `asked` bytes: `free` are left, live arrays hold `held`, and `cached` are unused."""
+    """The device has no room for `asked` bytes. `free` bytes are left; live arrays hold `held`; `cached` are unused."""
 
     def __init__(self, asked: int, free: int, held: int, cached: int) -> None:
         self.asked, self.free, self.held, self.cached = asked, free, held, cached
@@ -108,7 +108,7 @@ class CachingAllocator:
         self._allocated_bytes = self._blocks = self._allocations = self._segments = self._retries = self._failures = 0
 
     def allocate(self, nbytes: int) -> Block:
-        """Return a block of at least `nbytes` bytes. Raises OutOfMemory, and then leaves all blocks as they are."""
+        """Return a block of at least `nbytes` bytes, or raise OutOfMemory and leave all blocks as they are."""
         wanted = -(-nbytes // ROUND_BYTES) * ROUND_BYTES or ROUND_BYTES
         small = wanted <= SMALL_BYTES
         with self._lock:
@@ -131,10 +131,10 @@ class CachingAllocator:
             return block
 
     def _make_room(self, wanted: int, small: bool) -> Block | None:
-        """Return a block if no block is free, or None.
+        """Return a block although none is free, or None if the device has no room.
 
-        The block is freed by finished copies, or from a new segment, or freed by waiting for all copies, or from a
-        segment for which cached memory was given back to the device.
+        Try, in this order: the memory of finished copies, a new segment, waiting for all copies, and a new segment
+        after cached memory was given back to the device.
         """
         self._take_back(waits=False)
         block = self._best_fit(wanted, small) or self._segment(wanted, small)
@@ -169,7 +169,7 @@ class CachingAllocator:
             self._peak_live, self._peak_reserved = self._live, self._reserved
 
     def _take_back(self, waits: bool) -> None:
-        """Take back the blocks of dead arrays, including those that copies held."""
+        """Free the blocks of dead arrays, including arrays held by copies. With `waits`, wait for all copies."""
         self._drop_copied(waits)
         self._drain()
 

@@ -29,7 +29,7 @@ def _failure(doing: str, status: Any) -> CudaError:
 
 
 def _checked(doing: str, outcome: tuple[Any, ...]) -> Any:
-    """Return the result of a call, without its status. Raises CudaError if the status is not success."""
+    """Return the result in `outcome`, a call's status and result. Raises CudaError if the status is not success."""
     status, *results = outcome
     if status != _SUCCESS:
         raise _failure(doing, status)
@@ -88,7 +88,7 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def pin(nbytes: int) -> int | None:
-    """Return the address of page-locked host memory, which needs no staging for copies, or None if there is no room."""
+    """Allocate page-locked host memory, which needs no staging for copies; return its address, or None if no room."""
     return _memory_of("pin host memory", _cuda.cuMemHostAlloc, nbytes, _PORTABLE)
 
 

@@ -29,7 +29,7 @@ if SIMULATED:
     from numba.cuda.simulator import kernel as _simulator
 
     class _Shared:
-        """A block's shared memory. Numba's own gives threads that ask at the same time an array each."""
+        """A block's shared memory in the simulator. Numba's own class gives concurrent threads different arrays."""
 
         def array(self, shape: Any, dtype: Any) -> np.ndarray:
             """Return the array of the calling source line, which is the same for all threads of the block."""
@@ -78,7 +78,7 @@ else:
 
 
 def device_form(function: Callable[..., Any], **names: Callable[..., Any]) -> Any:
-    """Return a copy of a CPU kernel's function for device kernels. `names` holds such copies of functions it calls.
+    """Return a copy of a CPU kernel's function for device kernels. `names` holds copies of functions that it calls.
 
     Numba-cuda also finds functions that are registered for the CPU. If Numba inlines such a function, and this process
     compiled it for the CPU before, numba-cuda would use the CPU's code.

@@ -136,7 +136,7 @@ def identity(function: Callable[..., None], parameters: tuple[Any, ...], capabil
 def find(
     function: Callable[..., None], parameters: tuple[Any, ...], capability: tuple[int, int], ptx: Callable[[], str]
 ) -> bytes:
-    """Return a kernel's machine code from disk, or link the result of `ptx()` and store it."""
+    """Return a kernel's machine code from the disk, or else link the result of `ptx()`, and store the machine code."""
     try:
         place = identity(function, parameters, capability)
     except UnknownIdentity:
