@@ -1,8 +1,8 @@
 """Arrays on a device, and how functions of arrays find their device kernels.
 
-A device array knows where its elements are, and never reads them. NumPy computes the layout of each kind of view once,
-from an array at a stand-in address whose elements nobody reads. The kernels are in `spillgrad_kernels.cuda`. That
-package needs numba-cuda, and is imported for the first device array.
+A device array holds the address of its elements, and never reads them on the host. To find the layout of a view, NumPy
+makes the view once, of an array at a stand-in address whose elements are never read. The kernels are in
+`spillgrad_kernels.cuda`. That package needs numba-cuda, and is imported when the first device array is made.
 """
 
 import functools
@@ -21,16 +21,16 @@ from spillgrad_kernels.memory import buffers
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# The most bytes that a device's thread moves at once. Arrays that begin at a multiple of it are aligned.
+# The most bytes that a device's thread moves at once. An array is aligned if its address is a multiple of this number.
 ACCESS_BYTES = 16
 
 
 class NotOnDevice(TypeError):
-    """The device has no kernel for this. The host can compute it from copies of the arrays."""
+    """The device has no kernel for an operation. The host can compute the operation from copies of the arrays."""
 
 
 class NoSuchAttribute(NotOnDevice, AttributeError):
-    """Device arrays lack this attribute of NumPy's arrays."""
+    """NumPy's arrays have an attribute that device arrays lack."""
 
 
 def _cuda(module: str) -> Any:
@@ -70,9 +70,9 @@ class Flags:
 class DeviceArray(NDArrayOperatorsMixin):
     """An array in device memory, with shape, strides, dtype, flags and views as in NumPy.
 
-    NumPy's functions take it where the device has a kernel for them. Functions that would read its elements on the
-    host, such as `np.asarray`, raise NotOnDevice; `to_host` copies the elements there. `address` is that of the first
-    element. A view holds its `base`, as in NumPy. An array keeps its `owner` alive.
+    NumPy's functions take a device array if the device has a kernel for them. Functions that would read its elements on
+    the host, such as `np.asarray`, raise NotOnDevice; `to_host` copies the elements to the host. `address` is the
+    address of the first element. A view holds its `base`, as in NumPy. An array keeps its `owner` alive.
     """
 
     __slots__ = ("__weakref__", "address", "base", "dtype", "layout", "owner", "shape", "strides")
@@ -119,19 +119,19 @@ class DeviceArray(NDArrayOperatorsMixin):
     # Views
 
     def unread(self) -> np.ndarray:
-        """Return a NumPy array with this address and layout. Its elements must not be read."""
+        """Return a NumPy array with the address and layout of this array. Its elements must not be read."""
         return self.layout.at(self.address)
 
     def view_of(self, view: np.ndarray) -> "DeviceArray":
-        """Return the view of this array at the address and with the layout of `view`, a view of `unread()`."""
+        """Return the device array with the address and layout of `view`, which is a view of `unread()`."""
         base = self if self.base is None else self.base
         return DeviceArray(host_address_of(view), Layout.of(view), None, base)
 
     def view_by(self, function: Callable[..., np.ndarray], *arguments: Any, **options: Any) -> "DeviceArray":
-        """Return the view of this array that a NumPy function makes."""
+        """Return the view of this array that `function(array, *arguments, **options)` makes of a NumPy array."""
         try:
             offset, layout = _viewed(function, self.layout, arguments, tuple(options.items()) if options else ())
-        except TypeError:  # an argument is not hashable, as a list, or it is wrong
+        except TypeError:  # an argument is not hashable, such as a list, or is wrong
             return self.view_of(function(self.unread(), *arguments, **options))
         return DeviceArray(self.address + offset, layout, None, self if self.base is None else self.base)
 
@@ -141,13 +141,13 @@ class DeviceArray(NDArrayOperatorsMixin):
         return self.view_by(np.transpose)
 
     def __getitem__(self, key: Any) -> "DeviceArray":
-        """Return a view, or a copy for an index that has arrays."""
+        """Return a view of the elements at `key`, or a copy of them if `key` has arrays."""
         if _has_arrays(key):
             return _cuda("advanced_indexing").pick(self, key)  # type: ignore[no-any-return]
         return self.view_by(_part, _viewing(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Overwrite a part with a broadcast value. An index with arrays may repeat an element; the last value stays."""
+        """Set the elements at `key` to `value`, broadcast. If `key` repeats an element, its last value stays."""
         if _has_arrays(key):
             _cuda("advanced_indexing").put(self, key, value)
         else:
@@ -159,7 +159,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         return self.shape[0]
 
     def view(self, dtype: Any = None) -> "DeviceArray":
-        """Return a view of the same bytes, as another dtype if one is given. Raises ValueError as NumPy does."""
+        """Return a view of the same bytes, as `dtype` if it is given. Raises ValueError where NumPy does."""
         return self.view_by(np.ndarray.view, self.dtype if dtype is None else dtype)
 
     def transpose(self, *axes: Any) -> "DeviceArray":
@@ -179,9 +179,9 @@ class DeviceArray(NDArrayOperatorsMixin):
         return self.view_by(np.broadcast_to, shape)
 
     def reshape(self, *shape: Any, copy: bool | None = None) -> "DeviceArray":
-        """Return a view of another shape, or a copy where no view has it. `copy=False` raises ValueError instead."""
+        """Return a view of another shape, or a copy if no view has it; with `copy=False`, raise ValueError instead."""
         sizes = shape[0] if len(shape) == 1 else shape
-        if copy is False or self.layout.dense:  # a dense array has views of all shapes
+        if copy is False or self.layout.dense:  # a dense array has a view of every shape
             return self.view_by(_reshaped, sizes)
         try:
             return self.view_by(_reshaped, sizes)
@@ -201,17 +201,17 @@ class DeviceArray(NDArrayOperatorsMixin):
         return to_device, (self.to_host(),)
 
     def astype(self, dtype: Any, order: str = "C", copy: bool = True) -> "DeviceArray":
-        """Return a copy without gaps in another dtype, or the array itself with `copy=False` if it has that dtype."""
+        """Return a copy without gaps, as `dtype`. With `copy=False`, return this array itself if it has that dtype."""
         if not copy and self.dtype == dtype:
             return self
         return _cuda("elementwise").copy(self, np.dtype(dtype))  # type: ignore[no-any-return]
 
     def sum(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> "DeviceArray":
-        """Return sums over the dimensions `axis`, by default over all; computed in `dtype`."""
+        """Return the sums over the dimensions `axis`, by default over all dimensions. They are computed in `dtype`."""
         return np.sum(self, axis, dtype, keepdims=keepdims)  # type: ignore[no-any-return]
 
     def any(self, axis: Any = None, keepdims: bool = False) -> "DeviceArray":
-        """Return whether any element is true, over the dimensions `axis`, by default over all."""
+        """Return whether any element along the dimensions `axis` is true; by default, along all dimensions."""
         return np.any(self, axis, keepdims=keepdims)  # type: ignore[no-any-return]
 
     def __bool__(self) -> bool:
@@ -221,7 +221,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         return int(self.to_host())
 
     def fill(self, value: Any) -> None:
-        """Set all elements to a number."""
+        """Set all elements to the number `value`."""
         _cuda("elementwise").assign(self, value)
 
     def to_host(self) -> np.ndarray:
@@ -241,7 +241,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         return _cuda("numpy_functions").call_ufunc(ufunc, method, *operands, **options)
 
 
-# The arrays that an operation's forward function takes for a tensor. For type checkers, all are NumPy arrays.
+# The types of array that an operation's forward function gets for a tensor. For type checkers, every array is NumPy's.
 ARRAYS: tuple[Any, ...] = (np.ndarray, DeviceArray)
 
 
@@ -251,7 +251,7 @@ def is_on_device(array: object) -> bool:
 
 
 def address_of(array: Any) -> int:
-    """Return the address of the first element of an array, of the host or of the device."""
+    """Return the address of the first element of an array on the host or on a device."""
     return array.address if type(array) is DeviceArray else host_address_of(array)
 
 
@@ -260,7 +260,7 @@ def _has_arrays(key: Any) -> bool:
 
 
 def _viewing(key: Any) -> tuple[Any, ...]:
-    """Return the index of a view in a hashable form. Raises NotOnDevice for an index for which NumPy would copy."""
+    """Return the index `key` in a hashable form. Raises NotOnDevice if NumPy would copy instead of making a view."""
     parts: list[Any] = []
     for part in key if isinstance(key, tuple) else (key,):
         if part is None or part is ... or type(part) is int:
@@ -278,9 +278,9 @@ def _viewing(key: Any) -> tuple[Any, ...]:
 
 
 def _part(array: np.ndarray, key: tuple[Any, ...]) -> np.ndarray:
-    """Return the view of an array at an index in the form that `_viewing` returns."""
+    """Return the view of `array` at an index `key` that `_viewing` returned."""
     parts = tuple([slice(*part) if type(part) is tuple else part for part in key])
-    # Without an ellipsis, NumPy would read an element.
+    # Without an ellipsis, NumPy would return an element, not a view, where all parts are integers.
     found: np.ndarray = array[parts if ... in parts else (*parts, ...)]
     return found
 
@@ -296,20 +296,20 @@ def _viewed(
     arguments: tuple[Any, ...],
     options: tuple[tuple[str, Any], ...],
 ) -> tuple[int, Layout]:
-    """Return the offset in bytes of a view of an array with this layout, and the view's layout."""
+    """Return where `function` views an array with `layout`: the view's offset in bytes, and the view's layout."""
     found = function(layout.at(), *arguments, **dict(options))
     return host_address_of(found) - STAND_IN_ADDRESS, Layout.of(found)
 
 
 def arange_beside(array: Any, count: int) -> np.ndarray:
-    """Return the integers from 0 to `count` - 1, on the device of `array`."""
+    """Return the integers from 0 to `count` - 1, on the host or the device where `array` is."""
     return _cuda("indexing").arange(count) if type(array) is DeviceArray else np.arange(count)
 
 
 def strided_view(memory: np.ndarray, offset: int, shape: Shape, dtype: Any, strides: Shape) -> np.ndarray:
-    """Return a view of dense memory on the host or a device, which begins at an offset.
+    """Return a view, of the given shape, dtype and strides, of the dense array `memory` on the host or a device.
 
-    Units: offset and strides in bytes.
+    Units: `offset`, where the view begins in `memory`, and `strides` are in bytes.
     """
     if is_on_device(memory):
         array: Any = memory
@@ -319,7 +319,7 @@ def strided_view(memory: np.ndarray, offset: int, shape: Shape, dtype: Any, stri
 
 
 def byte_bounds(array: np.ndarray) -> tuple[int, int]:
-    """Return the address of an array's first byte, and the address after its last."""
+    """Return the lowest address of an array's bytes, and the address after its last byte."""
     looked_at: Any = array
     if type(looked_at) is DeviceArray:
         low, high = looked_at.layout.bounds
@@ -328,13 +328,13 @@ def byte_bounds(array: np.ndarray) -> tuple[int, int]:
 
 
 def may_share_memory(a: DeviceArray, b: DeviceArray) -> bool:
-    """Return whether the ranges of memory over which two arrays extend overlap."""
+    """Return whether the address ranges of two arrays overlap."""
     (low, high), (other_low, other_high) = byte_bounds(a), byte_bounds(b)  # type: ignore[arg-type]
     return max(low, other_low) < min(high, other_high)
 
 
 def to_device(array: np.ndarray) -> np.ndarray:
-    """Return a copy on the device, without gaps."""
+    """Return a copy of `array` on the device, without gaps."""
     return _cuda("array").to_device(array)  # type: ignore[no-any-return]
 
 
@@ -344,17 +344,17 @@ def empty_on_device(shape: Shape, dtype: Any) -> np.ndarray:
 
 
 def empty_beside(array: Any, shape: Shape, dtype: Any) -> np.ndarray:
-    """Return an uninitialised array without gaps, on the device of `array`."""
+    """Return an uninitialised array without gaps, on the host or the device where `array` is."""
     return empty_on_device(shape, dtype) if type(array) is DeviceArray else buffers.empty(shape, dtype)
 
 
 def zeros_beside(array: Any, shape: Shape, dtype: Any) -> np.ndarray:
-    """Return an array of zeros without gaps, on the device of `array`."""
+    """Return an array of zeros without gaps, on the host or the device where `array` is."""
     return _cuda("array").zeros(shape, dtype) if type(array) is DeviceArray else buffers.zeros(shape, dtype)
 
 
 def beside(array: Any, other: np.ndarray) -> np.ndarray:
-    """Return `other`, an array of the host, or its copy on a device if `array` is on one."""
+    """Return `other`, an array on the host. If `array` is on a device, return a copy of `other` there."""
     return to_device(other) if type(array) is DeviceArray else other
 
 
@@ -364,10 +364,10 @@ def prepare_on_device(*arguments: Any) -> Any:
 
 
 def on_device(module: str) -> Callable[[Function], Function]:
-    """Let a function of the CPU's kernels take device arrays too.
+    """Let the decorated function, which computes on the CPU, take device arrays too.
 
-    For them it calls the function of the same name and parameters in a module of `spillgrad_kernels.cuda`. Raises
-    NotOnDevice where there is none.
+    Given device arrays, it calls the function of the same name and parameters in `module` of `spillgrad_kernels.cuda`.
+    It raises NotOnDevice if `module` has no such function.
     """
 
     def decorate(function: Function) -> Function:
@@ -391,7 +391,7 @@ def _has_device_array(arguments: Sequence[Any]) -> bool:
 
 
 def _require_device(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    """Raise NotOnDevice for arrays of the host. Those without dimensions are numbers, and pass."""
+    """Raise NotOnDevice if `arguments` hold an array on the host. Arrays without dimensions pass, as numbers do."""
     for argument in arguments:
         kind = type(argument)
         if kind is list or kind is tuple:
@@ -404,7 +404,7 @@ def _require_device(function: Callable[..., Any], arguments: Sequence[Any]) -> N
 
 @functools.cache
 def device_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function of the device that stands for one of the CPU's. Raises NotOnDevice if there is none."""
+    """Return the device's counterpart of a function that `on_device` decorated. Raises NotOnDevice if it has none."""
     name = function.__name__
     module: str = function.device_module  # type: ignore[attr-defined]
     try:

@@ -8,9 +8,9 @@ import numpy as np
 
 Shape = tuple[int, ...]
 
-# An address for arrays whose views are made but whose elements are never read.
+# The address of arrays that only serve to compute the layouts of views; their elements are never read.
 STAND_IN_ADDRESS = 1 << 40
-# Where a NumPy array object holds the address of its data: in its first field, after those of every Python object.
+# The offset in a NumPy array object of the address of its data. It is the first field after the Python object header.
 DATA_FIELD = object.__basicsize__
 
 
@@ -18,9 +18,9 @@ class Layout:
     """The shape of an array, its strides in bytes, its dtype, and whether it may be written.
 
     A `dense` layout is what NumPy calls C-contiguous. `bounds` are the offsets, in bytes from the first element, of the
-    array's first byte and of the end of its last one; both are 0 for an array without elements.
-    `Layout.made` returns one object for equal layouts, so that comparing layouts as keys costs nothing. It remembers
-    a limited number of layouts; of a forgotten one it makes a new object.
+    array's first byte and of the end of its last one; both are 0 for an array without elements. `Layout.made` returns
+    the same object for equal layouts, so that comparing layouts as keys costs nothing. It remembers a limited number of
+    layouts; for a layout that it forgot, it makes a new object.
     """
 
     __slots__ = ("bounds", "dense", "dtype", "shape", "strides", "writeable")
@@ -53,7 +53,7 @@ class Layout:
         return cls.made(array.shape, array.strides, array.dtype, array.flags.writeable)
 
     def at(self, address: int = STAND_IN_ADDRESS) -> np.ndarray:
-        """Return a NumPy array with this layout at an address. Its elements must not be read."""
+        """Return a NumPy array with this layout at `address`. Its elements must not be read."""
         interface = {
             "version": 3, "shape": self.shape, "strides": self.strides, "typestr": f"|V{self.dtype.itemsize}",
             "data": (address, not self.writeable),
@@ -62,24 +62,24 @@ class Layout:
 
 
 class _Interface:
-    """An object from which NumPy makes an array."""
+    """An object from which `np.asarray` makes an array over memory that the object describes."""
 
     def __init__(self, interface: dict[str, Any]) -> None:
         self.__array_interface__ = interface
 
 
 def address_of(array: np.ndarray) -> int:
-    """Return the address of the first element: `array.ctypes.data`, at a seventh of its cost. Not for kernels."""
+    """Return the address of the first element, in a seventh of the time of `array.ctypes.data`. Not for kernels."""
     return ctypes.c_size_t.from_address(id(array) + DATA_FIELD).value
 
 
 def layout_of(array: np.ndarray) -> Layout:
-    """Return the layout of an array on the host or a device. It ignores whether the array may be written."""
+    """Return the layout of an array on the host or a device. The result always counts as writeable."""
     return Layout.made(array.shape, array.strides, array.dtype)
 
 
 def dense_strides(shape: Shape, itemsize: int, order: Shape | None = None) -> Shape:
-    """Return the strides of a shape without gaps; `order` lists its dimensions as in memory, outermost first."""
+    """Return the strides, in bytes, of a dense `shape`. `order` lists its dimensions as in memory, outermost first."""
     strides, stride = [0] * len(shape), itemsize
     for d in reversed(range(len(shape)) if order is None else order):
         strides[d] = stride
@@ -88,12 +88,15 @@ def dense_strides(shape: Shape, itemsize: int, order: Shape | None = None) -> Sh
 
 
 def dense(shape: Shape, dtype: np.dtype[Any], order: Shape | None = None) -> Layout:
-    """Return the layout without gaps; `order` lists the dimensions as in memory, outermost first."""
+    """Return the dense layout of `shape` and `dtype`. `order` lists the dimensions as in memory, outermost first."""
     return Layout.made(shape, dense_strides(shape, dtype.itemsize, order), dtype)
 
 
 def batch_offsets(batch: Shape, *operands: Layout) -> np.ndarray:
-    """Return, for each item of a broadcast batch, the bytes from the start of each operand to its matrix."""
+    """Return, for each matrix product of a batch, the offset in bytes of each operand's matrix, as (item, operand).
+
+    The dimensions of an operand before the last two broadcast to `batch`.
+    """
     offsets = np.zeros((*batch, len(operands)), np.int64)
     for column, operand in enumerate(operands):
         shape, strides = operand.shape[-3::-1], operand.strides[-3::-1]

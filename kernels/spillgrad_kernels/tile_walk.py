@@ -1,4 +1,4 @@
-"""Walks over arrays of one shape and any strides: tile by tile, along the dimension in which most are dense.
+"""Walks over arrays of one shape and any strides: tile by tile, along the dimension in which most arrays are dense.
 
 Memory is addressed by integers, so that one machine code serves every layout.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from spillgrad_kernels.jit.compile import jit
 from spillgrad_kernels.layout import Layout, Shape
 
-# Fewer elements do not pay for another thread: 8,192 cheap ones take about as long as handing half of them over.
+# The fewest elements that pay for another thread: 8,192 cheap elements take about as long as handing half of them over.
 GRAIN = 1 << 13
 # Elements of a tile: about a microsecond of work. Finding the tile takes 20 ns.
 _TILE = 4096
@@ -32,7 +32,7 @@ class TileWalk(NamedTuple):
 
     @property
     def steps(self) -> list[int]:
-        """The bytes that each array moves from one column to the next."""
+        """The stride of each array, in bytes, from one column to the next."""
         return self.loops[2:, -1].tolist()  # type: ignore[no-any-return]
 
     @property
@@ -42,7 +42,7 @@ class TileWalk(NamedTuple):
 
 
 def tile_walk(shape: Shape, arrays: Sequence[Layout], side: int | None = None) -> TileWalk:
-    """Return the walk over arrays broadcast to `shape`, in tiles of whole rows or in squares of a given side."""
+    """Return the walk over arrays broadcast to `shape`, in square tiles of `side`, or by default in long rows."""
     steps = []
     for array in arrays:
         own = [0 if size == 1 else stride for size, stride in zip(array.shape, array.strides, strict=True)]
@@ -82,7 +82,11 @@ def tile_walk(shape: Shape, arrays: Sequence[Layout], side: int | None = None) -
 
 @jit
 def locate(loops: Any, dims: int, tile: int, place: Any) -> None:
-    """Add the offset of a tile to each address in `place`, and write the tile's rows and columns after them."""
+    """Add the offset of tile number `tile` to each array's address in `place`, in place.
+
+    Then write the tile's numbers of rows and columns to `place`, after the addresses. `loops` is `TileWalk.loops`,
+    flat, of `dims` dimensions.
+    """
     arrays = len(loops) // dims - 2
     for d in range(dims - 1, -1, -1):
         size, part = loops[d], loops[dims + d]

@@ -1,4 +1,4 @@
-"""Where the windows of convolution and pooling lie over an image."""
+"""The positions of the windows of convolution and pooling in an image."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Windows:
 
 
 class Ranges(NamedTuple):
-    """The elements of windows along one dimension: `starts`, `starts + step`, … below `stops`."""
+    """The elements of windows along one dimension; window i has starts[i], starts[i] + step, … below stops[i]."""
 
     starts: np.ndarray
     stops: np.ndarray
@@ -32,21 +32,24 @@ class Ranges(NamedTuple):
 
 
 def ranges(windows: Windows) -> tuple[Ranges, Ranges]:
-    """Return the ranges, down and across, of equal windows; elements outside the image are left out."""
+    """Return the ranges, down and across, of equal windows, without the elements that lie outside the image."""
     found = []
     for size, stride, padding, step, image, grid in zip(
         windows.size, windows.stride, windows.padding, windows.dilation, windows.image, windows.grid, strict=True
     ):
         begins = np.arange(grid) * stride - padding
         stops = np.minimum(begins + (size - 1) * step + 1, image)
-        # Up to the first element inside the image, it is a whole number of steps.
+        # The first element inside the image is a whole number of steps after the window's beginning.
         starts = begins + np.maximum(0, -(begins // step)) * step * (begins < 0)
         found.append(Ranges(starts, stops, step))
     return found[0], found[1]
 
 
 def adaptive_ranges(image: Pair, grid: Pair) -> tuple[Ranges, Ranges]:
-    """Return the ranges of windows that divide an image into a grid of any size; they overlap where they must."""
+    """Return the ranges, down and across, of windows that cut an image into a grid of any size.
+
+    Neighbouring windows overlap where the grid does not divide the image evenly.
+    """
     found = []
     for size, count in zip(image, grid, strict=True):
         place = np.arange(count)

@@ -1,1 +1,1 @@
-"""Kernels for the CPU: serial loops over ranges, which `threads` shares out."""
+"""Kernels for the CPU: serial loops over ranges, which `threads` divides among threads."""

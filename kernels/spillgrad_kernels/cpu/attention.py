@@ -1,7 +1,8 @@
 """Scaled dot-product attention by tiles: it never holds the T x S matrix of weights, so memory is linear in T and S.
 
-A tile of scores stays in the L2 cache between the product that computes it and the products that read it, without
-packing, also as its transpose. Scores are scaled to base 2, whose exponential is the cheapest.
+A tile of scores stays in the L2 cache between the product that computes it and the products that read it. These read
+the tile, or its transpose, without packing. Scores are multiplied by log2(e), because exponentials to base 2 are the
+fastest.
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao, "FlashAttention-2: Faster
 Attention with Better Parallelism and Work Partitioning", 2023.
 """
@@ -29,21 +30,21 @@ from spillgrad_kernels.threads.dispatch import parallel_for
 # of 96 x 192 ran 5 % slower, one of 192 x 384 as fast.
 QUERIES = 96
 KEYS = 384
-# Queries in forward for which keys and values are packed once: a multiple of QUERIES.
+# The number of queries for which the forward pass packs keys and values once: a multiple of QUERIES.
 _CHUNK = 12 * QUERIES
-# Tasks into which few heads are cut, so that many cores share them evenly.
+# The least number of tasks. Few heads are cut into this many tasks, so that many cores share the work evenly.
 TASKS = 32
-# Multiply-adds that pay for another thread: about 5 microseconds of work.
+# The number of multiply-adds that pays for another thread: about 5 microseconds of work.
 GRAIN = 1 << 18
-# Rows of a head may lie a page apart, where no hardware prefetcher follows.
+# The rows of a head may lie a page apart. No hardware prefetcher follows such strides.
 _PREFETCHED_ROWS, _LINE_BYTES = 8, 64
-# Bytes per iteration of a vectorised and unrolled loop. KEYS elements are a multiple of it.
+# Bytes per iteration of a vectorised and unrolled loop. The size of KEYS elements is a multiple of this.
 _UNROLLED_BYTES = 4 * VECTOR_BYTES
 NO_MASK, CHOICE, BIAS = 0, 1, 2
 LOG2_E = 1 / math.log(2)
 
 
-# Each loop over a row is a function of its own: only there does LLVM vectorise it.
+# Each loop over a row is a separate function, because LLVM vectorises it only then.
 @jit
 def _row_max(row: np.ndarray) -> float:
     largest = row.dtype.type(-np.inf)
@@ -54,7 +55,7 @@ def _row_max(row: np.ndarray) -> float:
 
 @jit(fastmath=REASSOCIATE)
 def _exponentials(row: np.ndarray, shift: float) -> float:
-    """Replace each element x of a row by 2**(x - shift); return the sum."""
+    """Replace each element x of `row` by 2**(x - `shift`), in place; return the sum of the new elements."""
     total = row.dtype.type(0)
     for j in range(row.size):
         row[j] = normal_exp2(row[j] - shift)
@@ -83,7 +84,7 @@ def _drop_row(row: np.ndarray, words: np.ndarray, threshold: int, factor: float)
 
 @jit
 def pitch(like: np.ndarray, width: int) -> int:
-    """Return the bytes from row to row of `width` elements: an odd number of vectors, to spread rows over the cache."""
+    """Return the row stride in bytes for `width` elements: an odd number of vectors, to spread rows in the cache."""
     return round_up(width, tile_columns(like)) * like.itemsize + VECTOR_BYTES  # type: ignore[no-any-return]
 
 
@@ -91,7 +92,11 @@ def pitch(like: np.ndarray, width: int) -> int:
 def load_rows(
     like: np.ndarray, rows: int, width: int, source: int, row: int, col: int, target: int, pitch: int, factor: float
 ) -> None:
-    """Copy rows times `factor` to contiguous rows `pitch` bytes apart; zeros fill the rows and the last tile."""
+    """Copy a matrix, times `factor`, to contiguous rows. Zeros pad each row, and the number of rows, to whole tiles.
+
+    The matrix has `rows` x `width` elements from address `source` on, with strides `row` and `col` in bytes. Copied
+    rows begin at address `target`, `pitch` bytes apart.
+    """
     size = like.itemsize
     padded = round_up(width, tile_columns(like))
     for r in range(round_up(rows, TILE_ROWS)):
@@ -116,7 +121,11 @@ def load_rows(
 def store_rows(
     like: np.ndarray, rows: int, width: int, source: int, pitch: int, target: int, row: int, col: int, factor: float
 ) -> None:
-    """Copy rows `pitch` bytes apart, times `factor`, to the rows of a result."""
+    """Copy contiguous rows, times `factor`, to a matrix of any strides.
+
+    The rows have `width` elements, and begin at address `source`, `pitch` bytes apart. The matrix begins at address
+    `target`, with strides `row` and `col` in bytes.
+    """
     for r in range(rows):
         original = array_at(like, source + r * pitch, width)
         if col == like.itemsize:
@@ -128,8 +137,10 @@ def store_rows(
                 array_at(like, target + r * row + j * col, 1)[0] = original[j] * factor
 
 
-# In a tile whose first query is `ahead` positions after its first key, query i sees the keys up to i + ahead. Products
-# skip the keys that no query of a micro-kernel's tile sees. Without a causal mask, `ahead` is the number of keys.
+# In the functions below, parameters such as `tile`, `a`, `b`, `c` and `panels` are addresses; `tile_row`, `a_row`,
+# `b_row` and `c_row` are the bytes from row to row. Only the dtype of `like` counts. The first query of a tile is
+# `ahead` positions after its first key, so query i of the tile sees the tile's keys up to i + ahead. Products skip the
+# keys that no query of a micro-kernel's tile sees. Without a causal mask, `ahead` is the number of keys.
 
 
 @jit
@@ -137,7 +148,7 @@ def multiply_by_panels(
     like: np.ndarray, rows: int, columns: int, depth: int, a: int, a_row: int, panels: int, tile: int, tile_row: int,
     ahead: int,
 ) -> None:  # fmt: skip
-    """Set a tile to the product of queries' rows and the packed panels of keys."""
+    """Set a tile to the products of `rows` queries at `a` and `columns` keys in `panels`, of `depth` elements each."""
     size, width = like.itemsize, tile_columns(like)
     for j in range(0, columns, width):
         for i in range(0, rows, TILE_ROWS):
@@ -153,7 +164,10 @@ def multiply_tile(
     like: np.ndarray, rows: int, columns: int, width: int, tile: int, tile_row: int, b: int, b_row: int, c: int,
     c_row: int, accumulate: bool, ahead: int,
 ) -> None:  # fmt: skip
-    """Set or add to `rows` rows of C the product of a tile and `columns` rows of B."""
+    """Set C to the product of a `rows` x `columns` tile and B, or add the product to C if `accumulate`.
+
+    B has `columns` rows and C has `rows` rows, of `width` elements.
+    """
     size = like.itemsize
     for j in range(0, width, tile_columns(like)):
         for i in range(0, rows, TILE_ROWS):
@@ -171,7 +185,11 @@ def apply_mask(
     like: np.ndarray, choice: np.ndarray, kind: int, rows: int, columns: int, tile: int, tile_row: int, mask: int,
     mask_row: int,
 ) -> None:  # fmt: skip
-    """Hide the scores that a mask hides, or add the mask to scores; its rows begin at address `mask`."""
+    """Apply a mask to a tile of scores in place: hide scores if `kind` is CHOICE, else add the mask to the scores.
+
+    The mask's part for the tile begins at address `mask`; its rows are `mask_row` bytes apart. `choice` is an array of
+    bool.
+    """
     for r in range(rows):
         row = array_at(like, tile + r * tile_row, columns)
         if kind == CHOICE:
@@ -202,9 +220,10 @@ def drop(
 
 @jit
 def hide_rest(row: np.ndarray, visible: int, columns: int, hidden: float) -> int:
-    """Return how many scores of a row to process; set those among them that are not visible to `hidden`, others to 0.
+    """Return how many scores of a row to process: `visible`, rounded up to whole iterations of vectorised loops.
 
-    The number fills whole iterations of vectorised loops, which would process a remainder one by one.
+    Set the processed scores that are not visible to `hidden`, and the rest of the row, up to `columns`, to 0.
+    Vectorised loops would process a remainder one by one.
     """
     visible = max(0, visible)
     processed: int = round_up(visible, _UNROLLED_BYTES // row.itemsize)
@@ -218,14 +237,19 @@ def _weigh(
     like: np.ndarray, rows: int, columns: int, tile: int, tile_row: int, means: int, means_row: int, value_width: int,
     largest: np.ndarray, total: np.ndarray, ahead: int,
 ) -> None:  # fmt: skip
-    """Turn scores into weights relative to the row's largest score so far; where that grew, scale the mean so far."""
+    """Replace a tile's scores by weights 2**(score - largest), in place, and update `largest`, `total` and the means.
+
+    `largest` and `total` hold each query's largest score and sum of weights so far. `means` is the address of the sums
+    of weighted values so far, in rows of `value_width` elements. Where `largest` grows, the older weights in `total`
+    and in `means` are scaled down.
+    """
     zero, lowest = like.dtype.type(0), like.dtype.type(-np.inf)
     for r in range(rows):
         row = array_at(like, tile + r * tile_row, KEYS)
         processed = hide_rest(row, min(columns, r + 1 + ahead), columns, lowest)
         before = largest[r]
         now = maximum_of_any_zero(before, _row_max(row[:processed]))
-        # While a row holds only -inf, a finite shift gives weights of 0; -inf itself would give NaN.
+        # If all scores so far are -inf, a finite shift gives weights of 0. A shift of -inf would give NaN.
         shift = where(now == lowest, zero, now)
         added = _exponentials(row[:processed], shift)
         shrink = normal_exp2(before - shift)
@@ -243,7 +267,11 @@ def _forward(
     keys: int, width: int, value_width: int, chunk: int, scale: float, causal: bool, mask_kind: int, dropout: bool,
     threshold: int, kept_factor: float, seed: int, counter: int,
 ) -> None:  # fmt: skip
-    """Compute chunks of queries, numbered over all heads. `places` and `strides` are of q, k, v, out, lse and mask."""
+    """Compute `out` and `lse` for chunks `start` to `stop` of `chunk` queries each, numbered over all heads.
+
+    `places` holds, for each head, the addresses of its q, k, v, out, lse and mask; `strides` holds their strides (see
+    `common_operands`).
+    """
     size, number = empty.itemsize, empty.dtype.type
     chunks = (queries + chunk - 1) // chunk
     row_counters = (keys + 3) // 4
@@ -251,7 +279,8 @@ def _forward(
     q_row, q_col, k_row, k_col, v_row, v_col, out_row, out_col, lse_row, _, mask_row, _ = strides
     panels_bytes = round_up(KEYS * width * size, VECTOR_BYTES) + VECTOR_BYTES
     needed = chunk * (q_pitch + v_pitch) + KEYS * v_pitch + QUERIES * tile_row + panels_bytes + VECTOR_BYTES
-    # The addresses below point into this array. It lives to the end of the function, which names it until then.
+    # The addresses below point into this array. The array is used below until the end, so that Numba does not free it
+    # earlier.
     like = np.empty(needed // size, empty.dtype)
     tile = round_up(np.intp(like.ctypes.data), VECTOR_BYTES)
     query_rows = tile + QUERIES * tile_row
@@ -263,7 +292,8 @@ def _forward(
     one, query_scale = number(1), number(scale * LOG2_E)
     for task in range(start, stop):
         head = task // chunks
-        # Under a causal mask, the last chunks take longest. They come first, so that short ones end the work evenly.
+        # Under a causal mask, the last chunks take longest. They are computed first, so that short chunks end the work
+        # evenly.
         first = (chunks - 1 - task % chunks) * chunk
         q, k, v, out, lse, mask = places[head]
         present = min(chunk, queries - first)
@@ -318,7 +348,7 @@ def attention_forward(
 
     With `causal`, query i sees the keys up to i. The result of a query that sees no key is 0.
     Shapes: q (..., T, D), k (..., S, D), v (..., S, E); out (..., T, E), lse (..., T). Any strides. The mask broadcasts
-    to (..., T, S); it is bool, True for keys to see, or numbers to add to scores.
+    to (..., T, S). Its elements are bool, True for the keys to see, or numbers to add to the scores.
     Raises ValueError for shapes and TypeError for dtypes that do not fit.
     """
     q, k, v = checked(q, k, v)
@@ -347,14 +377,14 @@ def checked(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np
 
 
 def checked_mask(mask: np.ndarray | None, lse: np.ndarray, keys: int) -> tuple[np.ndarray, int]:
-    """Return the mask as (..., T, S) with contiguous rows, and its kind. For no mask, return an array to ignore."""
+    """Return `mask` as (..., T, S) with contiguous rows, and its kind; for None, return an unused array and NO_MASK."""
     if mask is None:
         return lse[..., None], NO_MASK
     if mask.dtype not in (np.bool_, lse.dtype):
         raise TypeError(f"attention: got a mask of {mask.dtype}; wanted bool or {lse.dtype} as of q; convert")
     shape = (*lse.shape, keys)
     try:
-        # The kernel reads contiguous rows, so a mask that repeats along keys is copied.
+        # The kernel reads contiguous rows, so a mask that is broadcast along keys is copied.
         if mask.shape[-1:] != (keys,):
             mask = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, (keys,)))
         if mask.strides[-1] != mask.itemsize or not mask.flags.aligned:
@@ -365,7 +395,10 @@ def checked_mask(mask: np.ndarray | None, lse: np.ndarray, keys: int) -> tuple[n
 
 
 def empty_in_order_of(array: np.ndarray, width: int) -> np.ndarray:
-    """Return an empty (..., width) array, whose other dimensions have the order in memory of those of `array`."""
+    """Return an uninitialised array shaped like `array`, but `width` long in the last dimension.
+
+    The other dimensions have the same order in memory as in `array`.
+    """
     lead = array.shape[:-1]
     order = sorted(range(len(lead)), key=lambda axis: -abs(array.strides[axis]))
     ordered = buffers.empty((*(lead[axis] for axis in order), width), array.dtype)
@@ -373,10 +406,11 @@ def empty_in_order_of(array: np.ndarray, width: int) -> np.ndarray:
 
 
 def common_operands(*operands: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return what kernels need to find matrices.
+    """Return four arrays by which kernels find the matrices of the operands.
 
-    That is an empty array of the operands' dtype, an empty one of bool, the address of each operand's matrix for every
-    head, and the bytes between the rows and between the columns of each operand.
+    The first two are empty, of the operands' dtype and of bool, and only tell dtypes. The third holds the address of
+    each operand's matrix for every head, as (head, operand). The last holds the row stride and the column stride of
+    each operand, in bytes.
     """
     starts = np.array([operand.ctypes.data for operand in operands], np.int64)
     strides = np.array([stride for operand in operands for stride in operand.strides[-2:]], np.int64)

@@ -39,7 +39,12 @@ from spillgrad_kernels.threads.dispatch import parallel_for
 
 @jit
 def _score_gradients(weights: np.ndarray, grads: np.ndarray, normalizer: float, mean_grad: float) -> None:
-    """Turn scores into weights, and the gradients of weights into gradients of scores."""
+    """Compute one query's weights and the gradients of its scores, both in place.
+
+    Replace each score x in `weights` by the weight 2**(x - `normalizer`). Replace each gradient g of a weight in
+    `grads` by the gradient of the score: weight * (g - `mean_grad`). `mean_grad` is the sum of weight * g over all
+    keys.
+    """
     for j in range(weights.size):
         weights[j] = normal_exp2(weights[j] - normalizer)
         grads[j] = weights[j] * (grads[j] - mean_grad)
@@ -50,7 +55,11 @@ def _add_transposed_product(
     like: np.ndarray, rows: int, columns: int, width: int, tile: int, tile_row: int, b: int, b_row: int, c: int,
     c_row: int, ahead: int,
 ) -> None:  # fmt: skip
-    """Add the product of a tile's transpose and `rows` rows of B to `columns` rows of C."""
+    """Add to C the product of the transpose of a `rows` x `columns` tile and B.
+
+    B has `rows` rows and C has `columns` rows, of `width` elements. `tile`, `b` and `c` are addresses; `tile_row`,
+    `b_row` and `c_row` are the bytes from row to row.
+    """
     size = like.itemsize
     for j in range(0, width, tile_columns(like)):
         for i in range(0, columns, TILE_ROWS):
@@ -69,10 +78,11 @@ def _backward(
     keys: int, width: int, value_width: int, parts: int, scale: float, causal: bool, mask_kind: int, dropout: bool,
     threshold: int, kept_factor: float, seed: int, counter: int, dq_offsets: np.ndarray,
 ) -> None:  # fmt: skip
-    """Compute the gradients of parts of heads: a part is every `parts`-th block of a head's keys.
+    """Compute the gradients of parts `start` to `stop`: a part is every `parts`-th block of a head's keys.
 
-    `places` and `strides` are of grad_out, q, k, v, out, lse, mask, dq, dk and dv. Each part has its own gradient of q,
-    `dq_offsets` bytes after the first. Every gradient is a sum of tiles in ascending order.
+    `places` and `strides` (see `common_operands`) are for grad_out, q, k, v, out, lse, mask, dq, dk and dv. Each part
+    writes its own gradient of q, `dq_offsets[part]` bytes after dq. Every gradient is a sum of tiles in ascending
+    order.
     """
     size, number = empty.itemsize, empty.dtype.type
     key_blocks = (keys + KEYS - 1) // KEYS
@@ -108,7 +118,8 @@ def _backward(
             load_rows(like, rows, value_width, out + q0 * out_row, out_row, out_col, value_grads, v_pitch, one)
             for r in range(rows):
                 normalizer = array_at(like, lse + (q0 + r) * lse_row, 1)[0]
-                # The normalizer of a query that sees no key is -inf. With inf in its place, weights are 0, not NaN.
+                # The lse of a query that sees no key is -inf. A normalizer of inf makes the weights 0; -inf would make
+                # them NaN.
                 normalizers[q0 + r] = normalizer * number(LOG2_E) if normalizer != -np.inf else number(np.inf)
                 mean_grads[q0 + r] = row_dot(
                     array_at(like, grad_rows + r * v_pitch, value_width),
@@ -169,7 +180,7 @@ def _backward(
                     np.bool_(True), ahead,
                 )  # fmt: skip
                 store_rows(like, rows, width, query_grads, q_pitch, query_grad, dq_row, dq_col, one)
-            # The rows of q were scaled to base 2.
+            # `query_rows` holds the rows of q times scale * log2(e).
             store_rows(like, columns, width, key_grads, q_pitch, dk + k0 * dk_row, dk_row, dk_col, number(1 / LOG2_E))
             store_rows(like, columns, value_width, value_grads, v_pitch, dv + k0 * dv_row, dv_row, dv_col, one)
 
@@ -179,7 +190,7 @@ def attention_backward(
     grad_out: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, scale: float,
     causal: bool, mask: np.ndarray | None = None, dropout: Dropout | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    """Return the gradients of `attention_forward` by q, k and v; `out` and `lse` are what it returned.
+    """Return the gradients of `attention_forward` by q, k and v. `out` and `lse` are its results.
 
     Raises ValueError for shapes and TypeError for dtypes that do not fit.
     """
@@ -195,7 +206,7 @@ def attention_backward(
     grad_out, out = aligned(grad_out), aligned(out)
     mask, mask_kind = checked_mask(mask, lse, keys)
     heads = lse.size // queries
-    # If the number of parts depended on the number of threads, results would too.
+    # If the number of parts depended on the number of threads, results would depend on it too.
     parts = max(1, min(TASKS // heads, -(-keys // KEYS)))
     dq_parts = [empty_in_order_of(q, width) for _ in range(parts)]
     parallel_for(

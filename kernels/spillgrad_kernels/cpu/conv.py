@@ -1,9 +1,9 @@
 """Convolution and its two derivatives, as matrix products over patches that are gathered a block at a time.
 
 The convolution and its derivative by the input are one computation, `_correlate`. At each position of a grid, it
-multiplies weights with the elements at a list of offsets from there, called taps. For the derivative with a stride, the
-positions of the image are divided into stride x stride phases. The positions of a phase have the same taps, so each
-element of the result is one sum. Nothing is added up in memory, and results do not depend on the number of threads.
+multiplies weights with the elements at a list of offsets from the position, called taps. For the derivative with a
+stride, the positions of the image are divided into stride x stride phases. All positions of a phase have the same taps,
+so each element of the result is one sum, which one thread computes. Results do not depend on the number of threads.
 Source: Chetlur et al. 2014, "cuDNN: efficient primitives for deep learning" (the implicit matrix product).
 """
 
@@ -23,23 +23,23 @@ from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.threads.dispatch import parallel_for
 from spillgrad_kernels.windows import Pair, Windows
 
-# The positions of a block of patches, and the rows (channel and tap) that are gathered at a time: 256 KiB of float32,
-# which stay in the second-level cache beside their packed copy.
+# The number of positions of a block of patches, and of rows (channel and tap) that are gathered at a time: 256 KiB of
+# float32, which stay in the second-level cache beside their packed copy.
 _BLOCK_POSITIONS = 256
 _BLOCK_ROWS = 256
-# Multiply-adds that pay for another thread.
+# The number of multiply-adds that pays for another thread.
 _GRAIN = 1 << 18
-# Tasks into which a large result is cut, so that several threads share it evenly.
+# The number of tasks into which a large result is cut, so that several threads share it evenly.
 _TASKS = 16
-# Fewer output channels do not pay for a further task, which has to gather the same patches.
+# The fewest output channels that pay for a further task, which has to gather the same patches.
 _MIN_ROWS = 96
-# Columns of a weight's gradient that a task adds up. With more, gathering the output's gradient again costs little.
+# Columns of a weight's gradient that a task computes: enough that gathering the output's gradient again costs little.
 _WEIGHT_COLUMNS = 512
 
 
 @jit
 def _copy_every_second(source: Any, target: Any) -> None:
-    """Copy elements 0, 2, 4, … in groups of a vector's length. LLVM turns each group into one shuffle."""
+    """Copy elements 0, 2, 4, … of `source` to `target`, in groups of 16. LLVM turns each group into one shuffle."""
     whole = target.size - target.size % 16
     for first in range(0, whole, 16):
         x, y = source[2 * first : 2 * first + 31], target[first : first + 16]
@@ -51,7 +51,10 @@ def _copy_every_second(source: Any, target: Any) -> None:
 
 @jit
 def _span(across: int, step: int, width: int, columns: int) -> Any:
-    """Return the range of a grid's columns from which a tap falls inside the image."""
+    """Return the range (first, stop) of a grid's columns from which a tap falls inside the image, of `width` columns.
+
+    From grid column j, the tap falls on column j * `step` + `across` of the image. The grid has `columns` columns.
+    """
     low = min(max(-(across // step), 0), columns)
     return low, min(max((width - across + step - 1) // step, low), columns)
 
@@ -60,11 +63,11 @@ def _span(across: int, step: int, width: int, columns: int) -> Any:
 def _find_runs(
     images: Any, taps: Any, steps: Any, grid: Any, first: int, count: int, runs: Any, ends: Any
 ) -> None:  # fmt: skip
-    """List the elements that each tap reaches from `count` positions of the grid, as runs along rows of the image.
+    """Write to `runs` the elements that each tap reaches from grid positions `first` to `first` + `count` - 1.
 
-    A run is the offset of its first element in the bytes of group and channel 0, its position counted from `first`, and
-    its length. `ends[t]` is the number of runs of taps 0 to t. Positions number the columns of the grid, then its rows,
-    then images.
+    A run is a row of elements of the image: the offset in bytes of its first element in group 0 and channel 0, the grid
+    position of that element minus `first`, and the number of elements. `ends[t]` is set to the number of runs of taps 0
+    to t. Positions are numbered along the columns of the grid, then its rows, then the images.
     """
     height, width, size = images.shape[3], images.shape[4], images.itemsize
     found = 0
@@ -103,7 +106,11 @@ def _find_runs(
 
 @jit
 def _gather(images: Any, group: int, channel: int, step: int, runs: Any, ends: Any, patches: Any) -> None:
-    """Copy the runs of all taps, channel by channel, to the rows of `patches`; other elements stay zero."""
+    """Copy the runs of all taps, channel by channel from `channel` on, to the rows of `patches`.
+
+    Elements of `patches` outside the runs are left as they are: zero. Elements of a run are `step` columns apart in the
+    image.
+    """
     size = images.itemsize
     for first_row in range(0, patches.shape[0], ends.size):
         source = np.intp(images.ctypes.data) + group * images.strides[1] + channel * images.strides[2]
@@ -128,7 +135,10 @@ def _gather(images: Any, group: int, channel: int, step: int, runs: Any, ends: A
 
 @jit
 def _scatter(block: Any, bias: Any, group: int, channel: int, step: int, runs: Any, count: int, out: Any) -> None:
-    """Write rows of results, plus the bias of their channel, to their runs in `out`."""
+    """Write the rows of `block`, plus the bias of each row's channel, to the first `count` runs of `out`.
+
+    Row r has channel `channel` + r of `group`. Elements of a run are `step` columns apart in `out`.
+    """
     for r in range(block.shape[0]):
         target = np.intp(out.ctypes.data) + group * out.strides[1] + (channel + r) * out.strides[2]
         shift = bias[group, channel + r]
@@ -158,7 +168,8 @@ def _correlate(
     results = np.empty((rows, block), images.dtype)
     scratch = np.empty(scratch_size, images.dtype)
     for task in range(start, stop):
-        # This names the array within the loop: Numba frees an array after its last use, which an address is not.
+        # Using the array within the loop keeps it alive. Numba frees an array after its last use, even if its address
+        # is used later.
         workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
         group, rest = task // (blocks * row_blocks), task % (blocks * row_blocks)
         first, first_output = rest // row_blocks * block, rest % row_blocks * rows
@@ -189,7 +200,7 @@ def _correlate_gradients(
     start: int, stop: int, grads: Any, images: Any, taps: Any, no_tap: Any, steps: Any, no_steps: Any, grid: Any,
     channel_block: int, block: int, chunk: int, scratch_size: int, out: Any,
 ) -> None:  # fmt: skip
-    """Add up the products of the output's gradient and patches; each chunk of positions has a part of `out`."""
+    """Set `out` to sums of products of the output's gradient and patches, in a part for each chunk of positions."""
     chunks, outputs, channels, tap_count = out.shape[0], out.shape[2], out.shape[3], out.shape[4]
     positions = images.shape[0] * grid[0] * grid[1]
     channel_blocks = (channels + channel_block - 1) // channel_block
@@ -199,7 +210,8 @@ def _correlate_gradients(
     patches = np.empty((channel_block * tap_count, block), images.dtype)
     scratch = np.empty(scratch_size, images.dtype)
     for task in range(start, stop):
-        # This names the array within the loop: Numba frees an array after its last use, which an address is not.
+        # Using the array within the loop keeps it alive. Numba frees an array after its last use, even if its address
+        # is used later.
         workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
         group, rest = task // (chunks * channel_blocks), task % (chunks * channel_blocks)
         part, channel = rest // channel_blocks, rest % channel_blocks * channel_block
@@ -220,7 +232,7 @@ def _correlate_gradients(
             )  # fmt: skip
 
 
-# --- One channel a group: there is no sum over channels, and no matrix product ---------------------------------------
+# --- One channel per group: there is no sum over channels, and no matrix product -------------------------------------
 
 
 @jit
@@ -305,7 +317,7 @@ def _depthwise_weight(start: int, stop: int, grads: Any, images: Any, taps: Any,
 
 
 def _taps(windows: Windows) -> np.ndarray:
-    """Return the offset of each element of a window from the window's position, as (element, 2)."""
+    """Return the offset (down, across) of each element of a window from the window's position, as (element, 2)."""
     lines = [
         np.arange(size) * dilation - padding
         for size, dilation, padding in zip(windows.size, windows.dilation, windows.padding, strict=True)
@@ -314,7 +326,7 @@ def _taps(windows: Windows) -> np.ndarray:
 
 
 def _every(elements: list[int]) -> slice:
-    """Return the slice for evenly spaced indices. Copying a slice is several times as fast as an index with arrays."""
+    """Return the slice with the evenly spaced indices `elements`. Copying a slice is much faster than indexing."""
     step = elements[1] - elements[0] if len(elements) > 1 else 1
     return slice(elements[0], elements[-1] + 1, step) if elements else slice(0)
 
@@ -329,7 +341,7 @@ def _grain(work: int) -> int:
 
 
 def _split(positions: int, outputs: int, groups: int) -> tuple[int, int, int]:
-    """Return the rows and positions of a task's block of results, and the number of tasks."""
+    """Return the number of rows and of positions of a task's block of results, and the number of tasks."""
     blocks = max(1, -(-positions // _BLOCK_POSITIONS))
     block = round_up(-(-positions // blocks), 2 * VECTOR_BYTES // 4)
     blocks = -(-positions // block)
@@ -345,7 +357,7 @@ def _pair(values: Pair) -> np.ndarray:
 
 @on_device("conv")
 def conv(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Windows, groups: int) -> np.ndarray:
-    """Return, for each window and output channel, the sum of its elements times the weights, plus the bias.
+    """Return, for each window and output channel, the sum of the window's elements times the weights, plus the bias.
 
     Shapes: x (N, C, *image), weight (M, C / groups, *size), bias (M,), result (N, M, *grid). Any strides.
     """
@@ -390,7 +402,8 @@ def conv_input(
             np.ascontiguousarray(weight).reshape(groups, -1, len(taps)), shift, taps, _pair(windows.stride), out,
         )  # fmt: skip
         return out
-    # For each dimension and phase: the elements of windows that reach the image there, and how many windows away.
+    # For each dimension and phase: the elements of windows that fall on the phase's positions, and the offset of their
+    # window from the position's number in the phase.
     reach = [
         [
             [(t, (phase + padding - t * dilation) // stride) for t in range(size)
@@ -417,7 +430,7 @@ def _run(
     images: np.ndarray, weights: np.ndarray, bias: np.ndarray, taps_of: list[np.ndarray], phases: np.ndarray,
     in_steps: Pair, out_steps: Pair, grid: Pair, groups: int, out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Compute `out`. `weights` holds an array (groups, outputs, channels, taps) for each phase, one after the other."""
+    """Compute `out` by `_correlate`. `weights` holds an array (groups, outputs, channels, taps) per phase, in order."""
     images, out = _grouped(images, groups), _grouped(out, groups)
     counts = np.array([len(taps) for taps in taps_of])
     taps = np.zeros((len(taps_of), max(counts), 2), np.int64)

@@ -12,25 +12,25 @@ from spillgrad_kernels.layout import layout_of
 from spillgrad_kernels.threads.dispatch import parallel_for
 from spillgrad_kernels.tile_walk import locate, tile_walk
 
-# The side of a square tile of a copy: whole cache lines of both arrays.
+# The side of a square tile of a copy, in elements: whole cache lines of both arrays.
 _SIDE = 64
-# Bytes of a block of a dense copy, and how many blocks pay for another thread.
+# The bytes of a block of a dense copy, and the number of blocks that pays for another thread.
 _BLOCK = 1 << 15
 _GRAIN_BLOCKS = 2
-# A target of this size would push everything out of the caches, itself included. It is stored past them: 2**24 floats
-# take 2.7 ms, through the caches 3.7. A smaller target is read from the caches afterwards.
-# A thread asks for its next share by an atomic operation, which makes these stores visible to all threads.
+# A target of this size would push everything out of the caches, itself included. So it is stored past the caches: 2**24
+# floats take 2.7 ms, through the caches 3.7 ms. A smaller target stays in the caches for its next reader. A thread asks
+# for its next share by an atomic operation, which makes these stores visible to all threads.
 _STREAM_MIN_BYTES = 1 << 25
 _LINE = 64
 
-# Copies move elements as words of their size, whatever their dtype.
+# An element is copied as an unsigned integer of its size, whatever its dtype.
 _WORDS = {size: np.zeros(1, kind) for size, kind in {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.items()}
 _INT64 = np.zeros(1, np.int64)
 
 if DISABLE_JIT:
 
     def _stream_line(target: int, source: int) -> None:
-        """Copy a cache line past the caches. The target must be aligned to a line."""
+        """Copy a cache line between addresses, past the caches. `target` must be aligned to a line."""
         ctypes.memmove(int(target), int(source), _LINE)
 
 else:
@@ -45,13 +45,13 @@ else:
 
 @jit
 def _copy_dense(start: int, stop: int, source: int, target: int, nbytes: int, streamed: bool) -> None:
-    """Copy blocks of dense memory; `source` and `target` are the ids of the arrays."""
+    """Copy blocks `start` to `stop` of dense arrays; `source` and `target` are the ids of the arrays."""
     first, last = start * _BLOCK, min(stop * _BLOCK, nbytes)
     source, target = data_of(source), data_of(target)
     if not streamed:
         copy_bytes(target + first, source + first, last - first)
         return
-    # The target may begin anywhere. Each block copies the cache lines of the target that begin in it.
+    # The target may begin within a cache line. Each block copies those of the target's cache lines that begin in it.
     skewed = -target % _LINE
     if first == 0:
         copy_bytes(target, source, min(skewed, last))
@@ -82,7 +82,7 @@ def _copy_tiles(start: int, stop: int, loops: Any, source: int, target: int, lik
 
 
 def copy(source: np.ndarray, target: np.ndarray) -> None:
-    """Copy an array into another of its shape and dtype, both of any strides, in tiles that stay in the cache.
+    """Copy `source` into `target`, of its shape and dtype, both of any strides, in tiles that stay in the cache.
 
     The arrays must not overlap.
     """

@@ -1,8 +1,8 @@
 """Elementwise loops for the CPU, for dense, strided, broadcast and scalar operands and for several results.
 
 A loop walks over the operands' common shape in tiles of rows, along the dimension in which most arrays are dense, so
-that LLVM vectorises it. An array whose rows still have gaps, such as one transposed operand among others, is copied to
-dense memory before or after.
+that LLVM vectorises it. If the rows of an array still have gaps, as in one transposed operand among others, an operand
+is copied to dense memory before the loop, and a result is copied from dense memory after it.
 """
 
 import functools
@@ -27,10 +27,11 @@ from spillgrad_kernels.tile_walk import locate, tile_walk
 
 
 def _source(body: Trace, pattern: str, dtypes: Sequence[np.dtype[Any]]) -> str:
-    """Return the Python code of the loop that computes `body` over a tile; `dtypes` are of operands and results.
+    """Return the Python code of the loop that computes `body` over a tile.
 
-    `pattern` has a letter for each operand: "v" if it moves along a row, "s" if it does not. The loop gets the address
-    of int64 words: each array's address in the tile, the tile's rows and columns, each array's bytes from row to row.
+    `dtypes` are the dtypes of operands and results. `pattern` has a letter for each operand: "v" if its elements vary
+    along a row, "s" if a row has one value. The loop's argument is the address of int64 words: each array's address in
+    the tile, the tile's numbers of rows and columns, and each array's row stride in bytes.
     """
     arrays = len(dtypes)
     results = list(zip(range(len(pattern), arrays), body.results, strict=True))
@@ -84,10 +85,10 @@ def build(body: Trace, name: str, pattern: str, dtypes: tuple[np.dtype[Any], ...
 
 @functools.cache
 def _walker(arrays: int) -> Kernel:
-    """Return the kernel that walks over the tiles of so many arrays, and calls the loop of any formula for each tile.
+    """Return the kernel that walks over the tiles of `arrays` arrays, and calls the loop of any formula for each tile.
 
-    It takes the address of `CallPlan.words` and the arrays' ids. So only the loop over a tile is compiled for each
-    formula, in 80 ms. Compiling the walk with it would take 320 ms.
+    The kernel takes a range of tiles, the address `CallPlan.words`, and the arrays' ids. Since it calls the loop by its
+    address, only the loop is compiled for each formula, in 80 ms. Compiling walk and loop together would take 320 ms.
     """
     ids = [f"a{i}" for i in range(arrays)]
     source = "\n".join([
@@ -111,7 +112,7 @@ def _walker(arrays: int) -> Kernel:
     return jit(namespace["walk"], name=f"elementwise.{arrays}")
 
 
-# The names that a loop may use besides the functions of formulas.
+# The names that a loop's code may use besides the functions that formulas may call.
 _NAMES = {
     "__name__": __name__, "row_at": row_at, "element": element, "set_element": set_element,
     **{kind.__name__: kind for kind in CONVERSIONS.values()},
@@ -124,7 +125,8 @@ _trace: Callable[[Formula, Any], Trace] = functools.cache(trace)
 class CallPlan(NamedTuple):
     """The prepared kernel for calls with the same layouts.
 
-    `copied` lists the arrays that are copied to dense memory, each with the order of the copy's dimensions.
+    `copied` lists the arrays that are copied to or from dense memory: pairs of an array's index and the order of the
+    copy's dimensions.
     """
 
     kernel: Kernel
@@ -132,18 +134,18 @@ class CallPlan(NamedTuple):
     grain: int
     words: int  # the address of numbers that the kernel reads: the loop's address, the dimensions, `TileWalk.loops`
     shape: Shape
-    results: tuple[tuple[Callable[[Shape, Any], np.ndarray], Any], ...]  # for each, how to allocate it, and its dtype
+    results: tuple[tuple[Callable[[Shape, Any], np.ndarray], Any], ...]  # each result's allocator and dtype
     copied: tuple[tuple[int, Shape], ...]
     arrays: int
     kept: np.ndarray  # holds the memory at `words`
 
     @property
     def code(self) -> Kernel:
-        """The kernel as a function of a range, `words` and the ids of arrays."""
+        """The kernel as a function of start, stop, `words` and the arrays' ids, without type checks."""
         return entry_point(self.kernel, 3 + self.arrays)
 
     def run(self, operands: Sequence[np.ndarray], outs: tuple[np.ndarray, ...] = ()) -> tuple[np.ndarray, ...]:
-        """Compute the results into `outs`, or into fresh memory; return them."""
+        """Compute the results into `outs`, or by default into new arrays; return the arrays of the results."""
         kernel, tiles, grain, words, shape, results, copied, _, _ = self
         if not outs:
             outs = tuple([allocate(shape, dtype) for allocate, dtype in results])
@@ -172,12 +174,12 @@ def prepare(
     formula: Formula | Trace, name: str, dtypes: tuple[Any, ...], operands: tuple[Layout, ...],
     outs: tuple[Layout, ...] = (),
 ) -> CallPlan:  # fmt: skip
-    """Return the plan of a formula, or of a trace with several results, over operands of these layouts.
+    """Return the plan for computing a formula, or a trace with several results, over operands of these layouts.
 
-    Raises ValueError where shapes do not broadcast together, or not to the shapes of `outs`.
+    Raises ValueError if the shapes of the operands do not broadcast together, or not to the shapes of `outs`.
     """
     foreign = [layout.dtype for layout in (*operands, *outs) if not layout.dtype.isnative]
-    if foreign:  # kernels tell dtypes by names, which do not show the byte order
+    if foreign:  # kernels identify a dtype by its name, which does not show the byte order
         raise TypeError(f"{name}: got {foreign[0]!r}; convert the array to this machine's byte order")
     shape = np.broadcast_shapes(*[layout.shape for layout in operands])
     for out in outs:
@@ -208,7 +210,7 @@ def prepare(
 
 
 def _own_order(order: Shape, ndim: int, own_ndim: int) -> Shape:
-    """Return the order in memory of the dimensions of an array that broadcasts to `ndim` dimensions."""
+    """Return the `order` of `ndim` dimensions without the dimensions that an array of `own_ndim` dimensions lacks."""
     lead = ndim - own_ndim
     return tuple([d - lead for d in order if d >= lead])
 
@@ -218,12 +220,12 @@ def compute(
     formula: Formula | Trace, name: str, operands: Sequence[np.ndarray], dtypes: tuple[Any, ...],
     outs: tuple[np.ndarray, ...] = (),
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
-    """Compute a formula, or a trace with several results, over broadcast operands into fresh memory or into `outs`.
+    """Compute a formula, or a trace with several results, over broadcast operands into new arrays or into `outs`.
 
-    Shapes: operands broadcast together to the shape of each of `outs`, which may have any strides. One of `outs` may be
-    an operand itself; it must not overlap an operand otherwise. Raises ValueError where shapes do not fit.
+    Shapes: the operands broadcast together to the shape of each of `outs`, which may have any strides. One of `outs`
+    may be an operand itself; otherwise `outs` must not overlap operands. Raises ValueError if shapes do not fit.
     """
-    operands = [np.asarray(a) for a in operands]  # a NumPy scalar has the attributes of an array, but no memory
+    operands = [np.asarray(a) for a in operands]  # a NumPy scalar has the attributes of an array, but no address
     call = prepare(formula, name, dtypes, tuple(map(layout_of, operands)), tuple(map(layout_of, outs)))
     return call.run(operands, outs)
 
@@ -232,9 +234,9 @@ def compute(
 def elementwise(
     formula: Formula, name: str, operands: Sequence[np.ndarray], dtype: Any, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Compute `formula` over broadcast operands into fresh memory of `dtype`, or into `out` (see `compute`).
+    """Compute `formula` over broadcast operands into a new array of `dtype`, or into `out` (see `compute`).
 
-    Constants in the formula take the dtype of the first floating operand. Half-precision operands and results are bit
-    patterns in memory, and float32 in the loop.
+    Constants in the formula take the dtype of the first floating operand. Half-precision operands and results are
+    uint16 bits in memory, and float32 in the loop.
     """
     return compute(formula, name, operands, (dtype,), () if out is None else (out,))[0]

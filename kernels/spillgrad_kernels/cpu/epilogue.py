@@ -1,8 +1,8 @@
 """Epilogues: formulas that are applied to each block of a product while it is still in the cache.
 
-An epilogue is a formula (see `formula.py`) of the product and, with a second parameter, of another matrix, such as
-`lambda product, other: other + gelu(product)`. Kernels call it by its address, so that the product is compiled once for
-all epilogues.
+An epilogue is a formula (see `formula.py`) of the product and, if it has a second parameter, of another matrix, such as
+`lambda product, other: other + gelu(product)`. Kernels call an epilogue by its address, so that the product is compiled
+once for all epilogues.
 """
 
 import functools
@@ -17,14 +17,14 @@ from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, trace
 
 NO_EPILOGUE = 0
 
-# For a block of `rows` x `columns` elements: the addresses of product, other and result, and the bytes between the rows
-# of each.
+# For a block of `rows` x `columns` elements: the addresses of product, other and result, and the row stride in bytes of
+# each.
 _PARAMETERS = ("rows", "columns", "product", "product_row", "other", "other_row", "result", "result_row")
 
 
 @functools.cache
 def _function(formula: Formula, name: str, dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel of a formula with `_PARAMETERS`."""
+    """Return the kernel, with `_PARAMETERS`, that applies `formula` to a block of a product."""
     body = trace(formula, dtype.type)
     inputs = dict(zip(("product", "other"), body.inputs, strict=False))
     lines = [
@@ -44,5 +44,8 @@ def _function(formula: Formula, name: str, dtype: np.dtype[Any]) -> Kernel:
 
 @functools.cache
 def epilogue(formula: Formula, name: str, dtype: np.dtype[Any]) -> int:
-    """Return the address of a formula's machine code for products of `dtype`, float32 or float64; it stays valid."""
+    """Return the address of the machine code that applies `formula` to products of `dtype`, float32 or float64.
+
+    The address stays valid.
+    """
     return code_address(_function(formula, name, dtype), len(_PARAMETERS))

@@ -1,7 +1,7 @@
-"""Rows and elements at integer indices, and sums into them.
+"""Rows and elements at integer indices, and sums into such rows and elements.
 
-Threads share the columns or rows of a sum, never its indices: one thread adds up each element, in the order of the
-indices. So repeated indices need no atomic operations, and results do not depend on the number of threads.
+Threads divide the columns or rows of a sum, never its indices: each element is added up by one thread, in the order of
+the indices. So repeated indices need no atomic operations, and results do not depend on the number of threads.
 """
 
 import math
@@ -15,9 +15,9 @@ from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.indexing import reachable_part, require_source
 from spillgrad_kernels.threads.dispatch import grain_of, parallel_for
 
-# Columns that a unit of work adds up: whole cache lines, so that two threads never write to the same line.
+# The columns of a unit of work: whole cache lines, so that two threads never write to the same line.
 _BLOCK_COLUMNS = 64
-# Positions along the indexed dimension that a unit of work gathers.
+# The number of positions along the indexed dimension that a unit of work gathers.
 _BLOCK_POSITIONS = 256
 
 
@@ -53,7 +53,7 @@ def _scatter_add(start: int, stop: int, out: Any, index: Any, source: Any) -> No
 
 @jit
 def _add_rows(start: int, stop: int, base: Any, out: Any, index: Any, values: Any) -> None:
-    # Each share searches all indices for its own rows. That costs less than sorting them.
+    # Each share searches all indices for its own rows. Searching costs less than sorting the indices.
     if base.size == 0:
         out[start:stop] = 0
     for r in range(start, min(stop, base.shape[0])):
@@ -74,7 +74,7 @@ def _add_elements(out: Any, index: Any, values: Any) -> None:
 
 
 def _checked(who: str, index: np.ndarray, size: int) -> np.ndarray:
-    """Return `index` as contiguous int64. Raises IndexError, which names the first element outside [0, size)."""
+    """Return `index` as contiguous int64. Raises IndexError, with the first element outside [0, `size`), if any."""
     index = np.asarray(index, np.int64, order="C")
     if index.size and (index.min() < 0 or index.max() >= size):
         wrong = index[(index < 0) | (index >= size)][0]
@@ -99,7 +99,7 @@ def embedding(weight: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 @on_device("indexing")
 def embedding_backward(grad: np.ndarray, index: np.ndarray, rows: int) -> np.ndarray:
-    """Return the gradient of `embedding` by its weight of `rows` rows.
+    """Return the gradient of `embedding` by its weight, which has `rows` rows.
 
     Shapes: grad index.shape + (D,), result (rows, D). Raises IndexError for an index outside [0, rows).
     """
@@ -109,7 +109,7 @@ def embedding_backward(grad: np.ndarray, index: np.ndarray, rows: int) -> np.nda
 
 @on_device("indexing")
 def index_add(a: np.ndarray, index: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the rows of `a` plus the rows of `values` at `index`; repeated indices add up.
+    """Return a copy of `a` in which row i of `values` is added to row index[i]; repeated indices add up.
 
     Shapes: a (V, D), index (n,), values (n, D), result (V, D). Raises IndexError for an index outside [0, V).
     """
@@ -118,7 +118,7 @@ def index_add(a: np.ndarray, index: np.ndarray, values: np.ndarray) -> np.ndarra
 
 
 def _sum_rows(base: np.ndarray, index: np.ndarray, values: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Set `out` to `base`, or to zeros if that is empty; then add row i of `values` to row index[i], for i in order."""
+    """Set `out` to `base`, or to 0 if `base` is empty; then add row i of `values` to row index[i], for i in order."""
     count, width = out.shape
     rows = np.ascontiguousarray(values, out.dtype).reshape(index.size, width)
     grain = grain_of(width * (count + index.size) // max(count, 1))
@@ -140,14 +140,16 @@ def index_add_flat(out: np.ndarray, index: np.ndarray, values: np.ndarray) -> No
 
 
 def _around(axis: int, a: np.ndarray) -> np.ndarray:
-    """Return `a` contiguous, viewed as (outer, n, inner) with `axis` in the middle."""
+    """Return `a`, made contiguous, as (outer, n, inner), where n is the size of dimension `axis`."""
     outer, inner = math.prod(a.shape[:axis]), math.prod(a.shape[axis + 1 :])
     return np.ascontiguousarray(a).reshape(outer, a.shape[axis], inner)
 
 
 @on_device("indexing")
 def gather(a: np.ndarray, axis: int, index: np.ndarray) -> np.ndarray:
-    """Return the elements of `a` at `index` along `axis`, at the index's own position in all other dimensions.
+    """Return, for each element of `index`, the element of `a` at that index along `axis`.
+
+    In all other dimensions, the element of `a` has the position of the element of `index`.
 
     Shapes: index as `a`, smaller or equal except along `axis`; result as index.
     Raises IndexError for an index outside the dimension, ValueError for shapes that do not fit.
@@ -165,7 +167,9 @@ def gather(a: np.ndarray, axis: int, index: np.ndarray) -> np.ndarray:
 
 @on_device("indexing")
 def scatter_add(a: np.ndarray, axis: int, index: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """Return `a` plus `source` added at `index` along `axis`, at the index's own position in all other dimensions.
+    """Return a copy of `a` to which elements of `source` are added, each at its index along `axis`.
+
+    In all other dimensions, an element is added at the position that it and its index have.
 
     Shapes: index as `a`, smaller or equal except along `axis`; source at least as large as index. Elements of source
     beyond the index are not used.

@@ -1,7 +1,7 @@
 """Cross entropy between rows of logits and class indices, forward and backward. It never holds the softmax.
 
-For logits that are a matrix product, `linear_cross_entropy` does not hold the logits either. It takes rows in blocks,
-and turns the logits of each block into their gradients in one bounded workspace.
+For logits that are a matrix product, `linear_cross_entropy` does not hold all logits either. It computes the logits of
+one block of rows at a time, and overwrites them by their gradients, in one bounded workspace.
 Source: Hsu et al. 2024, "Liger Kernel: Efficient Triton Kernels for LLM Training", section 3.2.
 """
 
@@ -22,7 +22,7 @@ from spillgrad_kernels.threads.dispatch import grain_of, parallel_for
 # Bytes of logits that the fused product and loss hold at once: 166 rows of 50257 classes. Twice as many rows are 5 %
 # faster, half as many 8 % slower: each block of rows reads the weight and updates its gradient once.
 _WORKSPACE_BYTES = 32 << 20
-# With fewer rows, the product would wait for memory, however many classes there are.
+# A product of fewer rows would wait for memory, however many classes there are.
 _MIN_BLOCK_ROWS = 48
 
 
@@ -36,7 +36,7 @@ def _cross_entropy(
     for i in range(start, stop):
         x, t = logits[i], target[i]
         largest = row_max(x)
-        # Subtracting an infinite maximum would give NaN. Without it, the sum is inf or 0, as the definition says.
+        # Subtracting an infinite maximum would give NaN. Without the subtraction, the sum is inf or 0, as it should be.
         shift = largest if abs(largest) < np.inf else x.dtype.type(0.0)
         log_total = shift + np.log(row_exponentials(x, shift))
         loss = 0.0
@@ -63,7 +63,7 @@ def _cross_entropy_backward(
         else:
             hard = (1.0 - smoothing) * weight[t]
             scale = dx.dtype.type(g * (hard + smoothing / classes * total_weight))
-            spread = g * uniform if smoothing != 0.0 else uniform  # 0 also for an infinite gradient
+            spread = g * uniform if smoothing != 0.0 else uniform  # g may be infinite
             for j in range(classes):
                 dx[j] = scale * exp(x[j] - log_total) - spread * weight[j]
             dx[t] -= g * hard
@@ -71,7 +71,7 @@ def _cross_entropy_backward(
 
 @jit(fastmath=REASSOCIATE)
 def _to_exponentials(x: Any, shift: Any) -> Any:
-    """Replace each logit x of a run by exp(x - shift); return the sum."""
+    """Replace each logit x, in place, by exp(x - `shift`); return the sum of the exponentials."""
     total = x.dtype.type(0.0)
     for j in range(x.size):
         x[j] = exp(x[j] - shift)
@@ -83,7 +83,7 @@ def _to_exponentials(x: Any, shift: Any) -> Any:
 def _logits_to_gradients(
     start: int, stop: int, logits: Any, target: Any, grad: Any, ignore_index: int, smoothing: float, losses: Any,
 ) -> None:  # fmt: skip
-    """Set each row's loss, and replace the row's logits by the gradient of grad[row] times the loss."""
+    """Set each row's loss, and replace the row's logits, in place, by the gradient of grad[row] * loss."""
     classes = logits.shape[1]
     uniform = smoothing / classes
     for i in range(start, stop):
@@ -104,7 +104,7 @@ def _logits_to_gradients(
                 loss += smoothing * log_total - uniform * plain_sum
             losses[i] = loss
             scale = x.dtype.type(g / total)
-            spread = x.dtype.type(g * uniform if smoothing != 0.0 else 0.0)  # 0 also for an infinite gradient
+            spread = x.dtype.type(g * uniform if smoothing != 0.0 else 0.0)  # g may be infinite
             for j in range(classes):
                 x[j] = x[j] * scale - spread
             x[t] -= x.dtype.type(g * (1.0 - smoothing))
@@ -155,7 +155,7 @@ def cross_entropy_backward(
     grad: np.ndarray, logits: np.ndarray, target: np.ndarray, lse: np.ndarray, ignore_index: int,
     label_smoothing: float = 0.0, weight: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Return the gradient of `cross_entropy` by the logits, given each row's gradient and the `lse` that it returned.
+    """Return the gradient of `cross_entropy` by the logits, given `grad` by the losses and `lse`, its second result.
 
     Shapes: grad (N,), logits (N, C), target int64 (N,), lse (N,), weight (C,).
     """
@@ -191,10 +191,10 @@ def linear_cross_entropy_with_gradients(
     grad: np.ndarray, a: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, target: np.ndarray,
     ignore_index: int, label_smoothing: float = 0.0, needs: tuple[bool, ...] = (True, True, True),
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray | None]:  # fmt: skip
-    """Return (losses, da, dweight, dbias) of `linear_cross_entropy`, given the gradient of each row's loss.
+    """Return (losses, da, dweight, dbias) of `linear_cross_entropy`, given `grad`, the gradient by each row's loss.
 
-    `needs` says which of the three gradients to compute; the others are None. Sums over rows and classes do not depend
-    on the number of threads.
+    `needs` says which of the three gradients to compute; a gradient that is not needed is None. Sums over rows and
+    classes do not depend on the number of threads.
     Shapes: grad and losses (N,), the others as in `linear_cross_entropy`.
     """
     target = _checked_target(target, weight.shape[0], ignore_index)

@@ -1,7 +1,7 @@
 """The matrix product for any strides and broadcast batches: its public functions, and the cut of a product.
 
-Most are cut into separate blocks, of which a thread packs what it needs; large ones are shared, tile by tile, and so is
-what is packed for them (see `product.py`).
+Most products are cut into separate blocks; a thread packs the operands of its own blocks. Threads share a large product
+tile by tile, and share its packed operands too (see `product.py`).
 """
 
 import functools
@@ -37,21 +37,23 @@ from spillgrad_kernels.tables.formula import Formula
 from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.threads.dispatch import Kernel, entry_point, get_num_threads, parallel_for
 
-# Separate blocks, and tiles of a shared product, per thread: enough to balance uneven cores.
+# The numbers of separate blocks, and of tiles of a shared product, per thread: enough to balance uneven cores.
 _BLOCKS_PER_THREAD = 4
 _TILES_PER_THREAD = 4
-# Columns that a shared product packs at once.
+# The number of columns that a shared product packs at once.
 _GROUP_COLUMNS = 256
-# Multiply-adds from which a product pays for all threads (about 20 microseconds of one thread), and from which it does
-# so among many products.
+# The fewest multiply-adds for which a product pays for all threads (about 20 microseconds of one thread), and the
+# fewest for which one of many products does.
 _SHARED_WORK = 1 << 20
 _LARGE_WORK = 1 << 24
-# Multiply-adds from which threads share packed panels. In a smaller product, each thread packs for blocks of its own.
+# The fewest multiply-adds for which threads share packed panels. In a smaller product, each thread packs its own
+# blocks.
 _PACKED_WORK = 1 << 27
-# Multiply-adds that pay for a share: about 2 microseconds. A matrix-vector product needs fewer, as it waits for memory.
+# The number of multiply-adds that pays for a share: about 2 microseconds. It is lower for a matrix-vector product,
+# which waits for memory.
 _GRAIN = 1 << 17
 _VECTOR_GRAIN = 1 << 14
-# The dtype in which products of numbers are added up; uint16 holds the bits of bfloat16.
+# For each dtype of operands, the dtype of sums of products; uint16 holds the bits of bfloat16.
 _SUMS: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype(np.float32): np.dtype(np.float32),
     np.dtype(np.float64): np.dtype(np.float64),
@@ -61,9 +63,10 @@ _SUMS: dict[np.dtype[Any], np.dtype[Any]] = {
 
 @on_device("matmul")
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accumulate: bool = False) -> np.ndarray:
-    """Return a @ b, written to `out` or, with `accumulate`, added to it. `out` must not overlap the operands.
+    """Return a @ b, written to `out` or, with `accumulate`, added to `out`, which must not overlap the operands.
 
-    All dtypes are float32, or all float64. Or a and b are uint16, the bits of bfloat16 numbers, and `out` is float32.
+    All dtypes are float32, or all are float64. Or `a` and `b` are uint16, the bits of bfloat16 numbers, and `out` is
+    float32.
     Shapes: a (..., M, K), b (..., K, N), out (..., M, N); batch dimensions broadcast. Any strides.
     Raises ValueError for shapes and TypeError for dtypes that do not fit.
     """
@@ -81,11 +84,11 @@ def linear(
     rows: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None, *, other: np.ndarray | None = None,
     formula: Formula | None = None, name: str = "", product: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Return formula(rows @ weight.T + bias, other). Each block is computed while its product is in the cache.
+    """Return formula(rows @ weight.T + bias, other), computing each block while its product is in the cache.
 
-    The formula, called `name` in code, may have one parameter. Without a formula, the product is returned. If
-    `product` is given, rows @ weight.T + bias is stored there. Dtypes are those of `matmul`; bias, other and product
-    have the dtype of its result.
+    `name` names the formula in generated code. If the formula has one parameter, `other` is not used. Without a
+    formula, the product plus bias is returned. If `product` is given, rows @ weight.T + bias is stored there. Dtypes
+    are the same as for `matmul`; `bias`, `other` and `product` have the dtype of the result.
     Shapes: rows (M, K), weight (N, K), bias (N,), other, product and result (M, N); `product` is C-contiguous.
     """
     dtype = _SUMS[rows.dtype]
@@ -96,7 +99,7 @@ def linear(
     call = prepare(layout_of(rows), layout_of(weight), None, get_num_threads(), (0, dtype.itemsize))
     if formula is None:
         return call.run(rows, weight, product, addend=bias)
-    if len(rows) <= TILE_ROWS or rows.shape[1] == 0:  # a small product may be swapped; of depth 0, no kernel runs
+    if len(rows) <= TILE_ROWS or rows.shape[1] == 0:  # a small product may be swapped; for depth 0, no kernel runs
         call.run(rows, weight, product, addend=bias)
         elementwise(formula, name, [product] if other is None else [product, other], dtype, result)
         return result
@@ -113,8 +116,8 @@ _SHARED = {dtype: shared_product(dtype) for dtype in _SEPARATE}
 class CallPlan(NamedTuple):
     """The prepared kernel for products of the same layouts, with the result's shape and dtype and the cut of products.
 
-    `code` computes a range of blocks. It takes the address of the geometry and the ids of A, B, the addend (0 for none)
-    and C. It is None where several threads should compute.
+    `code` computes a range of blocks on the calling thread. It takes start, stop, the address of the geometry, and the
+    ids of A, B, the addend (0 for no addend) and C. It is None if several threads should compute the product.
     """
 
     code: Kernel | None
@@ -123,14 +126,14 @@ class CallPlan(NamedTuple):
     dtype: np.dtype[Any]
     packed: np.dtype[Any]
     cut: "ProductCut"
-    products: int  # 0 where the result is empty or zero
+    products: int  # the number of products; 0 if the result is empty or K is 0
     geometry: np.ndarray
 
     def run(
         self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, addend: np.ndarray | None = None,
         extras: Extras = NO_EXTRAS,
     ) -> np.ndarray:  # fmt: skip
-        """Return the product plus `addend`, in `out` or in fresh memory. The addend may be `out`."""
+        """Return the product plus `addend`, in `out` or in a new array. `addend` may be `out`."""
         if out is None:
             out = self.allocate(self.shape, self.dtype)
         cut, geometry = self.cut, self.geometry
@@ -156,9 +159,9 @@ class CallPlan(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shape | None = None) -> CallPlan:
-    """Return the plan of a product of these layouts. `addend` holds the strides of an addend of C's shape.
+    """Return the plan of a product of these layouts. `addend` holds the strides, in bytes, of an addend of C's shape.
 
-    The addend's rows must be contiguous where C's are. Raises as `matmul`.
+    If the rows of C are contiguous, the rows of the addend must be contiguous too. Raises the errors of `matmul`.
     """
     batch, out = _checked(a, b, out)
     numbers, shape, dtype = a.dtype, out.shape, out.dtype
@@ -179,11 +182,11 @@ def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shap
     (_, a_col), (b_row, b_col), _, (out_row, out_col) = steps
     in_lines = (a_col == numbers.itemsize, b_row == numbers.itemsize)
     in_rows = b_col == out_col == dtype.itemsize
-    # A plan needs sizes of at least 1. C may have elements where A and B have none.
+    # A plan needs sizes of at least 1. C may have elements even if A and B have none.
     depth, products = max(1, -(-k * numbers.itemsize // packed.itemsize)), max(1, math.prod(batch))
     cut = _cut(max(1, m), max(1, n), depth, products, dtype.itemsize, threads, plain, in_lines, in_rows, b_row)
     head = (m, n, k, cut.rows, cut.columns, cut.scratch, cut.blocks, cut.phases)
-    lengths = [*itertools.chain(*steps), out_row, out_row]  # other and the result have the strides of C
+    lengths = [*itertools.chain(*steps), out_row, out_row]  # the last two are the epilogue's
     geometry = geometry_of(head, swapped, lengths, list(zip(batch, *in_batch, strict=True)))
     products = products if math.prod(shape) and k else 0
     direct = products and cut.phases == 0 and cut.blocks <= cut.grain
@@ -192,13 +195,13 @@ def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shap
 
 
 def _batch_strides(dims: int, layout: Layout) -> list[int]:
-    """Return the bytes between an operand's matrices in each dimension of the batch, to which it broadcasts."""
+    """Return an operand's stride, in bytes, in each of the `dims` dimensions of the batch; 0 where it is broadcast."""
     own = [0 if size == 1 else stride for size, stride in zip(layout.shape[:-2], layout.strides[:-2], strict=True)]
     return [*[0] * (dims - len(own)), *own]
 
 
 def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:
-    """Return the batch of a product, and the layout `out`, by default a dense one. Raises as `matmul`."""
+    """Return the batch shape of a product, and the layout `out`, which is dense by default. Raises as `matmul` does."""
     a_shape, b_shape, numbers, other = a.shape, b.shape, a.dtype, b.dtype
     if numbers != other or numbers not in _SUMS:
         raise TypeError(
@@ -222,17 +225,18 @@ def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:
 
 
 def _is_better_swapped(m: int, n: int, plain: bool, b_steps: Shape, out_steps: Shape, size: int) -> bool:
-    """Return whether to compute the transpose of C from B and A; `plain` as in `_cut`, elements have `size` bytes.
+    """Return whether to compute the transpose of C, from the transposes of B and A.
 
-    The kernel writes rows of C, which should be contiguous. A swap also pays for a few rows of A where B is contiguous
-    along the depth: as the left operand, B is read without packing.
+    The kernel writes rows of C, which should be contiguous. A swap also pays if A has few rows and B is contiguous
+    along the depth: as the left operand, B is read without packing. `plain` is explained in `_cut`. `b_steps` and
+    `out_steps` are the row stride and column stride of B and of C, in bytes; elements have `size` bytes.
     """
     thin = plain and 1 < m <= TILE_ROWS and m < n and b_steps[0] == size
     return n > 1 and (thin or out_steps[1] != size == out_steps[0])
 
 
 def _rows_are_regular(layout: Layout) -> bool:
-    """Return whether all dimensions but the last can be taken as one."""
+    """Return whether all dimensions but the last can be viewed as one dimension."""
     pairs = zip(layout.shape[1:-1], layout.strides[:-2], layout.strides[1:-1], strict=True)
     return all(outer == size * inner for size, outer, inner in pairs)
 
@@ -245,7 +249,7 @@ class ProductCut(NamedTuple):
     scratch: int  # elements of scratch memory, for a block or for the shared product
     blocks: int  # the number of blocks, or of threads of a shared product
     grain: int  # how many blocks a thread takes at once
-    phases: int = 0  # shared: see `product.py`
+    phases: int = 0  # of a shared product: see `product.py`
     words: int = 0
 
 
@@ -253,14 +257,16 @@ def _cut(
     m: int, n: int, k: int, products: int, itemsize: int, threads: int, plain: bool, in_lines: tuple[bool, bool],
     in_rows: bool, b_row: int,
 ) -> ProductCut:  # fmt: skip
-    """Cut products of depth k. `plain` means that elements are numbers, not pairs.
+    """Return the cut of `products` products of m x k and k x n matrices.
 
-    `in_lines` says of A and of B whether they are contiguous along the depth. `in_rows` says whether the rows of B and
-    of C are contiguous. Rows of B lie `b_row` bytes apart. A large operand beside a small one is read once, unpacked.
+    `plain` means that elements are numbers, not pairs. `in_lines` says, for A and for B, whether the operand is
+    contiguous along the depth. `in_rows` says whether the rows of B and of C are contiguous. Rows of B are `b_row`
+    bytes apart. If one operand is small, the other is read once, without packing.
     """
     rows, columns = m, n
     if m == 1 or n == 1:
-        # Memory is fastest in long runs. Where neighbours belong to different sums, each thread takes one long run.
+        # Memory is read fastest in long runs. If neighbours in memory belong to different sums, each thread takes one
+        # long run.
         shares = 4 * threads if in_lines[1 if m == 1 else 0] else threads
         length = round_up(max(_VECTOR_GRAIN // k, -(-max(m, n) * products // shares)), 16)
         rows, columns = min(m, length), min(n, length)
@@ -284,9 +290,10 @@ def _cut(
 
 
 def _blocks_of(m: int, n: int, itemsize: int, wanted: int) -> tuple[int, int]:
-    """Cut a product into at least `wanted` blocks of whole tiles, if it has so many; return their rows and columns.
+    """Return the numbers of rows and columns of a block, so that there are at least `wanted` blocks if possible.
 
-    Columns are cut first, because each of several blocks with the same columns would pack them.
+    Blocks hold whole tiles. Columns are cut first, because each of several blocks with the same columns would pack
+    these columns.
     """
     columns = min(round_up(-(-n // wanted), 2 * VECTOR_BYTES // itemsize), NARROW_BYTES // itemsize)
     rows = round_up(-(-m // -(-wanted // -(-n // columns))), TILE_ROWS)
@@ -315,6 +322,6 @@ def _shared_cut(m: int, n: int, k: int, itemsize: int, threads: int) -> ProductC
 
 
 def _even_part(size: int, largest: int, multiple: int) -> int:
-    """Cut `size` into as few parts of at most `largest` as possible; return their size, rounded up to `multiple`."""
+    """Return the size of even parts of `size`, as few as `largest` allows, rounded up to a multiple of `multiple`."""
     parts = -(-size // largest)
     return round_up(-(-size // parts), multiple)  # type: ignore[no-any-return]

@@ -1,7 +1,8 @@
-"""The inner loops of the matrix product, as LLVM vector code: its auto-vectoriser reaches under half their speed.
+"""The inner loops of the matrix product, as LLVM vector code: LLVM's auto-vectoriser reaches under half their speed.
 
-Memory is addressed by integers, so that one machine code serves every layout. `like` tells the dtype, as in
-`product_tile.py`. With `NUMBA_DISABLE_JIT=1`, plain NumPy functions take the place of LLVM's code.
+`a`, `b`, `c` and `addend` are addresses, so that one machine code serves every layout. `a_row`, `b_row`, `c_row` and
+`addend_row` are the bytes from row to row of these matrices, `a_col` the bytes from column to column of A. `like` tells
+the dtype, as in `product_tile.py`. With `NUMBA_DISABLE_JIT=1`, plain NumPy functions take the place of LLVM's code.
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
@@ -22,15 +23,18 @@ from spillgrad_kernels.cpu.product_tile import (
 from spillgrad_kernels.cpu.vector_instructions import Emitter, prefetch_line
 from spillgrad_kernels.jit.compile import DISABLE_JIT, cgutils, emitted, intrinsic, types
 
-# Rows of a strided A are read through this many pointers, each for rows at few distances. A pointer per row would need
-# too many registers.
+# Rows of a strided A are read through this many pointers; each serves several rows at fixed distances. A pointer per
+# row would need too many registers.
 _POINTERS = 2
 
 
 if DISABLE_JIT:
 
     def _numbers(array: np.ndarray) -> np.ndarray:
-        """Return pairs as their halves along the first axis, in float32; return other numbers unchanged."""
+        """Return an array of pairs as float32 numbers, the halves of a pair after each other along the first axis.
+
+        Return an array of other numbers unchanged.
+        """
         if array.dtype != BFLOAT16_PAIR:
             return array
         halves = np.stack([array << np.uint32(16), array & np.uint32(0xFFFF0000)], 1)
@@ -39,10 +43,9 @@ if DISABLE_JIT:
     def multiply_panels(
         like: np.ndarray, k: int, a: int, b: int, b_row: int, c: int, c_row: int, addend: int, addend_row: int
     ) -> None:
-        """Set a tile of C to the product of a packed panel of A and `k` rows of B, plus a tile at `addend` unless 0.
+        """Set a tile of C to the product of a packed panel of A and `k` rows of B, plus the tile at `addend`, if not 0.
 
-        Rows of B, C and the addend lie `b_row`, `c_row` and `addend_row` bytes apart. An element of C is a chain of
-        multiply-adds in the order of k, and one addition.
+        An element of C is a chain of multiply-adds in the order of k, then one addition of the addend.
         """
         columns = tile_columns(like)
         rows = _numbers(np.stack([array_at(like, b + i * b_row, columns) for i in range(k)]))
@@ -57,9 +60,10 @@ if DISABLE_JIT:
         like: np.ndarray, rows: int, columns: int, k: int, a: int, a_row: int, a_col: int, b: int, b_row: int,
         c: int, c_row: int, addend: int, addend_row: int,
     ) -> None:  # fmt: skip
-        """Do as `multiply_panels` for at most one tile, without packing A and B. Only rows of A may have gaps.
+        """Set `rows` x `columns` elements of C, at most a tile, as `multiply_panels` does, without packing A and B.
 
-        `rows` and `columns` are at least 1. Sums equal those of `multiply_panels` to the bit.
+        `rows` and `columns` are at least 1. Only rows of A may have gaps. Sums equal those of `multiply_panels` to the
+        bit.
         """
         for i in range(rows):
             total = np.zeros(columns, like.dtype)
@@ -73,7 +77,7 @@ if DISABLE_JIT:
         like: np.ndarray, k: int, a: int, a_row: int, a_col: int, b: int, b_row: int, c: int, c_row: int,
         addend: int, addend_row: int,
     ) -> None:  # fmt: skip
-        """Do as `multiply_panels` for an A of any strides, without packing it."""
+        """Set a tile of C as `multiply_panels` does, for an A of any strides, without packing A."""
         columns = tile_columns(like)
         multiply_in_place(like, TILE_ROWS, columns, k, a, a_row, a_col, b, b_row, c, c_row, addend, addend_row)
 
@@ -81,13 +85,14 @@ if DISABLE_JIT:
         """Load the cache line at `address` into the cache; the address need not be valid."""
 
     def copy_tile_line(like: np.ndarray, width: int, source: int, target: int) -> None:
-        """Copy `width` consecutive elements; `width` is the number of rows or of columns of a tile."""
+        """Copy `width` elements from address to address; `width` is the number of rows or of columns of a tile."""
         array_at(like, target, width)[:] = array_at(like, source, width)
 
     def transpose_block(like: np.ndarray, source: int, stride: int, rows: int, target: int, width: int) -> None:
-        """Transpose `rows` vectors, `stride` bytes apart, into columns `width` elements apart, filled up with zeros.
+        """Transpose `rows` vectors, `stride` bytes apart at address `source`, into columns at address `target`.
 
-        Columns are stored in ascending order, each as a full vector. If that exceeds `width`, the next overwrites it.
+        Columns are `width` elements apart, and are stored in ascending order, each as a full vector, padded with zeros.
+        Where a vector exceeds `width`, the next column overwrites it.
         """
         lanes = VECTOR_BYTES // like.itemsize
         block = np.zeros((lanes, lanes), like.dtype)
@@ -107,7 +112,7 @@ else:
             _, k, a, b, b_row, c, c_row, addend, addend_row = arguments
             emit = Emitter(builder, like.dtype)
             integer = k.type
-            # The tile of C is needed only at the end. Meanwhile it is loaded into the cache.
+            # The tile of C is needed only at the end. Until then, it is loaded into the cache.
             for i in range(TILE_ROWS):
                 row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
                 prefetch_line(builder, row, to_write=True)
@@ -158,8 +163,8 @@ else:
             adds = cgutils.is_not_null(builder, addend)
 
             def multiply(tile_rows: int, vectors: int) -> None:
-                """Write the code for at most `tile_rows` rows and `vectors` vectors."""
-                # In place of missing rows, the last one is computed again and not stored.
+                """Emit the code for a tile of at most `tile_rows` rows and `vectors` vectors."""
+                # In place of missing rows, the last row is computed again and not stored.
                 last = builder.sub(rows, ir.Constant(integer, 1))
                 present = [builder.icmp_signed("<", ir.Constant(integer, i), rows) for i in range(tile_rows)]
                 nearest = [builder.select(flag, ir.Constant(integer, i), last) for i, flag in enumerate(present)]
@@ -168,7 +173,7 @@ else:
                 masks = [emit.first_lanes(count) for count in counts]
 
                 def b_at(pb: Any, j: int) -> Any:
-                    # The next tile begins beside this one. Where rows are long, no hardware prefetcher foresees that.
+                    # The next tile begins beside this tile. If rows are long, no hardware prefetcher foresees this.
                     prefetch_line(builder, emit.shifted(pb, (j + vectors) * emit.lanes), to_write=False)
                     return emit.load_some(emit.shifted(pb, j * emit.lanes), masks[j])
 
@@ -186,7 +191,7 @@ else:
                             emit.store_some(total, emit.shifted(row, j * emit.lanes), masks[j])
 
             def multiply_lower(heights: list[int]) -> None:
-                """Write the code that chooses the lowest tile with enough rows."""
+                """Emit the code that chooses the lowest of the tile `heights` with enough rows."""
                 is_narrow = builder.icmp_signed("<=", columns, ir.Constant(integer, emit.lanes))
                 if len(heights) > 1:
                     is_low = builder.icmp_signed("<=", rows, ir.Constant(integer, heights[0]))

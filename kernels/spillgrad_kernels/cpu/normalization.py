@@ -17,23 +17,25 @@ from spillgrad_kernels.tables.reductions import larger_number
 from spillgrad_kernels.tables.scalar_math import normal_exp
 from spillgrad_kernels.threads.dispatch import GRAIN_ELEMENTS, grain_of, parallel_for
 
-# A tile to transpose. Rows a power of two apart share a set of the cache; so few of them fit it.
+# The size of a tile to transpose. Rows that are a power of two apart share a set of the cache, which holds few of them.
 _TILE_ROWS, _TILE_COLUMNS = 8, 16
-# Partial sums of parameters' gradients per call: units of work for many cores, which are still added up quickly.
+# The most partial sums of parameters' gradients per call: enough units of work for many cores, and few enough to add up
+# quickly.
 _MAX_PARTIALS = 64
 _MIN_ROWS_PER_PARTIAL = 16
-# Where in a page partial sums begin, for each parameter. Processors first compare a load with earlier stores by the low
-# 12 bits of their addresses. Rows that fill pages begin at 0. If sums did too, loads would wait up to half the time.
+# The offsets in a page at which partial sums begin, for each parameter. Processors first compare a load with earlier
+# stores by the low 12 bits of their addresses. Rows that fill pages begin at offset 0. If partial sums began there too,
+# loads would wait up to half the time.
 _PAGE_BYTES, _WEIGHT_OFFSET_BYTES, _BIAS_OFFSET_BYTES = 4096, 1344, 2688
 
 
-# Inlined into the kernel: rows are so short that calls would take time.
+# Functions that are inlined into the kernel: rows are so short that calls would take time.
 _inlined = register_jitable(error_model="numpy", fastmath=REASSOCIATE, forceinline=True)
 
 
 @_inlined
 def _largest_number(row: Any) -> Any:
-    """Return the largest value of a row. If the row holds NaN, any value does: the sum of exponentials is NaN."""
+    """Return the largest value of a row, or any value if the row holds NaN: its sum of exponentials is NaN anyway."""
     largest = row.dtype.type(-np.inf)
     for j in range(row.size):
         largest = larger_number(largest, row[j])
@@ -51,7 +53,7 @@ def _run_exponentials(x: Any, shift: Any, out: Any) -> Any:
 
 @_inlined
 def _row_exponentials(x: Any, shift: Any, out: Any) -> Any:
-    """Write exp(x - shift) for each x of a row; return their sum."""
+    """Write exp(x - `shift`) to `out` for each element of the row `x`; return the sum of the exponentials."""
     total = np.float64(0.0)
     for j in range(0, x.size, RUN):
         total += _run_exponentials(x[j : j + RUN], shift, out[j : j + RUN])
@@ -104,7 +106,7 @@ def _log_softmax_backward(start: int, stop: int, grad: Any, result: Any, out: An
 
 @jit
 def _swap(start: int, stop: int, a: Any, out: Any, n: int, inner: int) -> None:
-    """Transpose matrices of n rows and `inner` columns, in tiles that fit the first-level cache."""
+    """Transpose the matrices of `a`, n rows by `inner` columns, into `out`, in tiles that fit the first-level cache."""
     strips = (inner + _TILE_COLUMNS - 1) // _TILE_COLUMNS
     for unit in range(start, stop):
         matrix, column = unit // strips * n * inner, unit % strips * _TILE_COLUMNS
@@ -118,7 +120,7 @@ def _swap(start: int, stop: int, a: Any, out: Any, n: int, inner: int) -> None:
 
 
 def _swapped(a: np.ndarray, outer: int, n: int, inner: int) -> np.ndarray:
-    """Return an (outer, n, inner) array as contiguous rows, of shape (outer * inner, n)."""
+    """Return a copy of an (outer, n, inner) array as contiguous rows along n, of shape (outer * inner, n)."""
     out = buffers.empty((outer * inner, n), a.dtype)
     grain = -(-GRAIN_ELEMENTS // max(n * _TILE_COLUMNS, 1))
     strips = outer * -(-inner // _TILE_COLUMNS)
@@ -132,7 +134,7 @@ def _row_by_row(kernel: Any, axis: int, *operands: np.ndarray) -> np.ndarray:
     outer, n, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     if inner == 1:
         rows = [np.ascontiguousarray(operand).reshape(outer, n) for operand in operands]
-    else:  # NumPy's copy of a transposed array takes ten times as long as this kernel
+    else:  # NumPy's copy of a transposed array takes ten times as long as `_swap`
         rows = [_swapped(operand, outer, n, inner) for operand in operands]
     out = buffers.empty((outer * inner, n), operands[0].dtype)
     parallel_for(kernel, out.shape[0], grain_of(n), *rows, out)
@@ -175,7 +177,7 @@ def _run_weighted_sums(g: Any, x: Any, w: Any, centre: Any) -> Any:
 
 @jit
 def _weighted_sums(g: Any, x: Any, w: Any, centre: Any) -> Any:
-    """Return sum(g w) and sum(g w (x - centre))."""
+    """Return sum(g * w) and sum(g * w * (x - centre)) over a row."""
     plain, centred = np.float64(0.0), np.float64(0.0)
     for j in range(0, g.size, RUN):
         run = _run_weighted_sums(g[j : j + RUN], x[j : j + RUN], w[j : j + RUN], centre)
@@ -258,7 +260,7 @@ def _rms_norm_backward(
 
 
 def _parameter(value: np.ndarray | None, n: int, dtype: Any, default: float) -> np.ndarray:
-    """Return a weight or bias as n contiguous numbers, by default `default`."""
+    """Return a weight or bias as n contiguous numbers; if `value` is None, n times `default`."""
     return np.full(n, default, dtype) if value is None else np.ascontiguousarray(value).reshape(n)
 
 
@@ -267,12 +269,15 @@ def _normalized_rows(a: np.ndarray, n: int) -> np.ndarray:
 
 
 def _rows_per_partial(rows: int) -> int:
-    """Return the rows of a partial sum. If their number depended on the threads, sums would too."""
+    """Return the number of rows of a partial sum. If it depended on the number of threads, sums would too."""
     return max(_MIN_ROWS_PER_PARTIAL, -(-rows // _MAX_PARTIALS))
 
 
 def _partial_sums(partials: int, n: int, dtype: Any, offset_bytes: int) -> np.ndarray:
-    """Return rows for sums of n numbers. Each begins at an offset into a page, and the rest of its pages is unused."""
+    """Return `partials` uninitialised rows for sums of n numbers, each beginning `offset_bytes` into a page.
+
+    The rest of a row's pages is unused, so rows are longer than n.
+    """
     page, offset = _PAGE_BYTES // dtype.itemsize, offset_bytes // dtype.itemsize
     pitch = -(-n // page) * page
     return buffers.empty((partials * pitch + page,), dtype)[offset : offset + partials * pitch].reshape(partials, pitch)

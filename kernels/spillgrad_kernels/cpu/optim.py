@@ -16,14 +16,17 @@ from spillgrad_kernels.threads.dispatch import Kernel, parallel_for
 
 __all__ = ["adam", "adamw", "lion", "run", "scaled", "sgd", "sums_of_squares"]
 
-# Elements of a unit of work. They fill whole vectors, so that only the last unit has a remainder.
+# The elements of a unit of work. They fill whole vectors, so that only the last unit has a remainder.
 _CHUNK = 4096
-# Elements that pay for another thread: 3 to 6 microseconds of work.
+# The number of elements that pays for another thread: 3 to 6 microseconds of work.
 _GRAIN = 2 * _CHUNK
 
 
 def _loop(formula: Formula, states: int) -> Any:
-    """Return the compiled loop of a formula with so many states over parts of four arrays; it reads those it needs."""
+    """Return the compiled loop that applies a formula with `states` states, in place, to parts of four arrays.
+
+    The arrays are the parameter, its gradient and two states. The loop does not read a state that the formula lacks.
+    """
     arrays = ["param", "grad", "state0", "state1"]
     operands = [f"{array}[j]" for array in arrays[: 2 + states]]
     numbers = [f"n{i}" for i in range(len(parameters(formula)) - len(operands))]
@@ -40,9 +43,10 @@ def _loop(formula: Formula, states: int) -> Any:
 
 @functools.cache
 def _over_arrays(formula: Formula, states: int) -> Kernel:
-    """Return the kernel that applies a formula with so many states to chunks of many parameters.
+    """Return the kernel that applies a formula with `states` states to chunks of many parameters, in place.
 
-    A row of `table` holds a parameter's first chunk, its size, and the ids of four arrays.
+    The kernel's argument `table` has a row for each parameter: the number of its first chunk, its size in elements, and
+    the ids of its four arrays (see `_loop`).
     """
     loop = _loop(formula, states)
 
@@ -67,7 +71,7 @@ def _over_arrays(formula: Formula, states: int) -> Kernel:
 
 @on_device("optim")
 def run(updates: Iterable[Update]) -> None:
-    """Update all parameters, in one launch for each formula and dtype."""
+    """Update the arrays of all `updates` in place, in one launch for each formula and dtype."""
     groups: dict[tuple[Formula, Any], list[Update]] = {}
     elsewhere = []
     for update in updates:
@@ -78,7 +82,7 @@ def run(updates: Iterable[Update]) -> None:
     for (formula, dtype), group in groups.items():
         rows, chunks, elements = [], 0, 0
         for _, param, grad, state, _ in group:
-            # In place of a state that the formula lacks, its loop gets the gradient, and does not read it.
+            # In place of a state that the formula lacks, the loop gets the gradient, and does not read it as a state.
             first, second = (*state, grad, grad)[:2]
             rows.append((chunks, param.size, id(param), id(grad), id(first), id(second)))
             chunks += -(-param.size // _CHUNK)

@@ -1,8 +1,8 @@
 """Packing: copies of a matrix's blocks as panels, in which the numbers that are multiplied together are neighbours.
 
-A panel holds the rows of A or the columns of B that a tile of C needs, over the depth of a block. `like` is an array of
-the panels' dtype: float32, float64, or `BFLOAT16_PAIR` for two neighbours along the depth, whose products the
-micro-kernel adds up in float32.
+A panel holds the rows of A or the columns of B that a tile of C needs, over the depth of a block. Below, rows of A and
+columns of B are both called lines. `like` is an array of the panels' dtype: float32, float64, or `BFLOAT16_PAIR`, which
+holds two neighbours along the depth, whose products the micro-kernel adds up in float32.
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
@@ -15,7 +15,7 @@ from spillgrad_kernels.cpu.pointers import array_at
 from spillgrad_kernels.cpu.product_tile import BFLOAT16_PAIR, HALVES, VECTOR_BYTES, is_pair
 from spillgrad_kernels.jit.compile import jit, overload
 
-# Panels that are packed together where lines are neighbours in memory.
+# The number of panels that are packed together if lines are neighbours in memory.
 _PANEL_RUN = 8
 
 
@@ -23,14 +23,16 @@ _PANEL_RUN = 8
 def pack(
     like: np.ndarray, width: int, source: int, across: int, along: int, count: int, depth: int, target: int
 ) -> None:
-    """Copy `count` lines of `depth` elements into panels of `width` lines, where elements of one depth are neighbours.
+    """Copy `count` lines of `depth` elements at address `source` into panels of `width` lines at address `target`.
 
-    Lines lie `across` bytes apart, elements of a line `along` bytes. The last panel is filled up with zeros.
+    In a panel, the elements of all lines at the same depth are neighbours. In memory, lines are `across` bytes apart,
+    and the elements of a line `along` bytes. The last panel is filled up with zeros.
     """
     size = like.itemsize
     lanes = VECTOR_BYTES // size
     whole = count // width if across == size else 0
-    # Several panels at a time: memory is read faster in long runs, but the caches take only so many targets.
+    # Several panels are packed at a time: memory is read faster in long runs, but too many targets would not fit the
+    # caches.
     for first in range(0, whole, _PANEL_RUN):
         for d in range(depth):
             for panel in range(first, min(first + _PANEL_RUN, whole)):
@@ -66,7 +68,7 @@ def pack(
 def _pack_pairs(
     like: np.ndarray, width: int, source: int, across: int, along: int, count: int, depth: int, target: int
 ) -> None:
-    """Do as `pack` for lines of `depth` bfloat16 numbers in pairs. For an odd depth, the last pair ends with 0."""
+    """Pack lines of `depth` bfloat16 numbers as pairs, like `pack`. For an odd depth, the last pair ends with 0."""
     pairs = (depth + 1) // 2
     if along == HALVES.itemsize and depth % 2 == 0:
         pack(like, width, source, across, like.itemsize, count, pairs, target)
@@ -94,7 +96,7 @@ def _pack_pairs(
 
 
 def packer(like: np.ndarray) -> Callable[..., None]:
-    """Return the function that packs numbers into elements of `like`; it has the parameters of `pack`."""
+    """Return the function that packs numbers into elements of the dtype of `like`. It has the parameters of `pack`."""
     return _pack_pairs if like.dtype == BFLOAT16_PAIR else pack  # type: ignore[no-any-return]
 
 

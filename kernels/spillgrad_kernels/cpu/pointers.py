@@ -1,4 +1,4 @@
-"""The memory of NumPy arrays by its address. One machine code serves every layout, and integers are cheap to pass.
+"""Access to the memory of NumPy arrays by address. One machine code serves all layouts, and integers are cheap to pass.
 
 No function here checks an address or an id. The caller ensures that the array lives as long as the call, and that it
 has the dtype that the kernel reads, in this machine's byte order. Its elements must be aligned, and writeable where the
@@ -29,42 +29,42 @@ _INT64 = np.zeros(1, np.int64)
 
 @jit
 def data_of(array_id: int) -> int:
-    """Return the address of the first element of the NumPy array with this id."""
+    """Return the address of the first element of the NumPy array whose `id` is `array_id`."""
     return load(array_id, DATA_FIELD // WORD_BYTES)
 
 
 if DISABLE_JIT:
 
     def array_at(like: np.ndarray, address: int, count: int) -> np.ndarray:
-        """Return the `count` elements at `address` as a 1-D array of the dtype of `like`."""
+        """Return the `count` elements at `address` as a 1-D array of the dtype of `like`, without a copy."""
         memory = (ctypes.c_byte * int(count * like.itemsize)).from_address(int(address))
         return np.ndarray((count,), like.dtype, memoryview(memory))
 
     row_at = array_at
 
     def words_on_stack(count: int) -> Any:
-        """Return a function for kernels, which returns `count` int64 of scratch memory until the kernel ends."""
+        """Return a function for kernels that returns an array of `count` int64, valid until the calling kernel ends."""
         return lambda: np.empty(count, np.int64)
 
     def element(row: Any, i: int) -> Any:
-        """Return an element of a row."""
+        """Return element `i` of a `row` from `row_at`."""
         return row[i]
 
     def set_element(row: Any, i: int, value: Any) -> None:
-        """Set an element of a row."""
+        """Set element `i` of a `row` from `row_at` to `value`."""
         row[i] = value
 
     def copy_bytes(target: int, source: int, count: int) -> None:
-        """Copy memory that does not overlap."""
+        """Copy `count` bytes from address `source` to address `target`. The two ranges must not overlap."""
         ctypes.memmove(int(target), int(source), int(count))
 
 else:
 
     @intrinsic
     def row_at(typing_context: Any, like: Any, address: Any, count: Any) -> Any:
-        """Return the `count` elements at `address`, of the dtype of `like`, for `element` and `set_element`.
+        """Return a row, the `count` elements at `address` of the dtype of `like`, for `element` and `set_element`.
 
-        It is only an address. A loop over it compiles in two thirds of the time that a loop over an array takes.
+        A row is only a pointer. A loop over a row compiles in two thirds of the time that a loop over an array takes.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

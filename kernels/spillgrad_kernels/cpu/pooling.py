@@ -1,7 +1,7 @@
 """Means and largest elements of windows over images.
 
-A window is given by its `Ranges` in each dimension, which lie inside the image. So regular and adaptive pooling are one
-computation.
+Windows are given by their `Ranges` in each dimension, which lie inside the image. So regular and adaptive pooling are
+one computation.
 """
 
 from typing import Any
@@ -18,7 +18,10 @@ from spillgrad_kernels.windows import Pair, Ranges
 
 @jit
 def _fold_row(line: Any, y: int, best: Any, rows: Any) -> None:
-    """Keep the largest element of each column so far, given row y: of equal elements the first, of NaN the last."""
+    """Update `best`, the largest element of each column so far, and `rows`, its row, by `line`, the image's row y.
+
+    Of equal elements, the first is kept; of NaN, the last.
+    """
     for z in range(best.size):
         value = line[z]
         larger = (value > best[z]) | (value != value)
@@ -32,13 +35,14 @@ def _max_pool(
     out: Any, indices: Any,
 ) -> None:  # fmt: skip
     width = x.shape[2]
-    # The maxima of columns come first. That compares whole rows of the image, and a column serves all windows over it.
+    # The maxima of columns are computed first. This compares whole rows of the image, and serves all windows over a
+    # column.
     column_best, rows = np.empty(width, x.dtype), np.empty(width, np.int64)
     for plane in range(start, stop):
         image = x[plane]
         for i in range(out.shape[1]):
             first = image[y_starts[i]]
-            for j in range(width):  # copying the array would make Numba compile an error about shapes
+            for j in range(width):  # an array assignment would make Numba compile an error about shapes
                 column_best[j] = first[j]
             rows[:] = y_starts[i]
             for y in range(y_starts[i] + y_step, y_stops[i], y_step):
@@ -107,7 +111,7 @@ def _planes(images: np.ndarray) -> np.ndarray:
 
 
 def _grain(down: Ranges, across: Ranges) -> int:
-    """Return how many planes pay for another thread."""
+    """Return how many planes (one channel of one image) pay for another thread."""
     work = (down.stops - down.starts).sum() * (across.stops - across.starts).sum() // (down.step * across.step)
     return grain_of(int(work))
 
@@ -116,7 +120,7 @@ def _grain(down: Ranges, across: Ranges) -> int:
 def max_pool(x: np.ndarray, down: Ranges, across: Ranges) -> tuple[np.ndarray, np.ndarray]:
     """Return the largest element of each window and its index in the image, as int64.
 
-    NaN is larger than any number. Of equal elements the first one counts, of several NaN the last.
+    NaN is larger than any number. Of equal elements, the first one counts; of several NaN, the last.
     Shapes: x (N, C, H, W), results (N, C, h, w).
     """
     shape = (*x.shape[:2], down.starts.size, across.starts.size)
@@ -131,7 +135,9 @@ def max_pool(x: np.ndarray, down: Ranges, across: Ranges) -> tuple[np.ndarray, n
 
 @on_device("pooling")
 def mean_pool(x: np.ndarray, down: Ranges, across: Ranges, y_scales: np.ndarray, x_scales: np.ndarray) -> np.ndarray:
-    """Return the sum of each window times the scales of its row and its column. Windows must have no dilation.
+    """Return the sum of each window's elements, times the scales of the window's row and column in the grid.
+
+    Windows must have no dilation.
 
     Shapes: x (N, C, H, W), y_scales (h,), x_scales (w,), result (N, C, h, w).
     """

@@ -1,7 +1,7 @@
 """The compiled loops of the matrix product, for any strides, at the speed of the multiply-add units.
 
 As in BLIS, blocks of A and B are packed into panels that stay in the cache, and `multiply_panels` computes a tile of C
-from a panel of each. Where B is narrow, A is read without packing, and so is B if its rows are contiguous. The depth is
+from a panel of each. If B is narrow, A is read without packing, and so is B if its rows are contiguous. The depth is
 always cut at multiples of `DEPTH`, so that an element of C is the same sum in every block and thread.
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
@@ -34,14 +34,14 @@ from spillgrad_kernels.threads.dispatch import Kernel
 DEPTH = 256
 ROWS = 12 * TILE_ROWS
 COLUMNS = 2048
-# Rows that are packed at once in a product that threads share.
+# The number of rows that are packed at once in a product that threads share.
 SHARED_ROWS = 160 * TILE_ROWS
-# A matrix-vector product keeps so many sums and elements of its vector in the L1 cache.
+# The number of sums, and of the vector's elements, that a matrix-vector product keeps in the L1 cache.
 _VECTOR_CHUNK = 4096
-# Bytes of a row of B up to which `DEPTH` rows stay in L2. Then A is not packed, nor is B if its rows are contiguous:
-# packing would cost more than it saves.
+# Up to this size in bytes of a row of B, `DEPTH` rows stay in L2. Then A is not packed, nor is B if its rows are
+# contiguous: packing would cost more than it saves.
 NARROW_BYTES = 2048
-# Addresses this far apart share a set of the L1 cache.
+# Addresses that are this many bytes apart share a set of the L1 cache.
 _L1_WAY_BYTES = 4096
 
 
@@ -51,13 +51,13 @@ def workspace_size(m: int, n: int, k: int, itemsize: int) -> int:
     columns = 2 * vector
     packed: int = (round_up(min(n, COLUMNS), columns) + round_up(min(m, ROWS), TILE_ROWS)) * min(k, DEPTH)
     chunks = 2 * _VECTOR_CHUNK if min(m, n) == 1 else 0
-    # Packing may write a vector beyond the last panel, and another aligns the start.
+    # Packing may write one vector beyond the last panel, and aligning the start takes up to one more.
     return max(TILE_ROWS * columns + packed, chunks) + 2 * vector
 
 
 @register_jitable
 def _depth_of(like: np.ndarray, numbers: int) -> int:
-    """Return how many elements hold `depth` numbers."""
+    """Return how many elements of the dtype of `like` hold `numbers` numbers: a pair holds two."""
     return (numbers + numbers_in(like) - 1) // numbers_in(like)
 
 
@@ -66,9 +66,10 @@ def _multiply_block(
     like: np.ndarray, height: int, width: int, depth: int, packed_a: int, packed_b: int, c: Matrix, addend: Matrix,
     tile: int,
 ) -> None:  # fmt: skip
-    """Set a block of C to the product of packed panels, plus the addend if there is one.
+    """Set a `height` x `width` block of C to the product of packed panels, plus the addend if there is one.
 
-    The addend's rows must be contiguous where C's are. `tile` has room for one tile, which is used at C's edges.
+    `packed_a` and `packed_b` are the addresses of the panels. If the rows of C are contiguous, the rows of the addend
+    must be too. `tile` is the address of scratch memory for one tile, which is used at the edges of C.
     """
     sums = sums_of(like)
     size = like.itemsize
@@ -91,7 +92,7 @@ def _multiply_block(
 
 @jit
 def _spread(sums: np.ndarray, rows: int, columns: int, tile: int, tile_row: int, c: Matrix, addend: Matrix) -> None:
-    """Copy a tile to C, plus the addend if there is one."""
+    """Copy `rows` x `columns` sums from the tile at address `tile` to C, plus the addend if there is one."""
     for i in range(rows):
         values = array_at(sums, tile + i * tile_row, columns)
         place, added = part(c, i, 0)[0], part(addend, i, 0)[0]
@@ -104,16 +105,16 @@ def _spread(sums: np.ndarray, rows: int, columns: int, tile: int, tile_row: int,
 
 @register_jitable
 def reads_in_place(like: np.ndarray, m: int, n: int, b_col: int) -> bool:
-    """Return whether A is read without packing; columns of B lie `b_col` bytes apart."""
+    """Return whether A is read without packing in an m x n product; columns of B are `b_col` bytes apart."""
     size = like.itemsize
     return numbers_in(like) == 1 and (n * size <= NARROW_BYTES or (m <= TILE_ROWS and b_col == size))
 
 
 @register_jitable
 def reads_b_in_place(like: np.ndarray, m: int, b_row: int, b_col: int) -> bool:
-    """Return whether B is read without packing where A is; its rows lie `b_row` bytes apart.
+    """Return whether B is read without packing, given that A is. `b_row` and `b_col` are the strides of B in bytes.
 
-    It is packed where several tiles of rows would read it while all its rows share few sets of the L1 cache.
+    B is packed if several tiles of rows would read it while all its rows share few sets of the L1 cache.
     """
     return b_col == like.itemsize and (m <= TILE_ROWS or b_row % _L1_WAY_BYTES != 0)
 
@@ -125,8 +126,8 @@ def _multiply_in_place(
 ) -> None:  # fmt: skip
     """Set the m x n matrix C to the product of A, without packing, and `k` rows of B, plus the addend if there is one.
 
-    Rows of B lie `b_row` bytes apart, and the columns of successive tiles `b_step` bytes. `tile` has room for one tile,
-    which is used where rows of C are not contiguous.
+    `b` is the address of B. Its rows are `b_row` bytes apart, and the columns of successive tiles `b_step` bytes.
+    `tile` is the address of scratch memory for one tile, which is used if rows of C are not contiguous.
     """
     size = like.itemsize
     columns = tile_columns(like)
@@ -159,8 +160,9 @@ def product(
 ) -> None:
     """Set the m x n matrix C to the product of A and B, plus the addend if there is one, in the calling thread.
 
-    k is at least 1. The addend's rows must be contiguous where C's are. `like` is an array of the packed dtype (see
-    `packing.py`). `workspace` is the address of `workspace_size` elements, aligned to a vector.
+    The depth k is at least 1. If the rows of C are contiguous, the rows of the addend must be too. `like` is an array
+    of the packed dtype (see `packing.py`). `workspace` is the address of `workspace_size` elements, aligned to a
+    vector.
     """
     size = like.itemsize
     columns = tile_columns(like)
@@ -176,7 +178,7 @@ def product(
             base = addend if k0 == 0 else c
             _multiply_in_place(like, m, n, depth, part(a, 0, k0), source, b_row, b_step, c, base, workspace)
         return
-    # A comes last in the workspace, because packing it may write a vector beyond its end.
+    # Packed A is last in the workspace, because packing A may write a vector beyond its end.
     packed_a = packed_b + round_up(min(n, COLUMNS), columns) * min(_depth_of(like, k), DEPTH) * size
     step = DEPTH * numbers_in(like)
     for j0 in range(0, n, COLUMNS):
@@ -196,8 +198,8 @@ def product(
                 )  # fmt: skip
 
 
-# The words of a shared product: the ticket; for each phase, the number of finished packings and of finished tiles; for
-# each tile of each block of C, the number of phases that were added to it.
+# The int64 words of a shared product: the ticket; for each phase, the number of finished packings; for each phase, the
+# number of finished tiles; for each tile of each block of C, the number of phases that were added to the tile.
 _TICKET, COUNTERS = 0, 8
 
 
@@ -205,11 +207,12 @@ _TICKET, COUNTERS = 0, 8
 def _share_product(
     like: np.ndarray, worker: int, geometry: int, scratch: int, number: int, words: int, operands: Operands
 ) -> None:
-    """Work on one large product of a batch, until no task of it is left to start.
+    """Compute tasks of product `number` of a batch, shared with other threads, until no task is left to start.
 
-    A phase adds a slab of depth `DEPTH` to a block of C. Its tasks pack groups of columns of B and of rows of A, once
-    for all threads, then compute the tiles of C from pairs of groups. Threads take tasks in order. A task waits for
-    earlier ones only, on which other threads are at work. There are two sets of packed panels, so packing rarely waits.
+    A phase adds a slab of depth `DEPTH` to a block of C. The tasks of a phase pack groups of columns of B and of rows
+    of A, once for all threads, then compute the tiles of C from pairs of groups. Threads take tasks in order. A task
+    waits only for earlier tasks, which other threads are computing. There are two sets of packed panels, so packing
+    rarely waits. `geometry` and `words` are addresses; `scratch` is the id of an array.
     """
     g = read_geometry(geometry)
     m, n, k, rows, columns, workers, epilogue = g.m, g.n, g.k, g.rows, g.columns, g.workers, g.epilogue
@@ -227,7 +230,7 @@ def _share_product(
 
     phase = 0
     first = 0  # the phase's first ticket
-    tiles_before, tiles_last = 0, 0  # of the last phase but one, and of the last
+    tiles_before, tiles_last = 0, 0  # of the phase before the previous phase, and of the previous phase
     ticket = fetch_add(words, _TICKET, 1)
     for j0 in range(0, n, COLUMNS):
         width = min(COLUMNS, n - j0)
@@ -296,7 +299,7 @@ def _dot(x: np.ndarray, y: np.ndarray) -> float:
 
 @jit
 def _combine_columns(like: np.ndarray, m: int, k: int, a: Matrix, x: np.ndarray, sums: np.ndarray) -> None:
-    """Set `sums` to the sum of A's columns times the elements of x, four columns at a time to store sums less often."""
+    """Set sums[:m] to the product of the m x k matrix A and x, four columns at a time to store sums less often."""
     numbers = numbers_of(like)
     at_a, a_row, a_col = a
     sums[:m] = 0
@@ -345,14 +348,15 @@ def _multiply_vector(
 
 @jit
 def _separate_products(like: np.ndarray, start: int, stop: int, geometry: int, operands: Operands) -> None:
-    """Compute blocks of C, each `rows` x `columns`, which are numbered over all products of the batch."""
+    """Compute blocks `start` to `stop` of C, numbered over all products of the batch. `geometry` is an address."""
     g = read_geometry(geometry)
     m, n, k, rows, columns, epilogue = g.m, g.n, g.k, g.rows, g.columns, g.epilogue
     row_blocks = (m + rows - 1) // rows
     blocks = row_blocks * ((n + columns - 1) // columns)
     scratch = np.empty(g.scratch, like.dtype)
     for task in range(start, stop):
-        # This names the array within the loop: Numba frees an array after its last use, which an address is not.
+        # Using the array within the loop keeps it alive. Numba frees an array after its last use, even if its address
+        # is used later.
         workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
         a, b, c, addend, other, result = matrices_of(geometry, task // blocks, operands)
         i = task % blocks % row_blocks * rows
@@ -379,7 +383,7 @@ def _finish(epilogue: int, rows: int, columns: int, c: Matrix, other: Matrix, re
 def separate_products(dtype: np.dtype[Any]) -> Kernel:
     """Return the kernel that computes separate blocks of products, packed as `dtype`.
 
-    After its range it takes integers: the address of the geometry, and the ids of A, B, the addend and C.
+    After `start` and `stop`, the kernel takes the address of the geometry, and the ids of A, B, the addend and C.
     """
     like: Any = np.zeros(1, dtype)
 
@@ -391,10 +395,11 @@ def separate_products(dtype: np.dtype[Any]) -> Kernel:
 
 
 def shared_product(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel that shares one product of a batch among threads; each share of its range is a thread.
+    """Return the kernel that shares one product of a batch among threads; its range numbers the threads.
 
-    After the parameters of `separate_products` it takes the id of an array of scratch memory, the product's number in
-    the batch, and the address of its words.
+    After the parameters of the kernel of `separate_products`, it takes the id of an array of scratch memory, the
+    product's number in the batch, and the address of the product's words. A thread's number is its third parameter,
+    `worker`.
     """
     like: Any = np.zeros(1, dtype)
 

@@ -1,4 +1,4 @@
-"""The geometry of a product: the numbers that kernels read, and the matrices that these describe."""
+"""The geometry of a product: the numbers that kernels read, and the matrices that the numbers describe."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,36 +10,36 @@ from spillgrad_kernels.cpu.epilogue import NO_EPILOGUE
 from spillgrad_kernels.cpu.pointers import array_at, data_of
 from spillgrad_kernels.jit.compile import register_jitable
 
-# A matrix in memory: its address, the bytes from row to row, and the bytes from column to column. Address 0 stands for
-# no matrix.
+# A matrix in memory: its address, and the bytes from row to row and from column to column. Address 0 stands for no
+# matrix.
 Matrix = tuple[int, int, int]
 # The ids of A, B, the addend and C. The addend may be C; 0 stands for no addend.
 Operands = tuple[int, int, int, int]
 
-# The numbers that kernels read of a product, as int64 in this order. Strides are in bytes.
+# The numbers that kernels read about a product, as int64 in this order. Strides are in bytes.
 _FIELDS = (
     "m", "n", "k",
-    "rows", "columns",  # of a block, or of a tile in a shared product
+    "rows", "columns",  # the sizes of a block, or of a tile in a shared product
     "scratch",  # elements of scratch memory for a block
-    "workers", "phases",  # of a shared product; else 0
+    "workers", "phases",  # the numbers of threads and phases of a shared product
     "epilogue", "other", "result",  # the address of the epilogue, and the ids of its other operand and its result
     "swapped",  # whether A and B are exchanged
     "a_row", "a_col", "b_row", "b_col", "addend_row", "addend_col", "c_row", "c_col", "other_row", "result_row",
     "batch_dims",
 )  # fmt: skip
 _GEOMETRY: Any = np.zeros(1, np.dtype((np.record, [(name, np.int64) for name in _FIELDS])))
-# The numbers that follow for each dimension of the batch.
+# The numbers that follow for each dimension of the batch: its size, and the stride of each operand in bytes.
 _BATCH_FIELDS = ("count", "a", "b", "addend", "c")  # the bytes between matrices
 _BATCH: Any = np.zeros(1, np.dtype((np.record, [(name, np.int64) for name in _BATCH_FIELDS])))
 _EXTRAS = _FIELDS.index("epilogue")
 
-# An epilogue's address, and the ids of its other operand and its result; 0 stands for none.
+# An epilogue's address, and the ids of its other operand and its result; 0 stands for a missing one.
 Extras = tuple[int, int, int]
 NO_EXTRAS: Extras = (NO_EPILOGUE, 0, 0)
 
 
 def with_extras(geometry: np.ndarray, extras: Extras) -> np.ndarray:
-    """Return a copy of a geometry, with an epilogue."""
+    """Return a copy of `geometry` with the epilogue `extras`."""
     geometry = geometry.copy()
     geometry[_EXTRAS : _EXTRAS + 3] = extras
     return geometry
@@ -50,8 +50,8 @@ def geometry_of(
 ) -> np.ndarray:
     """Return the geometry of products without an epilogue.
 
-    `cut` holds the fields from `m` to `phases`, and `strides` those from `a_row` to `result_row`. `batch` holds the
-    numbers of `_BATCH_FIELDS` for each dimension of the batch.
+    `cut` holds the fields from `m` to `phases`, and `strides` the fields from `a_row` to `result_row`. `batch` holds
+    the numbers of `_BATCH_FIELDS` for each dimension of the batch.
     """
     head = (*cut, *NO_EXTRAS, swapped, *strides, len(batch))
     return np.array([*head, *itertools.chain.from_iterable(batch)], np.int64)
@@ -59,13 +59,16 @@ def geometry_of(
 
 @register_jitable
 def read_geometry(address: int) -> Any:
-    """Return the geometry at an address as a record with named fields."""
+    """Return the geometry at `address` as a record with named fields."""
     return array_at(_GEOMETRY, address, 1)[0]
 
 
 @register_jitable
 def matrices_of(address: int, number: int, operands: Operands) -> tuple[Matrix, Matrix, Matrix, Matrix, Matrix, Matrix]:
-    """Return the matrices of the product with a number in the batch; other and result have C's column stride."""
+    """Return A, B, C, the addend, other and result of product `number` of the batch, given a geometry's address.
+
+    `other` and `result` belong to the epilogue, and have the column stride of C.
+    """
     g = read_geometry(address)
     dims = g.batch_dims
     batch = array_at(_BATCH, address + _GEOMETRY.itemsize, dims)
@@ -90,7 +93,7 @@ def matrices_of(address: int, number: int, operands: Operands) -> tuple[Matrix, 
 
 @register_jitable
 def part(matrix: Matrix, i: int, j: int) -> Matrix:
-    """Return the part of a matrix from row i and column j on; for no matrix, return no matrix."""
+    """Return the part of a matrix from row i and column j on. If the address is 0 (no matrix), it stays 0."""
     address, row, col = matrix
     return (address + i * row + j * col if address != 0 else address), row, col
 

@@ -1,8 +1,8 @@
 """The tile of a matrix product: its size on this processor, and the dtypes of its numbers and sums.
 
-Functions take `like`, an array of which only the dtype counts. It is the dtype of A and B, and of C unless it is
-`BFLOAT16_PAIR`. An element of that dtype holds two bfloat16 numbers, the first in its low half. The product of two such
-elements is the sum of the products of their halves, in float32, which is then the dtype of C.
+Functions take `like`, an array of which only the dtype counts. It is the dtype of packed A and B, and of C unless the
+dtype is `BFLOAT16_PAIR`. An element of `BFLOAT16_PAIR` holds two bfloat16 numbers, the first in its low half. The
+product of two such elements is the sum of the products of their halves, in float32, which is then the dtype of C.
 """
 
 from typing import Any
@@ -15,7 +15,10 @@ from spillgrad_kernels.jit.compile import DISABLE_JIT, intrinsic, overload, type
 
 
 def _tile_of_host() -> tuple[int, int]:
-    """Return the bytes of a vector register and the rows of a tile, which must fit the registers beside a row of B."""
+    """Return the bytes of a vector register and the number of rows of a tile.
+
+    A tile must fit the registers beside a row of B.
+    """
     features = llvmlite.binding.get_host_cpu_features()
     if features.get("avx512f"):
         return 64, 12
@@ -29,7 +32,7 @@ TILE_VECTORS = 2
 
 
 def tile_columns(like: np.ndarray) -> int:
-    """Return the columns of a tile of C: two vectors. LLVM sees a constant, and unrolls loops over it."""
+    """Return the number of columns of a tile of C: two vectors. LLVM sees a constant, and unrolls loops up to it."""
     return int(TILE_VECTORS * VECTOR_BYTES // like.itemsize)
 
 
@@ -52,27 +55,30 @@ _FLOAT64 = np.zeros(1, np.float64)
 
 
 def numbers_in(like: np.ndarray) -> int:
-    """Return how many numbers an element holds: 2 for a pair, else 1."""
+    """Return how many numbers an element of the dtype of `like` holds: 2 for a pair, else 1."""
     return 2 if like.dtype == BFLOAT16_PAIR else 1
 
 
 def numbers_of(like: np.ndarray) -> np.ndarray:
-    """Return an array of the dtype of the numbers in elements; bfloat16 numbers are their bits."""
+    """Return an array of the dtype of the numbers in an element of `like`; bfloat16 numbers are uint16 bits."""
     return HALVES if like.dtype == BFLOAT16_PAIR else like
 
 
 def sums_of(like: np.ndarray) -> np.ndarray:
-    """Return an array of the dtype in which products of numbers are added up."""
+    """Return an array of the dtype in which products of elements of `like` are added up."""
     return _SUMS if like.dtype == BFLOAT16_PAIR else like
 
 
 def like_of(array: np.ndarray) -> np.ndarray:
-    """Return one array for each dtype, float32 or float64, so that functions of `like` are compiled once for it."""
+    """Return `array`, or inside kernels the same array for all arrays of its dtype, float32 or float64.
+
+    Numba then compiles functions of `like` once for each dtype.
+    """
     return array
 
 
 def is_pair(dtype: Any) -> bool:
-    """Return whether Numba's type of packed elements is that of `BFLOAT16_PAIR`."""
+    """Return whether `dtype`, Numba's type of packed elements, is the type of `BFLOAT16_PAIR`."""
     return bool(dtype.name == BFLOAT16_PAIR.name)
 
 

@@ -1,6 +1,6 @@
-"""Random numbers from a counter. Element i depends on (seed, offset, i) alone, so it is drawn again, not stored.
+"""Random numbers from a counter. Element i depends on (seed, offset, i) alone, so it can be drawn again, not stored.
 
-The words and their order are those of `tables/random.py`.
+The words and their order are defined in `tables/random.py`.
 """
 
 from typing import Any
@@ -24,15 +24,15 @@ from spillgrad_kernels.tables.random import (
 from spillgrad_kernels.tables.scalar_math import where
 from spillgrad_kernels.threads.dispatch import parallel_for
 
-# Elements of a unit of work: their random words (4 KiB) stay in the first-level cache.
+# The elements of a unit of work: their random words (4 KiB) stay in the first-level cache.
 _CHUNK = 1024
-# Chunks that pay for another thread: about 6 microseconds of drawing.
+# The number of chunks that pays for another thread: about 6 microseconds of drawing.
 _GRAIN_CHUNKS = 8
 
 
 @jit
 def draw(words: Any, counter: Any, stream: Any, seed: Any) -> None:
-    """Fill an array of uint32 words, a multiple of four, from `counter` on."""
+    """Fill `words`, an array of uint32 whose size is a multiple of 4, with random words from `counter` on."""
     key0, key1 = seed & MASK32, seed >> HALF
     for i in range(words.size // 4):
         at = counter + np.uint64(i)
@@ -45,7 +45,10 @@ def draw(words: Any, counter: Any, stream: Any, seed: Any) -> None:
 
 @jit
 def _draw_uniform(values: Any, high: Any, low: Any, counter: Any, seed: Any) -> None:
-    """Fill a chunk with multiples of 2**-24 (float32) or 2**-53 (float64) in [0, 1)."""
+    """Fill `values` with multiples of 2**-24 (float32) or 2**-53 (float64) in [0, 1).
+
+    `high` and `low` are arrays for the random words, from `counter` on.
+    """
     draw(high, counter, np.uint64(0), seed)
     if values.itemsize == 4:
         for j in range(values.size):
@@ -134,7 +137,7 @@ def uniform(shape: tuple[int, ...], dtype: Any, seed: int, offset: int) -> np.nd
 
 @on_device("random")
 def normal(shape: tuple[int, ...], dtype: Any, seed: int, offset: int) -> np.ndarray:
-    """Return numbers of the standard normal distribution, of a size up to 5.8 in float32 and 8.6 in float64.
+    """Return numbers of the standard normal distribution, of magnitude up to 5.8 in float32 and 8.6 in float64.
 
     Elements 2k and 2k + 1 share a radius.
     Source: Box & Muller 1958, "A note on the generation of random normal deviates".
@@ -145,7 +148,7 @@ def normal(shape: tuple[int, ...], dtype: Any, seed: int, offset: int) -> np.nda
 
 @on_device("random")
 def words64(shape: tuple[int, ...], seed: int, offset: int) -> np.ndarray:
-    """Return uniform random uint64."""
+    """Return uniformly distributed random uint64 numbers."""
     out = buffers.empty(shape, np.uint64)
     return _run(_words64, out, out.reshape(-1), _seed(seed), np.uint64(offset))
 
@@ -171,13 +174,13 @@ def permutation(n: int, seed: int, offset: int) -> np.ndarray:
 
 @on_device("random")
 def dropout(a: np.ndarray, p: float, seed: int, offset: int, residual: np.ndarray | None = None) -> np.ndarray:
-    """Return `a` with each element zeroed with probability `p`, even NaN, and the others scaled by 1 / (1 - p).
+    """Return `a` with each element, even NaN, zeroed with probability `p`, and other elements scaled by 1 / (1 - p).
 
     A `residual` of the shape and dtype of `a` is added in the same pass. Raises ValueError unless 0 <= p <= 1.
     """
     require_probability(p)
     out = buffers.empty(a.shape, a.dtype)
-    if p == 1:  # 1 / (1 - p) is infinite
+    if p == 1:  # 1 / (1 - p) would be infinite
         np.copyto(out, 0 if residual is None else residual)
         return out
     threshold, scale = threshold_and_scale(p)

@@ -1,9 +1,9 @@
 """Reductions over any axes, and cumulative sums.
 
-Every reduction becomes a fold over n of a contiguous array of shape (outer, n, inner). `Rule.term` maps an element, and
-`Rule.combine` folds it in. A long fold is cut into blocks of a fixed size, whose results are combined in order, so that
-results do not depend on the number of threads. Sums and products of float32 are accumulated in float64; along a row,
-that holds for the sums of runs of a fixed length.
+Every reduction is computed as a fold over n of a contiguous array of shape (outer, n, inner). `Rule.term` maps each
+element, and `Rule.combine` adds the mapped element to the fold. A long fold is cut into blocks of a fixed size, whose
+results are combined in order, so that results do not depend on the number of threads. Sums and products of float32 are
+accumulated in float64; along a row, runs of a fixed length are summed in float32, and their sums in float64.
 """
 
 import builtins
@@ -23,19 +23,21 @@ from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.reductions import RULES, Order, Rule, fold_order, reduced_shape, require_elements
 from spillgrad_kernels.threads.dispatch import Kernel, entry_point, parallel_for
 
-# Elements that a unit of work folds: 256 KiB of float32, some 8 microseconds.
+# The number of elements that a unit of work folds: 256 KiB of float32, some 8 microseconds.
 _BLOCK_ELEMENTS = 1 << 16
-# Elements that pay for another thread: 1 to 3 microseconds of work.
+# The number of elements that pays for another thread: 1 to 3 microseconds of work.
 _GRAIN_ELEMENTS = 1 << 13
-# Columns that are folded together where inner > 1: their accumulators (8 KiB) stay in the first-level cache.
+# The number of columns that are folded together if inner > 1: their accumulators (8 KiB) stay in the first-level cache.
 _BLOCK_COLUMNS = 1024
 
 
 @functools.cache
 def _kernel(name: str, dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel of a rule. Unit ((o * blocks + b) * column_blocks + c) folds block b of outer index o.
+    """Return the kernel that folds arrays of `dtype` by the rule `name`.
 
-    It takes the address `Fold.words`, and the ids of the array, of the shifts if the rule has any, and of the result.
+    After its range of units, the kernel takes the address `Fold.words`, and the ids of the array, of the shifts if the
+    rule has shifts, and of the result. Unit (o * blocks + b) * column_blocks + c folds column block c of block b of
+    outer index o.
     """
     rule = RULES[name]
     fold_row, term, combine, finish = ROW_FOLDS[name], rule.term, rule.combine, rule.finish
@@ -81,20 +83,20 @@ def _kernel(name: str, dtype: np.dtype[Any]) -> Kernel:
 
     @jit(name=name, fastmath=rule.fastmath)
     def kernel(start: int, stop: int, words: int, a: int, out: int) -> None:
-        fold(start, stop, words, a, out, out)  # any readable address does for shifts that no term uses
+        fold(start, stop, words, a, out, out)  # `out` stands for the shifts, which no term reads
 
     return kernel
 
 
 def _flat(a: np.ndarray, permutation: tuple[int, ...] | None) -> np.ndarray:
-    """Return the elements as a flat array in the order of (outer, n, inner)."""
+    """Return the elements of `a`, permuted, as a flat array in the order of (outer, n, inner)."""
     if permutation is not None:
         a = a.transpose(permutation)
     return aligned(a if a.flags.c_contiguous else np.ascontiguousarray(a)).reshape(-1)
 
 
 class Fold(NamedTuple):
-    """The prepared fold of arrays of one layout: the kernel, the cut into units of work, and the result.
+    """The prepared fold of arrays of one layout: the kernel, the cut into units of work, and the result's layout.
 
     `moved` says that elements must first be copied into the order of (outer, n, inner).
     """
@@ -113,16 +115,16 @@ class Fold(NamedTuple):
 
     @property
     def direct(self) -> bool:
-        """Whether calling `code` on one thread is all that computes the result."""
+        """Whether one call of `code`, over all units, computes the whole result."""
         return not self.moved and self.blocks == 1 and 0 < self.units <= self.grain
 
     @property
     def code(self) -> Kernel:
-        """The kernel as a function of a range, `words` and the ids of arrays."""
+        """The kernel as a function of start, stop, `words` and the arrays' ids, without type checks."""
         return entry_point(self.kernel, 6 if self.rule.shifted else 5)
 
     def run(self, operands: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> None:
-        """Fold an array into a contiguous one. A fold with shifts has a second operand, of one value per result."""
+        """Fold operands[0] into the contiguous outs[0]. If the fold has shifts, operands[1] has one for each result."""
         (out,), rule = outs, self.rule
         permutation, outer, _, inner = self.order
         if self.units == 0:
@@ -139,7 +141,7 @@ class Fold(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def prepare(name: str, operand: Layout, axes: tuple[int, ...], keepdims: bool) -> Fold:
-    """Return the prepared fold of `axes` of arrays of a layout, by the rule `name`."""
+    """Return the prepared fold, by the rule `name`, of `axes` of arrays with the layout `operand`."""
     shape, dtype, rule = operand.shape, operand.dtype, RULES[name]
     order = fold_order(shape, axes)
     columns = builtins.max(1, builtins.min(order.inner, _BLOCK_COLUMNS))
@@ -156,7 +158,7 @@ def prepare(name: str, operand: Layout, axes: tuple[int, ...], keepdims: bool) -
 
 
 def _reduce(name: str, axes: tuple[int, ...], keepdims: bool, *operands: np.ndarray) -> np.ndarray:
-    """Fold `axes` of an array. A fold with shifts has a second operand, of one value per result, in their order."""
+    """Return the fold of `axes` of operands[0]. If the fold has shifts, operands[1] has one for each result."""
     fold = prepare(name, layout_of(operands[0]), axes, keepdims)
     out = buffers.empty(fold.shape, fold.dtype)
     fold.run(operands, (out,))
@@ -248,7 +250,7 @@ def logsumexp(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> n
     """Return log(sum(exp(a))) over `axes` without overflow; -inf over no elements."""
     with np.errstate(all="ignore"):
         largest = _reduce("max", axes, keepdims, a)
-        largest[~np.isfinite(largest)] = 0  # an infinite shift would give NaN
+        largest[~np.isfinite(largest)] = 0  # subtracting an infinite shift would give NaN
         total = _reduce("exponentials", axes, keepdims, a, largest)
         np.log(total, out=total)
         total += largest
@@ -257,7 +259,7 @@ def logsumexp(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> n
 
 @jit
 def _cumsum_rows(start: int, stop: int, a: Any, before: Any, out: Any, n: int, blocks: int, length: int) -> None:
-    """Write the running sums of blocks of rows; `before` holds the sum before each block."""
+    """Write the running sums of blocks of rows of `a` to `out`. `before` holds the sum of the row before each block."""
     for unit in range(start, stop):
         first = unit % blocks * length
         begin, size = unit // blocks * n + first, length if length < n - first else n - first

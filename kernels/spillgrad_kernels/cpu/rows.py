@@ -9,9 +9,9 @@ from spillgrad_kernels.jit.compile import REASSOCIATE, jit, register_jitable
 from spillgrad_kernels.tables.reductions import NOT_FOUND, larger_number, smaller_number
 from spillgrad_kernels.tables.scalar_math import exp, where
 
-# Elements of a run, which is summed in the precision of its row.
+# The number of elements of a run, which is summed in the precision of its row.
 RUN = 1024
-# Elements that are searched together for a value.
+# The number of elements that are searched together for a value.
 _SCAN = 256
 
 
@@ -27,12 +27,12 @@ def _row_extreme(name: str, better: Callable[..., Any], start: float) -> Any:
     return row_extreme
 
 
-# The largest and the smallest value of a row: NaN if it holds one, -inf and inf if it is empty.
+# The largest and the smallest value of a row. They are NaN if the row holds a NaN, and -inf and inf if it is empty.
 row_max, row_min = _row_extreme("max", larger_number, -np.inf), _row_extreme("min", smaller_number, np.inf)
 
 
-# The sum of a row is float64, but each run is summed in the precision of the row. In float32 that is twice as fast, and
-# the rounding error of a run is below that of the result.
+# The sum of a row is float64, but each run is summed in the precision of the row. In float32 this is twice as fast, and
+# the rounding error of a run is below the rounding error of the result.
 
 
 @jit(fastmath=REASSOCIATE)
@@ -79,7 +79,7 @@ def _run_squares(x: Any, centre: Any) -> Any:
 
 @jit
 def row_squares(row: Any, centre: Any) -> Any:
-    """Return the sum of squared distances from `centre`."""
+    """Return the sum of (x - `centre`)**2 over a row."""
     total = np.float64(0.0)
     for j in range(0, row.size, RUN):
         total += _run_squares(row[j : j + RUN], centre)
@@ -96,7 +96,7 @@ def _run_exponentials(x: Any, shift: Any) -> Any:
 
 @jit
 def row_exponentials(row: Any, shift: Any) -> Any:
-    """Return the sum of exp(x - shift)."""
+    """Return the sum of exp(x - `shift`) over a row."""
     total = np.float64(0.0)
     for j in range(0, row.size, RUN):
         total += _run_exponentials(row[j : j + RUN], shift)
@@ -113,7 +113,7 @@ def _row_prod(row: Any) -> Any:
 
 @jit
 def _first_position(row: Any, extreme: Any) -> Any:
-    """Return the first position of `extreme` or NaN in a row, or NOT_FOUND."""
+    """Return the position of the first element that is equal to `extreme` or is NaN, or NOT_FOUND if there is none."""
     for begin in range(0, row.size, _SCAN):
         part = row[begin : begin + _SCAN]
         found = NOT_FOUND
@@ -130,7 +130,8 @@ def _position_in_row(row: Any, extreme: Any, first: int) -> Any:
     return found if found == NOT_FOUND else first + found
 
 
-# The fold of a row for each rule. The first element of the row is at position j; the row has one shift.
+# The fold of a row for each rule, as a function of the row, its shift, and the position of its first element in the
+# fold.
 ROW_FOLDS: dict[str, Callable[..., Any]] = {
     "sum": lambda row, _, j: row_sum(row),
     "mean": lambda row, _, j: row_sum(row),

@@ -11,7 +11,7 @@ from spillgrad_kernels.jit.compile import cgutils
 
 
 def multiplies_pairs() -> bool:
-    """Return whether the target processor has an instruction for pairs of bfloat16 (AVX512-BF16)."""
+    """Return whether the target processor has instructions that multiply pairs of bfloat16 (AVX512-BF16)."""
     asked_for = os.environ.get("NUMBA_CPU_FEATURES")
     if asked_for is None:
         return VECTOR_BYTES == 64 and bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16"))
@@ -52,7 +52,7 @@ class Emitter:
         self.sums = ir.VectorType(number, self.lanes)
         self.zero = ir.Constant(self.sums, [0.0] * self.lanes)
         fma_type = ir.FunctionType(self.sums, [self.sums] * 3)
-        # Not llvm.fma: without such an instruction, that calls libm for every lane.
+        # Not llvm.fma: on a processor without fused multiply-add, llvm.fma calls libm for every lane.
         name = f"llvm.fmuladd.v{self.lanes}f{dtype.bitwidth}"
         self._fma = cgutils.get_or_insert_function(builder.module, fma_type, name)
 
@@ -117,7 +117,7 @@ class Emitter:
         self._masked("store", ir.VoidType(), value, address, mask, [])
 
     def first_lanes(self, count: Any) -> Any:
-        """Return the mask of the first `count` lanes, which may be below 0 or more than there are."""
+        """Return the mask of the first `count` lanes. `count` may be below 0 or above the number of lanes."""
         lanes = ir.VectorType(count.type, self.lanes)
         undefined = ir.Constant(lanes, ir.Undefined)
         first = self.builder.insert_element(undefined, count, ir.Constant(ir.IntType(32), 0))
@@ -125,7 +125,7 @@ class Emitter:
         return self.builder.icmp_signed("<", ir.Constant(lanes, list(range(self.lanes))), counts)
 
     def splat_flag(self, flag: Any) -> Any:
-        """Return the mask of all lanes if `flag` is set, else of none."""
+        """Return a mask in which all lanes are set if `flag` is set, else no lane."""
         mask = ir.VectorType(ir.IntType(1), self.lanes)
         return self.builder.select(flag, ir.Constant(mask, [1] * self.lanes), ir.Constant(mask, [0] * self.lanes))
 
@@ -141,10 +141,10 @@ class Emitter:
     def sums_of_products(
         self, k: Any, a: tuple[list[Any], Any], b: tuple[Any, Any], a_at: Any, b_at: Any, rows: int, vectors: int
     ) -> dict[tuple[int, int], Any]:
-        """Return the vectors of a tile: for row i and vector j, the sum over k of A's element i times B's vector j.
+        """Emit a loop of `k` steps; return for (i, j) the sum over the steps of A's element i times B's vector j.
 
-        `a` holds addresses and their step, `b` an address and its step. `a_at` returns the address of an element, and
-        `b_at` loads a vector.
+        `a` is a list of addresses and the bytes by which they grow at each step, `b` one address and its bytes.
+        `a_at(addresses, i)` returns the address of element i, and `b_at(address, j)` loads vector j.
         """
         builder, integer = self.builder, k.type
         tile = [(i, j) for i in range(rows) for j in range(vectors)]
@@ -174,7 +174,7 @@ class Emitter:
         return updated
 
     def store_tile(self, sums: dict[tuple[int, int], Any], c: Any, c_row: Any, addend: Any, added_row: Any) -> None:
-        """Set a tile of C to `sums`, plus the tile at `addend` unless that is 0."""
+        """Emit code that sets the tile of C at address `c` to `sums`, plus the tile at address `addend`, if not 0."""
         builder = self.builder
         with builder.if_else(cgutils.is_not_null(builder, addend)) as (add, overwrite):
             for branch, is_add in ((add, True), (overwrite, False)):

@@ -1,7 +1,7 @@
 """Read, overwrite and fold into elements of device arrays at index arrays, by NumPy's rules.
 
-An index outside its dimension reads NaN, or 0 where the dtype has no NaN, and writes nothing. For a mask, the host must
-know the number of its elements and waits for it, except where one value is written to all of them.
+An index outside its dimension reads NaN, or 0 if the dtype has no NaN, and writes nothing. For a mask, the host must
+know the number of True elements and waits for the device, except if one value is written to all elements of the mask.
 """
 
 import math
@@ -19,10 +19,11 @@ from spillgrad_kernels.tables.scalar_math import where
 
 
 class _Chosen(NamedTuple):
-    """The rows that an index names. A row of `view` holds the dimensions that no index array is for, of shape `rest`.
+    """The rows that an index selects. A row of `view` holds the dimensions without an index array, of shape `rest`.
 
-    `place` has the number of each named row, from 0 to `rows` - 1, or -1 for one outside. In the result, the dimensions
-    of `place` are inserted before dimension `at` of a row. `once` says that no row is named twice.
+    `place` has the number of each selected row, from 0 to `rows` - 1, or -1 for an index outside its dimension. In the
+    result, the dimensions of `place` are inserted before dimension `at` of a row. `once` says that no row is selected
+    twice.
     """
 
     view: DeviceArray
@@ -38,14 +39,14 @@ class _Chosen(NamedTuple):
         return (*self.rest[: self.at], *self.place.shape, *self.rest[self.at :])
 
     def as_result(self, picked: DeviceArray) -> DeviceArray:
-        """Return a view of picked rows, whose first dimensions are those of `place`, in the order of the result."""
+        """Return a view of `picked`, whose first dimensions are the dimensions of `place`, in the result's order."""
         lead = self.place.ndim
         others = range(lead, picked.ndim)
         return picked.transpose([*others[: self.at], *range(lead), *others[self.at :]]) if self.at else picked
 
 
 def pick(a: DeviceArray, key: Any) -> DeviceArray:
-    """Return a copy of the elements at an index that contains arrays of integers or bool."""
+    """Return a copy of the elements of `a` at the index `key`, which contains arrays of integers or bool."""
     chosen = _choose(a, key)
     table = chosen.view.reshape(chosen.rows, math.prod(chosen.rest))
     picked = embedding(table, chosen.place.reshape(-1))
@@ -53,9 +54,9 @@ def pick(a: DeviceArray, key: Any) -> DeviceArray:
 
 
 def put(a: DeviceArray, key: Any, value: Any) -> None:
-    """Overwrite the elements at an index that contains arrays with a broadcast value.
+    """Overwrite the elements of `a` at the index `key`, which contains arrays, with the broadcast `value`, in place.
 
-    Where the index names an element twice, the last value stays. Raises ValueError when the value does not broadcast.
+    If the index selects an element twice, the last value stays. Raises ValueError if the value does not broadcast.
     """
     value = value if isinstance(value, ARRAYS) else np.asarray(value)
     if not value.ndim and a.dtype.kind != "c" and value.dtype.kind != "c" and _put_where(a, key, value):
@@ -73,9 +74,10 @@ def put(a: DeviceArray, key: Any, value: Any) -> None:
 
 
 def fold(a: DeviceArray, key: Any, value: Any, rule: str) -> None:
-    """Fold broadcast values, in their order, into the elements at an index that contains arrays.
+    """Combine the elements of `a` at the index `key`, which contains arrays, with the broadcast `value`, in place.
 
-    `rule` is the reduction that combines them. Raises ValueError when the value does not broadcast.
+    `rule` is the reduction that combines an element with its values, in their order. Raises ValueError if the value
+    does not broadcast.
     """
     chosen = _choose(a, key)
     values = _values(chosen, value if isinstance(value, ARRAYS) else np.asarray(value), a.dtype)
@@ -87,7 +89,10 @@ def fold(a: DeviceArray, key: Any, value: Any, rule: str) -> None:
 
 
 def _put_where(a: DeviceArray, key: Any, value: Any) -> bool:
-    """Write one number where a mask is True, and return True; do nothing if the index has other arrays than a mask."""
+    """Write `value`, a single number, to the elements of `a` where the mask in `key` is True, in place; return True.
+
+    If the arrays in `key` are not exactly one mask, do nothing and return False.
+    """
     parts = _complete(key if isinstance(key, tuple) else (key,), a.ndim)
     masks = [part for part in parts if _is_mask(part)]
     if len(masks) != 1 or any([isinstance(part, ARRAYS) for part in parts if part is not masks[0]]):
@@ -110,7 +115,7 @@ def _is_mask(part: Any) -> bool:
 
 
 def _values(chosen: _Chosen, value: Any, dtype: Any) -> DeviceArray:
-    """Return the broadcast value as a dense array, with one row for each row that the index names."""
+    """Return the broadcast value as a dense array, with one row for each row that the index selects."""
     if isinstance(value, DeviceArray) and (value.shape, value.dtype, chosen.at) == (chosen.shape, dtype, 0):
         return copy(value) if may_share_memory(value, chosen.view) else contiguous(value)
     extra = value.ndim - len(chosen.shape)
@@ -122,7 +127,7 @@ def _values(chosen: _Chosen, value: Any, dtype: Any) -> DeviceArray:
 
 
 def _complete(parts: tuple[Any, ...], ndim: int) -> list[Any]:
-    """Return the index with a part for every dimension; numbers become arrays. A mask stands for all its dimensions."""
+    """Return the index with a part for every dimension, or one mask for several; numbers become arrays."""
     whole = [np.asarray(part) if isinstance(part, int | np.integer) else part for part in parts]
     named = [part for part in whole if part is not None and part is not Ellipsis]
     missing = ndim - sum([part.ndim if _is_mask(part) else 1 for part in named])
@@ -134,7 +139,7 @@ def _complete(parts: tuple[Any, ...], ndim: int) -> list[Any]:
 
 
 def _sliced(a: DeviceArray, parts: list[Any]) -> tuple[DeviceArray, list[int]]:
-    """Return the view that slices and None make, and for each array of the index its first dimension in that view."""
+    """Return the view by the slices and None in `parts`, and for each index array its first dimension in the view."""
     sliced: list[Any] = []
     dimensions, places = 0, []
     for part in parts:
@@ -154,7 +159,7 @@ def _require_shape(mask: Any, shape: Shape, places: list[int]) -> None:
 
 
 def _choose(a: DeviceArray, key: Any) -> _Chosen:
-    """Return the rows that an index with arrays names. Raises IndexError for one that does not fit."""
+    """Return the rows that `key`, an index with arrays, selects. Raises IndexError if it does not fit `a`."""
     parts = _complete(key if isinstance(key, tuple) else (key,), a.ndim)
     view, places = _sliced(a, parts)
     numbers = [i for i, part in enumerate(parts) if isinstance(part, ARRAYS)]
@@ -168,14 +173,14 @@ def _choose(a: DeviceArray, key: Any) -> _Chosen:
         if _is_mask(index):
             _require_shape(index, view.shape, [at])
             index = places_where(index)
-        elif index.dtype == np.uint64:  # uint64 and the int64 of sizes have no common integer dtype
+        elif index.dtype == np.uint64:  # uint64 has no common integer dtype with int64, the dtype of sizes
             index = index.astype(np.int64)
         rows *= size
         operands: list[Any] = [index, np.int64(size)] if place is None else [place, index, np.int64(size)]
         place = elementwise(_row if place is None else _row_of_row, "row", operands, np.int64)
     others = [i for i in range(view.ndim) if i not in indexed]
     order = [*indexed, *others]
-    apart = numbers[-1] - numbers[0] + 1 != len(numbers)  # by NumPy's rule, their dimensions then come first
+    apart = numbers[-1] - numbers[0] + 1 != len(numbers)  # NumPy then puts their dimensions first
     assert place is not None
     return _Chosen(
         view if order == [*range(view.ndim)] else view.transpose(order), place, rows,
@@ -185,12 +190,12 @@ def _choose(a: DeviceArray, key: Any) -> _Chosen:
 
 
 def _row(index: Any, size: Any) -> Any:
-    """Return the position of an index, which may be negative; -1 for one outside."""
+    """Return the position for `index`, which may be negative; -1 for an index outside its dimension of `size`."""
     return where((index >= size) | (index < -size), -1, where(index < 0, index + size, index))
 
 
 def _row_of_row(place: Any, index: Any, size: Any) -> Any:
-    """Return the position of a further index within the rows at `place`; -1 for one outside."""
+    """Return the position of `index` in the next dimension, of `size`, of row `place`; -1 if either is outside."""
     is_outside = (place < 0) | (index >= size) | (index < -size)
     return where(is_outside, -1, place * size + where(index < 0, index + size, index))
 

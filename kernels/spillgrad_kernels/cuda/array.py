@@ -13,7 +13,7 @@ from spillgrad_kernels.memory.holder import Holder
 
 
 class _Lent(Holder):
-    """The owner of a block of memory: when it dies, the block returns to the allocator."""
+    """The owner of a block of memory. When the owner dies, the block returns to the allocator."""
 
     __slots__ = ("__weakref__",)
 
@@ -25,14 +25,14 @@ class Fresh(NamedTuple):
     layout: Layout
 
     def array(self) -> DeviceArray:
-        """Return an uninitialised array. Raises OutOfMemory."""
+        """Return a new uninitialised array. Raises OutOfMemory."""
         allocator = driver.allocator()
         block = allocator.allocate(self.nbytes)
         return DeviceArray(block.address, self.layout, _Lent(allocator.release, block))
 
 
 def is_own(array: Any) -> bool:
-    """Return whether an array is a whole block of the allocator, not a view and not another library's memory."""
+    """Return whether an array owns a block of the allocator: it is no view, and its memory is not another library's."""
     return array.base is None and type(array.owner) is _Lent
 
 
@@ -57,7 +57,7 @@ def zeros(shape: Shape, dtype: Any) -> DeviceArray:
 
 
 def to_device(array: np.ndarray) -> DeviceArray:
-    """Return a dense copy in the device's memory."""
+    """Return a dense copy of `array` in the device's memory."""
     array = np.asarray(array, order="C")
     made = empty(array.shape, array.dtype)
     if array.size:
@@ -67,15 +67,15 @@ def to_device(array: np.ndarray) -> DeviceArray:
 
 @functools.lru_cache(maxsize=64)
 def table(content: bytes) -> DeviceArray:
-    """Return bytes on the device; do not change them: later calls with the same bytes return the same array."""
+    """Return `content` as an array on the device. Do not change it: later calls with equal content return it again."""
     return to_device(np.frombuffer(content, np.uint8))
 
 
 def to_host(array: DeviceArray) -> np.ndarray:
-    """Return a copy in the host's memory, after waiting for the kernels that compute the array."""
+    """Wait for the kernels that compute `array`; return a copy of it in the host's memory."""
     if not array.size:
         return np.empty(array.shape, array.dtype)
-    # One copy of all bytes from the first to the last element, gaps included.
+    # All bytes from the first to the last element are copied at once, gaps included.
     low, high = byte_bounds(array)  # type: ignore[arg-type]
     memory = np.empty(high - low, np.uint8)
     driver.copy_to_host(memory, low)

@@ -1,10 +1,10 @@
 """Scaled dot-product attention on a device, tile by tile: the T x S matrix of weights never exists in memory.
 
-A block of threads owns some rows of one side: of queries in the forward pass and for the gradients of queries, of keys
-for the gradients of keys and values. Tiles of the other side's rows lie in shared memory. Several threads share a row,
-each with a part of its features in registers. They add up their parts of each score, divide the work of computing
-weights from scores, and then each updates its own part of the result. Every sum has a fixed order, so results do not
-depend on the device.
+A block of threads computes some rows of one side: queries in the forward pass and for the gradients of queries, keys
+for the gradients of keys and values. Tiles of rows of the other side are in shared memory. Several threads share a row;
+each holds a part of the row's features in registers. The threads add up their parts of each score, divide the work of
+computing weights from scores, and then each thread updates its own part of the result. Every sum has a fixed order, so
+results do not depend on the device.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao, "FlashAttention-2: Faster
 Attention with Better Parallelism and Work Partitioning", 2023.
@@ -37,9 +37,9 @@ from spillgrad_kernels.tables.random import counters_needed
 from spillgrad_kernels.tables.scalar_math import exp, log
 
 BLOCK_THREADS = 8 if SIMULATED else 128
-# Features in the registers of a thread, for each of the two arrays that it holds a part of a row of.
+# The number of features in a thread's registers, for each of the two arrays of which the thread holds a part of a row.
 _FEATURES = 4 if SIMULATED else 32
-# The most rows of the other side in shared memory at once, and the bytes that they may take there.
+# The most rows of the other side that are in shared memory at once, and the most bytes of these rows.
 _TILE = 4 if SIMULATED else 32
 _SHARED_BYTES = 44 << 10
 NO_MASK, CHOICE, BIAS = 0, 1, 2
@@ -50,7 +50,8 @@ _MASK32, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 class Variant(NamedTuple):
     """The properties of a call that change a kernel's code.
 
-    Queries and keys have `width` features, values `value_width`. `mask` is one of the constants above.
+    Queries and keys have `width` features, values `value_width`. `mask` is the kind of mask, one of the constants
+    above.
     """
 
     dtype: str
@@ -62,10 +63,10 @@ class Variant(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How a block's `rows` are divided among its threads.
+    """How the `rows` of a block are divided among its threads.
 
-    `splits` threads share a row; each holds `part` features of queries and keys, and `value_part` of values. Shared
-    memory holds `tile` rows of the other side at once.
+    `splits` threads share a row; each thread holds `part` features of queries and keys, and `value_part` features of
+    values. Shared memory holds `tile` rows of the other side at once.
     """
 
     splits: int
@@ -76,7 +77,7 @@ class Cut(NamedTuple):
 
 
 def cut_of(variant: Variant, features: int, scores: int) -> Cut:
-    """Return the cut with parts of at most `features`, where each score takes `scores` numbers of shared memory."""
+    """Return the cut with parts of at most `features` features. Each score takes `scores` numbers of shared memory."""
     itemsize = np.dtype(variant.dtype).itemsize
     lanes = ACCESS_BYTES // itemsize
     splits = 1
@@ -89,18 +90,18 @@ def cut_of(variant: Variant, features: int, scores: int) -> Cut:
     return Cut(splits, part, value_part, tile, BLOCK_THREADS // splits)
 
 
-# A kernel gets an array as five numbers: its address, two strides of the batch, the stride of rows, and of features.
+# The number of arguments for an array: its address, and the strides of two batch dimensions, of rows, and of features.
 PLACE = 5
 
 
 def number_types(sums: Any) -> list[Any]:
-    """Return the types of the arguments that each kernel takes before the arrays."""
+    """Return the types of the arguments that each kernel takes before the arguments for arrays."""
     return [*[types.int64] * 4, sums, sums, types.int64, types.uint64, types.int64, types.int64]
 
 
 @device
 def _random_word(seed: int, counter: int, position: int) -> Any:
-    """Return word `position` of those drawn from a counter on, as `spillgrad_kernels.cpu.random` draws them."""
+    """Return word `position` of the random words from `counter` on, in the order of `spillgrad_kernels.cpu.random`."""
     at, key = np.uint64(counter + quotient(position, 4)), np.uint64(seed)
     x0, x1, x2, x3 = philox4x32(at & _MASK32, at >> _HALF, np.uint64(0), np.uint64(0), key & _MASK32, key >> _HALF)
     lane = position & 3
@@ -188,7 +189,7 @@ def functions(variant: Variant, tile: int) -> Functions:
 
 @functools.cache
 def forward_kernel(variant: Variant) -> Kernel:
-    """Return the kernel whose blocks own queries of a head and compute their rows of the result."""
+    """Return the kernel of the forward pass. A block computes the results of some queries of a head."""
     dtype = np.dtype(variant.dtype)
     size, number, sums = dtype.itemsize, dtype.type, kernel_types[variant.dtype]
     splits, part, value_part, tile, rows = cut_of(variant, _FEATURES, 2 if variant.dropout else 1)
@@ -206,7 +207,7 @@ def forward_kernel(variant: Variant) -> Kernel:
         v: int, v_0: int, v_1: int, v_row: int, v_step: int, mask: int, mask_0: int, mask_1: int, mask_row: int,
         mask_step: int, out: int, out_0: int, out_1: int, out_row: int, out_step: int, lse: int,
     ) -> None:  # fmt: skip
-        key_rows = cuda.shared.array(keys_size, sums)  # a line each: the simulator tells arrays apart by lines
+        key_rows = cuda.shared.array(keys_size, sums)  # separate lines: the simulator tells arrays apart by line
         value_rows = cuda.shared.array(values_size, sums)
         scores = cuda.shared.array(scores_size, sums)
         factors = cuda.shared.array(factors_size, sums)
@@ -247,7 +248,7 @@ def forward_kernel(variant: Variant) -> Kernel:
             for j in range(tile):
                 value = scores[j * rows + r]
                 now = value if value > now or value != value else now
-            # While a row has only scores of -inf, shift by 0: -inf - -inf would be NaN.
+            # If all scores of a row so far are -inf, shift by 0: -inf - -inf would be NaN.
             shift = zero if now == lowest else now
             shrink = exp(largest - shift)
             largest = now
@@ -278,7 +279,7 @@ def forward_kernel(variant: Variant) -> Kernel:
 
 
 class Call(NamedTuple):
-    """The arguments of a call that the kernels of both passes take: `arrays` are q, k, v and the mask."""
+    """The arguments that the kernels of the forward and backward pass take: `arrays` are q, k, v and the mask."""
 
     variant: Variant
     numbers: tuple[Any, ...]
@@ -287,9 +288,10 @@ class Call(NamedTuple):
     def launch(
         self, kernel: Kernel, count: int, rows: int, strided: list[DeviceArray], dense: list[DeviceArray]
     ) -> None:
-        """Run a kernel whose blocks own `rows` of the `count` rows of each head.
+        """Run `kernel`, in which a block computes `rows` of the `count` rows of each head.
 
-        After its own arrays it takes those of `strided`, with strides, then those of `dense`, by address alone.
+        The kernel takes `arrays`, then `strided`, each as an address and strides, then `dense`, each as an address
+        only.
         """
         q, k = self.arrays[:2]
         batch = q.shape[:-2]
@@ -302,14 +304,14 @@ class Call(NamedTuple):
 
 
 def short_batch(array: DeviceArray) -> DeviceArray:
-    """Return an array with at most two batch dimensions: the kernels walk no more."""
+    """Return an array with its batch dimensions merged into at most two, as kernels take no more."""
     if array.ndim <= 4:
         return array
     return contiguous(array).reshape(math.prod(array.shape[:-3]), *array.shape[-3:])
 
 
 def _place(array: DeviceArray) -> tuple[int, ...]:
-    """Return an array's address and its strides, with 0 for batch dimensions that it does not have."""
+    """Return the `PLACE` arguments for an array, with stride 0 for batch dimensions that the array does not have."""
     strides = array.strides[:-2]
     outer = strides[-2] if len(strides) > 1 else 0
     return array.address, outer, strides[-1] if strides else 0, *array.strides[-2:]
@@ -319,10 +321,10 @@ def prepare(
     q: DeviceArray, k: DeviceArray, v: DeviceArray, scale: float, causal: bool, mask: DeviceArray | None,
     dropout: Dropout | None,
 ) -> Call:  # fmt: skip
-    """Return the call with these operands. Raises ValueError and TypeError for a mask that does not fit."""
+    """Return the arguments for these operands. Raises ValueError or TypeError if the mask does not fit."""
     kind, shape = NO_MASK, (*q.shape[:-1], k.shape[-2])
     if mask is None:
-        mask = q  # any array: kernels without a mask do not read it
+        mask = q  # stands for the mask, which the kernel then does not read
     else:
         if mask.dtype not in (np.bool_, q.dtype):
             raise TypeError(f"attention: got a mask of {mask.dtype}; wanted bool or {q.dtype} as of q; convert")

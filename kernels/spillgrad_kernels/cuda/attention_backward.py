@@ -17,13 +17,14 @@ from spillgrad_kernels.tables.attention import Dropout, check_operands, check_re
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.scalar_math import exp
 
-# Features in the registers of a thread, for each of the three or four arrays that it holds a part of a row of.
+# The number of features in a thread's registers, for each of the three or four arrays of which it holds a part of a
+# row.
 _BACKWARD_FEATURES = 4 if SIMULATED else 16
 
 
 @functools.cache
 def queries_kernel(variant: Variant) -> Kernel:
-    """Return the kernel whose blocks own queries of a head and compute their gradients."""
+    """Return the kernel in which a block computes the gradients of some queries of a head."""
     dtype = np.dtype(variant.dtype)
     size, number, sums = dtype.itemsize, dtype.type, kernel_types[variant.dtype]
     splits, part, value_part, tile, rows = cut_of(variant, _BACKWARD_FEATURES, 2)
@@ -41,7 +42,7 @@ def queries_kernel(variant: Variant) -> Kernel:
         mask_step: int, g: int, g_0: int, g_1: int, g_row: int, g_step: int, dq: int, dq_0: int, dq_1: int,
         dq_row: int, dq_step: int, lse: int, mean_grad: int,
     ) -> None:  # fmt: skip
-        key_rows = cuda.shared.array(keys_size, sums)  # a line each: the simulator tells arrays apart by lines
+        key_rows = cuda.shared.array(keys_size, sums)  # separate lines: the simulator tells arrays apart by line
         value_rows = cuda.shared.array(values_size, sums)
         scores = cuda.shared.array(scores_size, sums)
         slopes = cuda.shared.array(scores_size, sums)
@@ -100,7 +101,7 @@ def queries_kernel(variant: Variant) -> Kernel:
 
 @functools.cache
 def keys_kernel(variant: Variant) -> Kernel:
-    """Return the kernel whose blocks own keys of a head and compute their gradients and those of their values."""
+    """Return the kernel in which a block computes the gradients of some keys of a head and of their values."""
     dtype = np.dtype(variant.dtype)
     size, number, sums = dtype.itemsize, dtype.type, kernel_types[variant.dtype]
     splits, part, value_part, tile, rows = cut_of(variant, _BACKWARD_FEATURES, 2)
@@ -118,7 +119,7 @@ def keys_kernel(variant: Variant) -> Kernel:
         mask_step: int, g: int, g_0: int, g_1: int, g_row: int, g_step: int, dk: int, dk_0: int, dk_1: int,
         dk_row: int, dk_step: int, dv: int, dv_0: int, dv_1: int, dv_row: int, dv_step: int, lse: int, mean_grad: int,
     ) -> None:  # fmt: skip
-        query_rows = cuda.shared.array(queries_size, sums)  # a line each: the simulator tells arrays apart by lines
+        query_rows = cuda.shared.array(queries_size, sums)  # separate lines: the simulator tells arrays apart by line
         grad_rows = cuda.shared.array(grads_size, sums)
         scores = cuda.shared.array(scores_size, sums)
         slopes = cuda.shared.array(scores_size, sums)
@@ -185,12 +186,12 @@ def attention_backward(
     grad_out: DeviceArray, q: DeviceArray, k: DeviceArray, v: DeviceArray, out: DeviceArray, lse: DeviceArray,
     scale: float, causal: bool, mask: DeviceArray | None = None, dropout: Dropout | None = None,
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:  # fmt: skip
-    """Return the gradients of `attention_forward` by q, k and v; `out` and `lse` are what it returned."""
+    """Return the gradients of `attention_forward` by q, k and v. `out` and `lse` are its results."""
     check_operands(q, k, v)
     check_results(q, v, grad_out, out, lse)
     dq, dk, dv = (empty(array.shape, array.dtype) for array in (q, k, v))
     call = prepare(q, k, v, scale, causal, mask, dropout)
-    # For each query the mean of the gradients of its weights, weighted by the weights: the sum of grad_out * out.
+    # For each query, the sum over keys of weight * gradient of the weight, which is equal to the sum of grad_out * out.
     (weighted,) = compute(ROWS["mul"].forward, "mul", [grad_out, out], (q.dtype,))
     dense = [contiguous(lse), sum_over(weighted, (weighted.ndim - 1,))]
     rows = cut_of(call.variant, _BACKWARD_FEATURES, 2).rows

@@ -1,10 +1,10 @@
 """Batch, instance and group normalization on a device, forward and backward: their parameters are per channel.
 
-Elements that share a mean and a variance are a unit. A unit consists of runs of adjacent elements: a group of one
-sample is one run, a channel of a batch has a run in every sample. Blocks of threads add up parts of a unit, and then
-one thread per unit adds the parts. Sums are float64, of distances from the unit's first element, so that a large mean
-costs no accuracy. The backward pass adds up each channel in the same way, and computes the sums of units and the
-gradients of parameters from the channels' sums.
+The elements that share a mean and a variance are called a unit. A unit consists of runs of adjacent elements: a group
+of one sample is one run, a channel of a batch has a run in every sample. Blocks of threads add up parts of a unit, and
+then one thread per unit adds the sums of the parts. Sums are float64, and add distances from the unit's first element,
+so that a large mean costs no accuracy. The backward pass adds up each channel in the same way, and computes the sums of
+units and the gradients of parameters from the channels' sums.
 """
 
 import functools
@@ -22,14 +22,15 @@ from spillgrad_kernels.cuda.pointers import WORD_BYTES, computing_dtype, loaders
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Shape
 
-# The elements of a unit that one block adds up. The number is the same for all devices, and so are the results.
+# The number of elements of a unit that one block adds up. It is the same on all devices, so that the results are too.
 _PART_ELEMENTS = 1 << 14
 
 
 def _beginning(dtype: np.dtype[Any], backward: bool) -> Callable[..., Any]:
-    """Return the function that loads the two numbers of a unit that enter its elements' terms.
+    """Return the device function that loads two numbers of a unit, from which its elements' terms are computed.
 
-    Backward, these are mean and reciprocal deviation; forward, the first element, and an unused number.
+    In the backward pass, the numbers are the mean and the reciprocal deviation; in the forward pass, the first element,
+    and an unused number.
     """
     loaded = computing_dtype(dtype) if backward else dtype
     load, size = loaders[loaded.name, 1], loaded.itemsize
@@ -46,7 +47,7 @@ def _beginning(dtype: np.dtype[Any], backward: bool) -> Callable[..., Any]:
 
 
 def _terms(dtype: np.dtype[Any], lanes: int, backward: bool) -> Callable[..., Any]:
-    """Return the function that adds up both terms of adjacent elements (see `adding`)."""
+    """Return the device function that returns the sums of both terms (see `adding`) over `lanes` adjacent elements."""
     every = range(lanes)
     x, g = (", ".join([f"{letter}{i}" for i in every]) for letter in "xg")
     lines = ["def terms(at, further, centre, scale):", f"    {x} = load(at)"]
@@ -63,11 +64,11 @@ def _terms(dtype: np.dtype[Any], lanes: int, backward: bool) -> Callable[..., An
 
 @functools.cache
 def adding(dtype: np.dtype[Any], lanes: int, backward: bool) -> Kernel:
-    """Return the kernel that adds up two terms of the elements of each part of each unit.
+    """Return the kernel that computes two sums of terms of elements, for each part of each unit.
 
-    Forward, the terms are the distance from the unit's first element, and its square. Backward, they are the gradient,
-    and the gradient times the normalized element. A thread takes `lanes` adjacent elements at once; all lengths count
-    such groups.
+    In the forward pass, the terms are the distance from the unit's first element, and the square of this distance. In
+    the backward pass, they are the gradient, and the gradient times the normalized element. A thread takes groups of
+    `lanes` adjacent elements; all lengths are numbers of groups.
     """
     begin, terms = _beginning(dtype, backward), _terms(dtype, lanes, backward)
     store, threads, nbytes = storers["float64", 2], THREADS, lanes * dtype.itemsize
@@ -79,7 +80,7 @@ def adding(dtype: np.dtype[Any], lanes: int, backward: bool) -> Kernel:
         firsts = cuda.shared.array(threads, types.float64)
         seconds = cuda.shared.array(threads, types.float64)
         thread = cuda.threadIdx.x
-        # The distance to a thread's next element, in runs and in elements of a run.
+        # The distance to a thread's next element, in whole runs and in further elements.
         runs_on = quotient(threads, run)
         places_on = threads - runs_on * run
         group = cuda.blockIdx.x
@@ -122,7 +123,7 @@ def adding(dtype: np.dtype[Any], lanes: int, backward: bool) -> Kernel:
 
 @functools.cache
 def _joining() -> Callable[[int, int, int], Any]:
-    """Return the device function that adds up the parts of a unit."""
+    """Return the device function that adds up the sums of the parts of a unit."""
     load = loaders["float64", 2]
 
     @device
@@ -152,7 +153,7 @@ def finishing(dtype: np.dtype[Any]) -> Kernel:
             distance, squares = join(sums, unit, parts)
             distance /= n
             spread = squares / n - distance * distance
-            if spread < 0:  # by rounding; a NaN stays NaN
+            if spread < 0:  # negative by rounding; a NaN stays NaN
                 spread = np.float64(0)
             store(mean + unit * number_size, np.float64(load(x + unit * run * size)) + distance)
             store(rstd + unit * number_size, 1 / math.sqrt(spread + eps))
@@ -164,7 +165,7 @@ def finishing(dtype: np.dtype[Any]) -> Kernel:
 
 @functools.cache
 def tracking(number: np.dtype[Any], running: np.dtype[Any]) -> Kernel:
-    """Return the kernel that moves each channel's running statistic towards its average over samples."""
+    """Return the kernel that moves each channel's running statistic towards the statistic's average over samples."""
     load, size = loaders[number.name, 1], number.itemsize
     load_running, store_running = loaders[running.name, 1], storers[running.name, 1]
 
@@ -185,10 +186,10 @@ def tracking(number: np.dtype[Any], running: np.dtype[Any]) -> Kernel:
 
 @functools.cache
 def sharing(number: np.dtype[Any], weight: np.dtype[Any]) -> Kernel:
-    """Return the kernel that computes two numbers of each unit and the gradients of parameters from channels' sums.
+    """Return the kernel that computes, from channels' sums, two numbers of each unit and the gradients of parameters.
 
-    The numbers of a unit, `shift` and `slope`, enter the gradients of all its elements. The first threads compute
-    units, the others channels. The weight is 1 where there is none.
+    The gradients of all elements of a unit are computed from the unit's numbers, `shift` and `slope`. The first threads
+    compute units, the other threads channels. A missing weight counts as 1.
     """
     load_weight, weight_size, join = loaders[weight.name, 1], weight.itemsize, _joining()
     store, size = storers[number.name, 1], number.itemsize
@@ -228,7 +229,7 @@ def sharing(number: np.dtype[Any], weight: np.dtype[Any]) -> Kernel:
 def _summed(
     backward: bool, units: int, n: int, run: int, inner: int, x: DeviceArray, *others: DeviceArray
 ) -> tuple[DeviceArray, int]:
-    """Return both sums of each part of each unit, and the number of parts of a unit."""
+    """Return both sums of each part of each unit (see `adding`), and the number of parts of a unit."""
     parts = -(-n // _PART_ELEMENTS)
     sums = empty((units, parts, 2), np.float64)
     addresses = [other.address for other in others] if others else [0, 0, 0]
@@ -250,7 +251,8 @@ def normalize(
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:  # fmt: skip
     """Return (out, mean, rstd), and update the running statistics.
 
-    `out` is `formula` of elements, mean, rstd, weight and bias. `dims` are the dimensions that a unit spans.
+    `out` is `formula` of elements, mean, rstd, weight and bias. `dims` are the dimensions of `places` that a unit
+    spans.
     Shapes: x (samples, groups * inner, ...), seen as `places`: (samples, groups, inner, places); weight, bias and each
     of `running` (groups * inner,); mean and rstd as `places` with 1 for each of `dims`.
     """
@@ -286,7 +288,8 @@ def gradients(
     """Return the gradients of `normalize` by its input, weight and bias.
 
     The gradient by the input is `formula` of gradients, elements, weight, mean, rstd, and the unit's shift and slope.
-    The gradients by weight and bias are flat, never of half precision, and are returned also where there was none.
+    The gradients by weight and bias are flat, never of half precision, and are returned even if the weight or bias is
+    missing.
     """
     samples, groups, inner, each = places
     number = computing_dtype(x.dtype)

@@ -3,8 +3,8 @@
 A patch is the elements of one window, copied into a column of a matrix. `matmul` needs this copy: its tensor cores and
 its accesses of 16 bytes take adjacent elements, and a window's elements are not adjacent in memory. The copy costs
 little, as each of its elements takes part in M multiply-adds. A piece is some images, or some rows of one image, with
-about `_PIECE_BYTES` of patches, few enough for large caches. Where a group has few outputs, as in depthwise
-convolution, the product would leave most of its tile empty; there `conv_direct` computes each element of a result in a
+about `_PIECE_BYTES` of patches, few enough for large caches. If a group has few outputs, as in depthwise convolution,
+the product would leave most of its tile empty. In this case, `conv_direct` computes each element of a result in one
 thread.
 
 For the derivative by the input, each element of an image adds up the windows that contain it, in a fixed order.
@@ -31,13 +31,13 @@ from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.windows import Windows
 
-# The bytes of a piece: its patches, and the result or gradient of its product.
+# The most bytes of a piece: its patches, and the result or gradient of its product.
 _PIECE_BYTES = 1 << 26
 # Rows and columns of matrices are multiples of this number of elements: 16 bytes of half precision.
 _WHOLE = 8
-# With fewer outputs a group, the product's tile is so empty that `conv_direct` is faster.
+# With fewer outputs per group, the product's tile is so empty that `conv_direct` is faster.
 _FEW_OUTPUTS = 16
-# A product of fewer tiles than this is cut along its depth, into parts of at least `_SHARED_DEPTH`.
+# A product of fewer tiles than `_WANTED_TILES` is cut along its depth, into parts of at least `_SHARED_DEPTH`.
 _WANTED_TILES, _TILE = 256, 128
 _SHARED_DEPTH = 256
 # The least number of patch elements that a thread copies.
@@ -106,12 +106,12 @@ class _Piece(NamedTuple):
 
     @property
     def all_rows(self) -> int:
-        """The number of rows of all its images together."""
+        """The number of rows of all images of the piece together."""
         return int((self.images.stop - self.images.start) * (self.rows.stop - self.rows.start))
 
 
 def _pieces(count: int, rows: int, row_bytes: int) -> list[_Piece]:
-    """Cut `count` images of `rows` rows into pieces of about equal size, at most `_PIECE_BYTES` or one row."""
+    """Return pieces of `count` images of `rows` rows, of about equal size, and at most `_PIECE_BYTES` or one row."""
     at_once = max(1, _PIECE_BYTES // row_bytes)
     if at_once >= rows:
         images = -(-count // -(-count // min(count, at_once // rows)))
@@ -123,9 +123,10 @@ def _pieces(count: int, rows: int, row_bytes: int) -> list[_Piece]:
 
 
 def _gathered(x: DeviceArray, piece: _Piece, windows: Windows, groups: int, depth: int, columns: int) -> DeviceArray:
-    """Return the patches of a piece as columns, with zeros beyond the last row and column.
+    """Return the patches of a piece as the columns of a matrix per group, with zeros beyond the last row and column.
 
-    Shapes: x (N, C, *image) and dense, result (groups, depth, columns). A row has one element of every window.
+    Shapes: x (N, C, *image) and dense, result (groups, depth, columns). A row of the result has one element of every
+    window.
     """
     out = empty((groups, depth, columns), x.dtype)
     images, channels = x[piece.images], x.shape[1]
@@ -141,7 +142,7 @@ def _gathered(x: DeviceArray, piece: _Piece, windows: Windows, groups: int, dept
 
 
 def _beside_each_other(images: DeviceArray, groups: int, columns: int) -> DeviceArray:
-    """Return a row for each channel, with its elements of all images one after another, and zeros behind them.
+    """Return a row for each channel, with the channel's elements of all images one after another, then zeros.
 
     Shapes: images (N, C, H, W), result (groups, C / groups, columns).
     """
@@ -168,13 +169,13 @@ def _matrices(weight: DeviceArray, groups: int) -> DeviceArray:
 
 
 def _parts(groups: int, rows: int, depth: int, columns: int) -> int:
-    """Return the number of parts to cut a product's depth into, so that even one with few tiles fills a device."""
+    """Return the number of parts to cut a product's depth into, so that a product of few tiles fills a device too."""
     tiles = groups * -(-rows // _TILE) * -(-columns // _TILE)
     return max(1, min(_WANTED_TILES // tiles, depth // _SHARED_DEPTH))
 
 
 def _products(a: DeviceArray, b: DeviceArray, parts: int, before: DeviceArray | None = None) -> DeviceArray:
-    """Return the products of the groups, one for each part of the depth, added to `before` if that is given.
+    """Return the products of the groups, one for each part of the depth. If `before` is given, add them to it in place.
 
     Shapes: a (groups, rows, depth), b (groups, depth, columns), result and before (parts, groups, rows, columns).
     """
@@ -198,7 +199,7 @@ def _product(a: DeviceArray, b: DeviceArray) -> DeviceArray:
 
 
 def _finish(product: DeviceArray, bias: DeviceArray | None, out: DeviceArray) -> None:
-    """Write a product of shape (N, C, ...) to `out`, plus each channel's bias."""
+    """Write `product`, of shape (N, C, ...), plus each channel's bias, to `out`."""
     if bias is None:
         copy(product, out=out)
     else:
@@ -207,14 +208,14 @@ def _finish(product: DeviceArray, bias: DeviceArray | None, out: DeviceArray) ->
 
 
 def _is_pointwise(windows: Windows, itemsize: int) -> bool:
-    """Return whether a product takes images as they are: every element is a window, and accesses are aligned."""
+    """Return whether `matmul` can read images without a copy: each element is a window, and accesses are aligned."""
     places = math.prod(windows.image)
     is_every = windows.size == windows.stride == (1, 1) and windows.grid == windows.image and not any(windows.padding)
     return is_every and places * itemsize % ACCESS_BYTES == 0 and places >= _TILE
 
 
 def _multiply(matrices: DeviceArray, images: DeviceArray, bias: DeviceArray | None, out: DeviceArray) -> DeviceArray:
-    """Write the product of each group's matrix and its channels, plus a bias, to `out`; return it."""
+    """Write the product of each group's matrix and the group's channels, plus a bias, to `out`; return `out`."""
     groups, rows, depth = matrices.shape
     by_group = contiguous(images).reshape(len(images), groups, depth, -1)
     target = out.reshape(len(out), groups, rows, -1)
@@ -226,7 +227,7 @@ def _multiply(matrices: DeviceArray, images: DeviceArray, bias: DeviceArray | No
 
 
 def conv(x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, windows: Windows, groups: int) -> DeviceArray:
-    """Return, for every window and output channel, the sum of the window's elements times weights, plus the bias."""
+    """Return, for each window and output channel, the sum of the window's elements times the weights, plus the bias."""
     outputs, inner = weight.shape[:2]
     out = empty((len(x), outputs, *windows.grid), x.dtype)
     if not out.size:
@@ -251,7 +252,7 @@ def conv(x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, windows:
 
 
 def _windows_over(windows: Windows, first: int, last: int) -> tuple[int, int]:
-    """Return the range of the grid's rows whose windows contain a row of the image from `first` to `last` - 1."""
+    """Return the range of the grid's rows with windows that contain some of the image's rows `first` to `last` - 1."""
     reach, step = (windows.size[0] - 1) * windows.dilation[0], windows.stride[0]
     begin = max(0, -(-(first + windows.padding[0] - reach) // step))
     end = min(windows.grid[0], (last - 1 + windows.padding[0]) // step + 1)

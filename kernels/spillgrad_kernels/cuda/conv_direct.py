@@ -17,13 +17,13 @@ from spillgrad_kernels.cuda.windows import first_window
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.windows import Windows
 
-# Positions that one block adds up for an element of a weight's gradient.
+# The number of positions that one block adds up for an element of a weight's gradient.
 _PART_POSITIONS = 1 << 14
 
 
 @functools.cache
 def adding_windows(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel of convolution: a thread adds up a window's elements times the weights of one output."""
+    """Return the kernel of convolution: a thread adds up one window's elements times the weights of one output."""
     load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
     nothing = computing_dtype(dtype).type(0)
 
@@ -64,7 +64,7 @@ def adding_windows(dtype: np.dtype[Any]) -> Kernel:
 
 @functools.cache
 def adding_inputs(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel of the gradient by the input: for one element, a thread adds up the windows that contain it."""
+    """Return the kernel of the gradient by the input, in which a thread adds up all windows' terms for one element."""
     load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
     nothing = computing_dtype(dtype).type(0)
 
@@ -125,9 +125,10 @@ def run(
 
 @functools.cache
 def adding_products(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
-    """Return the kernel of the gradient by the weight: for one weight, it adds up gradients times input elements.
+    """Return the kernel of the gradient by the weight: for each weight, the sum of gradients times input elements.
 
-    A block adds up a part of the positions: first each thread its own, then all threads' sums in float64.
+    A block adds up a part of the positions for one weight: first each thread adds up its own positions, then the sums
+    of all threads are added in float64.
     """
     load, store, size, result_size = loaders[dtype.name, 1], storers[result.name, 1], dtype.itemsize, result.itemsize
     nothing, threads = computing_dtype(dtype).type(0), THREADS
@@ -139,7 +140,7 @@ def adding_products(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
     ) -> None:  # fmt: skip
         shared = cuda.shared.array(threads, types.float64)
         thread = cuda.threadIdx.x
-        # The distance to a thread's next position, in images, rows and columns.
+        # The distance to a thread's next position, in whole images, further rows and further columns.
         images_on = quotient(threads, down * across)
         rows_on = quotient(threads - images_on * down * across, across)
         columns_on = threads - (images_on * down + rows_on) * across
@@ -187,7 +188,7 @@ def adding_products(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
 def run_weight(
     out: DeviceArray, grad: DeviceArray, x: DeviceArray, windows: Windows, groups: int
 ) -> None:  # fmt: skip
-    """Write the gradient by the weight to `out`."""
+    """Write the gradient of a convolution by its weight to `out`."""
     outputs, inner = grad.shape[1] // groups, x.shape[1] // groups
     positions = len(x) * math.prod(windows.grid)
     parts = -(-positions // _PART_POSITIONS)

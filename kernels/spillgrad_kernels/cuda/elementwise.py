@@ -1,8 +1,8 @@
-"""Elementwise loops for a device: one builder for dense, strided, broadcast and scalar operands, and several results.
+"""Elementwise loops for a device, for dense, strided, broadcast and scalar operands, and for several results.
 
-The loop walks the operands' common shape in the order in which most arrays are dense, and merges dimensions where the
-strides of all arrays permit it. Where all arrays permit it, a thread computes as many adjacent elements as one access
-of 16 bytes holds. It then continues one grid further.
+A loop walks over the operands' common shape in the order in which most arrays are dense, and merges dimensions if the
+strides of all arrays permit it. If all arrays permit it, a thread computes as many adjacent elements at once as an
+access of 16 bytes holds. The thread then skips the elements of all other threads, and computes again.
 """
 
 import functools
@@ -27,9 +27,9 @@ Operand = DeviceArray | np.generic  # kernels get arrays by address, and numbers
 class Loop(NamedTuple):
     """The properties of a loop that change a kernel's code, besides the formula.
 
-    A thread computes `lanes` adjacent elements along the last of `dims` dimensions. The pattern has a letter for each
-    operand: "v" is an array with a stride along that dimension, "s" an array with stride 0 there, and "n" a number.
-    `dtypes` are those of operands and results.
+    A thread computes `lanes` adjacent elements along the last of `dims` dimensions. `pattern` has a letter for each
+    operand: "v" is an array with a stride along the last dimension, "s" an array with stride 0 along it, and "n" a
+    number. `dtypes` are the dtypes of operands and results.
     """
 
     pattern: str
@@ -39,7 +39,7 @@ class Loop(NamedTuple):
 
     @property
     def arrays(self) -> list[int]:
-        """The positions, among operands and results, of arrays."""
+        """The positions of arrays in the list of operands, then results."""
         return [i for i in range(len(self.dtypes)) if i >= len(self.pattern) or self.pattern[i] != "n"]
 
     @property
@@ -52,9 +52,9 @@ class Loop(NamedTuple):
 
 
 def device_function(body: Trace, kept: Callable[[Any], Any] | None = None) -> Callable[..., Any]:
-    """Return a function for kernels that computes `body`; it returns several results as a tuple.
+    """Return a function for kernels that computes `body`; several results are returned as a tuple.
 
-    If `kept` is given, the result of each line passes through it.
+    If `kept` is given, each line's result is replaced by `kept` of the result.
     """
     namespace: dict[str, Any] = {
         **FUNCTIONS, **{kind.__name__: kind for kind in CONVERSIONS.values()}, **logic.FUNCTIONS, **body.constants,
@@ -74,7 +74,7 @@ def _source(loop: Loop) -> str:
     lanes = range(loop.lanes)
 
     def held(i: int, lane: int) -> str:
-        """Return the name of a value in a lane; lanes share the value of an operand with stride 0."""
+        """Return the name of operand or result `i` in a lane; all lanes share the value of an operand with stride 0."""
         return (
             f"a{i}"
             if loop.pattern[i:] and loop.pattern[i] == "n"
@@ -105,7 +105,7 @@ def _source(loop: Loop) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def build(body: Trace, name: str, loop: Loop, computed: np.dtype[Any] | None = None) -> Kernel:
-    """Return the kernel that computes `body` in a loop; if `computed` is an integer dtype, results wrap in that."""
+    """Return the kernel that computes `body` in a loop. In an integer dtype `computed`, results wrap around."""
     wraps = computed is not None and computed.name not in CONVERSIONS
     formula = device_function(body, scalar_math.integers_kept_in(computed) if wraps else None)
     namespace: dict[str, Any] = {"cuda": cuda, "quotient": quotient, "formula": formula}
@@ -123,9 +123,9 @@ _trace = functools.cache(trace)
 
 
 def _computed_in(operands: Sequence[np.dtype[Any]], result: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that a formula computes in: that of the first float, else the one that integers promote to.
+    """Return the dtype in which a formula computes: the first float dtype of `operands`, else their promoted dtype.
 
-    If all operands are bool, it is the result's dtype.
+    If all operands are bool, it is the dtype `result`.
     """
     for dtype in operands:
         if dtype.name in CONVERSIONS:
@@ -136,19 +136,19 @@ def _computed_in(operands: Sequence[np.dtype[Any]], result: np.dtype[Any]) -> np
 
 @functools.cache
 def _constants(computed: np.dtype[Any]) -> Callable[[float], Any]:
-    """Return the function that converts a formula's constants; among integers, a float becomes float64."""
+    """Return the function that converts a formula's constants to `computed`; for integers, floats become float64."""
     if computed.name in CONVERSIONS:
         return CONVERSIONS[computed.name]
     return lambda value: np.float64(value) if isinstance(value, float) else np.asarray(value).astype(computed)[()]
 
 
 def traced(formula: Formula, computed: np.dtype[Any]) -> Trace:
-    """Return the trace of a formula, with constants for computing in a dtype."""
+    """Return the trace of a formula, with its constants converted for computing in the dtype `computed`."""
     return _trace(formula, _constants(computed))
 
 
 class CallPlan(NamedTuple):
-    """The prepared kernel for calls with the same layouts: `words` are sizes and strides, `results` are to be made."""
+    """The prepared kernel for calls with the same layouts. `words` are sizes and strides, `results` make new arrays."""
 
     kernel: Kernel
     turns: int
@@ -156,7 +156,7 @@ class CallPlan(NamedTuple):
     results: tuple[Fresh, ...]
 
     def run(self, operands: Sequence[Operand], outs: Sequence[DeviceArray] = ()) -> Sequence[DeviceArray]:
-        """Compute into fresh memory or into `outs`."""
+        """Compute the results into new arrays or into `outs`."""
         results = outs or [fresh.array() for fresh in self.results]
         if self.turns:
             given = [x.address if type(x) is DeviceArray else x for x in (*operands, *results)]
@@ -171,8 +171,10 @@ def prepare(
 ) -> CallPlan:  # fmt: skip
     """Return the plan for a formula, or for a trace with several results, over operands of these layouts.
 
-    For a number, give its dtype in place of a layout. `is_aligned` says that all arrays begin at multiples of 16 bytes.
-    Raises ValueError when shapes do not broadcast together, or to those of `outs`, NotOnDevice for complex numbers.
+    For a number, `operands` has a dtype in place of a layout. `is_aligned` says that all arrays begin at multiples of
+    16 bytes.
+    Raises ValueError if shapes do not broadcast together, or not to the shapes of `outs`. Raises NotOnDevice for
+    complex numbers.
     """
     layouts = [operand if isinstance(operand, Layout) else Layout.made((), (), operand) for operand in operands]
     shape = np.broadcast_shapes(*[layout.shape for layout in layouts]) or (outs[0].shape if outs else ())
@@ -206,7 +208,10 @@ def prepare(
 
 
 def _lanes(sizes: list[int], strides: list[list[int]], layouts: Sequence[Layout]) -> int:
-    """Return how many adjacent elements a thread computes: several if all arrays are dense there or have stride 0."""
+    """Return how many adjacent elements a thread computes.
+
+    There are several if, along the last dimension, each array is dense or has stride 0.
+    """
     lanes = ACCESS_BYTES // max(layout.dtype.itemsize for layout in layouts)
     for own, layout in zip(strides, layouts, strict=True):
         itemsize = layout.dtype.itemsize
@@ -227,10 +232,10 @@ def compute(
     formula: Formula | Trace, name: str, operands: Sequence[Operand], dtypes: tuple[Any, ...],
     outs: Sequence[DeviceArray] = (),
 ) -> Sequence[DeviceArray]:  # fmt: skip
-    """Compute a formula, or a trace with several results, over broadcast operands into fresh memory or into `outs`.
+    """Compute a formula, or a trace with several results, over broadcast operands into new arrays or into `outs`.
 
     Shapes: operands broadcast together, to the shape of each of `outs`, which may have any strides. An array of `outs`
-    may be an operand itself, but must not overlap one in another way. Raises ValueError when shapes do not fit.
+    may be an operand itself; otherwise it must not overlap an operand. Raises ValueError if shapes do not fit.
     """
     addresses = 0
     for x in (*operands, *outs):
@@ -246,17 +251,17 @@ def compute(
 def elementwise(
     formula: Formula, name: str, operands: Sequence[Operand | np.ndarray], dtype: Any, out: DeviceArray | None = None
 ) -> DeviceArray:
-    """Compute `formula` over broadcast operands into fresh memory of `dtype`, or into `out` (see `compute`).
+    """Compute `formula` over broadcast operands into a new array of `dtype`, or into `out` (see `compute`).
 
     Host arrays without dimensions count as numbers. The formula computes in the dtype of the first floating operand. If
-    there is none, it computes in the dtype that the operands promote to, and integers wrap around in that.
+    no operand is floating, the formula computes in the dtype to which the operands promote, and integers wrap around.
     """
     given = [_number(x) if isinstance(x, np.ndarray | np.generic) else x for x in operands]
     return compute(formula, name, given, (dtype,), () if out is None else (out,))[0]
 
 
 def _number(value: Any) -> np.generic:
-    """Return a number as kernels take it. Raises TypeError for a host array with dimensions."""
+    """Return `value` as a NumPy number, as kernels take numbers. Raises TypeError for a host array with dimensions."""
     if value.ndim:
         raise TypeError(
             f"elementwise: got an array of shape {value.shape} in the host's memory; wanted it on the device; copy it"
@@ -265,12 +270,12 @@ def _number(value: Any) -> np.generic:
 
 
 def contiguous(a: DeviceArray) -> DeviceArray:
-    """Return the array if it is dense, else a dense copy."""
+    """Return `a` if it is dense, else a dense copy."""
     return a if a.layout.dense else copy(a)
 
 
 def copy(a: DeviceArray, dtype: Any = None, out: DeviceArray | None = None) -> DeviceArray:
-    """Return a dense copy, converted if a dtype is given; with `out`, write the copy there and return `out`."""
+    """Return a dense copy, as `dtype` if it is given. If `out` is given, write the elements to `out` and return it."""
     if out is not None:
         return compute(_same, "copy", [a], (out.dtype,), (out,))[0]
     wanted = a.dtype if dtype is None else np.dtype(dtype)
@@ -282,22 +287,22 @@ def copy(a: DeviceArray, dtype: Any = None, out: DeviceArray | None = None) -> D
 
 
 def converted(a: DeviceArray, dtype: Any) -> DeviceArray:
-    """Return the array, or a copy of it in another dtype."""
+    """Return `a` if it has this dtype, else a copy of it with this dtype."""
     return a if a.dtype == dtype else compute(_same, "copy", [a], (dtype,))[0]
 
 
 def _parts(a: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
-    """Return views of the real and the imaginary parts of complex numbers."""
+    """Return views of the real and of the imaginary parts of an array of complex numbers."""
     layout = Layout.made(a.shape, a.strides, np.dtype(f"f{a.itemsize // 2}"), a.layout.writeable)
     base = a if a.base is None else a.base
     return DeviceArray(a.address, layout, None, base), DeviceArray(a.address + a.itemsize // 2, layout, None, base)
 
 
 def assign(target: DeviceArray, value: Any) -> None:
-    """Overwrite an array with a number or another array, broadcast and converted; the two may overlap.
+    """Overwrite `target` with `value`, a number or an array, broadcast and converted. The two arrays may overlap.
 
-    A host array is copied to the device first. A real target takes the real parts of complex numbers. Raises ValueError
-    when the value does not broadcast.
+    A host array is copied to the device first. A real target gets the real parts of complex numbers. Raises ValueError
+    if the value does not broadcast.
     """
     if isinstance(value, np.ndarray):
         value = value[()] if not value.ndim else to_device(value)

@@ -1,4 +1,4 @@
-"""Add values to the rows that an index names, on a device.
+"""Add values to the rows that an index selects, on a device.
 
 Sums have a fixed order, so results do not depend on the device. The index is sorted, and cut into parts of a fixed
 length; in each part, one thread adds up the values for one element. Then the parts' sums are added in their order.
@@ -18,16 +18,17 @@ from spillgrad_kernels.cuda.reductions import RULES
 from spillgrad_kernels.cuda.sorting import in_order
 from spillgrad_kernels.device_array import DeviceArray
 
-# The length of a part: several threads share the work for a row that many indices name.
+# The length of a part. If many indices select one row, several threads share the work for the row.
 PART_VALUES = 64
 
 
 def _adder(
     dtype: np.dtype[Any], lanes: int, rule: str = "sum"
 ) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., None]]:
-    """Return load(address), add(sums, address) and store(address, sums), where sums are a tuple of adjacent elements.
+    """Return the device functions load(address), add(sums, address) and store(address, sums).
 
-    `rule` is the reduction by which elements are combined.
+    `sums` is a tuple of `lanes` adjacent elements. `load` returns it, `add` returns it combined with the elements at an
+    address, and `store` writes it. `rule` is the reduction that combines elements.
     """
     x, y = ([f"{letter}{i}" for i in range(lanes)] for letter in "xy")
     source = f"""
@@ -52,11 +53,11 @@ def store(at, sums):
 
 @functools.cache
 def adding(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "sum") -> Kernel:
-    """Return the kernel that adds values to the rows that a sorted index names.
+    """Return the kernel that adds values to the rows that a sorted index selects.
 
     The index is (outer, length), sorted along `length`; `places` holds the position of each index's value. In each
-    part, one thread adds up the values for one row. Where a part begins with the row that the part before it ends with,
-    the sum for that row goes to `partials`, which has a row for each part. `rule` is the reduction that combines
+    part, one thread adds up the values for one row. If a part begins with the row with which the previous part ends,
+    the sum for this row is written to `partials`, which has a row for each part. `rule` is the reduction that combines
     elements.
     """
     load, add, store = _adder(dtype, lanes, rule)
@@ -109,7 +110,11 @@ def adding_partials(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "s
 
     @device
     def continues(chosen: int, begin: int, part: int) -> bool:
-        """Return whether a part begins with the row that the part before ends with; `begin` is the first index."""
+        """Return whether a part begins with the row with which the previous part ends.
+
+        `chosen` is the address of the sorted indices. `begin` is the position of the first index of the part's outer
+        row.
+        """
         at = chosen + part * part_bytes
         return part * PART_VALUES > begin and load_index(at) == load_index(at - index_bytes)
 
@@ -122,7 +127,7 @@ def adding_partials(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "s
             begin = o * length
             own = load_index(chosen + part * part_bytes)
             at = np.int64(own)
-            # The thread of the first part that continues a row adds the sums of all parts that continue it.
+            # The thread of the first part that continues a row adds the sums of all parts that continue the row.
             is_first = not continues(chosen, begin, part - 1) or load_index(chosen + (part - 1) * part_bytes) != own
             if 0 <= at < n and is_first and continues(chosen, begin, part):
                 to = out + ((o * n + at) * width + c) * nbytes
@@ -160,14 +165,14 @@ def adding_columns(dtype: np.dtype[Any], index: str) -> Kernel:
 
 
 def checked_index(who: str, index: DeviceArray) -> DeviceArray:
-    """Return `index`, dense. Raises TypeError unless it holds integers."""
+    """Return `index`, or a dense copy if it is not dense. Raises TypeError unless it holds integers."""
     if index.dtype.kind not in "iu":
         raise TypeError(f"{who}: got an index of {index.dtype}; wanted integers; convert it")
     return contiguous(index)
 
 
 def dense_as(dtype: np.dtype[Any], a: DeviceArray) -> DeviceArray:
-    """Return an array as a dense array of a dtype: itself, or a copy."""
+    """Return `a` if it is dense and of `dtype`, else a copy that is."""
     return contiguous(a) if a.dtype == dtype else copy(a, dtype)
 
 
@@ -175,7 +180,7 @@ def add_rows_at(
     who: str, out: DeviceArray, index: DeviceArray, values: DeviceArray, outer: int, n: int, width: int,
     rule: str = "sum",
 ) -> None:  # fmt: skip
-    """Add rows of `values` to the rows of `out` that an index names, in place; `rule` is the reduction that adds.
+    """Add rows of `values` to the rows of `out` at `index`, in place. `rule` is the reduction that combines elements.
 
     Shapes: out (outer * n, width) and dense, index (outer, length), values (outer * length, width), each with any
     dimensions of that size. Raises ValueError unless there is a row of values for every index.

@@ -1,8 +1,8 @@
-"""Read, overwrite and add to the rows and elements that an integer index names, on a device.
+"""Read, overwrite and add to the rows and elements that an integer index selects, on a device.
 
 Unlike on the CPU, an index outside its dimension raises no error, as the host would have to wait for the device to see
-it. Such an index reads NaN, or 0 where the dtype has no NaN, and writes nothing. Values that do not fit the index raise
-ValueError. `index_sums` says in which order sums are made.
+it. Such an index reads NaN, or 0 if the dtype has no NaN, and writes nothing. Values that do not fit the index raise
+ValueError. The order of sums is documented in `index_sums`.
 """
 
 import functools
@@ -23,13 +23,13 @@ from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Shape
 from spillgrad_kernels.tables.indexing import reachable_part, require_source
 
-# With at least so many columns, one thread per column uses the device well. With fewer, the index is sorted.
+# With at least this many columns, one thread per column uses the device well. With fewer columns, the index is sorted.
 _COLUMNS = 1 << 14
 
 
 @functools.cache
 def _mover(nbytes: int) -> tuple[Callable[[int, int], None], Callable[[int, int], None]]:
-    """Return move(to, source), which copies `nbytes` bytes, and mark(to, pattern), which fills them with a pattern."""
+    """Return device functions: move(to, source) copies `nbytes` bytes, mark(to, pattern) fills them with a pattern."""
     lanes = max(1, nbytes // WORD_BYTES)
     name = f"int{8 * nbytes // lanes}"
     values = ", ".join(f"x{i}" for i in range(lanes))
@@ -57,8 +57,8 @@ def _pattern(dtype: np.dtype[Any], nbytes: int) -> int:
 def choosing(nbytes: int, index: str) -> Kernel:
     """Return the kernel that reads pieces of `nbytes` bytes at the positions in an index of the dtype `index`.
 
-    It reads (outer, span / inner, inner) pieces from (outer, n, inner); each element of the index is for `width`
-    pieces.
+    The kernel reads (outer, span / inner, inner) pieces from (outer, n, inner) pieces. Each element of the index
+    selects `width` adjacent pieces.
     """
     move, mark = _mover(nbytes)
     load, index_bytes = loaders[index, 1], np.dtype(index).itemsize
@@ -106,9 +106,9 @@ def arange(count: int) -> DeviceArray:
 def overwriting(nbytes: int, index: str) -> Kernel:
     """Return the kernel that writes pieces of `nbytes` bytes to the places in a sorted index (outer, length, inner).
 
-    There are (outer, n, inner) places of `width` pieces each. `positions` holds the position along `length` that an
-    index had before it was sorted. Of equal indices the last one writes. Where `positions` is 0 in place of an address,
-    the index was not sorted, and no two indices are equal.
+    There are (outer, n, inner) places of `width` pieces each. `positions` is the address of the position along `length`
+    that each index had before the sort. Of equal indices, the last one writes. If `positions` is 0, the index was not
+    sorted, and no two indices are equal.
     """
     move, _ = _mover(nbytes)
     load, index_bytes, load_word = loaders[index, 1], np.dtype(index).itemsize, loaders["int64", 1]
@@ -137,7 +137,7 @@ def overwriting(nbytes: int, index: str) -> Kernel:
 
 @functools.cache
 def _listing() -> Kernel:
-    """Return the kernel that lists the positions of true bytes; `counts` are the running counts of true bytes."""
+    """Return the kernel that lists the positions of True in a mask, given the address of running counts of True."""
     load, load_word, store = loaders["uint8", 1], loaders["int64", 1], storers["int64", 1]
 
     def list_places(count: int, mask: int, counts: int, out: int) -> None:
@@ -151,7 +151,7 @@ def _listing() -> Kernel:
 
 
 def places_where(mask: DeviceArray) -> DeviceArray:
-    """Return the positions of True in the flattened mask. Waits for the device, to learn how many there are."""
+    """Return the positions of True in the flattened mask. Waits for the device, to learn the number of positions."""
     mask = contiguous(mask).reshape(mask.size)
     if not mask.size:
         return empty((0,), np.int64)
@@ -163,7 +163,7 @@ def places_where(mask: DeviceArray) -> DeviceArray:
 
 
 def _choose(a: DeviceArray, index: DeviceArray, out: DeviceArray, span: int, n: int, inner: int, width: int) -> None:
-    """Fill `out` with the elements of `a` at an index (see `choosing`). Units: elements."""
+    """Fill `out` with the elements of `a` at an index (see `choosing`). `span`, `inner` and `width` count elements."""
     size = a.dtype.itemsize
     lanes = widest(size, a.address, width * size)
     choosing(lanes * size, index.dtype.name).run(
@@ -183,7 +183,7 @@ def embedding(weight: DeviceArray, index: DeviceArray) -> DeviceArray:
 
 
 def embedding_backward(grad: DeviceArray, index: DeviceArray, rows: int) -> DeviceArray:
-    """Return the gradient of `embedding` by its weight of `rows` rows."""
+    """Return the gradient of `embedding` by its weight, which has `rows` rows."""
     width = grad.shape[-1]
     out = zeros((rows, width), grad.dtype)
     add_rows_at("embedding_backward", out, index, grad, 1, rows, width)
@@ -191,7 +191,7 @@ def embedding_backward(grad: DeviceArray, index: DeviceArray, rows: int) -> Devi
 
 
 def index_add(a: DeviceArray, index: DeviceArray, values: DeviceArray) -> DeviceArray:
-    """Return the rows of `a` plus the rows of `values` at `index`; repeated indices add up."""
+    """Return a copy of `a` in which row i of `values` is added to row index[i]; repeated indices add up."""
     out, (rows, width) = copy(a), a.shape
     add_rows_at("index_add", out, index, values, 1, rows, width)
     return out
@@ -217,7 +217,7 @@ def spread(self: DeviceArray, dim: int, index: DeviceArray, size: int) -> Device
 
 
 def fold_rows(out: DeviceArray, index: DeviceArray, values: DeviceArray, rule: str) -> None:
-    """Combine the rows of `values` with those of `out` at `index`, in place, by the rule of a reduction.
+    """Combine the rows of `out` at `index` with the rows of `values`, in place, by the `rule` of a reduction.
 
     Shapes: out (V, D) and dense, index (n,), values (n, D). An index outside [0, V) changes nothing.
     """
@@ -229,7 +229,7 @@ def fold_rows(out: DeviceArray, index: DeviceArray, values: DeviceArray, rule: s
 
 
 def overwrite(out: DeviceArray, index: DeviceArray, values: DeviceArray, once: bool = False) -> None:
-    """Write values to `out` at `index` along its second dimension, in place; of equal indices the last one writes.
+    """Write `values` to `out` at `index` along its second dimension, in place. Of equal indices, the last one writes.
 
     `once` says that no two indices are equal. An index outside [0, n) writes nothing.
     Shapes: out (outer, n, inner, width) and dense, index (outer, length, inner), values (outer, length, inner, width).
@@ -251,12 +251,15 @@ def overwrite(out: DeviceArray, index: DeviceArray, values: DeviceArray, once: b
 
 
 def _sizes_around(axis: int, shape: Shape) -> tuple[int, int, int]:
-    """Return the shape as (outer, n, inner) with `axis` in the middle."""
+    """Return `shape` as (outer, n, inner), where n is the size of dimension `axis`."""
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
 def gather(a: DeviceArray, axis: int, index: DeviceArray) -> DeviceArray:
-    """Return the elements of `a` at `index` along `axis`, at the index's own position in all other dimensions."""
+    """Return, for each element of `index`, the element of `a` at that index along `axis`.
+
+    In all other dimensions, the element of `a` has the position of the element of `index`.
+    """
     reachable = reachable_part("gather", a, axis, index.shape)
     index = checked_index("gather", index)
     out = empty(index.shape, a.dtype)
@@ -267,7 +270,10 @@ def gather(a: DeviceArray, axis: int, index: DeviceArray) -> DeviceArray:
 
 
 def scatter_add(a: DeviceArray, axis: int, index: DeviceArray, source: DeviceArray) -> DeviceArray:
-    """Return `a` plus `source` added at `index` along `axis`, at the index's own position in all other dimensions."""
+    """Return a copy of `a` to which elements of `source` are added, each at its index along `axis`.
+
+    In all other dimensions, an element is added at the position that it and its index have.
+    """
     reachable_part("scatter_add", a, axis, index.shape)
     require_source(index.shape, source.shape)
     index = checked_index("scatter_add", index)

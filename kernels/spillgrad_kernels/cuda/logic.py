@@ -1,6 +1,6 @@
 """Bitwise and logical formulas for a device; the CPU calls NumPy for these.
 
-They are written like the formulas of the elementwise table, and `cuda.elementwise` computes them.
+The formulas are written like the formulas of the elementwise table, and `cuda.elementwise` computes them.
 """
 
 import functools
@@ -14,7 +14,7 @@ from spillgrad_kernels.tables.formula import Formula, Symbol
 
 
 def _named(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a form of `function` for formulas: while a formula is traced, the call is recorded, not computed."""
+    """Return `function` for use in formulas: while a formula is traced, a call adds code to the trace."""
 
     @functools.wraps(function)
     def call(*operands: Any) -> Any:
@@ -42,7 +42,10 @@ def shifted_left(x: Any, bits: Any) -> Any:
 
 
 def shifted_right(x: Any, bits: Any) -> Any:
-    """Return x shifted right by `bits`, keeping the sign; 0, or -1 if x < 0, where `bits` is its width or more."""
+    """Return x shifted right by `bits`, keeping the sign.
+
+    If `bits` is the width of x or more, the result is 0, or -1 for x < 0.
+    """
     return np.right_shift(x, bits)
 
 
@@ -50,7 +53,7 @@ def shifted_right(x: Any, bits: Any) -> Any:
 FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (inverted, in_one, shifted_left, shifted_right)}
 _inverted, _in_one, _shifted_left, _shifted_right = map(_named, FUNCTIONS.values())
 
-# Operands and result have one dtype: an integer dtype or, except for shifts, bool.
+# Operands and result have the same dtype: an integer dtype or, except for shifts, bool.
 BITWISE: dict[str, Formula] = {
     "bitwise_and": lambda self, other: self & other,
     "bitwise_or": lambda self, other: self | other,

@@ -1,9 +1,10 @@
 """Cross entropy between rows of logits and class indices on a device, forward and backward.
 
-Only the kernel reads targets: the host would have to wait for them, which costs more than the loss. So, unlike on the
-CPU, a target outside the classes raises no error; its row's loss and gradient are NaN. Targets have any integer dtype.
+Only the kernel reads targets: if the host read them, it would have to wait, which costs more than the loss. So, unlike
+on the CPU, a target outside the classes raises no error; the loss and the gradient of its row are NaN. Targets have any
+integer dtype.
 
-`linear_cross_entropy` computes logits by a matrix product without holding all of them in memory: it takes rows in
+`linear_cross_entropy` computes logits by a matrix product without holding all logits in memory: it takes rows in
 blocks, and overwrites each block's logits with their gradients in one workspace.
 """
 
@@ -23,8 +24,8 @@ from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import CONVERSIONS
 from spillgrad_kernels.tables.scalar_math import exp, log, where
 
-# The bytes of logits that `linear_cross_entropy` holds at once: 1,280 rows of 50,257 float32 classes. Blocks are
-# multiples of `_BLOCK_ROWS`, the rows of a product's tile.
+# The bytes of logits that `linear_cross_entropy` holds at once: 1,280 rows of 50,257 float32 classes. The number of
+# rows of a block is a multiple of `_BLOCK_ROWS`, the number of rows of a product's tile.
 _WORKSPACE_BYTES = 256 << 20
 _BLOCK_ROWS = 128
 
@@ -48,7 +49,7 @@ _CROSS_ENTROPY_BACKWARD = RowLoop(
     ),
 )  # fmt: skip
 
-# With label smoothing, a share of every target is spread over all classes.
+# With label smoothing, a part of every target's probability is spread over all classes.
 _SMOOTHED = RowLoop(
     "cross_entropy_smoothed", ["logits"], columns={"weight": 1}, numbers=["target"],
     constants=["ignore_index", "smoothing"], picked=_OF_TARGET,
@@ -106,7 +107,7 @@ def _forward(
     logits: DeviceArray, target: DeviceArray, ignore_index: int, label_smoothing: float, weight: DeviceArray | None,
     losses: DeviceArray,
 ) -> DeviceArray:  # fmt: skip
-    """Write the losses of `cross_entropy` to `losses`, and return lse."""
+    """Write the losses of `cross_entropy` to `losses`; return lse."""
     lse = empty(losses.shape, CONVERSIONS[logits.dtype.name])
     operands = [contiguous(logits), _weights(weight), contiguous(target)]
     constants = _constants(ignore_index, label_smoothing, logits)
@@ -119,7 +120,7 @@ def cross_entropy_backward(
     grad: DeviceArray, logits: DeviceArray, target: DeviceArray, lse: DeviceArray, ignore_index: int,
     label_smoothing: float = 0.0, weight: DeviceArray | None = None,
 ) -> DeviceArray:  # fmt: skip
-    """Return the gradient by the logits, given each row's gradient; `lse` is what `cross_entropy` returned."""
+    """Return the gradient of `cross_entropy` by the logits, given `grad` by the losses and `lse`, its second result."""
     out = empty(logits.shape, logits.dtype)
     _backward(grad, contiguous(logits), target, lse, ignore_index, label_smoothing, weight, out)
     return out
@@ -129,7 +130,7 @@ def _backward(
     grad: DeviceArray, logits: DeviceArray, target: DeviceArray, lse: DeviceArray, ignore_index: int,
     label_smoothing: float, weight: DeviceArray | None, out: DeviceArray,
 ) -> None:  # fmt: skip
-    """Write the gradient of `cross_entropy_backward` to `out`, which may be the (dense) logits themselves."""
+    """Write the result of `cross_entropy_backward` to `out`, which may be `logits` itself if it is dense."""
     operands = [logits, _weights(weight), contiguous(grad), contiguous(target), contiguous(lse)]
     constants = _constants(ignore_index, label_smoothing, logits)
     loop = _SMOOTHED_BACKWARD if label_smoothing else _CROSS_ENTROPY_BACKWARD
@@ -151,7 +152,7 @@ def linear_cross_entropy_with_gradients(
     grad: DeviceArray, a: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, target: DeviceArray,
     ignore_index: int, label_smoothing: float = 0.0, needs: tuple[bool, ...] = (True, True, True),
 ) -> tuple[DeviceArray, DeviceArray | None, DeviceArray | None, DeviceArray | None]:  # fmt: skip
-    """Return (losses, da, dweight, dbias) of `linear_cross_entropy`, given the gradient of each row's loss.
+    """Return (losses, da, dweight, dbias) of `linear_cross_entropy`, given `grad`, the gradient by each row's loss.
 
     Gradients of half precision are summed in float32.
     """
@@ -175,7 +176,7 @@ def linear_cross_entropy_with_gradients(
 def _blocks_of_logits(
     a: DeviceArray, weight: DeviceArray, bias: DeviceArray | None
 ) -> Iterator[tuple[slice, DeviceArray]]:
-    """Yield (rows, logits) for blocks of rows of `a`. All logits share one workspace."""
+    """Yield (rows, logits) for each block of rows of `a`. The logits of all blocks share one workspace."""
     rows, classes = a.shape[0], weight.shape[0]
     fitting = _WORKSPACE_BYTES // max(classes * a.dtype.itemsize, 1)
     length = max(_BLOCK_ROWS, fitting // _BLOCK_ROWS * _BLOCK_ROWS)

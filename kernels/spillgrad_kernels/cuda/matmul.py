@@ -1,11 +1,11 @@
 """The matrix product on a device, for any strides and any broadcast batch, with a formula applied before it is stored.
 
-A block of threads computes a tile of C. It walks along K in steps: while the threads multiply the parts of A and B in
-one half of shared memory, they fetch the parts of the next step into registers, and then store them in the other half.
-A thread holds its part of the tile in registers, as groups of adjacent elements that fill one access. Its groups lie
-apart in the tile, so that the threads of a warp read shared memory without bank conflicts. Tensor cores multiply half
-precision, and float32 if it may be rounded to tf32, where the device has them and accesses of 16 bytes are possible
-(see `tensor_cores`).
+A block of threads computes a tile of C. The block walks along K in steps: while its threads multiply the parts of A and
+B in one half of shared memory, they fetch the parts of the next step into registers, and then store them in the other
+half. A thread holds its part of the tile in registers, as groups of adjacent elements that fill one access. The groups
+of a thread are apart in the tile, so that the threads of a warp read shared memory without bank conflicts. If the
+device has tensor cores and accesses of 16 bytes are possible, tensor cores multiply half precision, and float32 if it
+may be rounded to tf32 (see `tensor_cores`).
 
 Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; Volkov & Demmel 2008,
 "Benchmarking GPUs to tune dense linear algebra".
@@ -36,12 +36,13 @@ from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Layout, Shape
 from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, Trace, trace
 
-# Consecutive blocks go down this many rows of tiles before they go across, so that A and B stay in the level-2 cache.
+# Consecutive blocks compute this many rows of tiles in a column of tiles, then the next column, so that A and B stay in
+# the level-2 cache.
 _GROUP_ROWS = 8
 
 
 class Tile(NamedTuple):
-    """How a product is cut: the rows and columns of C for a block and for a thread, and the depth of a step."""
+    """How a product is cut: how many rows and columns of C are for a block and for a thread, and a step's depth."""
 
     rows: int
     columns: int
@@ -55,7 +56,7 @@ class Tile(NamedTuple):
         return self.rows // self.thread_rows * (self.columns // self.thread_columns)
 
 
-# By the dtype of sums.
+# The tile for each dtype of sums.
 _TILES = {
     "float32": Tile(8, 16, 4, 4, 4) if SIMULATED else Tile(128, 128, 8, 8, 8),
     "float64": Tile(8, 16, 4, 4, 4) if SIMULATED else Tile(64, 64, 8, 4, 8),
@@ -65,7 +66,7 @@ _LOW_TILES = {**_TILES, "float32": Tile(4, 16, 4, 4, 4) if SIMULATED else Tile(6
 
 
 class Operand(NamedTuple):
-    """How a kernel reads A or B: elements of a dtype, `lanes` adjacent ones at a time, along K or across it."""
+    """How a kernel reads A or B: elements of `dtype`, `lanes` adjacent elements at a time, `along` K or across it."""
 
     dtype: str
     along: bool
@@ -76,7 +77,7 @@ class Variant(NamedTuple):
     """The properties of a call that change a kernel's code, besides the formula.
 
     `batch` is the number of batch dimensions. `addend` says that an array is added to the product, `other` that the
-    formula takes a second array, and `kept` that the product is stored too, before the formula. These arrays and the
+    formula takes a second array, and `kept` that the product, before the formula, is stored too. These arrays and the
     result are accessed `lanes` adjacent elements at a time.
     """
 
@@ -96,13 +97,13 @@ class Variant(NamedTuple):
 
     @property
     def arrays(self) -> list[str]:
-        """The names of the arrays: A, B, the result, and those of addend, other and kept that there are."""
+        """The names of the kernel's arrays: A, B, the result, and those of addend, other and kept that it has."""
         further = {"addend": self.addend, "other": self.other, "kept": self.kept}
         return ["a", "b", "result", *[name for name, is_there in further.items() if is_there]]
 
     @property
     def parameters(self) -> list[str]:
-        """The kernel's parameters; for each array, `_row` and `_column` are strides of rows and columns in bytes."""
+        """The kernel's parameters. For each array, `_row` and `_column` are row and column strides in bytes."""
         steps = (*[f"batch{d}" for d in range(self.batch)], "row", "column")
         return [
             "m", "n", "k", "tiles_down", "tiles_across", *[f"size{d}" for d in range(1, self.batch)],
@@ -113,7 +114,7 @@ class Variant(NamedTuple):
 def _fetched(
     side: str, operand: Operand, tile: Tile | tensor_cores.Tile, across: int, width: int, held: int
 ) -> Iterator[str]:
-    """Write the code by which a thread fetches its share of a step's part of A or B into registers; 0 beyond the edges.
+    """Yield the code by which a thread fetches its share of a step's part of A or B into registers; 0 beyond the edges.
 
     The part has `across` rows of A or columns of B. A group of `held` registers holds `width` adjacent elements.
     """
@@ -142,7 +143,7 @@ def _fetched(
 
 
 def _stashed(side: str, operand: Operand, tile: Tile, across: int, width: int, pitch: int) -> Iterator[str]:
-    """Write the code by which a thread stores its share in shared memory, where each row holds one place along K."""
+    """Yield the code by which a thread stores its share in shared memory, where each row is one position along K."""
     itemsize = ACCESS_BYTES // width
     for turn in range(across * tile.depth // (width * tile.threads)):
         yield f"place = thread + {turn * tile.threads}"
@@ -161,13 +162,13 @@ def _stashed(side: str, operand: Operand, tile: Tile, across: int, width: int, p
 
 
 def _opening(variant: Variant, tile: Tile | tensor_cores.Tile) -> list[str]:
-    """Return the code that finds a block's tile, and moves the arrays' addresses to its item of the batch."""
+    """Return the code that finds a block's tile, and moves the arrays' addresses to the tile's item of the batch."""
     batch = range(variant.batch - 1, 0, -1)
     return [
         "tiles = tiles_down * tiles_across",
         "index0 = quotient(cuda.blockIdx.x, tiles)",
         "rest = cuda.blockIdx.x - index0 * tiles",
-        # Down a group of `_GROUP_ROWS` tiles, then across.
+        # Blocks go down a group of `_GROUP_ROWS` tiles, then across.
         f"group = quotient(rest, {_GROUP_ROWS} * tiles_across)",
         f"above = group * {_GROUP_ROWS}",
         f"high = tiles_down - above if tiles_down - above < {_GROUP_ROWS} else {_GROUP_ROWS}",
@@ -208,12 +209,11 @@ def _on_plain_cores(variant: Variant, tile: Tile, has_formula: bool) -> list[str
     """Return the body of the kernel that multiplies without tensor cores."""
     width = ACCESS_BYTES // np.dtype(variant.sums).itemsize
     down, across = tile.thread_rows, tile.thread_columns
-    # Rows in shared memory are longer than the tile, so that threads that store along K hit different banks.
+    # Rows in shared memory are longer than the tile, so that threads that store along K access different banks.
     pitch_a, pitch_b = tile.rows + (width if variant.a.along else 0), tile.columns + (width if variant.b.along else 0)
     half_a, half_b = tile.depth * pitch_a, tile.depth * pitch_b
     columns = tile.columns // across
-    # Adjacent elements move in one access only if the compiler knows the alignment. The simulator takes no such
-    # argument.
+    # Adjacent elements move in one access only if the compiler knows the alignment. The simulator takes no alignment.
     aligned = "" if SIMULATED else f", {ACCESS_BYTES}"
 
     def thread_row(i: int) -> str:
@@ -261,7 +261,7 @@ def _on_plain_cores(variant: Variant, tile: Tile, has_formula: bool) -> list[str
 
 
 def _finished(variant: Variant, column: str, values: list[str], has_formula: bool) -> Iterator[str]:
-    """Write the code that finishes and stores adjacent sums of a row, if they are inside C."""
+    """Yield the code that finishes and stores adjacent sums of a row, if they are inside C."""
 
     def place(name: str) -> str:
         return f"{name} + row * {name}_row + column * {name}_column"
@@ -311,7 +311,7 @@ def build(variant: Variant, tile: Tile | tensor_cores.Tile, formula: Formula | N
 
 
 class CallPlan(NamedTuple):
-    """The prepared kernel for products of the same layouts: its blocks, and its arguments before the addresses."""
+    """The prepared kernel for products of the same layouts, its number of blocks, and its arguments but addresses."""
 
     kernel: Kernel
     blocks: int
@@ -325,22 +325,22 @@ def prepare(
 ) -> CallPlan:  # fmt: skip
     """Return the plan for operands of these layouts; `further` has the names and layouts of addend, other and kept.
 
-    `is_aligned` says for A, for B and for all others whether they begin at multiples of 16 bytes. `on_tensor_cores` are
-    the dtypes that tensor cores multiply, where accesses of 16 bytes are possible.
+    `is_aligned` says for A, for B and for all other arrays whether they begin at multiples of 16 bytes.
+    `on_tensor_cores` are the dtypes that tensor cores multiply if accesses of 16 bytes are possible.
     """
     batch, (m, n), k = result.shape[:-2], result.shape[-2:], a.shape[-1]
     sums = "float64" if result.dtype.name == "float64" else "float32"
     layouts = {"a": a, "b": b, "result": result, **dict(further)}
     steps = {each: _steps(len(batch), layout) for each, layout in layouts.items()}
     sizes = list(batch)
-    for d in reversed(range(len(sizes) - 1)):  # merge dimensions where the strides of all arrays permit it
+    for d in reversed(range(len(sizes) - 1)):  # merge dimensions if the strides of all arrays permit it
         if all(own[d] == own[d + 1] * sizes[d + 1] for own in steps.values()):
             sizes[d] *= sizes.pop(d + 1)
             for own in steps.values():
                 own.pop(d)
 
     def operands(width: int) -> tuple[Operand, Operand]:
-        """Return how A and B are read, with `width` adjacent elements in an access where that is possible."""
+        """Return how A and B are read, with `width` adjacent elements in an access if possible."""
         a_along, a_lanes = _reading(a, steps["a"], a.ndim - 1, (m, k), width if is_aligned[0] else 1)
         b_along, b_lanes = _reading(b, steps["b"], b.ndim - 2, (k, n), width if is_aligned[1] else 1)
         return Operand(a.dtype.name, a_along, a_lanes), Operand(b.dtype.name, b_along, b_lanes)
@@ -370,13 +370,13 @@ def prepare(
 
 
 def _steps(dims: int, layout: Layout) -> list[int]:
-    """Return the strides of an operand that broadcasts: of each of `dims` batch dimensions, of rows and of columns."""
+    """Return the strides in bytes of an operand that broadcasts: of `dims` batch dimensions, rows and columns."""
     own = [0 if size == 1 else stride for size, stride in zip(layout.shape, layout.strides, strict=True)]
     return [*[0] * (dims + 2 - len(own)), *own]
 
 
 def _reading(layout: Layout, steps: list[int], along: int, sizes: Shape, width: int) -> tuple[bool, int]:
-    """Return whether to read an operand along K (its dimension `along`), and how many adjacent elements at once."""
+    """Return whether to read an operand along K (its dimension `along`), and the number of elements in an access."""
     last = layout.ndim - 1
     itemsize = layout.dtype.itemsize
     dense_last, dense_first = steps[-1] == itemsize, steps[-2] == itemsize
@@ -390,7 +390,7 @@ def _product(
     a: DeviceArray, b: DeviceArray, result: DeviceArray, formula: Formula | None, name: str,
     **further: DeviceArray | None,
 ) -> None:  # fmt: skip
-    """Compute a product; `further` are the arrays addend, other and kept, or None."""
+    """Compute a product into `result`; `further` are the arrays addend, other and kept, or None."""
     given = {each: array for each, array in further.items() if array is not None}
     addresses = [array.address for array in (a, b, result, *given.values())]
     is_aligned = [address % ACCESS_BYTES == 0 for address in addresses]
@@ -405,10 +405,10 @@ def _product(
 def matmul(
     a: DeviceArray, b: DeviceArray, out: DeviceArray | None = None, *, accumulate: bool = False, dtype: Any = None
 ) -> DeviceArray:
-    """Return a @ b, written to `out` or, with `accumulate`, added to it.
+    """Return a @ b, written to `out` or, with `accumulate`, added to `out`.
 
-    Operands have one floating-point dtype. Sums are float64 for a result of float64, else float32. The result has
-    `dtype`, by default that of the operands.
+    The operands have the same floating-point dtype. Sums are float64 for a result of float64, else float32. The result
+    has `dtype`, by default the dtype of the operands.
     """
     batch, kind = _checked(a.layout, b.layout)
     shape = (*batch, a.shape[-2], b.shape[-1])
@@ -428,8 +428,8 @@ def linear(
 ) -> DeviceArray:  # fmt: skip
     """Return formula(rows @ weight.T + bias, other), where the formula is applied while the product is in registers.
 
-    `name` is the formula's name; it may take one parameter only. If `product` is given, the value before the formula is
-    written to it; without a formula, that is the result.
+    `name` is the formula's name. The formula may have one parameter, without `other`. If `product` is given, rows @
+    weight.T + bias is written to it. Without a formula, this value is the result.
     Shapes: rows (M, K), weight (N, K), bias (N,), other, product and result (M, N).
     """
     across = weight.T
@@ -443,7 +443,7 @@ def linear(
 
 @functools.lru_cache(maxsize=4096)
 def _checked(a: Layout, b: Layout) -> tuple[Shape, np.dtype[Any]]:
-    """Return the batch and dtype of a product. Raises as `matmul` does."""
+    """Return the batch shape and the dtype of a product. Raises as `matmul` does."""
     if a.dtype != b.dtype or a.dtype.name not in (*HALF, *_TILES):
         raise TypeError(f"matmul: got {a.dtype} and {b.dtype}; wanted both of one floating-point dtype; convert one")
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:

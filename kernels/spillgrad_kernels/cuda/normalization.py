@@ -1,7 +1,7 @@
 """Softmax, layer normalization and root-mean-square normalization on a device, forward and backward.
 
-A kernel reads a row twice: to fold it, and to write its results. For rows of half precision, the numbers of a row, such
-as its mean, are float32.
+A kernel reads a row twice: to fold the row, and to compute its results. For rows of half precision, the numbers of a
+row, such as its mean, are float32.
 """
 
 from typing import Any
@@ -17,13 +17,13 @@ from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.tables.formula import CONVERSIONS
 from spillgrad_kernels.tables.scalar_math import exp, log, sqrt, where
 
-# Gradients of parameters are sums over rows, made in parts: the least rows of a part, and the most parts.
+# Gradients of parameters are sums over rows, computed in parts: the fewest rows of a part, and the most parts.
 _PARTIAL_ROWS, _MAX_PARTIALS = 64, 512
 
 
 # --- Softmax ---------------------------------------------------------------------------------------------------------
 
-# Where the largest element is infinite, largest - largest makes the row NaN, as the definition does.
+# If the largest element is infinite, largest - largest makes the row NaN, as the definition does.
 _SOFTMAX = RowLoop(
     "softmax", ["a"], fold=EXPONENTIALS_FOLD,
     finish=lambda largest, total: 1 / (total + (largest - largest)), finished=["factor"],
@@ -56,17 +56,17 @@ def softmax(a: DeviceArray, axis: int) -> DeviceArray:
 
 
 def softmax_backward(grad: DeviceArray, result: DeviceArray, axis: int) -> DeviceArray:
-    """Return the gradient of `softmax` by its input; `result` is what softmax returned."""
+    """Return the gradient of `softmax` by its input; `result` is the result of `softmax`."""
     return _along(axis, _SOFTMAX_BACKWARD, grad, result)
 
 
 def log_softmax(a: DeviceArray, axis: int) -> DeviceArray:
-    """Return log(softmax(a)) along `axis`, accurate where softmax itself underflows."""
+    """Return log(softmax(a)) along `axis`, accurate even where softmax underflows."""
     return _along(axis, _LOG_SOFTMAX, a)
 
 
 def log_softmax_backward(grad: DeviceArray, result: DeviceArray, axis: int) -> DeviceArray:
-    """Return the gradient of `log_softmax` by its input; `result` is what log_softmax returned."""
+    """Return the gradient of `log_softmax` by its input; `result` is the result of `log_softmax`."""
     return _along(axis, _LOG_SOFTMAX_BACKWARD, grad, result)
 
 
@@ -74,7 +74,7 @@ def log_softmax_backward(grad: DeviceArray, result: DeviceArray, axis: int) -> D
 
 
 def _join_moments(count: Any, mean: Any, squares: Any, other_count: Any, other_mean: Any, other_squares: Any) -> Any:
-    """Return the count, the mean and the sum of squared deviations of two parts together.
+    """Return the count, the mean and the sum of squared deviations of two parts' elements together.
 
     Source: Chan, Golub & LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
     """
@@ -84,7 +84,7 @@ def _join_moments(count: Any, mean: Any, squares: Any, other_count: Any, other_m
     return both, mean + distance * share, squares + other_squares + distance * distance * count * share
 
 
-# Moments are those of distances from the first element, which are accurate even if all elements are far from 0.
+# Moments are computed of distances from the first element, which is accurate even if all elements are far from 0.
 _LAYER_NORM = RowLoop(
     "layer_norm", ["a"], columns={"weight": 1, "bias": 0}, constants=["eps"], picked={"origin": ("a", 0)},
     fold=Fold({"count": 0, "distance": 0, "squares": 0}, lambda a, origin: (1, a - origin, 0), _join_moments),
@@ -113,7 +113,8 @@ _RMS_NORM_BACKWARD = RowLoop(
     element=lambda grad, a, weight, rstd, slope: rstd * (grad * weight - a * rstd * slope),
 )  # fmt: skip
 
-# Gradients of parameters fold down the columns. Seen along a column, the numbers of rows are a `columns` operand.
+# Gradients of parameters are folds down the columns. Here a column is a row of the loop, so the numbers of rows are a
+# `columns` operand.
 _LAYER_NORM_PARAMETERS = RowLoop(
     "layer_norm_parameters", ["grad", "a"], columns={"mean": 0, "rstd": 1},
     fold=Fold({"dweight": 0, "dbias": 0}, lambda grad, a, mean, rstd: (grad * ((a - mean) * rstd), grad)),
@@ -126,7 +127,7 @@ _RMS_NORM_PARAMETERS = RowLoop(
 
 
 def _number(a: DeviceArray) -> Any:
-    """Return the NumPy type of the numbers of an array's rows."""
+    """Return the NumPy type of the numbers, such as means, of an array's rows."""
     return _numbers[a.dtype]
 
 
@@ -140,7 +141,7 @@ def _parameter(value: DeviceArray | None, n: int) -> DeviceArray | None:
 
 
 def _rows(a: DeviceArray, n: int) -> Rows:
-    """Return the rows of n elements each; no rows if n is 0."""
+    """Return the rows of `a`, of n elements each; no rows if n is 0."""
     return Rows(a.size // n if n else 0, n)
 
 
@@ -167,7 +168,7 @@ def layer_norm(
 def layer_norm_backward(
     grad: DeviceArray, a: DeviceArray, weight: DeviceArray | None, mean: DeviceArray, rstd: DeviceArray
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-    """Return (da, dweight, dbias). The last two are returned also where the forward pass had no weight or bias."""
+    """Return (da, dweight, dbias). The last two are returned even if the forward pass had no weight or bias."""
     n = a.size // mean.size if mean.size else 0 if weight is None else weight.size
     rows, da = _rows(a, n), empty(a.shape, a.dtype)
     grad, a = contiguous(grad), contiguous(a)
@@ -187,7 +188,7 @@ def rms_norm(a: DeviceArray, n: int, weight: DeviceArray | None, eps: float) -> 
 def rms_norm_backward(
     grad: DeviceArray, a: DeviceArray, weight: DeviceArray | None, rstd: DeviceArray
 ) -> tuple[DeviceArray, DeviceArray]:
-    """Return (da, dweight); dweight is returned also where the forward pass had no weight."""
+    """Return (da, dweight). dweight is returned even if the forward pass had no weight."""
     n = a.size // rstd.size if rstd.size else 0 if weight is None else weight.size
     rows, da = _rows(a, n), empty(a.shape, a.dtype)
     grad, a = contiguous(grad), contiguous(a)

@@ -1,4 +1,4 @@
-"""NumPy's functions for device arrays: those that operations use, as far as the device has kernels for them."""
+"""NumPy's functions for device arrays: the functions that operations use, as far as the device has kernels for them."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ Axes = int | tuple[int, ...] | None
 
 
 def _on_view(function: Callable[..., Any]) -> Callable[..., DeviceArray]:
-    """Return the form for device arrays of a function of NumPy that returns a view."""
+    """Return the counterpart, for device arrays, of a NumPy function that returns a view."""
 
     @functools.wraps(function)
     def viewed(array: DeviceArray, *arguments: Any, **options: Any) -> DeviceArray:
@@ -41,7 +41,7 @@ def _may_share_memory(a: Any, b: Any) -> bool:
 
 
 def _all_on_device(name: str, *arrays: Any) -> None:
-    """Raise NotOnDevice for host arrays with dimensions."""
+    """Raise NotOnDevice if `arrays` contain a host array with dimensions."""
     if any([isinstance(array, np.ndarray) and array.ndim for array in arrays]):
         raise NotOnDevice(f"numpy.{name}: got arrays of the host and of the device; they must be in one place")
 
@@ -60,7 +60,7 @@ def _where(condition: Any, x: Any, y: Any) -> DeviceArray:
 
 
 def _joined(arrays: Sequence[Any], axis: int = 0, out: DeviceArray | None = None) -> DeviceArray:
-    """Concatenate arrays, by copying each into its place."""
+    """Return the concatenation of `arrays`, in `out` if it is given."""
     _all_on_device("concatenate", *arrays, out)
     first = arrays[0]
     axis %= first.ndim
@@ -152,7 +152,7 @@ def _take_along_axis(arr: DeviceArray, indices: DeviceArray, axis: int = -1) -> 
 
 
 def _put_along_axis(arr: DeviceArray, indices: Any, values: Any, axis: int) -> None:
-    """Write values at indices along a dimension; of equal indices the last one writes, as in NumPy."""
+    """Write `values` to `arr` at `indices` along `axis`, in place; of equal indices, the last one writes."""
     _all_on_device("put_along_axis", arr, indices, values)
     axis %= arr.ndim
     order = fold_order(arr.shape, (axis,))
@@ -180,7 +180,7 @@ def _take(a: DeviceArray, indices: Any, axis: int | None = None, out: Any = None
 
 
 def _argsort(a: DeviceArray, axis: int | None = -1, kind: str | None = None) -> DeviceArray:
-    """Return the positions in sorted order. All sorts are stable, whatever `kind` says."""
+    """Return the positions of the elements in sorted order. The sort is stable, whatever `kind` is."""
     return _in_order(a, axis)[1]
 
 
@@ -296,7 +296,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **{getattr(np, name): _place(name) for name in ("argmax", "argmin")},
 }  # fmt: skip
 
-# Universal functions that are rows of the table of operations, with the names of the rows.
+# The universal functions that are rows of the elementwise table, with the names of the rows.
 _ROWS_OF: dict[Any, str] = {
     np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "div", np.floor_divide: "floor_divide",
     np.remainder: "remainder", np.power: "pow", np.negative: "neg", np.absolute: "abs", np.square: "square",
@@ -320,7 +320,7 @@ _FOLDS: dict[Any, str] = {np.add: "sum", np.multiply: "prod", np.maximum: "max",
 
 
 def call_ufunc(ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **options: Any) -> Any:
-    """Compute a universal function of NumPy, or one of its methods. Raises NotOnDevice where no kernel does."""
+    """Return the result of a universal function, or of one of its methods. Raises NotOnDevice without a kernel."""
     if method == "at" and ufunc in _FOLDS:
         a, key, values = operands
         _all_on_device(f"{ufunc.__name__}.at", a)
@@ -351,7 +351,7 @@ def _common_dtype(operands: Sequence[Any]) -> np.dtype[Any]:
 
 
 def _on_device(*operands: Any) -> list[Any]:
-    """Return the operands: host arrays are copied to the device, and Python's numbers become NumPy's."""
+    """Return the operands, with host arrays copied to the device, and Python's numbers converted to NumPy's."""
     dtype = _common_dtype(operands)
     return [
         x if isinstance(x, DeviceArray) else to_device(x) if isinstance(x, np.ndarray) and x.ndim else

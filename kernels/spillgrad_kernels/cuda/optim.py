@@ -1,7 +1,7 @@
-"""Update parameters in place on a device, by the CPU's rules, and compute the norm for gradient clipping.
+"""Update parameters in place on a device, by the CPU's formulas, and compute the norm for gradient clipping.
 
-Clipping does not wait for the device: `squares_on_device` and `clipping` leave their results there, and `scaled` takes
-its factor from there.
+Clipping does not wait for the device: the results of `squares_on_device` and `clipping`, and the factor that `scaled`
+takes, are arrays on the device.
 """
 
 import functools
@@ -26,16 +26,16 @@ from spillgrad_kernels.tables.scalar_math import sqrt, where
 
 __all__ = ["adam", "adamw", "clipping", "lion", "run", "scaled", "sgd", "squares_on_device", "sums_of_squares"]
 
-# The elements that one block adds up or updates. The number is the same for all devices, and so are the results.
+# The number of elements that one block adds up or updates. It is the same on all devices, so that the results are too.
 _PART_ELEMENTS = 1 << 14
-# The words that one launch writes to the device.
+# The number of words that one launch writes to the device.
 _WORDS_AT_ONCE = 128
 
 
 def run(updates: Iterable[Update]) -> None:
-    """Update all parameters, with one or two launches for each rule and dtype; arrays may have any layout.
+    """Update the arrays of all `updates` in place, with one or two launches for each formula and dtype.
 
-    The numbers of a rule may be device arrays without dimensions.
+    Arrays may have any layout. The numbers of an update may be device arrays without dimensions.
     """
     groups: dict[Any, list[Update]] = {}
     for update in updates:
@@ -68,7 +68,7 @@ def _run_alone(update: Update) -> None:
 
 
 def _run_together(group: list[Update], lanes: int) -> None:
-    """Run updates of one rule with the same numbers; all arrays are dense and of one dtype."""
+    """Run updates by one formula with the same numbers, in place; all arrays are dense and of one dtype."""
     first, words, parts = group[0], [], 0
     for update in group:
         arrays = (update.param, update.grad, *update.state)
@@ -88,15 +88,15 @@ def _run_together(group: list[Update], lanes: int) -> None:
 def updating(
     formula: Formula, dtype: np.dtype[Any], arrays: int, numbers: tuple[str | None, ...], lanes: int
 ) -> Kernel:
-    """Return the kernel that updates many parameters by a rule, `lanes` adjacent elements at a time.
+    """Return the kernel that updates many parameters by `formula`, `lanes` adjacent elements at a time, in place.
 
-    `table` has a row of words for each parameter: the number of its first part, its size, and the addresses of the
-    parameter, its gradient and its state. `numbers` has None for a number passed by value, and the dtype of one passed
-    by address.
+    The kernel's argument `table` is the address of a row of words for each parameter: the number of its first part, its
+    size, and the addresses of the parameter, its gradient and its state, `arrays` in all. `numbers` has None for a
+    number that is passed by value, and a dtype's name for a number that is passed by address.
     """
     size, every = dtype.itemsize, range(lanes)
     values = [[f"x{i}_{lane}" for lane in every] for i in range(arrays)]
-    results = [values[i] for i in range(arrays) if i != 1]  # not the gradient
+    results = [values[i] for i in range(arrays) if i != 1]  # all arrays but the gradient
     given = [f"number{i}" for i in range(len(numbers))]
     lines = [
         f"def kernel({', '.join(['rows', 'parts', 'length', 'table', *given])}):",
@@ -132,7 +132,10 @@ def updating(
 
 @functools.cache
 def row_finder(words: int) -> Any:
-    """Return the device function that finds the table row of a part; a row has `words` words, first its first part."""
+    """Return the device function that returns the address of the table row of a part.
+
+    A row has `words` words; the first word is the number of the row's first part.
+    """
     load_word, row_bytes = loaders["int64", 1], words * WORD_BYTES
 
     def find_row(table: int, rows: int, part: int) -> int:
@@ -150,7 +153,7 @@ def row_finder(words: int) -> Any:
 
 @functools.cache
 def writing() -> Kernel:
-    """Return the kernel that writes its arguments to memory: unlike a copy from the host, a launch never waits."""
+    """Return the kernel that writes its arguments to device memory: unlike a copy from the host, it never waits."""
     names = [f"word{i}" for i in range(_WORDS_AT_ONCE)]
     lines = [f"    store(at + {i * WORD_BYTES}, {name})" for i, name in enumerate(names)]
     namespace: dict[str, Any] = {"store": storers["int64", 1]}
@@ -158,9 +161,9 @@ def writing() -> Kernel:
     return Kernel(namespace["write_words"], threads=1)
 
 
-@functools.lru_cache(maxsize=64)  # gradients mostly have the addresses of the step before
+@functools.lru_cache(maxsize=64)  # gradients mostly have the same addresses as in the previous step
 def _on_device(words: tuple[int, ...]) -> DeviceArray:
-    """Return a device array that begins with these words; do not change it, as later calls return it again."""
+    """Return a device array that begins with `words`. Do not change it, as later calls return it again."""
     made = empty((-(-len(words) // _WORDS_AT_ONCE) * _WORDS_AT_ONCE,), np.int64)
     for start in range(0, len(words), _WORDS_AT_ONCE):
         some = words[start : start + _WORDS_AT_ONCE]
@@ -172,7 +175,8 @@ def _on_device(words: tuple[int, ...]) -> DeviceArray:
 def adding(dtype: np.dtype[Any], squares: bool) -> Kernel:
     """Return the kernel that adds up the elements, or their squares, of each part of many arrays, in float64.
 
-    `table` has three words for each array: the number of its first part, its size and its address.
+    The kernel's argument `table` is the address of three words for each array: the number of its first part, its size
+    and its address.
     """
     load, load_word, store, size = loaders[dtype.name, 1], loaders["int64", 1], storers["float64", 1], dtype.itemsize
     find_row = row_finder(3)
@@ -202,7 +206,7 @@ def adding(dtype: np.dtype[Any], squares: bool) -> Kernel:
 
 
 def squares_on_device(arrays: Sequence[DeviceArray]) -> DeviceArray:
-    """Return the result of `sums_of_squares` in an array on the device, without waiting for it.
+    """Return the sums of `sums_of_squares` as an array on the device, without waiting for the device.
 
     Shapes: result (n,), float64, for n arrays.
     """
@@ -212,7 +216,7 @@ def squares_on_device(arrays: Sequence[DeviceArray]) -> DeviceArray:
         listed = ", ".join(sorted({str(a.dtype) for a in arrays}))
         raise TypeError(f"sums_of_squares: got {listed}; all must be float32, or all float64")
     dense = [contiguous(a) for a in arrays]
-    # An empty array has one part too, without elements.
+    # An empty array has one part, without elements.
     starts = [0, *itertools.accumulate(max(1, -(-a.size // _PART_ELEMENTS)) for a in dense)]
     partials, sums = empty((starts[-1],), np.float64), empty((len(dense),), np.float64)
     _add(dense[0].dtype, True, starts, [(a.size, a.address) for a in dense], _PART_ELEMENTS, partials)
@@ -225,7 +229,11 @@ def _add(
     dtype: np.dtype[Any], squares: bool, starts: Sequence[int], arrays: list[tuple[int, int]], length: int,
     sums: DeviceArray,
 ) -> None:  # fmt: skip
-    """Write the sum of each part of `length` elements; `arrays` are (size, address), `starts` their first parts."""
+    """Write the sum of each part of `length` elements to `sums`.
+
+    `arrays` holds (size, address) of each array. `starts` holds the number of each array's first part, then the number
+    of parts.
+    """
     table = _on_device(tuple([word for start, array in zip(starts, arrays, strict=False) for word in (start, *array)]))
     adding(dtype, squares).run_blocks(starts[-1], len(arrays), starts[-1], length, table.address, sums.address)
 
@@ -241,7 +249,7 @@ def sums_of_squares(arrays: Sequence[DeviceArray]) -> list[float]:
 def _clipping(total: Any, max_norm: Any) -> Any:
     norm = sqrt(total)
     factor = max_norm / (norm + 1e-6)
-    return norm, where(factor >= 1, 1, factor)  # a NaN must reach the weights, not be hidden
+    return norm, where(factor >= 1, 1, factor)  # a NaN norm gives a NaN factor, so that the NaN is not hidden
 
 
 def clipping(squares: DeviceArray, max_norm: float, dtype: Any) -> tuple[DeviceArray, DeviceArray]:

@@ -17,10 +17,10 @@ import numpy as np
 from numba.cuda import types
 
 from spillgrad_kernels.cuda.jit.compile import SIMULATED
-from spillgrad_kernels.device_array import ACCESS_BYTES as ACCESS_BYTES  # the modules of kernels import it here
+from spillgrad_kernels.device_array import ACCESS_BYTES as ACCESS_BYTES  # modules of kernels import the name from here
 
 _GLOBAL, _SHARED = 1, 3  # the address spaces of LLVM's NVPTX target
-WORD_BYTES = 8  # of int64, in tables for kernels
+WORD_BYTES = 8  # the size of an int64 in tables for kernels
 
 HALF = frozenset({"float16", "bfloat16"})
 _DTYPES: dict[str, Any] = {
@@ -36,7 +36,7 @@ kernel_types = {
 
 
 def computing_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that kernels compute and add up in: float32 for half precision, else the dtype itself."""
+    """Return the dtype in which kernels compute and add up: float32 for half precision, else `dtype` itself."""
     return np.dtype(np.float32) if dtype.name in HALF else dtype
 
 
@@ -45,7 +45,7 @@ def _lanes_of(itemsize: int) -> list[int]:
 
 
 def widest(itemsize: int, *places: int) -> int:
-    """Return the most lanes of `itemsize` bytes for one access, if all addresses and strides (`places`) permit it."""
+    """Return the most lanes of `itemsize` bytes in one access that all `places`, addresses and strides, permit."""
     return max(lanes for lanes in _lanes_of(itemsize) if not any(place % (lanes * itemsize) for place in places))
 
 
@@ -64,7 +64,7 @@ if SIMULATED:
         return load
 
     def quotient(number: int, divisor: int) -> int:
-        """Return the whole part of number / divisor, both not negative."""
+        """Return the whole part of `number` / `divisor`. Neither may be negative."""
         return number // divisor
 
     def shared_address(array: np.ndarray) -> int:
@@ -99,9 +99,10 @@ else:
         return value
 
     def _truncated(builder: Any, dtype: np.dtype[Any], x: Any) -> Any:
-        """Convert a float to an integer; one outside the range of 32 or 64 bits becomes the lowest, as on x86-64."""
+        """Emit code that converts a float to an integer: the lowest one for a float out of range, as on x86-64."""
         word = ir.IntType(64 if dtype.itemsize == 8 or dtype.name == "uint32" else 32)
-        # The lower half of uint64's range is converted as int64, the upper half likewise after subtracting 2**63.
+        # The lower half of uint64's range is converted as int64. The upper half is converted as int64 after subtracting
+        # 2**63.
         limit = x.type(2.0 ** (word.width - 1))
         upper = builder.fcmp_ordered(">=", x, limit) if dtype.name == "uint64" else None
         if upper is not None:
@@ -114,10 +115,10 @@ else:
         return builder.trunc(found, ir.IntType(8 * dtype.itemsize)) if word.width > 8 * dtype.itemsize else found
 
     def _stored(context: Any, builder: Any, dtype: np.dtype[Any], kind: Any, value: Any) -> Any:
-        """Return the bits in memory for a value of a kernel's type."""
+        """Return the bits that represent a value of a kernel's type in memory."""
         if isinstance(kind, types.Float) and dtype.kind in "iu":
             return _truncated(builder, dtype, value)
-        if kind == types.float64 and dtype.name == "float16":  # in one step, so as to round once
+        if kind == types.float64 and dtype.name == "float16":  # converted in one step, so as to round once
             return builder.bitcast(builder.fptrunc(value, ir.HalfType()), _INT16)
         return _narrowed(builder, dtype, context.cast(builder, value, kind, kernel_types[dtype.name]))
 
@@ -137,7 +138,7 @@ else:
 
     @intrinsic
     def quotient(typing_context: Any, number: Any, divisor: Any) -> Any:
-        """Return the whole part of number / divisor, both not negative."""
+        """Return the whole part of `number` / `divisor`. Neither may be negative."""
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.udiv(*arguments)
@@ -201,7 +202,7 @@ else:
 
 
 _KINDS = [(np.dtype(kind), lanes) for kind in _DTYPES.values() for lanes in _lanes_of(np.dtype(kind).itemsize)]
-# Each by the name of a dtype and the number of lanes.
+# Keys are the name of a dtype and the number of lanes.
 loaders = {(dtype.name, lanes): _loader(dtype, lanes, _GLOBAL) for dtype, lanes in _KINDS}
 storers = {(dtype.name, lanes): _storer(dtype, lanes, _GLOBAL) for dtype, lanes in _KINDS}
 shared_loaders = {(dtype.name, lanes): _loader(dtype, lanes, _SHARED) for dtype, lanes in _KINDS}

@@ -1,7 +1,8 @@
 """Mean and max pooling of images on a device, and their gradients.
 
-Forward, a thread computes one window. Backward, a thread computes one element, from the windows that contain it. A
-table on the device holds the start and stop of each window as int64 words, and behind them the scales for means.
+In the forward pass, a thread computes one window. In the backward pass, a thread computes one element, from the windows
+that contain it. A table on the device holds the start and stop of each window as int64 words, then the scales for
+means.
 """
 
 import functools
@@ -17,7 +18,7 @@ from spillgrad_kernels.cuda.pointers import WORD_BYTES, computing_dtype, loaders
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.windows import Pair, Ranges
 
-# If windows have at least so many elements on average, they are summed in two steps: across, then down.
+# If windows have at least this many elements on average, they are summed in two steps: across, then down.
 _MANY_ELEMENTS = 64
 
 Spans = tuple[np.ndarray, np.ndarray]  # starts and stops of ranges along one dimension
@@ -61,7 +62,7 @@ def finding(dtype: np.dtype[Any]) -> Kernel:
 
 @functools.cache
 def spreading(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel that adds up, for each element, the gradients of the windows whose largest element it is."""
+    """Return the kernel that adds up, for each element, the gradients of windows in which it is the largest."""
     load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
     load_word, nothing = loaders["int64", 1], computing_dtype(dtype).type(0)
 
@@ -93,7 +94,8 @@ def spreading(dtype: np.dtype[Any]) -> Kernel:
 def adding(dtype: np.dtype[Any], result: np.dtype[Any], backward: bool) -> Kernel:
     """Return the kernel that adds up the elements of each window and scales the sum.
 
-    Backward, it adds up, for each element, the gradients of the windows that contain it, each times its window's scale.
+    With `backward`, the kernel adds up, for each element, the gradients of the windows that contain it, each times its
+    window's scale.
     """
     load, store, size, result_size = loaders[dtype.name, 1], storers[result.name, 1], dtype.itemsize, result.itemsize
     number = computing_dtype(dtype)
@@ -131,13 +133,13 @@ def adding(dtype: np.dtype[Any], result: np.dtype[Any], backward: bool) -> Kerne
 
 
 def _words(*ranges: Spans) -> bytes:
-    """Return starts and stops, down and across, as the words of a table."""
+    """Return starts and stops, down and across, as the bytes of a table of words."""
     return np.concatenate([part for pair in ranges for part in pair]).astype(np.int64).tobytes()
 
 
 @functools.lru_cache(maxsize=256)
 def _seeing(starts: bytes, stops: bytes, size: int) -> Spans:
-    """Return, for each of `size` elements, the range of windows whose start and stop are around it."""
+    """Return, for each of `size` elements, the range of windows that begin at or before it and stop after it."""
     begins, ends = np.frombuffer(starts, np.int64), np.frombuffer(stops, np.int64)
     lengths = np.maximum(ends - begins, 0)
     windows = np.repeat(np.arange(lengths.size), lengths)
@@ -167,7 +169,7 @@ def max_pool(x: DeviceArray, down: Ranges, across: Ranges) -> tuple[DeviceArray,
 
 
 def spread_maxima(grad: DeviceArray, indices: DeviceArray, image: Pair, down: Ranges, across: Ranges) -> DeviceArray:
-    """Return the gradient of `max_pool` by its input; `indices` are the positions that it returned.
+    """Return the gradient of `max_pool` by its input; `indices` is the second result of `max_pool`.
 
     Shapes: grad and indices (N, C, h, w), result (N, C, *image).
     """
@@ -184,7 +186,7 @@ def spread_maxima(grad: DeviceArray, indices: DeviceArray, image: Pair, down: Ra
 def mean_pool(
     x: DeviceArray, down: Ranges, across: Ranges, y_scales: Sequence[float], x_scales: Sequence[float]
 ) -> DeviceArray:
-    """Return the sum of each window, times the scale of its row and that of its column in the grid."""
+    """Return the sum of each window's elements, times the scales of the window's row and column in the grid."""
     return _added(x, down[:2], across[:2], y_scales, x_scales, False)
 
 
@@ -198,7 +200,7 @@ def mean_pool_backward(
 def _added(
     x: DeviceArray, down: Spans, across: Spans, y_scales: Sequence[float], x_scales: Sequence[float], backward: bool
 ) -> DeviceArray:
-    """Return scaled sums over ranges of rows and columns: in one step, or in two where ranges are long."""
+    """Return scaled sums over ranges of rows and columns, computed in one step, or in two if ranges are long."""
     dtype = x.dtype
     elements_down, elements_across = ((stops - starts).sum() / max(1, stops.size) for starts, stops in (down, across))
     if elements_down * elements_across >= _MANY_ELEMENTS and min(elements_down, elements_across) > 1:

@@ -37,7 +37,7 @@ normal_pair = device_form(host.normal_pair, cos_sin_turns=device_form(host.cos_s
 
 @device
 def _words(at: Any, stream: Any, seed: Any) -> Any:
-    """Return the four 32-bit words of a counter, as uint64."""
+    """Return the four 32-bit words of the counter `at`, as uint64."""
     return philox4x32(at & MASK32, at >> HALF, np.uint64(stream), np.uint64(0), seed & MASK32, seed >> HALF)
 
 
@@ -100,7 +100,10 @@ DISTRIBUTIONS = {"uniform": _uniform, "normal": _normal, "words64": _bits, "rand
 
 
 def _fours(dtype: np.dtype[Any], lanes: int) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """Return load(address, left) and store(address, left, *values) for a counter's four elements, or for those left."""
+    """Return device functions load(address, left) and store(address, left, *values) for a counter's four elements.
+
+    If `left` < 4, only the first `left` elements are read or written.
+    """
     size, load_one, store_one = dtype.itemsize, loaders[dtype.name, 1], storers[dtype.name, 1]
     accesses = [(i * size, ", ".join("abcd"[i : i + lanes])) for i in range(0, 4, lanes)]
     lines = [
@@ -136,7 +139,7 @@ def _fours(dtype: np.dtype[Any], lanes: int) -> tuple[Callable[..., Any], Callab
 
 @functools.cache
 def drawing(name: str, dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel that fills dense memory with numbers of a distribution."""
+    """Return the kernel that fills dense memory with numbers of the distribution `name`."""
     draw = device(DISTRIBUTIONS[name](dtype))
     _, store = _fours(dtype, min(4, widest(dtype.itemsize)))
     size = dtype.itemsize
@@ -154,7 +157,7 @@ def drawing(name: str, dtype: np.dtype[Any]) -> Kernel:
 
 @functools.cache
 def dropping(dtype: np.dtype[Any], lanes: int, adds: bool) -> Kernel:
-    """Return the kernel of dropout over dense memory; if `adds`, it also adds a residual."""
+    """Return the kernel of dropout over dense memory. If `adds`, the kernel also adds a residual."""
     load, store = _fours(dtype, lanes)
     size, number = dtype.itemsize, np.float64 if dtype == np.float64 else np.float32
 
@@ -182,7 +185,7 @@ def dropping(dtype: np.dtype[Any], lanes: int, adds: bool) -> Kernel:
 
 
 def _signed(word: int) -> int:
-    """Return the int64 with the same low 64 bits, as kernels take int64."""
+    """Return the int64 with the same low 64 bits as `word`, as kernels take int64."""
     return ((word & (1 << 64) - 1) ^ 1 << 63) - (1 << 63)
 
 
@@ -203,12 +206,12 @@ def uniform(shape: Shape, dtype: Any, seed: int, offset: int) -> DeviceArray:
 
 
 def normal(shape: Shape, dtype: Any, seed: int, offset: int) -> DeviceArray:
-    """Return numbers of the standard normal distribution, at most 5.8 in size (8.6 in float64)."""
+    """Return numbers of the standard normal distribution, of magnitude up to 5.8, or 8.6 in float64."""
     return _drawn("normal", shape, dtype, dtype, seed, offset)
 
 
 def words64(shape: Shape, seed: int, offset: int) -> DeviceArray:
-    """Return uniform random uint64."""
+    """Return uniformly distributed random uint64 numbers."""
     return _drawn("words64", shape, np.uint64, np.int64, seed, offset)
 
 
@@ -225,7 +228,7 @@ def permutation(n: int, seed: int, offset: int) -> DeviceArray:
 
 
 def dropout(a: DeviceArray, p: float, seed: int, offset: int, residual: DeviceArray | None = None) -> DeviceArray:
-    """Return `a` with each element set to 0 with probability `p`, even a NaN, and the others scaled by 1 / (1 - p).
+    """Return `a` with each element, even NaN, set to 0 with probability `p`, and other elements scaled by 1 / (1 - p).
 
     Raises ValueError also for a residual of another shape or dtype.
     """

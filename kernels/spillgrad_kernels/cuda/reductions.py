@@ -1,9 +1,9 @@
 """Reductions over any axes of arrays on a device, by the same rules as on the CPU.
 
-Every reduction is brought to the shape (outer, n, inner) and folds n. A block of threads computes several results, each
-with several threads. Adjacent threads walk along n if that is dense in memory, else along the results. Long folds are
-cut into parts of a fixed length, whose results are folded again, so that sums do not depend on the device. Sums and
-products accumulate in float64, or in int64 for integers; sums of exponentials accumulate in their own dtype.
+Every reduction is computed as a fold over n of an array of shape (outer, n, inner). A block of threads computes several
+results, each with several threads. Adjacent threads walk along n if n is dense in memory, else along the results. Long
+folds are cut into parts of a fixed length, whose results are folded again, so that sums do not depend on the device.
+Sums and products accumulate in float64, or in int64 for integers; sums of exponentials accumulate in their own dtype.
 """
 
 import builtins
@@ -31,10 +31,10 @@ from spillgrad_kernels.tables.scalar_math import exp, log, sqrt, where
 
 # The length of a part: 2**24 elements make 1,024 blocks, as many as a large device runs at once.
 _PART_ELEMENTS = 1 << 14
-# The length of a part of a column in a running fold, which one thread walks.
+# The length of a part of a column in a running fold. One thread walks along a part.
 _COLUMN_ELEMENTS = 1 << 8
 
-# The rule that folds the results of parts, for each rule's universal function.
+# For the universal function of each rule, the rule that folds the results of parts.
 _OF_PARTS: dict[np.ufunc, str] = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
 
 RULES = {
@@ -56,7 +56,10 @@ for _function in {f for rule in RULES.values() for f in (rule.term, rule.combine
 
 @device
 def add_up_block(shared: Any) -> None:
-    """Add up a block's numbers in shared memory, one for each thread, into the first; all its threads call this."""
+    """Add up a block's numbers in shared memory, one for each thread, into the first number.
+
+    All threads of the block must call this function.
+    """
     cuda.syncthreads()
     half = THREADS >> 1
     while half > 0:
@@ -67,7 +70,7 @@ def add_up_block(shared: Any) -> None:
 
 
 def _identity(name: str, dtype: np.dtype[Any]) -> Any:
-    """Return the value that a fold of elements of a dtype starts from, in the dtype that it accumulates in."""
+    """Return the value from which a fold of elements of `dtype` starts, in the dtype in which the fold accumulates."""
     value = RULES[name].identity(np.float64 if dtype == np.float64 else np.float32)
     if dtype.kind not in "iub" or isinstance(value, np.integer):
         return value
@@ -79,7 +82,10 @@ def _identity(name: str, dtype: np.dtype[Any]) -> Any:
 
 @functools.cache
 def kernel(name: str, finished_as: str | None, dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
-    """Return the kernel that folds elements by the rule `name`, and finishes the results by `finished_as`, if given."""
+    """Return the kernel that folds elements by the rule `name`, and finishes results by the rule `finished_as`.
+
+    If `finished_as` is None, results are not finished.
+    """
     rule = RULES[name]
     term, combine = rule.term, rule.combine
     finish = _unfinished if finished_as is None else RULES[finished_as].finish
@@ -131,7 +137,7 @@ def kernel(name: str, finished_as: str | None, dtype: np.dtype[Any], result: np.
 
 
 class _Folding(NamedTuple):
-    """A fold of (outer, n, inner) over n, in parts of a length, each by `width` threads."""
+    """A fold of an (outer, n, inner) array over n, in parts of `length`, each by `width` threads."""
 
     outer: int
     n: int
@@ -155,7 +161,7 @@ class _Folding(NamedTuple):
         self, name: str, finished_as: str | None, count: int, a: DeviceArray, shift: DeviceArray | None,
         out: DeviceArray,
     ) -> None:  # fmt: skip
-        """Fold `a` into `out`. `count` is the number of elements that `finished_as` gets to know."""
+        """Fold `a` into `out`. `count` is the number of elements that the rule `finished_as` is told."""
         columns = THREADS // self.width
         beside, apart = (1, self.width) if self.inner == 1 else (columns, 1)
         kernel(name, finished_as, a.dtype, out.dtype).run_blocks(
@@ -176,7 +182,7 @@ def _result_dtype(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _reduce(name: str, axes: Shape, keepdims: bool, a: DeviceArray, shift: DeviceArray | None = None) -> DeviceArray:
-    """Fold `axes` of an array. A shifted fold takes a second operand, `shift`, with a value for each result."""
+    """Return the fold of `axes` of `a`. For a rule with shifts, `shift` has a value for each result."""
     order = fold_order(a.shape, axes)
     out = empty(reduced_shape(a.shape, axes, keepdims), _result_dtype(name, a.dtype))
     fold = _Folding(order.outer, order.n, order.inner, _PART_ELEMENTS)
@@ -261,8 +267,8 @@ def norm(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
 
 
 def join_exponentials(largest: Any, total: Any, other_largest: Any, other_total: Any) -> Any:
-    """Return the largest value of two parts of a row, and the sum of exp(value - largest); a NaN makes the sum NaN."""
-    # The distance of two equal infinities is NaN.
+    """Return the largest value of two parts of a row, and the sum of exp(value - largest), which is NaN for any NaN."""
+    # The difference of two equal infinities is NaN.
     scale = where(other_largest == largest, 1, exp(-abs(other_largest - largest)))
     is_larger = other_largest > largest
     return (
@@ -309,14 +315,14 @@ def logsumexp(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArra
 
 @functools.cache
 def scan(name: str, dtype: np.dtype[Any], is_dense: bool) -> Kernel:
-    """Return the kernel of a running fold by a rule, along a dimension that is dense in memory or another."""
+    """Return the kernel of a running fold by the rule `name`, along a dimension that is dense in memory or not."""
     build = scans.along_rows if is_dense else scans.down_columns
     identity, result = _identity(name, dtype), _result_dtype(name, dtype)
     return build(RULES[name].combine, identity, dtype, result, f"running_{name}_{dtype.name}")
 
 
 def running(name: str, a: DeviceArray, axis: int) -> DeviceArray:
-    """Return running folds along `axis` by the rule of a reduction; sums and products of integers are int64."""
+    """Return running folds along `axis` by the rule `name`; sums and products of integers are int64."""
     dtype = a.dtype
     out = empty(a.shape, _result_dtype(name, dtype))
     _, outer, n, inner = fold_order(a.shape, (axis,))

@@ -17,8 +17,8 @@ from spillgrad_kernels.device_array import DeviceArray
 def summing(dtype: np.dtype[Any]) -> Kernel:
     """Return the kernel that computes (outer, results, inner) from (outer, size, inner), one thread per result.
 
-    The table at `indices` has the positions of all results' first terms, then of their second terms, and so on. The
-    weights follow in the same order.
+    The kernel's argument `indices` is the address of a table of the positions of all results' first terms, then of
+    their second terms, and so on. The weights follow in the same order.
     """
     load, store, itemsize = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
     number = computing_dtype(dtype)
@@ -54,7 +54,7 @@ def _tabled(taps: Any, number: np.dtype[Any]) -> tuple[int, bytes]:
 
 
 def resample(x: DeviceArray, dim: int, taps: Any) -> DeviceArray:
-    """Return weighted sums along a dimension; `taps` has positions and weights (`spillgrad.ops.interpolate.Taps`)."""
+    """Return weighted sums of `x` along `dim`. `taps` has positions and weights (`spillgrad.ops.interpolate.Taps`)."""
     out = empty((*x.shape[:dim], taps.results, *x.shape[dim + 1 :]), x.dtype)
     if out.size:
         terms, content = _tabled(taps, computing_dtype(x.dtype))

@@ -1,10 +1,10 @@
 """Loops over rows for a device: fold each row, compute numbers from the fold, then map each element of the row.
 
-Rows lie along n in an (outer, n, inner) array. A block of threads takes several rows, each with several threads.
-Adjacent threads walk along a row if rows are dense in memory, else along the rows. A thread moves several elements in
-one access of 16 bytes if rows are dense and begin at multiples of that. The second pass over a row finds in the cache
-what the first pass read, if the rows in work fit there. The order of a fold depends on the shape and on this alignment,
-not on the device.
+Rows lie along n in an (outer, n, inner) array. A block of threads computes several rows, each with several threads.
+Adjacent threads walk along a row if rows are dense in memory, else across the rows. A thread moves several elements in
+one access of 16 bytes if rows are dense and begin at multiples of 16 bytes. If the rows that are being computed fit the
+cache, the second pass over a row reads it from the cache. The order of a fold depends on the shape and on the
+alignment, not on the device.
 """
 
 import functools
@@ -23,10 +23,10 @@ from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Shape
 from spillgrad_kernels.tables.formula import CONVERSIONS, Formula, Symbol, Trace, parameters
 
-# The least accesses of a thread to its row, so that combining the threads costs little in comparison. Also the number
-# of one-element accesses that a thread starts before it waits for the first.
+# The fewest accesses of a thread to its row, so that combining the threads' results costs little in comparison. Also
+# the number of one-element accesses that a thread starts before it waits for the first of them.
 _THREAD_ACCESSES = 4
-# The adjacent rows that fill one access of 32 threads.
+# The number of adjacent rows that fill one access of 32 threads.
 _NEIGHBOURS = 32
 
 
@@ -35,7 +35,7 @@ class Fold:
     """A fold of the elements of a row: `start` has the names of the accumulators and their first values.
 
     `term` returns the accumulators for one element. `join` takes the accumulators of two parts of a row, and returns
-    those of both together. The last accumulators, as far as `join` does not take them, are sums.
+    the accumulators of both parts together. Accumulators that `join` does not take, the last ones, are sums.
     """
 
     start: Mapping[str, float]
@@ -47,11 +47,11 @@ class Fold:
 class RowLoop:
     """A computation over rows, made of formulas. A formula's parameters are names of values.
 
-    The names are those of operands, of accumulators of the fold, and of the results of `finish`, which `finished`
-    lists; also `n`, the length of a row, and `j`, the position of an element in it. There are four kinds of operands:
-    `elements` have the shape of the rows; `columns` have a value for each position in a row, and a default for a
-    missing array; `numbers` have a value for each row; `constants` are single values. `picked` names further values:
-    each is an element or column at one position, given as a number or as one of `numbers`, and NaN if that is outside
+    A name is an operand, an accumulator of the fold, a result of `finish` (listed in `finished`), `n`, the length of a
+    row, or `j`, the position of an element in its row. There are four kinds of operands: `elements` have the shape of
+    the rows; `columns` have a value for each position in a row, and a default for a missing array; `numbers` have a
+    value for each row; `constants` are single values. `picked` names further values: each is an element or column at
+    one position, which is given as a number or as one of `numbers`. A picked value is NaN if its position is outside
     the row.
     """
 
@@ -78,8 +78,8 @@ class RowLoop:
         return [*(f"{name}_out" for name in self.stored), *(["element_out"] if self.element else [])]
 
 
-# A row has `width` threads, its members, at a distance of 1 << beside. Threads of consecutive rows are 1 << apart
-# apart.
+# A row has `width` threads, its members, at a distance of 1 << beside. The distance of threads of consecutive rows is 1
+# << apart.
 _KERNEL = """
 def kernel(rows, extent, inner, parts, part_extent, width, beside, apart, {parameters}):
     {shared}
@@ -130,7 +130,7 @@ cuda.syncthreads()
 
 
 def _filled(template: str, **parts: str | Sequence[str]) -> list[str]:
-    """Return the lines of a template. A field on a line of its own takes several lines, which get its indentation."""
+    """Return the lines of a template. A field on a line of its own becomes several lines, with its indentation."""
     lines: list[str] = []
     for line in template.strip().splitlines():
         part = parts.get(line.strip()[1:-1]) if line.strip().startswith("{") else None
@@ -142,12 +142,12 @@ def _filled(template: str, **parts: str | Sequence[str]) -> list[str]:
     return lines
 
 
-# Takes the calls of a formula and the positions of their elements; returns the code that uses the calls' results.
+# A function of a formula's calls (as code) and the positions of their elements; returns the code that uses the results.
 _Used = Callable[[list[str], list[str]], list[str]]
 
 
 class _Writer:
-    """Writes the code of a loop's kernel for dtypes of operands and results, with `lanes` elements in an access."""
+    """A writer of a loop's kernel code, for dtypes of operands and results, with `lanes` elements in an access."""
 
     def __init__(self, loop: RowLoop, dtypes: Sequence[np.dtype[Any] | None], lanes: int) -> None:
         self.loop, self.lanes = loop, lanes
@@ -162,7 +162,7 @@ class _Writer:
             self.namespace[name] = self.number(default)
 
     def parameters(self) -> dict[str, Any]:
-        """Return the kernel's parameters after those of the shape (addresses and constants) with their types."""
+        """Return the kernel's parameters that follow the shape's (addresses and constants), with their types."""
         found = {}
         for name, dtype in self.dtypes.items():
             if name in self.loop.constants:
@@ -175,7 +175,7 @@ class _Writer:
         return self.dtypes[name].itemsize
 
     def _place(self, name: str, position: str | int) -> str:
-        """Return the code for the address of an element or column."""
+        """Return the code for the address of the value, at `position`, of the element or column operand `name`."""
         if name in self.loop.columns:
             return f"at_{name} + ({position}) * {self._size(name)}"
         step = "" if self.lanes > 1 else " * inner"  # with several lanes, rows are dense
@@ -204,13 +204,13 @@ class _Writer:
         self._function(name, formula)
         one = [f"j + {lane}" for lane in range(self.lanes)] if self.lanes > 1 else ["j"]
         lines = [f"j = part * part_extent + member * {self.lanes}"]
-        if self.lanes == 1:  # several elements in a turn, so that no access waits for the one before
+        if self.lanes == 1:  # several elements in a turn, so that no access waits for the previous access
             several = ["j", *(f"j + width * {i}" for i in range(1, _THREAD_ACCESSES))]
             lines += [f"while {several[-1]} < last:", *self._turn(name, formula, several, used)]
         return [*lines, "while j < last:", *self._turn(name, formula, one, used)]
 
     def _turn(self, name: str, formula: Formula, positions: list[str], used: _Used) -> list[str]:
-        """Return the body of a pass: load the elements at some positions, call the formula, use the results."""
+        """Return the body of a pass: load the elements at `positions`, call the formula for each, use the results."""
         moving = [each for each in parameters(formula) if self._moves(each)]
         lines, calls = [], []
         for each in moving:
@@ -277,7 +277,7 @@ class _Writer:
         return self._pass("element", element, stored)
 
     def source(self) -> str:
-        """Return the kernel's code, which needs the names of `namespace`."""
+        """Return the kernel's code, which uses the names in `namespace`."""
         loop = self.loop
         store_numbers = [
             self._stored(f"{name}_out", f"at_{name}_out + (part * rows + row) * {self._size(f'{name}_out')}", [name])
@@ -305,7 +305,7 @@ def kernel(loop: RowLoop, dtypes: tuple[np.dtype[Any] | None, ...], lanes: int) 
 
 
 class Rows(NamedTuple):
-    """The rows of an (outer, n, inner) array along n. A row in several parts is folded only, part by part."""
+    """The rows of an (outer, n, inner) array along n. If `parts` > 1, rows are only folded, part by part."""
 
     outer: int
     n: int
@@ -356,10 +356,10 @@ def _prepare(
 def run(
     loop: RowLoop, rows: Rows, operands: Sequence[DeviceArray | np.generic | None], results: Sequence[DeviceArray]
 ) -> None:
-    """Compute the results of a loop over rows from its operands, both in the loop's order; arrays are dense.
+    """Compute `results`, in place, from `operands`, in the order of `loop.results` and `loop.operands`.
 
-    Give a number for a constant, and None for a missing column. If rows have several parts, each of `stored` gets a
-    value for each part of each row, with all values of the first part first.
+    Arrays are dense. A constant is given as a number, a missing column as None. If rows have several parts, each result
+    in `loop.stored` gets a value for each part of each row: first all values of the first part, and so on.
     """
     if not rows.units:
         return

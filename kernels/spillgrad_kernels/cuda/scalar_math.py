@@ -15,7 +15,7 @@ from spillgrad_kernels.cuda.jit.compile import SIMULATED, device
 from spillgrad_kernels.tables import reductions, special_math
 from spillgrad_kernels.tables import scalar_math as functions
 
-# Functions that libdevice has, with their names there. Its functions of float32 have an "f" behind the name.
+# Functions that libdevice has, with their names in libdevice. Names of its float32 functions end with a further "f".
 _LIBRARY = {
     **{name: name for name in (
         "exp", "log", "tanh", "erf", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh",
@@ -29,7 +29,7 @@ _LOG_2 = math.log(2)
 
 
 def _as(x: Any, constant: Any) -> Any:
-    """Return a constant in the dtype of x. A plain constant is float64 and would make the result float64."""
+    """Return `constant` in the dtype of x. A plain constant is float64 and would make the result float64."""
     return type(x)(constant)
 
 
@@ -40,7 +40,7 @@ def _sigmoid(x: Any) -> Any:
 
 def _logaddexp(x: Any, y: Any) -> Any:
     larger, distance = functions.where(x > y, x, y), abs(x - y)
-    # The distance of equal infinities is NaN. A NaN in x or y makes the last case NaN.
+    # The difference of equal infinities is NaN. A NaN in x or y makes the last case NaN.
     return functions.where(x == y, x + _as(x, _LOG_2), larger + functions.log1p(functions.exp(-distance)))
 
 
@@ -65,7 +65,7 @@ def _floor_divide(x: Any, divisor: Any) -> Any:
     return below + _as(x, 1) if exact - below > _as(x, 0.5) else below
 
 
-# -1 is a case of its own: the lowest integer divided by -1 overflows, which is undefined.
+# A divisor of -1 is a separate case: the lowest integer divided by -1 overflows, which is undefined.
 def _integer_remainder(x: Any, divisor: Any) -> Any:
     return x % divisor if divisor != 0 and divisor != -1 else x ^ x
 
@@ -82,7 +82,7 @@ def _integer_fmod(x: Any, divisor: Any) -> Any:
 
 
 def _integer_pow(x: Any, exponent: Any) -> Any:
-    """Return x to an integer power, wrapped around in the dtype of x; fractions are truncated, as in PyTorch."""
+    """Return x**exponent for integers, wrapped around in the dtype of x; fractions are truncated, as in PyTorch."""
     power = _as(x, 1)
     if exponent < 0:
         odd = exponent & 1
@@ -97,7 +97,7 @@ def _integer_pow(x: Any, exponent: Any) -> Any:
 
 @functools.cache
 def integers_kept_in(dtype: np.dtype[Any]) -> Any:
-    """Return a function for kernels that wraps integers around in a dtype, as Numba computes with 64; floats stay.
+    """Return a function for kernels that wraps integers around in `dtype`, as Numba computes in 64 bits; floats stay.
 
     Return None in the simulator, whose numbers are NumPy's.
     """
@@ -172,7 +172,7 @@ if not SIMULATED:
     def _where(condition: Any, chosen: Any, otherwise: Any) -> Any:
         return lambda condition, chosen, otherwise: chosen if condition else otherwise
 
-    # The result is NaN where either is NaN.
+    # The result is NaN if either argument is NaN.
     @overload(reductions.maximum, strict=False)
     def _maximum(x: Any, y: Any) -> Any:
         return lambda x, y: x if x > y or x != x else y

@@ -15,7 +15,8 @@ from numba.cuda import types
 from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda
 from spillgrad_kernels.cuda.pointers import loaders, quotient, storers
 
-# The adjacent elements that a thread folds: an odd number, so that threads hit different banks of shared memory.
+# The number of adjacent elements that a thread folds: it is odd, so that threads access different banks of shared
+# memory.
 _THREAD_ELEMENTS = 9
 TILE = THREADS * _THREAD_ELEMENTS
 
@@ -23,7 +24,7 @@ TILE = THREADS * _THREAD_ELEMENTS
 def along_rows(
     combine: Callable[..., Any], identity: Any, dtype: np.dtype[Any], result: np.dtype[Any], name: str
 ) -> Kernel:
-    """Return the kernel for `inner` = 1. Its argument `before` is the running fold of whole parts."""
+    """Return the kernel for `inner` = 1. Its argument `before` is the address of the running folds of whole parts."""
     number, accumulated = type(identity), np.dtype(type(identity))
     in_shared = getattr(types, accumulated.name)
     load, load_before, store = loaders[dtype.name, 1], loaders[accumulated.name, 1], storers[result.name, 1]
@@ -52,7 +53,7 @@ def along_rows(
                 folds[thread] = folded
                 cuda.syncthreads()
                 step = 1
-                while step < threads:  # in the end, each holds the fold of all threads up to it
+                while step < threads:  # in the end, each thread holds the fold of all threads up to itself
                     other = folds[thread - step] if thread >= step else identity
                     cuda.syncthreads()
                     folds[thread] = combine(other, folds[thread])
@@ -78,7 +79,7 @@ def along_rows(
 def down_columns(
     combine: Callable[..., Any], identity: Any, dtype: np.dtype[Any], result: np.dtype[Any], name: str
 ) -> Kernel:
-    """Return the kernel for any `inner`. Its argument `before` is the running fold of whole parts."""
+    """Return the kernel for any `inner`. Its argument `before` is the address of the running folds of whole parts."""
     number, accumulated = type(identity), np.dtype(type(identity))
     load, load_before, store = loaders[dtype.name, 1], loaders[accumulated.name, 1], storers[result.name, 1]
     size, before_size, result_size = dtype.itemsize, accumulated.itemsize, result.itemsize

@@ -1,9 +1,9 @@
 """Stable sorts along a dimension of arrays on a device.
 
-A block of threads sorts a tile in shared memory: several short rows, or a part of a long one. Then pairs of sorted runs
-are merged, for all rows in one launch, where each block makes one tile of the result. Equal elements keep their order,
-and NaN counts as the largest, so the result does not depend on the device. If only the first elements are wanted, each
-run is cut to that length.
+A block of threads sorts a tile in shared memory: several short rows, or a part of a long row. Then pairs of sorted runs
+are merged, for all rows in one launch, in which each block computes one tile of the result. Equal elements keep their
+order, and NaN counts as the largest, so the result does not depend on the device. If only the first elements are
+wanted, each run is cut to the wanted number.
 """
 
 import functools
@@ -20,7 +20,7 @@ from spillgrad_kernels.cuda.pointers import WORD_BYTES, kernel_types, loaders, q
 from spillgrad_kernels.device_array import DeviceArray, NotOnDevice
 from spillgrad_kernels.tables.reductions import fold_order
 
-# The adjacent elements of a thread, and of the tile that a block has in shared memory.
+# The numbers of adjacent elements of a thread, and of the tile that a block has in shared memory.
 _THREAD_KEYS = 8
 _TILE = THREADS * _THREAD_KEYS
 
@@ -29,7 +29,7 @@ _store_word, _load_word = storers["int64", 1], loaders["int64", 1]
 
 @device
 def _place(row: int, j: int, n: int, inner: int) -> int:
-    """Return the position of element j of a row in a dense (outer, n, inner) array."""
+    """Return the position in a dense (outer, n, inner) array of element j of row number `row`."""
     o = quotient(row, inner)
     return (o * n + j) * inner + row - o * inner
 
@@ -41,7 +41,7 @@ def _between(number: int, least: int, most: int) -> int:
 
 @functools.cache
 def _comparison(descending: bool) -> Callable[[Any, Any], bool]:
-    """Return the device function that says whether an element comes before another; equal ones do not."""
+    """Return the device function that says whether x comes before y in sorted order; equal elements do not."""
 
     @device
     def ascends(x: Any, y: Any) -> bool:
@@ -57,7 +57,7 @@ def _comparison(descending: bool) -> Callable[[Any, Any], bool]:
 def _splitting(is_before: Callable[[Any, Any], bool], read: Callable[[Any, Any, int], Any]) -> Callable[..., int]:
     """Return the device function that finds how many of the first `count` elements of a merge come from the first run.
 
-    It reads the runs by `read(memory, order, place)`.
+    The function reads elements by `read(memory, order, place)`.
     """
 
     @device
@@ -77,7 +77,7 @@ def _splitting(is_before: Callable[[Any, Any], bool], read: Callable[[Any, Any, 
 
 @functools.cache
 def _merging(descending: bool) -> Callable[..., None]:
-    """Return the device function by which a thread merges two runs in shared memory, for its part from `begin` on."""
+    """Return the device function by which a thread merges its part, from `begin` on, of two runs in shared memory."""
     is_before = _comparison(descending)
 
     @device
@@ -110,8 +110,8 @@ def _merging(descending: bool) -> Callable[..., None]:
 def sorting_tiles(dtype: str, descending: bool) -> Kernel:
     """Return the kernel that sorts tiles of (outer, n, inner) along n, and keeps the first `run` elements of each sort.
 
-    A tile consists of segments, each with a row or a part of one. The length of a segment is a power of two times the
-    elements of a thread.
+    A tile consists of segments. A segment holds a row or a part of a row. The length of a segment is a power of two
+    times the number of elements of a thread.
     """
     load, store, size = loaders[dtype, 1], storers[dtype, 1], np.dtype(dtype).itemsize
     kind, is_before, merge = kernel_types[dtype], _comparison(descending), _merging(descending)
@@ -144,7 +144,7 @@ def sorting_tiles(dtype: str, descending: bool) -> Kernel:
             for k in range(own, own + own_count):
                 order[k] = k
             cuda.syncthreads()
-            # Segments without a row are sorted too; nothing of them is stored.
+            # Segments without a row are sorted too, but not stored.
             end = own_segment + count if own_segment + count < own + own_count else own + own_count
             for k in range(own + 1, end):
                 key = keys[k]
@@ -243,7 +243,7 @@ def merging_runs(dtype: str, descending: bool) -> Kernel:
 
 
 def in_order(a: DeviceArray, axis: int, descending: bool, count: int) -> tuple[DeviceArray, DeviceArray]:
-    """Return the first `count` elements along `axis` in stable sorted order, and their positions before.
+    """Return the first `count` elements along `axis` in stable sorted order, and their positions before the sort.
 
     NaN counts as the largest. Raises NotOnDevice for complex numbers.
     """
@@ -263,7 +263,7 @@ def in_order(a: DeviceArray, axis: int, descending: bool, count: int) -> tuple[D
         segment *= 2
 
     def results(runs: int, length: int) -> tuple[int, DeviceArray, DeviceArray]:
-        """Return (inner, values, positions) for the runs of all rows: for one run the results, else new arrays."""
+        """Return (inner, values, positions) to write runs to: the final results for one run per row, else new ones."""
         if runs == 1:
             return inner, values, positions
         return 1, empty((rows, length), a.dtype), empty((rows, length), np.int64)
@@ -290,7 +290,7 @@ def in_order(a: DeviceArray, axis: int, descending: bool, count: int) -> tuple[D
 
 @functools.cache
 def searching(dtype: str, after: bool) -> Kernel:
-    """Return the kernel that finds where to insert elements in sorted rows, before equal elements or `after` them."""
+    """Return the kernel that finds where to insert elements in sorted rows: before equal elements or `after` them."""
     load, size, is_before = loaders[dtype, 1], np.dtype(dtype).itemsize, _comparison(False)
 
     def search(count: int, n: int, length: int, keys: int, sought: int, out: int) -> None:
@@ -313,7 +313,9 @@ def searching(dtype: str, after: bool) -> Kernel:
 
 
 def places_among(keys: DeviceArray, sought: DeviceArray, after: bool) -> DeviceArray:
-    """Return the positions at which to insert elements in sorted rows, before equal elements or `after` them; int64.
+    """Return, as int64, the positions at which to insert `sought` into the sorted rows `keys`.
+
+    A position is before equal elements, or `after` them.
 
     Shapes: keys (n,) with any sought, or (..., n) with (..., k). Raises NotOnDevice for complex numbers.
     """

@@ -1,9 +1,9 @@
 """The matrix product on tensor cores, for half precision, and for float32 rounded to tf32 if `precision` permits that.
 
 Devices of compute capability 8.0 and later have tensor cores. A block of warps computes a tile of C, each warp a part
-of it. As in `matmul`, the parts of A and B for a step lie in one half of shared memory while those of the next step are
-fetched. They keep their order in memory, along K or across. A warp multiplies 16 rows by 8 columns at once, of depth
-16, or 8 for tf32. Products are exact, and sums are float32.
+of the tile. As in `matmul`, the parts of A and B for a step are in one half of shared memory while the parts for the
+next step are fetched. In shared memory, elements keep their order, along K or across K. A warp multiplies 16 rows by 8
+columns at once, of depth 16, or 8 for tf32. Products are exact, and sums are float32.
 
 Source: NVIDIA, "Parallel Thread Execution ISA", sections on matrix fragments for mma.m16n8k16 and mma.m16n8k8 of tf32,
 and on ldmatrix.
@@ -28,7 +28,7 @@ _ROWS, _COLUMNS = 16, 8  # of one multiplication
 
 
 class Tile(NamedTuple):
-    """How a product is cut: the rows and columns of C for a block and for a warp, and the depth of a step."""
+    """How a product is cut: how many rows and columns of C are for a block and for a warp, and a step's depth."""
 
     rows: int
     columns: int
@@ -43,7 +43,7 @@ class Tile(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A dtype that tensor cores multiply: `name` is its name in instructions, `depth` that of one multiplication."""
+    """A dtype that tensor cores multiply: its `name` in instructions, and the `depth` of one multiplication."""
 
     name: str
     itemsize: int
@@ -56,7 +56,7 @@ class Kind(NamedTuple):
         return ACCESS_BYTES // self.itemsize
 
     def pitch(self, across: int, along: bool) -> int:
-        """Return the length of a row in shared memory, longer than its elements so that threads hit different banks."""
+        """Return the length of a row in shared memory: padded, so that threads access different banks."""
         return self.tile.depth + self.width if along else across + 8
 
     def part(self, across: int, along: bool) -> int:
@@ -73,7 +73,7 @@ KINDS = {
 
 
 def used_for() -> tuple[str, ...]:
-    """Return the dtypes that tensor cores multiply; none if the device has no tensor cores."""
+    """Return the dtypes that tensor cores multiply, an empty tuple if the device has no tensor cores."""
     if not at_hand():
         return ()
     return ("bfloat16", "float16", "float32") if tf32_is_allowed() else ("bfloat16", "float16")
@@ -86,7 +86,7 @@ def at_hand() -> bool:
 
 
 if SIMULATED:
-    _held: dict[int, Any] = {}  # for each thread of the running block its argument, then its result
+    _held: dict[int, Any] = {}  # for each thread of the running block: its argument, then its result
 
     def _by_warp(own: Any, work: Callable[[list[Any]], list[Any]]) -> Any:
         """Let one thread of each warp do `work` for all its threads. All threads of the block call this."""
@@ -115,8 +115,8 @@ if SIMULATED:
         def of_warp(given: list[Any]) -> list[Any]:
             words = np.array([own[:6] for own in given], np.int32)
             elements = words.view(dtype).astype(np.float32).reshape(8, 4, 6, -1)
-            # The axes are row, thread of four in the row, (upper or lower half, left or right half), element of a word;
-            # for B, columns take the place of rows.
+            # The axes are the row, the thread (of four) in the row, (upper or lower half, left or right half), and the
+            # element of a word. For B, columns take the place of rows.
             a = elements[:, :, :4].reshape(8, 4, 2, 2, -1).transpose(3, 0, 2, 1, 4).reshape(_ROWS, kind.depth)
             b = elements[:, :, 4:].transpose(2, 1, 3, 0).reshape(kind.depth, _COLUMNS)
             c = np.array([own[6:] for own in given], np.float32).reshape(8, 4, 2, 2)
@@ -188,8 +188,8 @@ else:
         return types.int32(types.int32), codegen
 
 
-# These load four matrices of 8 rows of 16 bytes from shared memory. Each thread gives the address of one row, and gets
-# a word of each matrix. `_load_turned` transposes matrices of half precision.
+# These functions load four matrices of 8 rows of 16 bytes from shared memory. Each thread passes the address of one
+# row, and gets a word of each matrix. `_load_turned` transposes matrices of half precision.
 _load_matrices, _load_turned = _loader(False), _loader(True)
 _multiply = {dtype: _multiplier(kind) for dtype, kind in KINDS.items()}
 
@@ -219,11 +219,11 @@ class _Side(NamedTuple):
 
     @property
     def by_matrices(self) -> bool:
-        """Whether fragments are read as whole matrices. Elements of 4 bytes cannot be transposed that way."""
+        """Whether fragments are read as whole matrices. Reading matrices cannot transpose elements of 4 bytes."""
         return self.along or self.kind.itemsize == 2
 
     def stashed(self) -> Iterator[str]:
-        """Write the code by which a thread stores its share in shared memory."""
+        """Yield the code by which a thread stores its share in shared memory."""
         width, tile = self.kind.width, self.kind.tile
         per_row = (tile.depth if self.along else self.across) // width
         for turn in range(self.across * tile.depth // (width * tile.threads)):
@@ -235,7 +235,7 @@ class _Side(NamedTuple):
             yield f"store_words({self._address('at')}, {', '.join(words)})"
 
     def lane(self, first: str) -> str:
-        """Write the code for the place of a lane's first fragment: matrices go down first in A, along K first in B."""
+        """Return the code for the place of a lane's first fragment. Matrices go down first in A, along K first in B."""
         own = f"{self.name}_lane"
         if not self.by_matrices:
             return f"{own} = (lane & 3) * {self.pitch} + {first} + quotient(lane, 4)"
@@ -247,7 +247,7 @@ class _Side(NamedTuple):
         return f"{own} = ({deep} + (lane & 7)) * {self.pitch} + {at})"
 
     def read(self, first: int, deep: int, words: list[str]) -> Iterator[str]:
-        """Write the code that reads four words of fragments: 16 rows or columns, as deep as one multiplication."""
+        """Yield the code that reads four words of fragments: 16 rows or columns, as deep as one multiplication."""
         own = f"{self.name}_lane"
         if self.by_matrices:
             at = first * self.pitch + deep if self.along else deep * self.pitch + first
@@ -267,7 +267,7 @@ def walk_along_k(
 ) -> list[str]:
     """Return the code that walks along K in steps of `depth`.
 
-    It multiplies in one half of shared memory while it fetches the next step, which it stores in the other half.
+    The code multiplies in one half of shared memory while it fetches the next step, which it stores in the other half.
     """
     return [
         "depth = 0",
@@ -293,7 +293,10 @@ def source(
     kind: Kind, a_along: bool, b_along: bool, opening: list[str], fetch: list[str],
     finished: Callable[[str, list[str]], Iterator[str]],
 ) -> list[str]:  # fmt: skip
-    """Return the body of a kernel, given the code that finds the tile, fetches a step, and stores finished sums."""
+    """Return the body of a kernel, given code that finds the tile, code that fetches a step, and `finished`.
+
+    `finished` returns the code that stores finished sums.
+    """
     tile = kind.tile
     a, b = _Side("a", kind, a_along, tile.rows), _Side("b", kind, b_along, tile.columns)
     down, across = tile.warp_rows // _ROWS, tile.warp_columns // _COLUMNS

@@ -19,7 +19,10 @@ from spillgrad_kernels.windows import Pair, Windows
 
 @device
 def first_window(position: int, reach: int, step: int) -> int:
-    """Return the first window that contains a position; `reach` is the distance from its first element to its last."""
+    """Return the number of the first window that contains `position`.
+
+    `reach` is the distance from a window's first element to its last, and `step` the distance between windows.
+    """
     return 0 if position <= reach else quotient(position - reach + step - 1, step)
 
 
@@ -27,7 +30,7 @@ def first_window(position: int, reach: int, step: int) -> int:
 def laying(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
     """Return the kernel that adds up, for each element, its values in the windows that contain it, and a bias.
 
-    The values lie at strides in bytes (see `Strides`). Window i begins at i * step - pad.
+    The strides of the values are in bytes (see `Strides`). Window i begins at i * step - pad.
     """
     load, load_bias, store = loaders[dtype.name, 1], loaders[result.name, 1], storers[result.name, 1]
     size, nothing = result.itemsize, (np.float64 if result == np.float64 else np.float32)(0)
@@ -77,8 +80,8 @@ def laying(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
 class Strides(NamedTuple):
     """The strides of windows' values. Units: bytes.
 
-    They are for the image, the channel's group, the channel in its group, the row and element of a window, and the
-    window's place down and across.
+    The strides are for the image, the channel's group, the channel in its group, the row and the element of a window,
+    and the window's place down and across.
     """
 
     image: int
@@ -94,7 +97,7 @@ def lay(
     source: DeviceArray | None, strides: Strides, groups: int, windows: Windows, bias: DeviceArray | None,
     out: DeviceArray,
 ) -> None:  # fmt: skip
-    """Write to images, at each element, the sum of its values in the windows that contain it, plus its channel's bias.
+    """Write to each element of `out` the sum of its values in the windows that contain it, plus its channel's bias.
 
     `source` is None if the grid has no windows.
     Shapes: out (N, C, *windows.image); there may be gaps between its planes.
@@ -108,7 +111,7 @@ def lay(
 
 
 def sum_over_images(patches: DeviceArray, dilation: Pair, stride: Pair, size: Pair) -> DeviceArray:
-    """Return images in which the elements of patches are added at the places that they were taken from.
+    """Return images in which each element of `patches` is added at the place from which it was taken.
 
     Shapes: patches (N, C, rows, columns, down, across), result (N, C, *size). Any strides.
     """
@@ -120,7 +123,7 @@ def sum_over_images(patches: DeviceArray, dilation: Pair, stride: Pair, size: Pa
 
 
 def sum_along(windows: DeviceArray, dim: int, step: int, spacing: int, length: int) -> DeviceArray:
-    """Return an array in which the elements of windows are added at the places that they were taken from.
+    """Return an array in which each element of `windows` is added at the place from which it was taken.
 
     Window i along `dim` holds the elements i * step + t * spacing.
     Shapes: windows (..., count, ..., size), result (..., length, ...).
@@ -130,6 +133,6 @@ def sum_along(windows: DeviceArray, dim: int, step: int, spacing: int, length: i
     shape[dim] = length
     if not windows.size:
         return zeros(tuple(shape), windows.dtype)
-    # As images: `dim` goes down, and all later dimensions together go across.
+    # Viewed as images: `dim` goes down, and all later dimensions together go across.
     patches = contiguous(windows).reshape(outer, 1, count, inner, size, 1).transpose(0, 1, 4, 5, 2, 3)
     return sum_over_images(patches, (spacing, 1), (step, 1), (length, inner)).reshape(*shape)

@@ -1,6 +1,6 @@
 """Calls of kernels by the address of their machine code, so that a caller is compiled once for all kernels.
 
-Such kernels take integers, return nothing and allocate nothing. They cannot fail.
+A kernel that is called by its address takes int64 arguments, returns nothing, allocates nothing and cannot fail.
 """
 
 from typing import Any
@@ -9,14 +9,14 @@ from spillgrad_kernels.jit.compile import DISABLE_JIT, cgutils, intrinsic, types
 
 Kernel = Any  # the result of `compile.jit`
 
-_uncompiled: dict[int, Kernel] = {}  # by the number that stands for the address; kept for good, as machine code is
+_uncompiled: dict[int, Kernel] = {}  # keys stand for addresses; entries stay, as machine code does
 
 
 def code_address(kernel: Kernel, parameters: int) -> int:
-    """Return the address of a kernel's machine code, which stays valid; never 0.
+    """Return the address of the machine code of `kernel`, compiled for `parameters` int64 arguments.
 
-    Without compilation, return a number that stands for it. A kernel that is called in no other way is made with
-    `jit(by_address=True)`.
+    The address stays valid and is never 0. Without compilation, return a number that stands for the address. A kernel
+    that is called only by its address is made with `jit(by_address=True)`.
     """
     if DISABLE_JIT:
         _uncompiled[id(kernel)] = kernel
@@ -25,7 +25,7 @@ def code_address(kernel: Kernel, parameters: int) -> int:
     kernel.compile(integers)
     compiled = kernel.overloads[integers]
     address: int = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-    if address == 0:  # 0 stands for no kernel
+    if address == 0:  # callers use 0 for "no kernel"
         raise RuntimeError(f"kernel {kernel.py_func.kernel_name}: got no address of its machine code")
     return address
 
@@ -47,7 +47,7 @@ else:
         def codegen(context: Any, builder: Any, signature: Any, given: Any) -> Any:
             address, values = given
             kind = context.call_conv.get_function_type(types.none, integers.types)
-            # Numba's functions write their result and their error here.
+            # A compiled function writes its result and its error through its first two parameters.
             rooms = [cgutils.alloca_once(builder, pointer.pointee) for pointer in kind.args[:2]]
             words = [builder.extract_value(values, i) for i in range(len(integers))]
             builder.call(builder.inttoptr(address, kind.as_pointer()), [*rooms, *words])

@@ -1,13 +1,14 @@
 """The cache of machine code on disk: never stale, of bounded size, and safe to run.
 
-A file holds the machine code of one kernel for one signature. Its directory is named by a hash of all that the code
-depends on, so an edited kernel, another compiler or another processor does not find old files. A file is renamed into
-place when it is complete, and carries a checksum: several processes, a kill, a full or a broken disk leave nothing that
-could be run by mistake. Where no directory can be written, each process compiles its kernels.
+A file holds the machine code of one kernel for one signature. The name of its directory is a hash of all that the code
+depends on, so old files are not found after an edit of a kernel, or with another compiler or processor. A file is
+renamed into place when it is complete, and carries a checksum: neither concurrent processes, nor a kill, nor a full or
+broken disk can leave broken code that would be run. If no directory can be written, each process compiles its kernels.
 
-A process runs what the cache holds. So only this user may write it, and a file is used only if nobody else can have
-written it. Starting with the cache's own directory, each directory and file is opened by its name within the one above
-it, never through a link. Once open, it must belong to this user and be writable by nobody else.
+A process runs the code that the cache holds. So only this user may write to the cache, and a file is used only if
+nobody else can have written it. Starting with the cache's own directory, each directory and file is opened by its name
+within its parent directory, never through a link. Once open, a directory or file must belong to this user and be
+writable by nobody else.
 """
 
 import contextlib
@@ -33,10 +34,12 @@ import numpy as np
 from numba.core.codegen import get_host_cpu_features
 
 SUFFIX = ".code"
-# Files that no process used for this long are removed. Beyond the limit, those used longest ago are removed too.
+# Files that no process used for UNUSED_S are removed. Beyond LIMIT_BYTES, the least recently used files are removed
+# too.
 UNUSED_S = 30 * 86400.0
 LIMIT_BYTES = 256 << 20
-# A file's modification time says when it was last used, to this precision. Writing it at every use would cost more.
+# A file's modification time says when it was last used, to this precision. Setting the time at every use would cost
+# more.
 _USED_PRECISION_S = 86400.0
 _DIGEST_BYTES = 16
 _KERNELS = Path(__file__).parents[1]
@@ -46,7 +49,7 @@ _SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DEBUGINFO
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """The files and bytes of the cache: those of the current version of the kernels, and those of all others."""
+    """The numbers of files and bytes in the cache, for the kernels' current version and for all other versions."""
 
     directory: Path
     writable: bool
@@ -60,8 +63,8 @@ class CacheInfo:
 class Place:
     """A place for machine code: the user chooses `base`; the directories below it are the cache's own.
 
-    Raises OSError where a directory is missing and cannot be made. Raises it too, after a warning, where another user
-    may write.
+    Raises OSError if a directory is missing and cannot be made. If another user may write to a directory, warns and
+    raises OSError.
     """
 
     base: Path
@@ -69,12 +72,12 @@ class Place:
 
     @property
     def path(self) -> Path:
-        """The directory of the cache, with a directory for each version of the kernels."""
+        """The cache's directory at this place, which has a sub-directory for each version of the kernels."""
         return self.base.joinpath(*self.names)
 
     @contextlib.contextmanager
     def opened(self, *names: str, create: bool = False) -> Iterator[int]:
-        """Yield a file descriptor of the cache's directory, or of one in it."""
+        """Yield a file descriptor of the cache's directory, or of its sub-directory at the path `names`."""
         if create:
             self.base.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
@@ -90,7 +93,7 @@ class Place:
             yield directory
 
     def read(self, version: str, name: str) -> bytes:
-        """Return the contents of a file, and note that it was used."""
+        """Return the contents of a file, and set the time of its last use."""
         with self.opened(version) as directory:
             descriptor = self._open(self.path / version / name, directory)
             with open(descriptor, "rb") as file:
@@ -114,7 +117,7 @@ class Place:
                 raise
 
     def _open(self, path: Path, directory: int, flags: int = 0) -> int:
-        """Open a file or directory that must be this user's own, without blocking on a pipe of that name."""
+        """Open a file or directory that must be this user's own, without blocking if `path` is a pipe."""
         try:
             descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | flags, dir_fd=directory)
         except OSError as error:
@@ -149,18 +152,18 @@ _refused: set[Path] = set()  # places that this process has warned about
 
 
 def places() -> tuple[Place, ...]:
-    """Return the places for machine code: the user's cache, then the place for when that cannot be written."""
+    """Return the places for machine code: the user's cache directory, then another if that cannot be written."""
     temporary = Place(Path(tempfile.gettempdir()), (f"spillgrad-kernels-{os.geteuid()}",))
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():  # the XDG Base Directory Specification says to ignore such values
+    if not base.is_absolute():  # the XDG Base Directory Specification says to ignore relative paths
         base = Path(os.path.expanduser("~")) / ".cache"
-    if not base.is_absolute():  # a user without a home
+    if not base.is_absolute():  # a user without a home directory
         return (temporary,)
     return Place(base, ("spillgrad", "kernels")), temporary
 
 
 def root() -> Path:
-    """Return the directory of the cache, with a directory for each version of the kernels."""
+    """Return the directory of the cache, which has a sub-directory for each version of the kernels."""
     return places()[0].path
 
 
@@ -180,7 +183,7 @@ def version() -> str:
 
 
 def hash_of_sources(directory: Path, without: Path | None = None) -> bytes:
-    """Return a hash of the names and contents of a directory's sources, except for those below `without`."""
+    """Return a hash of the names and contents of the sources in `directory`, except for the sources below `without`."""
     digest = hashlib.sha256()
     for path in sorted(directory.rglob("*.py")):
         if without is None or without not in path.parents:
@@ -189,7 +192,7 @@ def hash_of_sources(directory: Path, without: Path | None = None) -> bytes:
 
 
 def read(name: str) -> bytes | None:
-    """Return the payload that was written as `name`, or None if no place has it whole and safe to run."""
+    """Return the payload that was written as `name`, or None if no place has a complete file that is safe to run."""
     for place in places():
         try:
             content = place.read(version(), name + SUFFIX)
@@ -202,10 +205,10 @@ def read(name: str) -> bytes | None:
 
 
 def write(name: str, payload: bytes) -> bool:
-    """Write `payload` as `name` to the first place that can be written; return whether there was one."""
+    """Write `payload` as `name` to the first place that can be written; return whether any place could be."""
     content = hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest() + payload
     for place in places():
-        # The place is read-only, full, no directory or unsafe. The kernel is compiled all the same.
+        # On an error, the place is read-only, full, unsafe or no directory. The kernel works without the file.
         with contextlib.suppress(OSError):
             place.write(version(), name + SUFFIX, content)
             return True
@@ -219,9 +222,9 @@ def _prune_once(place: Place) -> None:
 
 
 def prune(place: Place, unused_s: float = UNUSED_S, limit_bytes: int = LIMIT_BYTES) -> int:
-    """Remove files unused for `unused_s`, then the longest unused beyond `limit_bytes`; return the bytes removed.
+    """Remove files unused for `unused_s`, then the least recently used beyond `limit_bytes`; return the bytes removed.
 
-    A process that still needed a file compiles the kernel again.
+    A process that still needs a removed file compiles the kernel again.
     """
     oldest_s = time.time() - unused_s
     kept_bytes = removed_bytes = 0
@@ -235,7 +238,7 @@ def prune(place: Place, unused_s: float = UNUSED_S, limit_bytes: int = LIMIT_BYT
 
 
 def clear() -> int:
-    """Remove the machine code of every version from every place of this user's; return the bytes removed."""
+    """Remove the machine code of every version from all of this user's places; return the bytes removed."""
     removed_bytes = 0
     for place in places():
         with contextlib.suppress(OSError):
@@ -244,7 +247,7 @@ def clear() -> int:
 
 
 def info() -> CacheInfo:
-    """Return what the cache holds now, and whether it can be written."""
+    """Return the cache's directory, the numbers of its files and bytes, and whether it can be written."""
     place = places()[0]
     sizes: dict[str, list[int]] = {version(): []}
     is_usable = True
@@ -254,7 +257,7 @@ def info() -> CacheInfo:
                 sizes.setdefault(path.parts[0], []).append(status.st_size)
         with place.opened(version()):
             pass
-    except FileNotFoundError:  # the first file makes it
+    except FileNotFoundError:  # the directory is made with the first file
         pass
     except OSError:
         is_usable = False
@@ -272,7 +275,7 @@ def info() -> CacheInfo:
 
 
 def _files(directory: int) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the files in a directory's sub-directories, by their relative paths; links are not followed."""
+    """Yield the files in the sub-directories of an open directory. Links are not followed."""
     for inner, _, names, descriptor in os.fwalk(".", dir_fd=directory):
         for name in names if inner != "." else ():
             try:
@@ -288,6 +291,6 @@ def _remove(directory: int, path: Path, size_bytes: int) -> int:
         pass
     except OSError:  # another user's file, which this process cannot remove
         return 0
-    with contextlib.suppress(OSError):  # removes the directory if that was its last file
+    with contextlib.suppress(OSError):  # succeeds if the removed file was the directory's last
         os.rmdir(path.parent, dir_fd=directory)
     return size_bytes

@@ -1,7 +1,8 @@
 """The decorators and types that kernels are written with: `jit`, and Numba's by their own names.
 
-`import spillgrad` calls no kernel, and importing Numba takes longer than all the rest. So modules get a `Deferred` in
-place of each thing of Numba's. All are made, in order, when the first kernel is used.
+`import spillgrad` calls no kernel, and importing Numba takes longer than all other imports. So a `Deferred` stands for
+each kernel and each of Numba's types and functions. When the first kernel is used, Numba is imported and all of these
+objects are made, in the order of their definition.
 """
 
 import functools
@@ -16,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-# LLVM may fuse multiplications and additions of kernels, and nothing else: NaN and infinity propagate as in NumPy.
+# LLVM may fuse a kernel's multiplications and additions, and assumes nothing more: NaN and inf propagate as in NumPy.
 CONTRACT = {"contract"}
-# LLVM vectorises sums only if it may reorder them. It still assumes nothing about NaN, infinity and signed zeros.
+# LLVM vectorises sums only if it may reorder them. It still assumes nothing about NaN, infinities and signed zeros.
 REASSOCIATE = {"contract", "reassoc"}
 
-# No caller needs kernels as C functions. Without that wrapper, compiling takes a tenth less time and a fifth less
+# No caller needs kernels as C functions. Without the C wrapper, compiling takes a tenth less time and a fifth less
 # memory.
 NO_WRAPPER = {"no_cfunc_wrapper": True}
 
@@ -38,12 +39,15 @@ class Counts:
 
 counts = Counts()
 
-# The dtypes that kernels compute in; bfloat16 and float16 are converted.
+# The dtypes that kernels compute in. Numbers in bfloat16 and float16 are converted to float32.
 FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
 
 class Deferred:
-    """A stand-in for `make(compiler)`, in Python and inside kernels, where `compiler` is the module of that name."""
+    """A stand-in for the object that `make(compiler)` returns, in Python and inside kernels.
+
+    `compiler` is the module `spillgrad_kernels.jit.compiler`.
+    """
 
     made: Any
     launcher: Callable[..., None] | None = None  # set at a kernel's first launch, so that it dies with the kernel
@@ -68,11 +72,11 @@ class Deferred:
 
 
 _waiting: deque[Deferred] = deque()
-_lock = threading.RLock()  # reentrant: making one may use others
+_lock = threading.RLock()  # reentrant: making a deferred object may use others
 # The locks that a thread may hold while it imports Numba or compiles, in the order in which threads take them. A fork
-# takes them all: in the child, no thread would release a lock that another thread of the parent holds. Numba calls
-# `logging`, whose own handler of forks takes a lock too, and must take it after these. The handlers registered last run
-# first, so `logging` is imported above.
+# takes all of them first: if another thread of the parent held a lock, nothing would release it in the child. Numba
+# calls `logging`, whose own fork handler takes a lock too, and must take it after these locks. The handlers registered
+# last run first, so `logging` is imported above.
 fork_locks: list[Any] = [_lock]
 
 
@@ -80,7 +84,7 @@ def _before_fork() -> None:
     held = [*fork_locks]
     for lock in held:
         lock.__enter__()
-    if held != fork_locks:  # meanwhile another thread imported Numba, which adds locks
+    if held != fork_locks:  # meanwhile another thread imported Numba, which added locks
         _after_fork(held)
         _before_fork()
 
@@ -94,7 +98,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 
 def load() -> Any:
-    """Make all that is deferred; return the module `compiler`, which imports Numba."""
+    """Make every deferred object, unless it is made already; return the module `compiler`, which imports Numba."""
     with _lock:
         from spillgrad_kernels.jit import compiler
 
@@ -104,7 +108,7 @@ def load() -> Any:
             deferred = _waiting.popleft()
             try:
                 deferred.made = deferred._make(compiler)
-            except BaseException:  # also an interrupt: the next caller must make it
+            except BaseException:  # even on an interrupt: the next caller must make the object
                 _waiting.appendleft(deferred)
                 raise
     return compiler
@@ -116,20 +120,20 @@ carray: Any = Deferred(lambda compiler: compiler.carray)
 
 
 def c_function(name: str, parameters: int) -> Any:
-    """Return a function of the C library for kernels, which takes int64 parameters and returns an int."""
+    """Return the C library's function `name` for kernels: it takes `parameters` int64 arguments and returns an int."""
     return Deferred(lambda _: types.ExternalFunction(name, types.int32(*[types.int64] * parameters)))
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """Return a function for kernels, whose LLVM code `function` writes."""
+    """Return a function for use in kernels, for which `function` emits LLVM code, as Numba's `intrinsic` does."""
     return Deferred(lambda compiler: compiler.intrinsic(function))
 
 
 def emitted(signature: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Let a function that writes LLVM code stand for that code in kernels.
+    """Turn the decorated function, which emits LLVM code, into a function that kernels call.
 
-    The function takes an LLVM builder and the values of the arguments, and returns the value of the result, or None.
-    `signature` returns Numba's signature for the arguments' types.
+    The decorated function takes an LLVM builder and the LLVM values of the arguments, and returns the LLVM value of the
+    result, or None. `signature`, called with the arguments' types, returns Numba's signature.
     """
 
     def decorate(write: Callable[..., Any]) -> Any:
@@ -148,7 +152,7 @@ def emitted(signature: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any
 
 
 def overload(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Let the decorated function choose, by the arguments' types, what `function` is inside kernels."""
+    """Let the decorated function choose, by the arguments' types, the implementation of `function` inside kernels."""
 
     def decorate(choose: Callable[..., Any]) -> Callable[..., Any]:
         Deferred(lambda compiler: compiler.overload(function, **options)(choose))
@@ -174,9 +178,10 @@ def jit(
 ) -> Any:
     """Compile `function` on first use; it runs without the GIL, and its machine code is cached on disk.
 
-    `name` identifies the kernel in the cache, by default by its module and qualified name. Where one source line makes
-    several kernels (closures over a scalar), their names must differ. A kernel made `by_address` (see that module) can
-    be called in no other way. With `NUMBA_DISABLE_JIT=1` the function is returned as it is.
+    `name` identifies the kernel in the cache; the default is its module and qualified name. If one source line makes
+    several kernels (closures over a scalar), their names must differ. With `by_address`, the kernel can only be called
+    by the address of its machine code (see `by_address.py`). With `NUMBA_DISABLE_JIT=1`, `function` is returned
+    unchanged.
     """
     if function is None:
         return functools.partial(jit, fastmath=fastmath, name=name, by_address=by_address)

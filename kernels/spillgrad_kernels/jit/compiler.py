@@ -1,11 +1,12 @@
 """Numba, with a disk cache of its machine code. `compile.load` imports this module for the first kernel.
 
 Numba's own cache only watches the file of a function: after an edit of a function that it calls in another file, the
-cache returns stale code. It never hits for a kernel that closes over another function. Here a file is found by the
-kernel's name, its bytecode and the argument types. Any edit of any kernel changes the directory (`cache.py`).
+cache returns stale code. It never hits for a kernel that closes over another function. Here the name of a file holds
+the kernel's name, and a hash of its bytecode and argument types. Any edit of any kernel changes the directory
+(`cache.py`).
 
-A process links machine code of several processes, so the symbols in it must differ. Numba tells functions of one name
-apart by a number that starts at 1 in every process. Here each process starts at a number of its own.
+A process links machine code that several processes compiled, so the symbols in it must differ. Numba tells functions of
+the same name apart by a number that starts at 1 in every process. Here each process starts at a different number.
 """
 
 import hashlib
@@ -37,29 +38,29 @@ __all__ = ["carray", "cgutils", "dispatcher", "intrinsic", "overload", "type_of"
 
 
 def _number_functions_apart() -> None:
-    """Number functions from another start in every process: the linker would confuse two with one symbol."""
+    """Start Numba's numbering of functions elsewhere in each process: equal symbols would confuse the linker."""
     FunctionIdentity._unique_ids = itertools.count(secrets.randbits(60))
 
 
 _number_functions_apart()
 os.register_at_fork(after_in_child=_number_functions_apart)
 
-# Made at import, since making it takes Numba's lock. `load` must not take that lock: it holds its own, which a thread
-# that compiles may wait for.
+# The context is made at import, since making it takes Numba's lock. `load` must not take that lock: it holds its own
+# lock, for which a thread that compiles may wait.
 _ = cpu_target.target_context
-# The locks that a fork takes before and after the lock of `compile.load`. LLVM's comes last: any thread may take it,
-# because collecting garbage does.
+# The locks that a fork takes before and after the lock of `compile.load`. LLVM's lock comes last: any thread may take
+# it, because the garbage collector does.
 first_fork_lock, last_fork_lock = global_compiler_lock, ffi.lib._lock
 
 
 class _DiskCache(NullCache):  # type: ignore[misc]
-    """The cache from which Numba loads a kernel's machine code, and in which it saves it."""
+    """A kernel's cache on disk, in Numba's interface: Numba loads machine code from it and saves machine code to it."""
 
     def __init__(self, function: Any, counts: Any) -> None:
         self._counts = counts
         self._name = function.kernel_name
         code = function.__code__
-        # The bytecode tells kernels with generated source apart. The directory's name has a hash of all other source.
+        # The bytecode tells kernels with generated source apart. The directory's name depends on all other source.
         constants = [value for value in code.co_consts if not isinstance(value, python_types.CodeType)]
         self._code = repr((code.co_code, code.co_names, constants))
 
@@ -93,7 +94,7 @@ class _DiskCache(NullCache):  # type: ignore[misc]
 def dispatcher(function: Callable[..., Any], options: dict[str, Any], counts: Any) -> Any:
     """Return Numba's callable for `function`, which it compiles or loads from disk for each new signature.
 
-    Each time, `counts.compiled` or `counts.loaded` grows by 1.
+    Each compiled signature adds 1 to `counts.compiled`, each loaded one to `counts.loaded`.
     """
     compiled = njit(nogil=True, error_model="numpy", **options)(function)
     compiled._cache = _DiskCache(function, counts)
@@ -101,5 +102,5 @@ def dispatcher(function: Callable[..., Any], options: dict[str, Any], counts: An
 
 
 def type_of(value: Any) -> Any:
-    """Return the type that Numba gives to a value in a kernel's code."""
+    """Return Numba's type of a value that a kernel's code refers to."""
     return cpu_target.typing_context.resolve_value_type(value)

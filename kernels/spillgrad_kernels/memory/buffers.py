@@ -1,7 +1,7 @@
 """A pool of page-aligned buffers under every large array.
 
 Page faults of fresh memory are most of what an eager library spends on large arrays. Here a buffer returns to the pool
-when the last array over it dies, and is lent again without a fault.
+when the last array in it dies, and is lent again without page faults.
 """
 
 import collections
@@ -21,38 +21,40 @@ import numpy as np
 
 from spillgrad_kernels.memory.system_memory import system_memory
 
-# A store arranges that signal handlers run before or after a change of the pool, never during one.
+# A store ensures that signal handlers run before or after a change of the pool, never during a change.
 SIGNALS_WAIT = True
 
 PAGE_BYTES = mmap.PAGESIZE
 # Below this size, malloc's own free lists are as fast, and a buffer of whole pages would waste memory.
 POOLED_MIN_BYTES = 64 * 1024
 _HUGE_PAGE_BYTES = 2 << 20
-# Mapped memory is trimmed to this multiple of the largest recent use, but idle memory never below the floor.
+# Mapped memory is trimmed to `_MAPPED_PER_PEAK` times the largest recent use, but idle memory never below the floor.
 _MAPPED_PER_PEAK = 1.25
 _IDLE_FLOOR_BYTES = 64 << 20
-# "Recent" means this period and the one before. A period lasts this long, and until all mapped memory was lent several
-# times over. So it contains a whole training step, however slow. Within a step, most memory is idle at some time.
+# "Recent" means this period and the period before. A period lasts at least `_PERIOD_S`, and until all mapped memory was
+# lent several times over. So a period contains a whole training step, however slow. Within a step, most memory is idle
+# at some time.
 _PERIOD_S = 10.0
 _LENT_PER_PERIOD = 4
 # Idle memory goes back to the system when less than this share of the system's memory is left.
 _LOW_SHARE = 1 / 16
-# Malloc's free memory goes back to the system when less than this share is left as a phase of a training step begins.
+# Malloc's free memory goes back to the system if less than this share is left when a phase of a training step begins.
 _SCARCE_SHARE = 1 / 4
-# How often the system's memory is read, which takes 0.1 ms: after this time, after this much new memory, and after this
-# many lent buffers (a power of two).
+# When the system's free memory is read, which takes 0.1 ms: after this time, after this many newly mapped bytes, and
+# after this many lent buffers (a power of two).
 _PRESSURE_EVERY_S = 0.1
 _PRESSURE_EVERY_BYTES = 32 << 20
 _LENT_PER_LOOK = 1024
-# The lock is held for microseconds, and for some milliseconds where memory goes back to the system.
+# How long to wait for the lock. It is held for microseconds, or for some milliseconds while memory goes back to the
+# system.
 _PATIENCE_S = 0.2
-# glibc keeps the memory that threads free, in up to eight arenas per core, however much of it is free.
+# glibc keeps the memory that threads free, in up to eight arenas per core, however much free memory that is.
 _malloc_trim: Callable[[ctypes.c_size_t], int] = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)
 
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """Bytes of the buffer pool: in use, waiting for reuse, both together, and the largest use so far."""
+    """Bytes of the buffer pool: in use, waiting for reuse, both together, and the most that were in use at once."""
 
     live_bytes: int
     idle_bytes: int
@@ -61,7 +63,7 @@ class MemoryStats:
 
 
 class _Lease(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to the array over a lent buffer; it holds the buffer."""
+    """A weak reference to the array in a lent buffer. The lease keeps the buffer alive."""
 
     __slots__ = ("block",)
     block: mmap.mmap
@@ -70,15 +72,15 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]
 class BufferPool:
     """Page-aligned buffers by size class, reused last in, first out.
 
-    Idle buffers go back to the system when there are more than recent use explains, and when the system has little
-    memory left. Where that is not enough, where the system refuses more memory, and on request, all idle buffers and
-    malloc's free memory go back. An idle buffer that would go back while another size is wanted is resized instead: its
-    pages need not be cleared again.
+    Idle buffers go back to the system when there are more of them than recent use explains, and when the system has
+    little memory left. If that is not enough, if the system refuses more memory, and on request, all idle buffers and
+    malloc's free memory go back. If a buffer of another size is wanted when an idle buffer would go back, the idle
+    buffer is resized instead: its pages need not be cleared again.
 
     Invariant: the pool maps `live + idle` bytes and no others. The lock guards the lists and counters. A finalizer or a
-    signal handler may ask for memory while its own thread holds the lock. It gets memory that is not the pool's.
-    An array may die in any thread at any moment. So its death takes no lock, and runs no Python code, which a signal
-    handler could interrupt: it appends the lease to `_returned`, and the next allocation drains that.
+    signal handler may ask for memory while its own thread holds the lock. It then gets memory from outside the pool. An
+    array may die in any thread at any moment. So its death takes no lock, and runs no Python code, which a signal
+    handler could interrupt: the lease is appended to `_returned`, and the next allocation empties `_returned`.
     """
 
     def __init__(self) -> None:
@@ -86,27 +88,28 @@ class BufferPool:
         self._begin()
 
     def _begin(self) -> None:
-        """Start without any buffer, idle or lent."""
+        """Set the state of a pool that has no buffers, idle or lent."""
         self._lock = threading.RLock()
         self._idle: dict[int, list[mmap.mmap]] = {}
         self._returned: collections.deque[_Lease] = collections.deque()
         self._leases: dict[int, _Lease] = {}
         self._live_bytes = self._idle_bytes = 0
         self._lent = self._lent_bytes = 0  # buffers lent so far, and bytes lent in this period
-        # The largest use in this period, in the one before, and in all before this one.
+        # The largest use in this period, in the period before, and in all periods before this one.
         self._peak_bytes = self._former_peak_bytes = self._past_peak_bytes = 0
         self._period_began_s = self._looked_s = time.monotonic()
         self._unlooked_bytes = 0  # bytes mapped since the system's memory was read
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Return an uninitialised C-contiguous array, page-aligned from `POOLED_MIN_BYTES` upwards.
+        """Return an uninitialised C-contiguous array; one of at least `POOLED_MIN_BYTES` is page-aligned.
 
         Raises MemoryError when the system gives no more memory even after all idle buffers went back to it.
         """
         nbytes = _buffer_bytes(shape, dtype)
         if nbytes == 0:
             return np.empty(shape, dtype)
-        # In a finalizer this thread may hold the lock already, or the thread that holds it may wait for this one.
+        # If the caller is a finalizer, this thread may hold the lock already, or the thread that holds it may wait for
+        # this thread.
         if self._is_interrupted() or not self._lock.acquire(timeout=_PATIENCE_S):
             return np.ndarray(shape, dtype, _new_mapping(nbytes))
         try:
@@ -134,7 +137,7 @@ class BufferPool:
         return array
 
     def stats(self) -> MemoryStats:
-        """Return the pool's bytes now. Arrays smaller than `POOLED_MIN_BYTES` do not count."""
+        """Return the numbers of bytes in the pool now. Arrays smaller than `POOLED_MIN_BYTES` do not count."""
         is_whole = not self._is_interrupted()
         with self._lock:
             if is_whole:
@@ -144,7 +147,7 @@ class BufferPool:
             return MemoryStats(self._live_bytes, self._idle_bytes, mapped_bytes, peak_bytes)
 
     def keep_to_peak(self, owner: object) -> None:
-        """Give idle memory back now, and map no more than the largest recent use while `owner` lives."""
+        """Give idle memory back to the system now. While `owner` lives, map no more than the largest recent use."""
         self._frugal.add(owner)
         if self._is_interrupted():
             return
@@ -155,7 +158,7 @@ class BufferPool:
             self._trim_all()
 
     def release_idle(self) -> int:
-        """Give all idle buffers and malloc's free memory back to the system; return the buffers' bytes."""
+        """Give all idle buffers and malloc's free memory back to the system; return how many bytes the buffers had."""
         if self._is_interrupted():
             return 0
         with self._lock:
@@ -163,21 +166,21 @@ class BufferPool:
             return self._trim_all()
 
     def before_fork(self) -> None:
-        """Wait until no other thread is changing the pool: in the child, nobody would finish the change.
+        """Take the lock, so that no other thread is changing the pool: in the child, nobody would finish the change.
 
-        Wait for a limited time: a finalizer in the other thread may itself wait for this thread.
+        Wait for the lock only a limited time: a finalizer in the other thread may itself wait for this thread.
         """
         self._lock.acquire(timeout=_PATIENCE_S)
 
     def after_fork(self) -> None:
-        """Release the lock that `before_fork` took."""
+        """Release the lock if `before_fork` took it."""
         if self._is_interrupted():
             self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Release the lock, or start anew where another thread may have left a change half done.
+        """Release the lock. If `before_fork` did not get it, reset the pool: another thread may have been changing it.
 
-        After a new start, lent buffers go back to the system when their arrays die.
+        Buffers that were lent before the reset go back to the system when their arrays die.
         """
         if self._is_interrupted():
             self._lock.release()
@@ -198,7 +201,7 @@ class BufferPool:
         return _new_mapping(nbytes)
 
     def _is_interrupted(self) -> bool:
-        """Return whether this thread holds the lock: then the caller is a finalizer or a signal handler."""
+        """Return whether this thread holds the lock. If it does, the caller is a finalizer or a signal handler."""
         return self._lock._is_owned()  # type: ignore[attr-defined,no-any-return]  # as `threading.Condition` does
 
     def _drain(self) -> None:
@@ -217,7 +220,7 @@ class BufferPool:
     def _give_back_unneeded(self, wanted_bytes: int = 0) -> mmap.mmap | None:
         """Trim idle memory to what recent use explains, or to less if the system has little left.
 
-        Return a buffer of `wanted_bytes`, resized from one that would have gone back, or None if there is none.
+        If an idle buffer would go back, resize one to `wanted_bytes` and return it. Otherwise return None.
         """
         now_s = time.monotonic()
         mapped_bytes = self._live_bytes + self._idle_bytes
@@ -244,7 +247,7 @@ class BufferPool:
         return resized
 
     def _resize_idle(self, nbytes: int) -> mmap.mmap | None:
-        """Resize the idle buffer that is nearest to this size, and return it; its pages stay mapped."""
+        """Resize the idle buffer nearest in size to `nbytes`, keeping its pages; return it, or None on failure."""
         nearest = min((size for size, blocks in self._idle.items() if blocks), key=lambda size: abs(size - nbytes))
         block = self._idle[nearest].pop()
         self._idle_bytes -= nearest
@@ -257,7 +260,7 @@ class BufferPool:
 
     def _trim_all(self) -> int:
         nbytes = self._trim(0)
-        _malloc_trim(ctypes.c_size_t(0))  # takes 5 ms beside arrays of the pool, 0.2 ms with nothing to give back
+        _malloc_trim(ctypes.c_size_t(0))  # takes 5 ms, or 0.2 ms if malloc has nothing to give back
         return nbytes
 
     def _trim(self, allowed_bytes: int) -> int:
@@ -281,13 +284,13 @@ def _new_mapping(nbytes: int) -> mmap.mmap:
 
 @functools.lru_cache(maxsize=8192)
 def _buffer_bytes(shape: tuple[int, ...], dtype: Any) -> int:
-    """Return the size of an array's buffer from the pool; 0 if the array is too small for one."""
+    """Return the bytes of the pool's buffer for an array; 0 if the array is too small for the pool."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     return 0 if nbytes < POOLED_MIN_BYTES else _size_class(nbytes)
 
 
 def _size_class(nbytes: int) -> int:
-    """Round up to whole pages and to one of eight sizes per power of two: at most an eighth is wasted."""
+    """Round `nbytes` up to whole pages and to one of eight sizes per power of two: at most an eighth is wasted."""
     step = max(PAGE_BYTES, 1 << max(0, nbytes.bit_length() - 4))
     return -(-nbytes // step) * step
 
@@ -302,9 +305,9 @@ os.register_at_fork(before=pool.before_fork, after_in_parent=pool.after_fork, af
 def trim_malloc_if_scarce() -> None:
     """Give malloc's free memory back to the system if the system has little memory left.
 
-    This is for arrays that other libraries allocate. glibc puts those below 32 MiB beside each other, and when the
-    short-lived ones have died, no larger array fits the holes. It takes some 50 ms, and a page fault for each page that
-    is used again.
+    This is for arrays that other libraries allocate. glibc puts arrays below 32 MiB beside each other. When the
+    short-lived arrays have died, no larger array fits the holes. A call takes some 50 ms, and costs a page fault for
+    each page that is used again.
     """
     system = system_memory()
     if system is not None and system.available_bytes < system.total_bytes * _SCARCE_SHARE:
@@ -312,7 +315,7 @@ def trim_malloc_if_scarce() -> None:
 
 
 def allocator(shape: tuple[int, ...], dtype: Any) -> Callable[[tuple[int, ...], Any], np.ndarray]:
-    """Return the function that makes an uninitialised array of this shape and dtype: the pool's, or `np.empty`."""
+    """Return the function that makes uninitialised arrays of this shape and dtype: the pool's `empty` or `np.empty`."""
     return empty if _buffer_bytes(shape, dtype) else np.empty
 
 
@@ -324,7 +327,7 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def copy(array: np.ndarray) -> np.ndarray:
-    """Return a C-contiguous copy in the pool's memory."""
+    """Return a C-contiguous copy of `array` in the pool's memory."""
     out = empty(array.shape, array.dtype)
     np.copyto(out, array)
     return out

@@ -9,19 +9,19 @@ from typing import Any
 
 
 def later(append: Callable[[Any], None], held: Any) -> types.MethodType:
-    """Return a function that appends `held` and runs no Python code; `append` is that of a deque."""
+    """Return a function that calls `append(held)` and runs no Python code. `append` must be the method of a deque."""
     return types.MethodType(append, held)
 
 
-# As the `__del__` of a class, this calls the object's `_drop`, which `later` returned, when the object dies.
+# As `__del__` of a class, this calls the object's `_drop` when the object dies. `_drop` is a result of `later`.
 finalizer = property(operator.attrgetter("_drop"))
 
 
 class Holder:
-    """A holder of something, which appends that to a deque when it dies; the deque's owner handles it later.
+    """A holder of an object. When the holder dies, it appends the object to a deque, whose owner handles it later.
 
-    The finalizer runs no Python code. Signal handlers run between lines of Python: if one raised within a finalizer,
-    Python would print the exception and forget it, and the finalizer's work would be left undone.
+    The finalizer runs no Python code. Signal handlers run between lines of Python: if a handler raised within a
+    finalizer, Python would print the exception and ignore it, and the finalizer's work would be left undone.
     """
 
     __slots__ = ("_drop",)
@@ -42,20 +42,20 @@ class _Death(weakref.ref):  # type: ignore[type-arg]
 
 
 class Deaths:
-    """Notes about objects that died, to be read later. Like `Holder`, it runs no Python code at a death."""
+    """A queue of values to handle after objects died. Like `Holder`, it runs no Python code when an object dies."""
 
     def __init__(self) -> None:
         self._expected: dict[int, _Death] = {}
         self._came: collections.deque[_Death] = collections.deque()
 
     def expect(self, mortal: object, held: Any) -> None:
-        """Note `held` when `mortal` dies."""
+        """Put `held` into the queue when `mortal` dies."""
         death = _Death(mortal, self._came.append)
         death.held = held
         self._expected[id(death)] = death
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield each note, and forget it."""
+        """Take each value off the queue and yield it."""
         while self._came:
             death = self._came.popleft()
             del self._expected[id(death)]

@@ -1,4 +1,4 @@
-"""A cache of pinned host memory. Copies between it and a device need no staging buffer.
+"""A cache of pinned host memory. Copies between pinned memory and a device need no staging buffer.
 
 Pinning takes a millisecond for a few MiB, so memory stays pinned for reuse.
 """
@@ -12,12 +12,13 @@ import numpy as np
 from spillgrad_kernels.memory.holder import Holder
 
 _LEAST_BYTES = 4096
-# Idle memory beyond this goes back: it cannot be swapped out, and the system limits how much may be pinned.
+# Idle memory beyond this limit is unpinned: pinned memory cannot be swapped out, and the system limits how much there
+# is.
 _IDLE_BYTES = 256 << 20
 
 
 class _Lent(Holder):
-    """Memory in the form that NumPy takes: an address and a number of bytes. It goes back when this object dies."""
+    """Lent memory, from which NumPy makes an array. The memory returns to the cache when this object dies."""
 
     __slots__ = ("__array_interface__",)
 
@@ -29,10 +30,10 @@ class _Lent(Holder):
 class PinnedMemory:
     """Arrays of pinned bytes, in eight sizes per power of two.
 
-    `pin(nbytes)` returns the address of so many pinned bytes, or None; `unpin(address)` releases them.
+    `pin(nbytes)` allocates `nbytes` pinned bytes and returns their address, or None; `unpin(address)` frees them.
 
-    Invariant: lent and idle memory is pinned, and no other. The lock guards the lists. An array may die anywhere, even
-    while its own thread holds the lock, so its death takes no lock: it posts the memory to `_returned`.
+    Invariant: lent and idle memory is pinned, and no other memory. The lock guards the lists. An array may die in any
+    thread, even in the thread that holds the lock. So its death takes no lock: the memory is appended to `_returned`.
     """
 
     def __init__(self, pin: Callable[[int], int | None], unpin: Callable[[int], None]) -> None:
@@ -43,7 +44,7 @@ class PinnedMemory:
         self._idle_bytes = 0
 
     def empty(self, nbytes: int) -> np.ndarray:
-        """Return an uninitialised array of so many bytes. Raises MemoryError when the system pins no more."""
+        """Return an uninitialised array of `nbytes` pinned bytes. Raises MemoryError if the system pins no more."""
         step = max(_LEAST_BYTES, 1 << max(0, nbytes - 1).bit_length() >> 3)
         size = max(1, -(-nbytes // step)) * step
         with self._lock:
@@ -64,14 +65,14 @@ class PinnedMemory:
         return np.asarray(_Lent(self._returned.append, address, size, nbytes))
 
     def lent(self, array: np.ndarray) -> bool:
-        """Return whether an array's memory was lent by `empty`."""
+        """Return whether the memory of `array` came from `empty`."""
         root: object = array
         while isinstance(root, np.ndarray):
             root = root.base
         return isinstance(root, _Lent)
 
     def give_back_idle(self) -> None:
-        """Return the memory that no array uses to the system."""
+        """Unpin the memory that no array uses."""
         with self._lock:
             self._drain()
             self._shrink(0)

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: of the machine, and of the control groups that it runs in."""
+"""The memory that this process may still take, as limited by the machine and by the process's control groups."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 class _Hierarchy(NamedTuple):
-    """The files and names that a version of control groups has for memory limits."""
+    """The names of files and fields from which one version of control groups tells memory limits."""
 
     controller: str
     root: Path
@@ -32,14 +32,17 @@ _HIERARCHIES = (
 
 @dataclass(frozen=True)
 class SystemMemory:
-    """The bytes that may still be taken before the system kills or swaps, and the bytes in all."""
+    """The bytes that this process may still take before the system swaps or kills processes, and the total bytes."""
 
     available_bytes: int
     total_bytes: int
 
 
 def system_memory() -> SystemMemory | None:
-    """Return the scarcest of the machine's memory and its groups' limits, or None where the system tells neither."""
+    """Return the memory of the machine or of a control group, whichever has the fewest available bytes.
+
+    Return None if the system tells neither.
+    """
     return min((*_machine(), *_control_groups()), key=lambda found: found.available_bytes, default=None)
 
 
@@ -50,7 +53,7 @@ def _machine() -> Iterator[SystemMemory]:
 
 
 def _control_groups() -> Iterator[SystemMemory]:
-    """Yield the memory left of each limit on this process's groups and on their parents."""
+    """Yield the memory of each control group of this process, and of the groups' parents, that has a limit."""
     try:
         lines = [line.split(":", 2) for line in _OWN_GROUPS.read_text().splitlines()]
     except OSError:

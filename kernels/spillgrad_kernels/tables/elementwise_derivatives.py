@@ -56,7 +56,7 @@ from spillgrad_kernels.tables.scalar_math import (
 class Row:
     """One elementwise operation.
 
-    `result`: "same" (the operands' dtype), "float" (integers are computed in the default float dtype) or "bool".
+    `result` is the result's dtype: "same" (as the operands), "float" (default float for integer operands) or "bool".
     """
 
     name: str
@@ -74,7 +74,7 @@ def row(name: str, forward: Formula, *, result: str = "same", **derivatives: For
 
 
 def _zero(g: Any) -> Any:
-    """Return the gradient of a step function: 0, as in PyTorch. For an infinite g, 0 * g would be NaN."""
+    """Return the gradient by the operand of a step function: 0, as in PyTorch. 0 * g would be NaN for an infinite g."""
     return where(g > g, g, 0)
 
 
@@ -116,7 +116,7 @@ row(
 
 def _lerp(self: Any, end: Any, weight: Any) -> Any:
     difference = end - self
-    # Starting from the nearer end, weights of 0 and 1 give the ends exactly.
+    # Computed from the nearer end, so that weights of 0 and 1 give the ends exactly.
     return where(abs(weight) < 0.5, self + weight * difference, end - difference * (1 - weight))
 
 
@@ -358,7 +358,7 @@ row(
 )  # fmt: skip
 row("gelu_tanh", _gelu_tanh, result="float", self=_gelu_tanh_self)
 
-# Choosing. NaN in any operand gives NaN. A tie between maximum's operands shares the gradient, as in PyTorch.
+# Choosing. NaN in any operand gives NaN. Equal operands of maximum or minimum share the gradient, as in PyTorch.
 row(
     "maximum", lambda self, other: where((self > other) | (self != self), self, other),
     self=lambda g, self, other: where(self == other, 0.5 * g, where(self < other, 0, g)),
@@ -408,7 +408,7 @@ row(
     "heaviside", lambda self, values: where(self == 0, values, where(self > 0, 1, 0)),
     self=_zero, values=lambda g, self: where(self == 0, g, 0),
 )  # fmt: skip
-# The sign of 1 / other is that of other, also for zeros.
+# 1 / other has the sign of other, even if other is 0 or -0.
 row(
     "copysign", lambda self, other: where((other < 0) | (1 / other < 0), -abs(self), abs(self)), result="float",
     self=lambda g, self, result: where(self == 0, 0, where(self == result, g, -g)), other=_zero,
@@ -437,7 +437,7 @@ row("isneginf", lambda self: self == -math.inf, result="bool")
 row("signbit", lambda self: (self < 0) | (1 / self < 0), result="bool")
 
 
-# As in PyTorch, a logarithm below -100 counts as -100, and the denominator of the slope is at least 1e-12.
+# As in PyTorch, a logarithm below -100 counts as -100, and the derivative's denominator is at least 1e-12.
 def _binary_cross_entropy(self: Any, target: Any) -> Any:
     log_self, log_rest = log(self), log1p(-self)
     log_self = where(log_self < -100, -100, log_self)

@@ -1,7 +1,7 @@
 """Formulas: plain Python functions of elementwise arithmetic, turned into the body of a compiled loop.
 
-The same code object runs in three ways. Called as it is, a formula works on NumPy arrays and serves as the oracle.
-Called with symbols in place of numbers (`trace`), it yields straight-line code for kernels. Called with tensors, it is
+A formula runs in three ways. Called with NumPy arrays, it computes on them and serves as the oracle. Called with
+symbols in place of numbers (`trace`), it yields straight-line code for kernels. Called with tensors, it is
 differentiable. So formulas use the functions of `scalar_math`, `where` instead of `if`, and no loops.
 """
 
@@ -16,7 +16,7 @@ from spillgrad_kernels.tables import scalar_math
 
 Formula = Callable[..., Any]
 
-# The functions that a formula may call: all public ones of `scalar_math` but those for kernels alone.
+# The functions that a formula may call: all public functions of `scalar_math`, except the functions for kernels only.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: function
     for name, function in vars(scalar_math).items()
@@ -24,7 +24,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     and not name.startswith(("_", "normal_exp"))
 }  # fmt: skip
 
-# The conversions that a formula may call, by dtype. Half-precision values are computed in float32.
+# The conversions that a formula may call, by name. Half-precision values are computed in float32.
 CONVERSIONS: dict[str, Callable[..., Any]] = {
     "float16": np.float32, "bfloat16": np.float32, "float32": np.float32, "float64": np.float64,
 }  # fmt: skip
@@ -37,14 +37,14 @@ class Trace:
         self.inputs = tuple(inputs)
         self.constants: dict[str, Any] = {}
         self.results: tuple[str, ...] = ()
-        self._names: dict[str, str] = {}  # by expression: equal expressions are computed once
+        self._names: dict[str, str] = {}  # the name of each expression's value: equal expressions are computed once
         self._operands: dict[str, tuple[str, ...]] = {}
         self._number: Callable[[float], Any] = float
 
     def apply(self, formula: Formula, arguments: Sequence[Any], number: Callable[[float], Any] = float) -> Any:
-        """Write the code of `formula` for symbols and numbers; return its results. `number` converts its constants.
+        """Add the code of `formula` for `arguments`, symbols or numbers; return its results.
 
-        Raises TypeError where the formula branches on a value.
+        `number` converts the constants of the formula. Raises TypeError if the formula branches on a symbol's value.
         """
         self._number = number
         names = {name: self._writer(name) for name in FUNCTIONS}
@@ -55,7 +55,7 @@ class Trace:
         return lambda *operands: self.emit(f"{function}({', '.join(['{}'] * len(operands))})", *operands)
 
     def emit(self, expression: str, *operands: Any) -> "Symbol":
-        """Write an expression; each pair of braces in it stands for an operand."""
+        """Add a line that computes `expression`, and return its symbol. Each `{}` in it stands for an operand."""
         names = tuple(map(self.name_of, operands))
         text = expression.format(*names)
         name = self._names.get(text)
@@ -65,10 +65,10 @@ class Trace:
         return Symbol(self, name)
 
     def name_of(self, value: Any) -> str:
-        """Return the name of a symbol or number inside the code."""
+        """Return the name that the code uses for a symbol or a number."""
         if isinstance(value, Symbol):
             return value.name
-        # Comparing two numbers, as the derivative of 2**x does, gives a truth value, which keeps its type.
+        # Comparing two numbers, as the derivative of 2**x does, gives a bool, which stays a bool.
         constant = np.bool_(value) if isinstance(value, bool) else self._number(value)
         digits = str(constant).replace(".", "_").replace("-", "m").replace("+", "p")
         name = f"c{digits}_{type(constant).__name__}"
@@ -95,7 +95,7 @@ class Trace:
 
 
 class Symbol:
-    """A value inside a trace; arithmetic on it writes code."""
+    """A value inside a trace. Arithmetic on a symbol adds code to the trace."""
 
     __slots__ = ("name", "trace")
 
@@ -140,14 +140,14 @@ def parameters(formula: Formula) -> tuple[str, ...]:
 
 
 def with_names(formula: Formula, names: dict[str, Any]) -> Formula:
-    """Return the same code, in which each of `names` refers to the value given for it."""
+    """Return a copy of `formula` in which each name that is a key of `names` refers to the name's value in `names`."""
     return types.FunctionType(formula.__code__, {**formula.__globals__, **names}, formula.__name__)
 
 
 def trace(formula: Formula, number: Callable[[float], Any] = float) -> Trace:
     """Run `formula` on symbols and return its straight-line code; `number` converts its constants.
 
-    A formula may return a tuple of results. Raises TypeError where the formula branches on a value.
+    A formula may return a tuple of results. Raises TypeError if it branches on a symbol's value.
     """
     # Without the prefix, a parameter named `min` would hide the function.
     record = Trace([f"in_{name}" for name in parameters(formula)])

@@ -1,6 +1,6 @@
 """float16 and bfloat16 inside loops: memory holds their bits as uint16, and loops compute in float32.
 
-The conversions are integer arithmetic, for which every processor has vector instructions.
+The conversions use integer arithmetic, for which every processor has vector instructions.
 Source: F. Giesen 2012, "Float->half conversion".
 """
 
@@ -16,20 +16,20 @@ HALF = frozenset({"float16", "bfloat16"})
 if DISABLE_JIT:
 
     def widen_float16(x: Any) -> Any:
-        """Return the float32 of a float16's bits."""
+        """Return the float32 value of the float16 number with bits `x`."""
         return np.float32(np.uint16(x).view(np.float16))
 
     def narrow_float16(x: Any) -> Any:
-        """Return the bits of the float16 nearest to a float32."""
+        """Return the bits of the float16 number nearest to the float32 number `x`."""
         with np.errstate(all="ignore"):
             return np.float16(x).view(np.uint16)
 
     def widen_bfloat16(x: Any) -> Any:
-        """Return the float32 of a bfloat16's bits."""
+        """Return the float32 value of the bfloat16 number with bits `x`."""
         return np.uint32(int(x) << 16).view(np.float32)
 
     def narrow_bfloat16(x: Any) -> Any:
-        """Return the bits of the bfloat16 nearest to a float32."""
+        """Return the bits of the bfloat16 number nearest to the float32 number `x`."""
         word = int(np.float32(x).view(np.uint32))
         return np.uint16((word | 1 << 22) >> 16 if x != x else (word + 0x7FFF + (word >> 16 & 1)) >> 16)
 
@@ -38,7 +38,7 @@ else:
     _INFINITY = _WORD(0x7F800000)
 
     def _parts(builder: Any, x: Any) -> tuple[Any, Any]:
-        """Return the bits of a float without its sign, and the bit of its sign."""
+        """Return the bits of a float32 number with the sign bit cleared, and the sign bit alone."""
         word = builder.bitcast(x, _WORD)
         return builder.and_(word, _WORD(0x7FFFFFFF)), builder.and_(word, _WORD(0x80000000))
 
@@ -46,8 +46,8 @@ else:
     def widen_float16(builder: Any, x: Any) -> Any:
         word = builder.zext(x, _WORD)
         size = builder.and_(word, _WORD(0x7FFF))
-        # Its bits are in place, but float32's exponent has another bias. Multiplying corrects it, and makes
-        # subnormal numbers normal.
+        # The shifted bits are in place, but float32's exponent has another bias. Multiplying corrects the exponent, and
+        # makes subnormal numbers normal.
         scaled = builder.fmul(builder.bitcast(builder.shl(size, _WORD(13)), _FLOAT), _FLOAT(2.0**112))
         finite = builder.bitcast(scaled, _WORD)
         endless = builder.icmp_unsigned(">=", size, _WORD(0x7C00))
@@ -61,7 +61,7 @@ else:
         odd = builder.and_(builder.lshr(size, _WORD(13)), _WORD(1))
         rounded = builder.add(builder.add(size, _WORD(0xFFF - (112 << 23))), odd)
         normal = builder.lshr(rounded, _WORD(13))
-        # 0.5 + x has the last place of a subnormal float16, so the addition rounds x to that.
+        # The last place of 0.5 + x is the last place of a subnormal float16, so the addition rounds x correctly.
         half = builder.fadd(builder.bitcast(size, _FLOAT), _FLOAT(0.5))
         subnormal = builder.sub(builder.bitcast(half, _WORD), _WORD(0x3F000000))
         value = builder.select(builder.icmp_unsigned("<", size, _WORD(113 << 23)), subnormal, normal)

@@ -1,12 +1,12 @@
-"""Checks of the arguments of indexing, for processors and devices."""
+"""Checks of the arguments of indexing, for the CPU and for devices."""
 
 from typing import Any
 
 
 def reachable_part(who: str, a: Any, axis: int, shape: tuple[int, ...]) -> Any:
-    """Return the part of `a` that an index of `shape` along `axis` can reach: the first elements of other dimensions.
+    """Return `a` cut to the index's `shape` in all dimensions but `axis`: the part that the index can reach.
 
-    Raises ValueError where the index is larger than `a` in another dimension.
+    Raises ValueError if a dimension of `shape` other than `axis` is larger than that dimension of `a`.
     """
     others = [i for i in range(a.ndim) if i != axis]
     if len(shape) != a.ndim or any(shape[i] > a.shape[i] for i in others):
@@ -18,7 +18,7 @@ def reachable_part(who: str, a: Any, axis: int, shape: tuple[int, ...]) -> Any:
 
 
 def require_source(index: tuple[int, ...], source: tuple[int, ...]) -> None:
-    """Raise ValueError unless a source of this shape has a value for every element of an index."""
+    """Raise ValueError unless a source of shape `source` has a value for every element of an index of shape `index`."""
     if len(source) != len(index) or any(have < need for have, need in zip(source, index, strict=True)):
         raise ValueError(
             f"scatter_add: got an index of shape {index} and a source of shape {source}; "

@@ -1,4 +1,4 @@
-"""Functions of integers, for kernels and for the code that launches them."""
+"""Functions of integers, for kernels and for the code that launches kernels."""
 
 from spillgrad_kernels.jit.compile import register_jitable
 

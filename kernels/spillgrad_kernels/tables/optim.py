@@ -1,4 +1,4 @@
-"""Optimizers: the formula of each, and the updates in which a training step uses it."""
+"""Optimizers: for each, the formula of one element, and a function that returns the update of a parameter."""
 
 import functools
 import math
@@ -10,14 +10,14 @@ from spillgrad_kernels.jit.compile import FLOATS, register_jitable
 from spillgrad_kernels.tables.formula import Formula
 from spillgrad_kernels.tables.scalar_math import sqrt, where
 
-# Of one update, either all arrays are in the host's memory or all are on one device.
+# The arrays of one update are all in the host's memory, or all on one device.
 Array = Any
 
 
 class Update(NamedTuple):
-    """How to update a parameter in place.
+    """How to update a parameter and its optimizer state in place.
 
-    `formula(param, grad, *state, *numbers)` returns the new value and state of one element.
+    `formula(param, grad, *state, *numbers)` returns the new value and the new state of one element.
     """
 
     formula: Formula
@@ -41,7 +41,7 @@ def adam_element(
 @register_jitable(inline="always")
 def lion_element(param: Any, grad: Any, exp_avg: Any, keep: Any, rate1: Any, rate2: Any, lr: Any) -> Any:
     change = exp_avg + rate1 * (grad - exp_avg)
-    # lr times the sign of the change. lr * change keeps zeros and NaN.
+    # lr times the sign of `change`. For a zero or NaN, lr * change is that zero or NaN.
     step = where(change > 0, lr, where(change < 0, -lr, lr * change))
     return keep * param - step, exp_avg + rate2 * (grad - exp_avg)
 
@@ -78,7 +78,7 @@ def _update(who: str, formula: Formula, param: Array, grad: Array, state: tuple[
                 f"{who}: got arrays of the host and of a device; parameter, gradient and state must be in one place; "
                 "move them to the parameter's"
             )
-    # Loops get the ids of these arrays and check nothing. A NumPy scalar fails here: it cannot be written to.
+    # Loops get the ids of these arrays and check nothing. A NumPy scalar raises here, since it cannot be written to.
     for array in (param, *state) if on_host else ():
         if not array.flags.c_contiguous or not array.flags.writeable:
             raise ValueError(
@@ -102,7 +102,7 @@ def adamw(
     param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array,
     lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, step: int,
 ) -> Update:  # fmt: skip
-    """Return the update of `param` and its two moments, with decoupled weight decay. Steps count from 1.
+    """Return the update of `param`, `exp_avg` and `exp_avg_sq`, with decoupled weight decay. `step` counts from 1.
 
     Source: Loshchilov & Hutter 2019, "Decoupled weight decay regularization", algorithm 2.
     """
@@ -115,7 +115,7 @@ def adam(
     param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array,
     lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, step: int,
 ) -> Update:  # fmt: skip
-    """Return the update of `param` and its two moments, with weight decay in the gradient. Steps count from 1.
+    """Return the update of `param`, `exp_avg` and `exp_avg_sq`, with weight decay in the gradient. `step` starts at 1.
 
     Source: Kingma & Ba 2015, "Adam: a method for stochastic optimization", algorithm 1.
     """
@@ -123,10 +123,11 @@ def adam(
     return _update("adam", adam_element, param, grad, (exp_avg, exp_avg_sq), 1.0, weight_decay, *moments)
 
 
-@functools.lru_cache(maxsize=64)  # all parameters of a group ask for the same
+@functools.lru_cache(maxsize=64)  # all parameters of a group use the same numbers
 def _moments(lr: float, beta1: float, beta2: float, eps: float, step: int) -> tuple[float, ...]:
-    # Moved out of the square root and into eps, the second moment's correction needs no division per element.
-    # Differences from 1 are computed before they are rounded to the arrays' dtype, so that they keep their digits.
+    # The second moment's bias correction is moved out of the square root and into eps. So it needs no division per
+    # element. Differences from 1 are computed before they are rounded to the arrays' dtype, so that they keep their
+    # digits.
     correction2_sqrt = math.sqrt(1 - beta2**step)
     return 1 - beta1, beta2, 1 - beta2, lr * correction2_sqrt / (1 - beta1**step), eps * correction2_sqrt
 
@@ -135,7 +136,7 @@ def lion(
     param: Array, grad: Array, exp_avg: Array, lr: float, beta1: float, beta2: float,
     weight_decay: float,
 ) -> Update:  # fmt: skip
-    """Return the update of `param` and its momentum: each element moves by `lr`, by the sign of its momentum.
+    """Return the update of `param` and its momentum `exp_avg`, in which each element moves by `lr` times a sign.
 
     Source: Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2.
     """
@@ -146,7 +147,7 @@ def sgd(
     param: Array, grad: Array, momentum_buffer: Array | None,
     lr: float, momentum: float, dampening: float, weight_decay: float, nesterov: bool, first_step: bool,
 ) -> Update:  # fmt: skip
-    """Return the update of `param` and its momentum buffer; None stands for no momentum.
+    """Return the update of `param` and `momentum_buffer`, which is None for an update without momentum.
 
     As in torch.optim.SGD, the first step fills the buffer with the gradient without dampening.
     """
@@ -157,5 +158,5 @@ def sgd(
 
 
 def scaled(array: Array, factor: float) -> Update:
-    """Return the update that multiplies an array by a number."""
+    """Return the update that multiplies `array` by `factor`."""
     return _update("scaled", scale_element, array, array, (), factor)

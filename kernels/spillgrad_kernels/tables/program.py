@@ -1,7 +1,8 @@
 """Programs: a chain of rows of the elementwise table. One loop computes its results, another its gradients.
 
-A program knows no arrays: `evaluate(formula, dtype, *values)`, which runs it, gives its steps their meaning. The steps
-become code for a kernel, operations on NumPy arrays, or recorded operations on tensors.
+A program holds no arrays. To run it, a caller passes a function `evaluate(formula, dtype, *values)`, which computes one
+step. Depending on `evaluate`, the steps become code for a kernel, operations on NumPy arrays, or recorded operations on
+tensors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +27,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Step:
-    """A formula and its operands: values, and numbers, which take `dtype`. Its derivatives are those of a row."""
+    """A formula and its operands, which are values, or numbers to convert to `dtype`.
+
+    `derivatives` holds the formulas of the derivatives by parameter name, as in a row of the elementwise table.
+    """
 
     formula: Formula
     derivatives: dict[str, Formula]
@@ -35,12 +39,12 @@ class Step:
 
     @property
     def named_operands(self) -> list[tuple[str, Any]]:
-        """The operands, each with the name of its parameter."""
+        """Each operand, with the name of its parameter in the formula: pairs (name, operand)."""
         return list(zip(parameters(self.formula), self.operands, strict=True))
 
     @property
     def differentiable(self) -> list[tuple[Formula, Value]]:
-        """The derivatives, each with the operand whose gradient it computes."""
+        """Each derivative, with the operand whose gradient it computes: pairs (derivative, operand)."""
         return [
             (self.derivatives[n], o) for n, o in self.named_operands if isinstance(o, Value) and n in self.derivatives
         ]
@@ -54,25 +58,25 @@ class Program:
     steps: list[Step] = field(default_factory=list)
 
     def add_input(self, dtype: np.dtype[Any]) -> Value:
-        """Add an input. All inputs must be added before the first step."""
+        """Add an input of `dtype` and return its value. All inputs must be added before the first step."""
         value = Value(len(self.inputs), dtype)
         self.inputs.append(value)
         return value
 
     def add_step(self, step: Step, dtype: np.dtype[Any]) -> Value:
-        """Add a step whose result is of `dtype`."""
+        """Add a step whose result has `dtype`, and return the value of its result."""
         self.steps.append(step)
         return Value(len(self.inputs) + len(self.steps) - 1, dtype)
 
     def reached_by(self, result: Value) -> frozenset[int]:
-        """Return the numbers of the inputs that a result is computed from."""
+        """Return the numbers of the inputs from which `result` is computed."""
         reached: dict[int, frozenset[int]] = {i: frozenset((i,)) for i in range(len(self.inputs))}
         for i, step in enumerate(self.steps, len(self.inputs)):
             reached[i] = frozenset().union(*[reached[o.index] for o in step.operands if isinstance(o, Value)])
         return reached[result.index]
 
     def run(self, evaluate: Evaluate, inputs: Sequence[Any], needed: Iterable[int]) -> list[Any]:
-        """Return all values by their numbers; None stands for those that no value in `needed` depends on."""
+        """Run the steps; return all values in the order of their numbers, None for any that `needed` does not need."""
         wanted = set(needed)
         for i, step in reversed(list(self._numbered_steps())):
             if i in wanted:
@@ -86,9 +90,9 @@ class Program:
     def gradients(
         self, evaluate: Evaluate, inputs: Sequence[Any], grads: dict[int, Any], wanted: Sequence[int]
     ) -> list[Any]:
-        """Return the gradient of each input in `wanted`, or None where no step propagates one: reverse mode.
+        """Return the gradient of each input in `wanted`, in reverse mode; None for an input that no gradient reaches.
 
-        `grads` holds the gradients of the results, by their numbers. Nothing is summed over broadcast dimensions.
+        `grads` maps the numbers of results to their gradients. Gradients are not summed over broadcast dimensions.
         """
         leads = [i in wanted for i in range(len(inputs))]
         used: set[int] = set()
@@ -117,7 +121,7 @@ class Program:
         return enumerate(self.steps, len(self.inputs))
 
     def forward_loop(self, results: Sequence[Value]) -> Trace:
-        """Return the code of some results. Its inputs are the program's inputs that the results depend on."""
+        """Return the code that computes `results`. Its inputs are the program's inputs on which `results` depend."""
         loop = Trace([f"in{i}" for i in range(len(self.inputs))])
         values = self.run(_writer(loop), [Symbol(loop, name) for name in loop.inputs], [r.index for r in results])
         loop.results = tuple(loop.name_of(values[r.index]) for r in results)
@@ -126,11 +130,11 @@ class Program:
         return loop
 
     def backward_loop(self, results: Sequence[Value], wanted: Sequence[int]) -> tuple[Trace, list[str | None]]:
-        """Return the code of gradients, and in it the name of each gradient of the inputs in `wanted`.
+        """Return the code that computes gradients, and in it the name of the gradient of each input in `wanted`.
 
         The code's inputs are g0, g1, … (the gradients of `results`) and in0, in1, … (the program's inputs), as far as
-        it reads them. Two gradients may have one name, and a gradient may have the name of an input. The name is None
-        where no gradient reaches the input.
+        the code reads them. Two gradients may have the same name, and a gradient may have the name of an input. The
+        name is None for an input that no gradient reaches.
         """
         inputs = [f"in{i}" for i in range(len(self.inputs))]
         loop = Trace([*(f"g{k}" for k in range(len(results))), *inputs])

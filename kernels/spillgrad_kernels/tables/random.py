@@ -1,6 +1,6 @@
-"""The scalar mathematics of random numbers: a counter gives words, and words give fractions and normal numbers.
+"""The scalar mathematics of random numbers: words from a counter, and fractions and normal numbers from words.
 
-Element i uses word i % 4 of the four words at counter offset + i // 4 of stream 0. A draw of 64 bits takes its low half
+Element i uses word i % 4 of the four words at counter offset + i // 4 of stream 0. A 64-bit word takes its low half
 from stream 1 of the same counter.
 Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox4x32-10).
 """
@@ -25,7 +25,8 @@ _SINE_SERIES = tuple((-1) ** k / math.factorial(2 * k + 1) for k in reversed(ran
 _COSINE_SERIES = tuple((-1) ** k / math.factorial(2 * k) for k in reversed(range(9)))
 
 
-# Numba inlines this, because LLVM finds it too large and cannot vectorise a loop around a call (18 ns a counter for 5).
+# Inlined by Numba: LLVM finds the function too large, and cannot vectorise a loop around a call (18 ns a counter
+# instead of 5).
 @register_jitable(inline="always")
 def philox4x32(x0: Any, x1: Any, x2: Any, x3: Any, key0: Any, key1: Any) -> Any:
     """Return the four random words of a counter of four words under a key of two; each word is a uint64 below 2**32."""
@@ -51,7 +52,7 @@ def fraction64(word: Any) -> Any:
 
 @register_jitable(inline="always")
 def cos_sin_turns(turns: Any, number: Any) -> Any:
-    """Return the cosine and the sine of an angle in full turns, from 0 to below 1; `number` is its scalar type."""
+    """Return the cosine and the sine of an angle of `turns` full turns, in [0, 1). `number` is the scalar type."""
     quarter = floor(turns * number(4.0) + number(0.5))
     angle = (turns - quarter * number(0.25)) * number(2.0 * math.pi)
     square = angle * angle
@@ -70,19 +71,19 @@ def cos_sin_turns(turns: Any, number: Any) -> Any:
 
 @register_jitable(inline="always")
 def normal_pair(radial: Any, turns: Any, number: Any) -> Any:
-    """Return two normal numbers from two uniform ones in [0, 1), of scalar type `number`."""
+    """Return two normal numbers, given `radial` and `turns`, uniform in [0, 1); `number` is their scalar type."""
     radius = sqrt(number(-2.0) * log(number(1.0) - radial))
     cosine, sine = cos_sin_turns(turns, number)
     return radius * cosine, radius * sine
 
 
 def counters_needed(count: int) -> int:
-    """Return how many counters drawing `count` elements uses: the offset advances by that."""
+    """Return how many counters are used to draw `count` elements; the generator's offset advances by as many."""
     return -(-count // WORDS_PER_COUNTER)
 
 
 def require_range(low: int, high: int) -> None:
-    """Raise ValueError for an empty range of integers."""
+    """Raise ValueError unless `low` < `high`."""
     if not low < high:
         raise ValueError(
             f"randint: got low={low} and high={high}; high itself is never drawn and must be larger than low"
@@ -96,5 +97,5 @@ def require_probability(p: float) -> None:
 
 
 def threshold_and_scale(p: float) -> tuple[int, float]:
-    """Return the least word for which an element is kept, and the factor for kept elements, for p below 1."""
+    """Return dropout's least random word for which an element is kept, and the factor for kept elements; `p` < 1."""
     return min(round(p * 2**32), 2**32 - 1), 1 / (1 - p)

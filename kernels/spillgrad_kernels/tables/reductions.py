@@ -1,4 +1,4 @@
-"""The rules of reductions: how elements are mapped and folded, and the shapes of a fold."""
+"""The rules of reductions (how elements are mapped and folded), and the shapes of reductions."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ NOT_FOUND = np.int64(np.iinfo(np.int64).max)
 
 
 def _extreme(ufunc: np.ufunc, instruction: str, docstring: str, flags: tuple[str, ...] = ()) -> Callable[..., Any]:
-    """Return `ufunc` as a function of two values. Inside kernels it is an LLVM instruction with fast-math `flags`.
+    """Return a function of two values: `ufunc`, or inside kernels an LLVM `instruction` with fast-math `flags`.
 
     LLVM vectorises reductions by these instructions without assumptions about NaN.
     """
@@ -41,7 +41,7 @@ maximum_of_any_zero = _extreme(
     np.maximum, "llvm.maximum", "Do as `maximum`; of 0 and -0 return either. Telling them apart costs as much again.",
     ("nsz",),
 )  # fmt: skip
-# One instruction, where `maximum` and `minimum` take five.
+# Each of these is one machine instruction, where `maximum` and `minimum` take five.
 larger_number = _extreme(
     np.maximum, "llvm.maxnum", "Return the larger of two numbers; undefined for NaN.", ("nnan", "nsz")
 )
@@ -51,24 +51,24 @@ smaller_number = _extreme(
 
 
 class Rule(NamedTuple):
-    """The rule of a fold.
+    """How a reduction folds elements into one result.
 
     `term(x, shift, j)` maps element x at position j of the fold; each result has one `shift`. `combine(folded, term)`
-    adds the term to the fold, which starts as `identity`. `finish(folded, n)` returns the result of a fold of n
-    elements. A long fold is cut into blocks; then `finish` gets the fold of each block, and n of the whole fold.
+    returns the fold with one more term; a fold starts as `identity`. `finish(folded, n)` returns the result of a fold
+    of n elements. A long fold is cut into blocks; then `finish` gets the fold of each block, and n of the whole fold.
     """
 
     term: Callable[..., Any]
     combine: Callable[..., Any]
-    identity: Callable[[Any], Any]  # gets the scalar type of the dtype
+    identity: Callable[[Any], Any]  # called with the scalar type of the elements
     ufunc: np.ufunc  # combines the results of blocks in the dtype of the identity
     fastmath: set[str] = CONTRACT
     shifted: bool = False
     finish: Callable[..., Any] = lambda folded, n: folded
-    empty: float | None = None  # the result over no elements, where that is not the identity
+    empty: float | None = None  # the result over no elements, if it is not the identity
 
     def result_type(self, dtype: Any) -> Any:
-        """Return the dtype of results: that of the elements, or int64 for positions."""
+        """Return the dtype of results for elements of `dtype`: `dtype` itself, or int64 if results are positions."""
         return np.int64 if type(self.identity(np.float64)) is np.int64 else dtype
 
 
@@ -111,7 +111,10 @@ for _function in {f for rule in RULES.values() for f in (rule.term, rule.combine
 
 
 class Order(NamedTuple):
-    """An array's shape as (outer, n, inner), of which a reduction folds n; `permutation` reorders its axes first."""
+    """An array's shape as (outer, n, inner), of which a reduction folds n.
+
+    If `permutation` is not None, the array's axes must be permuted first.
+    """
 
     permutation: tuple[int, ...] | None
     outer: int
@@ -120,7 +123,7 @@ class Order(NamedTuple):
 
 
 def fold_order(shape: tuple[int, ...], axes: tuple[int, ...]) -> Order:
-    """Return the order in which reducing some axes means folding the middle dimension of three."""
+    """Return `shape` as (outer, n, inner), so that reducing `axes` means folding n."""
     axes = tuple(sorted(axes))
     permutation = None
     if axes and axes[-1] - axes[0] != len(axes) - 1:
@@ -133,13 +136,13 @@ def fold_order(shape: tuple[int, ...], axes: tuple[int, ...]) -> Order:
 
 
 def reduced_shape(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
-    """Return the shape of a reduction's result."""
+    """Return the shape of the result of reducing `axes` of an array of `shape`."""
     sizes = [1 if axis in axes else size for axis, size in enumerate(shape) if keepdims or axis not in axes]
     return tuple(sizes)
 
 
 def require_elements(who: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
-    """Raise ValueError where a reduced dimension is empty; for reductions that have no value then."""
+    """Raise ValueError if a dimension in `axes` is empty, for a reduction `who` that needs elements."""
     for axis in axes:
         if shape[axis] == 0:
             raise ValueError(f"{who}: got shape {shape}, dimension {axis} is empty; {who} needs an element")

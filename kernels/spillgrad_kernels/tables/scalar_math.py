@@ -1,9 +1,9 @@
 """Scalar functions for kernels and formulas, each declared once.
 
-In plain Python, a function here is NumPy's, which also takes arrays: it serves as the oracle. Inside compiled code,
-float32 and float64 arguments get the functions of `vector_math` and the modules beside it, because Numba from PyPI has
-no library of vectorised mathematics and calls libm for one value at a time. Every value agrees with NumPy's to 2 ulp
-(`tests/kernels/tables/test_scalar_math.py`).
+In plain Python, a function here calls NumPy's function, also for arrays, and serves as the oracle. Inside compiled
+code, functions of float32 and float64 are implemented in `vector_math` and the modules beside it, because Numba from
+PyPI has no library of vectorised mathematics and calls libm for one value at a time. Every value agrees with NumPy's to
+2 ulp (`tests/kernels/tables/test_scalar_math.py`).
 """
 
 import math
@@ -35,10 +35,10 @@ def _where(condition: Any, chosen: Any, otherwise: Any) -> Any:
 def _of_one(
     name: str, docstring: str, oracle: Callable[..., Any], otherwise: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """Return the function of a name, which is `oracle` in Python.
+    """Return a function called `name` of one argument. In plain Python it calls `oracle`.
 
-    Inside kernels it is the implementation for the argument's dtype. Where there is none, it is `otherwise`, by default
-    the oracle.
+    Inside kernels it calls the implementation for the argument's dtype. If there is no implementation, it calls
+    `otherwise`, which by default is `oracle`.
     """
     otherwise = otherwise or oracle
     single, double = _IMPLEMENTATIONS.get(name, (otherwise, otherwise))
@@ -58,7 +58,7 @@ def _of_one(
 def _of_two(
     name: str, docstring: str, oracle: Callable[..., Any], otherwise: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """Do as `_of_one` for two arguments; implementations take two of one dtype."""
+    """Return a function called `name` of two arguments, like `_of_one`; implementations take two of one dtype."""
     otherwise = otherwise or oracle
     single, double = _IMPLEMENTATIONS.get(name, (otherwise, otherwise))
     by_type = {"float32": single, "float64": double}
@@ -81,7 +81,7 @@ def _named(function: Callable[..., Any], name: str, docstring: str) -> Callable[
 
 
 def _over_arrays(function: Callable[..., float]) -> Callable[..., Any]:
-    """Return the form of a function of numbers that also takes arrays."""
+    """Return a function that applies `function`, of numbers, to each element of arrays."""
 
     def oracle(*operands: Any) -> Any:
         in_float64 = np.vectorize(lambda *numbers: function(*map(float, numbers)), otypes=[np.float64])(*operands)
@@ -91,7 +91,7 @@ def _over_arrays(function: Callable[..., float]) -> Callable[..., Any]:
 
 
 def _without_subnormals(function: Callable[..., Any], *dtypes: Any) -> Callable[..., Any]:
-    """Return the form of a positive function whose subnormal results of these dtypes are 0."""
+    """Return the positive `function`, with 0 in place of its subnormal results of `dtypes`."""
 
     def oracle(x: Any) -> Any:
         result = function(x)
@@ -176,7 +176,7 @@ floor_divide = _of_two(
     "floor_divide", "Return the largest integer not above the exact quotient x / y.", np.floor_divide, _floor_divide
 )
 
-# For kernels that know their arguments' range. Formulas do not call them: they have no derivatives.
+# Functions for kernels that know their arguments' range. Formulas do not call them, as they have no derivatives.
 normal_exp = _of_one(
     "normal_exp", "Return e to x, at most 88, in a fifth less time than `exp`; subnormal results in float32 are 0.",
     _without_subnormals(np.exp, np.float32), np.exp,

@@ -1,7 +1,7 @@
 """Gamma, error and inverse hyperbolic functions of one number, in float64; float32 is converted to it and back.
 
-They branch and loop, so LLVM does not vectorise loops around them. They also run uncompiled: `scalar_math` then applies
-them to each element of an array.
+The functions branch and loop, so LLVM does not vectorise loops around them. They also run uncompiled: `scalar_math`
+then applies them to each element of an array.
 
 Source: Euler-Maclaurin's formula for the Hurwitz zeta function (Johansson 2014, "Rigorous high-precision computation of
 the Hurwitz zeta function", equation 5); Giles 2012, "Approximating the erfinv function", refined by Halley's method.
@@ -91,7 +91,7 @@ def polygamma(n: Any, x: Any) -> Any:
         total = _positive_zeta(s, x)
     elif fraction == 0:
         total = math.inf
-    else:  # up to their sign, the terms below 0 are those of another sum
+    else:  # for x < 0, the terms below 0 are another zeta sum, up to sign
         total = _positive_zeta(s, fraction) + sign * (_positive_zeta(s, 1 - fraction) - _positive_zeta(s, 1 - x))
     return sign * factorial * total
 
@@ -146,11 +146,11 @@ def atanh(x: Any) -> Any:
 
 @_jitable
 def erfc(x: Any) -> Any:
-    """Return 1 - erf(x), accurate where that is near 0."""
+    """Return 1 - erf(x), accurate even where the result is near 0."""
     return math.erfc(x)
 
 
-# For float32 and for float64, by the names of `scalar_math`.
+# For each name in `scalar_math`: the functions for float32 and for float64.
 IMPLEMENTATIONS: dict[str, tuple[Any, Any]] = {
     **{f.__name__: (through_float64(f), f) for f in (lgamma, digamma, erfinv, erfc, asinh, acosh, atanh)},
     "polygamma": (of_two_through_float64(polygamma), polygamma),

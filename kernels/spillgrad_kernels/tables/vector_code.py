@@ -1,4 +1,4 @@
-"""Building blocks of vectorised functions: bits, selection, polynomials, and calls of libm for rare arguments."""
+"""Building blocks of vectorised functions: bits, selection, polynomials, and calls of libm for large arguments."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from llvmlite import ir
 
 from spillgrad_kernels.jit.compile import CONTRACT, emitted, intrinsic, register_jitable, types
 
-# With NumPy's error model, division by zero gives inf or NaN. Python's would put a branch into every loop.
-# All are inlined, whatever their size: LLVM does not vectorise a loop around a call.
+# With NumPy's error model, division by zero gives inf or NaN. Python's error model would put a branch into every loop.
+# All functions are inlined, whatever their size: LLVM does not vectorise a loop around a call.
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": CONTRACT, "nogil": True, "forceinline": True}
 
 jitable = register_jitable(**OPTIONS)
@@ -19,7 +19,7 @@ _SAME_BITS = {"float32": "int32", "float64": "int64", "int32": "float32", "int64
 
 @intrinsic
 def bits(typing_context: Any, x: Any) -> Any:
-    """Reinterpret a float's bits as the integer of its size, or the other way round."""
+    """Return the bits of a float as an integer of the same size, or the float with an integer's bits."""
     signature = getattr(types, _SAME_BITS[x.name])(x)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -52,12 +52,15 @@ F64, I64 = np.float64, np.int64
 
 @emitted(lambda a, b, c: a(a, b, c))
 def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return a * b + c, rounded once. With c = -0.0 that is the product, and LLVM does not fuse it with an addition."""
+    """Return a * b + c, rounded once. With c = -0.0 it is the product, which LLVM does not fuse with an addition."""
     return builder.fma(a, b, c)
 
 
 def polynomial(*coefficients: float) -> Any:
-    """Return a compiled function that evaluates a polynomial, highest power first, in its argument's dtype."""
+    """Return a compiled function that evaluates a polynomial in its argument's dtype.
+
+    `coefficients` begin with the highest power.
+    """
 
     @emitted(lambda x: x(x))
     def evaluate(builder: Any, x: Any) -> Any:
@@ -73,8 +76,8 @@ def polynomial(*coefficients: float) -> Any:
 def beyond(limit: float, name: str) -> Any:
     """Return a compiled function of (x, result): libm's `name` of x where |x| > `limit`, else `result`.
 
-    A call keeps LLVM from vectorising a loop, unless the called function has vector variants. The variants here are one
-    comparison, as long as no lane is beyond the limit.
+    A call keeps LLVM from vectorising a loop, unless the called function has vector variants. The variants here take
+    one comparison if no lane is beyond the limit.
     Source: LLVM Language Reference, "vector-function-abi-variant".
     """
 
@@ -96,7 +99,8 @@ def _with_vector_variants(module: Any, scalar: Any, limit: float, name: str) -> 
 
     def define(function_name: str, value: Any) -> tuple[Any, Any]:
         function = ir.Function(module, ir.FunctionType(value, [value, value]), function_name)
-        # Several kernels may contain it. Unlike linkonce_odr, this keeps a function that is not called yet.
+        # Several kernels may contain this function. Unlike linkonce_odr, weak_odr keeps a function that is not called
+        # yet.
         function.linkage = "weak_odr"
         function.attributes.update(("noinline", "nounwind", "readnone"))
         return function, ir.IRBuilder(function.append_basic_block())
@@ -128,13 +132,13 @@ def _with_vector_variants(module: Any, scalar: Any, limit: float, name: str) -> 
     return function
 
 
-# Adding this rounds a float to a whole number, which the low bits of the sum then hold.
+# Adding this constant to a float rounds the float to a whole number, which the low bits of the sum hold.
 ROUND32, ROUND64 = F32(1.5 * 2.0**23), F64(1.5 * 2.0**52)
 INF32, NAN32 = F32(np.inf), F32(np.nan)
 
 
 def through_float64(function: Any) -> Any:
-    """Return a float32 function that computes in float64: with half the lanes, but accurate without further effort."""
+    """Return a float32 function that calls `function` in float64: it has half the lanes, but is accurate."""
 
     @jitable
     def narrow(x: Any) -> Any:
@@ -144,7 +148,7 @@ def through_float64(function: Any) -> Any:
 
 
 def of_two_through_float64(function: Any) -> Any:
-    """Do as `through_float64` for a function of two arguments."""
+    """Return a float32 function of two arguments, as `through_float64` does for one argument."""
 
     @jitable
     def narrow(x: Any, y: Any) -> Any:
@@ -155,7 +159,10 @@ def of_two_through_float64(function: Any) -> Any:
 
 @jitable
 def two_difference(a: Any, b: Any) -> Any:
-    """Return a - b and its rounding error. Source: Knuth, "The Art of Computer Programming", volume 2, 4.2.2."""
+    """Return the rounded a - b and its rounding error.
+
+    Source: Knuth, "The Art of Computer Programming", volume 2, 4.2.2.
+    """
     high = a - b
     taken = a - high
     return high, (a - (high + taken)) + (taken - b)
@@ -163,5 +170,5 @@ def two_difference(a: Any, b: Any) -> Any:
 
 @jitable
 def is_negative64(x: Any) -> Any:
-    """Return whether the sign bit is set; it is in -0."""
+    """Return whether the sign bit of x is set, as it is in -0."""
     return bits(x) < 0

@@ -1,7 +1,7 @@
 """Vectorised exponentials, logarithms, hyperbolic and error functions: polynomials in float32 and float64.
 
-They have no branches, so that LLVM vectorises the loops around them. They agree with NumPy to 2 ulp at every value,
-including ±0, ±inf, NaN and subnormal numbers.
+The functions have no branches, so that LLVM vectorises the loops around them. They agree with NumPy to 2 ulp at every
+value, including ±0, ±inf, NaN and subnormal numbers.
 
 Source: range reduction and coefficients after Moshier, Cephes (exp, log, tanh in float32; tanh in float64), Sun's
 fdlibm (log in float64), and a minimax fit in powers of |x| (erf in float32).
@@ -33,7 +33,7 @@ from spillgrad_kernels.tables.vector_code import (
 _exp_tail32 = polynomial(
     1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1
 )  # fmt: skip
-# exp(r) itself, a power less: minimax, with a relative error of 3e-9.
+# exp(r) itself, with one power fewer: a minimax fit with a relative error of 3e-9.
 _exp_rest32 = polynomial(1.38143206e-3, 8.36885162e-3, 4.16684002e-2, 1.66665196e-1, 4.99999940e-1, 1.0, 1.0)
 _exp_tail64 = polynomial(*(1 / math.factorial(k) for k in range(13, 1, -1)))
 
@@ -47,7 +47,7 @@ def clamp(x: Any, low: Any, high: Any) -> Any:
 
 @jitable
 def _exp_parts32(x: Any) -> Any:
-    """Return n and exp(r) - 1 of a clamped x."""
+    """Return n and exp(r) - 1 for x = n log 2 + r, with x clamped."""
     shifted = x * F32(1.44269504088896341) + ROUND32
     n = shifted - ROUND32
     r = x - n * F32(0.693359375) + n * F32(2.12194440e-4)
@@ -56,7 +56,7 @@ def _exp_parts32(x: Any) -> Any:
 
 @jitable
 def exp_parts64(x: Any, low: Any) -> Any:
-    """Return n and exp(r) - 1 of a clamped x; `low` holds further digits of x."""
+    """Return n and exp(r) - 1 for x = n log 2 + r, with x clamped; `low` holds further digits of x."""
     shifted = x * 1.44269504088896340736 + ROUND64
     n = shifted - ROUND64
     r = x - n * 6.93147180369123816490e-01 - n * 1.90821492927058770002e-10 + low
@@ -65,7 +65,7 @@ def exp_parts64(x: Any, low: Any) -> Any:
 
 @jitable
 def _scale32(x: Any, n: Any) -> Any:
-    """Return x * 2**n. It multiplies by two factors, since 2**n itself could overflow or underflow."""
+    """Return x * 2**n. x is multiplied by two factors, since 2**n itself could overflow or underflow."""
     half = I32(n >> 1)
     return x * bits(I32((half + I32(127)) << 23)) * bits(I32((n - half + I32(127)) << 23))
 
@@ -125,8 +125,8 @@ _log_tail64 = polynomial(
 
 @jitable
 def _split32(x: Any) -> Any:
-    """Return e and 1 + m of a normal x."""
-    # Subtracting the bits of sqrt(1/2) makes the exponent round the right way.
+    """Return e and 1 + m for a normal x = 2**e (1 + m)."""
+    # Subtracting the bits of sqrt(1/2) makes the exponent e such that 1 + m is at least sqrt(1/2).
     shifted = I32(bits(x) - I32(0x3F3504F3))
     return I32(shifted >> 23), bits(I32((shifted & I32(0x007FFFFF)) + I32(0x3F3504F3)))
 
@@ -177,7 +177,7 @@ def log64(x: Any) -> Any:
 def _log1p32(x: Any) -> Any:
     u = x + F32(1.0)
     e, m = _split32(u)
-    # Scaling x itself keeps the digits that u lost in rounding. From 2**25 upwards they no longer count.
+    # Scaling x itself keeps the digits that u lost in rounding. From 2**25 upwards, these digits no longer count.
     scale = bits(I32((I32(127) - e) << 23))
     m = select(e > I32(24), m - F32(1.0), x * scale + (scale - F32(1.0)))
     result = _log_of_parts32(F32(e), m)
@@ -233,7 +233,7 @@ _sinh_tail64 = polynomial(*(1 / math.factorial(k) for k in range(21, 2, -2)))
 @jitable
 def _tanh32(x: Any) -> Any:
     z = x * x
-    near = x * (_tanh_tail32(z) * z + F32(1.0))  # as a product, this keeps the sign of -0
+    near = x * (_tanh_tail32(z) * z + F32(1.0))  # a product keeps the sign of -0
     size = abs(x)
     n, p = _exp_parts32(clamp(size + size, F32(0.0), F32(40.0)))
     far = F32(1.0) - F32(2.0) / ((p + F32(1.0)) * bits(I32((n + I32(127)) << 23)) + F32(1.0))
@@ -252,7 +252,7 @@ def _tanh64(x: Any) -> Any:
 
 @jitable
 def _half_exp64(x: Any) -> Any:
-    """Return exp(x) / 2 for x >= 0. It stays finite for x a little larger than those for which exp overflows."""
+    """Return exp(x) / 2 for x >= 0. The result stays finite for x slightly beyond the limit where exp(x) overflows."""
     n, p = exp_parts64(clamp(x, -746.0, 712.0), 0.0)
     return scale64(p + 1.0, n - 1)
 
@@ -313,7 +313,7 @@ def _erf32(x: Any) -> Any:
 
 @jitable
 def _erfc_far64(size: Any) -> Any:
-    """Return erfc for arguments from 1; from 6 upwards, where erf is 1 to the last bit, it is constant."""
+    """Return erfc(size) for `size` >= 1. From 6 upwards, where erf is 1 to the last bit, the result is constant."""
     return _exp64(_log_erfc64(select(size > 6.0, 6.0, size) - 1.0))
 
 
@@ -341,7 +341,7 @@ def _normal_cdf64(x: Any) -> Any:
 
 
 def _sigmoid_with(exp_: Any, one: Any) -> Any:
-    """Return sigmoid made of an exponential; `one` is 1 in its dtype, since Numba widens float32 + int to float64."""
+    """Return a sigmoid made of the exponential `exp_`. `one` is 1 in its dtype: Numba widens float32 + 1 to float64."""
 
     @jitable
     def sigmoid_(x: Any) -> Any:
@@ -354,7 +354,7 @@ def _sigmoid_with(exp_: Any, one: Any) -> Any:
 _sigmoid32, _sigmoid64 = _sigmoid_with(_exp32, F32(1.0)), _sigmoid_with(_exp64, F64(1.0))
 
 
-# For float32 and for float64, by the names of `scalar_math`.
+# For each name in `scalar_math`: the functions for float32 and for float64.
 IMPLEMENTATIONS: dict[str, tuple[Any, Any]] = {
     "exp": (_exp32, _exp64), "normal_exp": (_normal_exp32, _exp64), "expm1": (_expm1_32, _expm1_64),
     "log": (_log32, log64), "log1p": (_log1p32, _log1p64), "logaddexp": (_logaddexp32, _logaddexp64),

@@ -23,7 +23,7 @@ from spillgrad_kernels.tables.vector_code import (
 )
 from spillgrad_kernels.tables.vector_math import clamp, exp_parts64, log64, scale64, split64
 
-# Logarithms in twice the digits, and the functions that use them.
+# Logarithms with twice the digits, and the functions that use them.
 
 _atanh_tail64 = polynomial(*(2 / k for k in range(27, 4, -2)))
 
@@ -36,7 +36,7 @@ def _two_product(a: Any, b: Any) -> Any:
 
 @jitable
 def _fast_two_sum(a: Any, b: Any) -> Any:
-    """Return a + b and its rounding error, for |a| >= |b|.
+    """Return the rounded sum a + b and its rounding error, for |a| >= |b|.
 
     Source: Dekker, "A floating-point technique for extending the available precision", 1971.
     """
@@ -77,7 +77,7 @@ def _log_to_base64(inverse: float, inverse_low: float) -> Any:
         high, low = _log_twice64(x)
         product, product_low = _two_product(high, inverse)
         result = product + (product_low + (low * inverse + high * inverse_low))
-        # An infinite logarithm has no second part. Numbers below 0 have no logarithm.
+        # An infinite logarithm has no low part. Numbers below 0 have no logarithm.
         return select(x < 0.0, np.nan, select(abs(high) == np.inf, high, result))
 
     return log_
@@ -89,7 +89,7 @@ _log10_64 = _log_to_base64(0.4342944819032518, 1.098319650216765e-17)
 
 @jitable
 def _power_signs(x: Any, exponent: Any, power: Any) -> Any:
-    """Return x**exponent, given |x|**exponent. Source: IEEE 754-2019, 9.2.1."""
+    """Return x**exponent, given `power` = |x|**exponent. Source: IEEE 754-2019, 9.2.1."""
     whole = np.floor(exponent) == exponent
     half = exponent * 0.5
     odd = whole & (np.floor(half) != half)
@@ -123,7 +123,7 @@ _exp2_tail_for_pow32 = polynomial(
 
 @jitable
 def _pow32(x: Any, exponent: Any) -> Any:
-    """Return x**exponent, computed in float64: there no float32 is subnormal, and no clamped power overflows."""
+    """Return x**exponent, computed in float64, in which no float32 is subnormal and no clamped power overflows."""
     base, power = F64(x), F64(exponent)
     size = abs(base)
     e, m = split64(size)
@@ -173,7 +173,7 @@ def _normal_exp2_64(x: Any) -> Any:
     return _exp2_64(clamped - (shifted - (ROUND64 + 1023.0))) * bits(I64(bits(shifted) << 52))
 
 
-# For float32 and for float64, by the names of `scalar_math`.
+# For each name in `scalar_math`: the functions for float32 and for float64.
 IMPLEMENTATIONS: dict[str, tuple[Any, Any]] = {
     "log2": (_log2_32, _log2_64), "log10": (_log10_32, _log10_64), "pow": (_pow32, _pow64),
     "normal_exp2": (_normal_exp2_32, _normal_exp2_64),

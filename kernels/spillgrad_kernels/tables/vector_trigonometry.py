@@ -34,7 +34,7 @@ _cos_tail64 = polynomial(
     -1.13596475577881948265e-11, 2.08757232129817482790e-09, -2.75573143513906633035e-07, 2.48015872894767294178e-05,
     -1.38888888888741095749e-03, 4.16666666666666019037e-02,
 )  # fmt: skip
-# Beyond these limits, arguments near a multiple of pi/2 would need more digits of pi than stand below.
+# Beyond these limits, arguments near a multiple of pi/2 would need more digits of pi than the constants below have.
 _TRIGONOMETRIC_LIMIT32, _TRIGONOMETRIC_LIMIT64 = 2.0**18, 2.0**20
 _sin_beyond32, _cos_beyond32 = (beyond(_TRIGONOMETRIC_LIMIT32, name) for name in ("sin", "cos"))
 _sin_beyond64, _cos_beyond64, _tan_beyond64 = (beyond(_TRIGONOMETRIC_LIMIT64, name) for name in ("sin", "cos", "tan"))
@@ -42,7 +42,7 @@ _sin_beyond64, _cos_beyond64, _tan_beyond64 = (beyond(_TRIGONOMETRIC_LIMIT64, na
 
 @jitable
 def _sin_and_cos32(x: Any) -> Any:
-    """Return q, sin(r) and cos(r)."""
+    """Return q, sin(r) and cos(r) for x = q pi/2 + r."""
     shifted = x * F32(0.636619772367581343) + ROUND32
     n = shifted - ROUND32
     # The three numbers add up to pi/2.
@@ -57,7 +57,7 @@ def _sin_and_cos32(x: Any) -> Any:
 
 @jitable
 def _sin_and_cos64(x: Any) -> Any:
-    """Return q, sin(r) and cos(r); r has twice the digits."""
+    """Return q, sin(r) and cos(r) for x = q pi/2 + r; r has twice the digits of a float64."""
     shifted = x * 0.636619772367581343 + ROUND64
     n = shifted - ROUND64
     # The four numbers add up to pi/2. The products of n with the first and with the second are exact.
@@ -133,7 +133,7 @@ _PI_LOW = 1.2246467991473532e-16
 
 @jitable
 def _asin_parts64(size: Any) -> Any:
-    """Return s and asin(s) - s: s is `size` where that is below 1/2, else sqrt((1 - size) / 2)."""
+    """Return s and asin(s) - s, where s is `size` if `size` < 1/2, else sqrt((1 - size) / 2)."""
     near = size < 0.5
     z = select(near, size * size, 0.5 - 0.5 * size)
     root = np.sqrt(z)
@@ -185,7 +185,7 @@ def _atan2_64(y: Any, x: Any) -> Any:
 _tan32, _asin32, _acos32, _atan32 = map(through_float64, (_tan64, _asin64, _acos64, _atan64))
 
 
-# For float32 and for float64, by the names of `scalar_math`.
+# For each name in `scalar_math`: the functions for float32 and for float64.
 IMPLEMENTATIONS: dict[str, tuple[Any, Any]] = {
     "sin": (_sin32, _sin64), "cos": (_cos32, _cos64), "tan": (_tan32, _tan64), "asin": (_asin32, _asin64),
     "acos": (_acos32, _acos64), "atan": (_atan32, _atan64), "atan2": (of_two_through_float64(_atan2_64), _atan2_64),

@@ -1,1 +1,1 @@
-"""Threads that share out the range of a kernel."""
+"""Threads that compute shares of a kernel's range."""

@@ -13,13 +13,13 @@ from llvmlite import ir
 from spillgrad_kernels.jit.compile import DISABLE_JIT, c_function, cgutils, emitted, jit, types
 
 WORD_BYTES = 8
-# How often a waiting thread reads a word that another will change soon, before it offers its core to others.
+# How often a waiting thread reads a word that another thread will change soon, before it yields its core.
 _YIELD_AFTER = 1_000
 _PAUSES = {"x86_64": ("llvm.x86.sse2.pause", ()), "aarch64": ("llvm.aarch64.hint", (1,))}
 
 
 def word_pointer(builder: Any, address: Any, index: Any) -> Any:
-    """Return the LLVM pointer to a word."""
+    """Return the LLVM pointer to the word at `address` + 8 * `index`."""
     integer = ir.IntType(64)
     place = builder.add(address, builder.mul(index, integer(WORD_BYTES)))
     return builder.inttoptr(place, integer.as_pointer())
@@ -31,27 +31,27 @@ if DISABLE_JIT:
         return ctypes.c_int64.from_address(int(address) + WORD_BYTES * int(index))
 
     def load(address: int, index: int) -> int:
-        """Return a word."""
+        """Return the word at `address` + 8 * `index`."""
         return _word(address, index).value
 
     def store(address: int, index: int, value: int) -> None:
-        """Set a word."""
+        """Set the word at `address` + 8 * `index` to `value`."""
         _word(address, index).value = value
 
     def fetch_add(address: int, index: int, value: int) -> int:
-        """Add to a word and return its former value."""
+        """Add `value` to the word at `address` + 8 * `index`; return the word's former value."""
         before = load(address, index)
         store(address, index, before + value)
         return before
 
     def exchange(address: int, index: int, value: int) -> int:
-        """Set a word and return its former value."""
+        """Set the word at `address` + 8 * `index` to `value`; return the word's former value."""
         before = load(address, index)
         store(address, index, value)
         return before
 
     def pause() -> None:
-        """Tell the core that this is a waiting loop."""
+        """Tell the processor core that the caller is a waiting loop."""
 
     def _yield_core() -> int:
         return 0
@@ -88,7 +88,7 @@ else:
 
 @jit
 def wait_for(address: int, index: int, value: int) -> None:
-    """Wait until a word is at least `value`. A running thread must set it soon."""
+    """Wait until the word at `address` + 8 * `index` is at least `value`. A running thread must set it soon."""
     looks = 0
     while load(address, index) < value:
         looks += 1

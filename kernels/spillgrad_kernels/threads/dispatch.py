@@ -1,8 +1,8 @@
-"""Run one kernel over a range, on as many threads as the work deserves.
+"""Run one kernel over a range, on as many threads as pay for the work.
 
-A kernel is a compiled function `kernel(start, stop, *operands)`. It computes its share of a range without the GIL. The
-threads of a team take one share after the other, so that a core busy with I/O does not delay the rest. Kernels need no
-parallel compilation, no threading layer and no care after a fork.
+A kernel is a compiled function `kernel(start, stop, *operands)`. It computes a share of a range, from `start` to below
+`stop`, without the GIL. The threads of a team take one share after the other, so that a core busy with I/O does not
+delay the others. Kernels need no parallel compilation, no threading layer and no care after a fork.
 """
 
 import atexit
@@ -15,9 +15,9 @@ from spillgrad_kernels.threads.team import Team, launch, takes_worker
 
 Kernel = Any  # the result of `compile.jit`
 
-# Elements that pay for another thread: 3 to 6 microseconds of work.
+# The number of elements that pays for another thread: 3 to 6 microseconds of work.
 GRAIN_ELEMENTS = 1 << 13
-# Shares per thread: enough of them, so that one slow share does not leave the other cores idle.
+# Shares per thread. With several shares each, one slow share does not leave the other cores idle.
 _SHARES_PER_THREAD = 4
 
 _num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -44,7 +44,7 @@ _team_size = 0
 
 
 def _forget_team() -> None:
-    """Forget the team in a forked child, which has none of its parent's threads."""
+    """Start a new team in a forked child, which has none of its parent's threads."""
     global _team, _team_size
     _team = Team()
     _team_size = 0
@@ -59,9 +59,9 @@ atexit.register(_stop_team)
 
 
 def _make_launcher(kernel: Kernel) -> None:
-    """Set `kernel.launcher(team, count, grain, threads, *operands)`: compiled, so that Python calls it once.
+    """Set `kernel.launcher(team, count, grain, threads, *operands)`, a compiled function that runs it on a team.
 
-    Its source is written for the kernel's number of operands.
+    `team` is the address of the team's words. The source of the launcher is generated from the kernel's parameters.
     """
     names = list(inspect.signature(kernel.py_func).parameters)[3 if takes_worker(kernel) else 2 :]
     source = f"""
@@ -72,35 +72,36 @@ def launcher(team, count, grain, threads, {", ".join(names)}):
         raise MemoryError("kernel: got no memory for its scratch space; use a smaller batch")
 """
     name = f"{kernel.py_func.kernel_name}.launcher"
-    # Compiled code holds its globals for as long as it lives. With `kernel` among them, neither would ever be freed.
+    # Compiled code keeps its globals alive. If `kernel` itself were a global, kernel and launcher would keep each other
+    # alive.
     namespace: dict[str, Any] = {"kernel": kernel.made, "launch": launch, "__name__": __name__}
     exec(compile(source, f"<{name}>", "exec"), namespace)
     kernel.launcher = jit(namespace["launcher"], name=name).made
 
 
 def grain_of(elements: int) -> int:
-    """Return how many units of work, of so many elements each, pay for another thread."""
+    """Return how many units of work, of `elements` elements each, pay for another thread."""
     return max(1, GRAIN_ELEMENTS // max(elements, 1))
 
 
 def entry_point(kernel: Kernel, parameters: int) -> Kernel:
-    """Return a kernel of integers as a function that does not look at its arguments' types, which takes 0.3 us."""
+    """Return `kernel`, compiled for `parameters` int64 arguments, as a function without type checks (0.3 us)."""
     if DISABLE_JIT:
         return kernel
     integers = (types.int64,) * parameters
-    if integers not in kernel.overloads:  # `compile` waits for other threads that compile, in a forked child for ever
+    if integers not in kernel.overloads:  # `compile` waits for other compiling threads: for ever in a forked child
         kernel.compile(integers)
     return kernel.overloads[integers].entry_point
 
 
 def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any, most: int | None = None) -> None:
-    """Call `kernel(start, stop, *operands)` for shares of [0, count), on `get_num_threads()` threads, at most `most`.
+    """Call `kernel(start, stop, *operands)` for shares of [0, count), on `get_num_threads()` or at most `most` threads.
 
-    A share has at least `grain` elements, which is at least 1. Fewer do not pay for another thread: handing work over
-    takes about a microsecond, waking a sleeping thread 20. A kernel whose third parameter is named `worker` gets the
-    number of its thread, by which it finds its scratch memory. Results do not depend on the number of threads, because
-    the same code computes each element.
-    Raises MemoryError where a kernel could not allocate.
+    A share has at least `grain` elements, which is at least 1. Fewer elements do not pay for another thread: handing
+    work over takes about a microsecond, waking a sleeping thread 20. If the third parameter of the kernel is named
+    `worker`, it gets the number of the calling thread, to find the thread's scratch memory. Results do not depend on
+    the number of threads, because the same code computes each element.
+    Raises MemoryError if a kernel could not allocate memory.
     """
     global _team_size
     if count <= 0:

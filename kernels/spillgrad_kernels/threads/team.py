@@ -1,10 +1,10 @@
 """A team of threads that share one kernel launch at a time. Handing a launch over takes about a microsecond.
 
-The threads are Python's, but they stay in compiled code, without the GIL. An idle thread spins for a moment before it
-sleeps, because the next launch of a training step comes soon. Threads share only a block of words, which they change by
-atomic operations.
+The threads are Python threads, but they stay in compiled code, without the GIL. An idle thread spins for a moment
+before it sleeps, because the next launch of a training step comes soon. Threads share only a block of int64 words,
+which they change by atomic operations. `team` below is the address of these words.
 
-A launch runs in its caller alone where the team is busy with the launch of another thread, and in a forked child.
+A launch runs in the calling thread alone if the team is busy with another thread's launch, or in a forked child.
 """
 
 import ctypes
@@ -27,19 +27,19 @@ from spillgrad_kernels.threads.atomics import (
     word_pointer,
 )
 
-# The team's words. Words that different threads write lie in different cache lines of 8 words.
+# Indices of the team's words. Words that different threads write lie in different cache lines of 8 words.
 _BUSY = 0  # 1 while a launch runs
 _JOB = 8  # grows by 2 with each launch; odd while shares are handed out
 _ENTRY, _OPERANDS, _COUNT, _LENGTH, _HELPERS = 9, 10, 11, 12, 13
 _NEXT = 16  # the first element of the next share
 _ACTIVE = 24  # minus the number of helpers inside the launch
 _SLEEPERS, _STOP, _FAILED = 32, 33, 34
-_RUN = 40  # the address of `_run`, so that launchers do not contain its code
+_RUN = 40  # the address of `_run`, so that launchers do not contain the code of `_run`
 _MUTEX, _CONDITION = 48, 64  # a pthread_mutex_t, then a pthread_cond_t
 _WORDS = 80
 
-# How often an idle thread reads the job counter before it sleeps: for about 0.3 ms, longer than Python runs between two
-# kernels.
+# How often an idle thread reads the job counter before it sleeps. This takes about 0.3 ms, longer than Python takes
+# between two kernels.
 _SPINS = 10_000
 
 _WORD = ir.IntType(64)
@@ -56,13 +56,13 @@ def _function_type(parameters: int) -> Any:
 
 @emitted(lambda entry, operands, start, stop, worker: types.int64(*[types.int64] * 5))
 def _call(builder: Any, entry: Any, operands: Any, start: Any, stop: Any, worker: Any) -> Any:
-    """Call the native function at an address."""
+    """Call the native function at the address `entry`; return its status, 0 for success."""
     return builder.call(builder.inttoptr(entry, _function_type(4).as_pointer()), [operands, start, stop, worker])
 
 
 @jit
 def _work(team: int, worker: int) -> None:
-    """Take shares of the current launch until none is left."""
+    """Compute shares of the current launch until no share is left."""
     entry, operands, count, length = load(team, _ENTRY), load(team, _OPERANDS), load(team, _COUNT), load(team, _LENGTH)
     start = fetch_add(team, _NEXT, length)
     while start < count:
@@ -75,9 +75,9 @@ def _work(team: int, worker: int) -> None:
 def _sleep(team: int, job: int) -> None:
     """Wait until the job counter is no longer `job`, or the team stops.
 
-    The next job may be over before the thread wakes. The thread then spins for the one after it.
+    The next job may end before the thread wakes. The thread then spins until the job after that.
     """
-    fetch_add(team, _SLEEPERS, 1)  # before reading the job again: a launcher opens it, then reads the sleepers
+    fetch_add(team, _SLEEPERS, 1)  # before reading the job: a launcher changes it, then reads the sleepers
     _mutex_lock(team + _MUTEX * WORD_BYTES)
     while load(team, _STOP) == 0 and load(team, _JOB) == job:
         _condition_wait(team + _CONDITION * WORD_BYTES, team + _MUTEX * WORD_BYTES)
@@ -107,7 +107,7 @@ def _serve(team: int, worker: int, spins: int) -> None:
                 _sleep(team, job)
                 idle = 0
             continue
-        # Enter, then read the job again: a launcher closes its job before it waits for the helpers inside.
+        # Count this thread in, then read the job again: a launcher closes its job before it waits for counted helpers.
         fetch_add(team, _ACTIVE, -1)
         if load(team, _JOB) == job and worker <= load(team, _HELPERS):
             _work(team, worker)
@@ -118,7 +118,11 @@ def _serve(team: int, worker: int, spins: int) -> None:
 
 @jit
 def _run(team: int, entry: int, operands: int, count: int, length: int, helpers: int) -> int:
-    """Run a launch over [0, count) in shares of `length`, with so many helpers; return 1 if a share failed."""
+    """Run a launch over [0, count) in shares of `length`, on the caller and `helpers` more threads.
+
+    `entry` is the address of the native function, `operands` the address of its operands. Returns 0, or another number
+    if a share failed.
+    """
     if helpers == 0 or exchange(team, _BUSY, 1) == 1:
         return _call(entry, operands, 0, count, 0)  # type: ignore[no-any-return]
     store(team, _ENTRY, entry)
@@ -140,7 +144,7 @@ def _run(team: int, entry: int, operands: int, count: int, length: int, helpers:
 
 
 def _call_compiled(context: Any, builder: Any, function: Any, signature: Any, arguments: Any) -> Any:
-    """Write LLVM code that calls a jitted function from a native one; return its status and result."""
+    """Emit LLVM code that calls a jitted function from a native one; return the values of its status and result."""
     compiled = function.dispatcher.overloads[tuple(signature.args)]
     context.active_code_library.add_linking_library(compiled.library)
     return context.call_internal_no_propagate(builder, compiled.fndesc, signature, arguments)
@@ -168,7 +172,7 @@ def _prepare(team: int) -> None:
 
 
 def _uncounted(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
-    """Return a tuple of arrays without reference counts: threads that change one counter would wait for each other."""
+    """Return the LLVM tuple `values` without reference counts of its arrays: threads would contend for the counts."""
     for i, kind in enumerate(kinds.types):
         if isinstance(kind, types.Array):
             array = context.make_array(kind)(context, builder, builder.extract_value(values, i))
@@ -181,7 +185,7 @@ def _uncounted(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
 def launch(typing_context: Any, team: Any, kernel: Any, count: Any, length: Any, helpers: Any, operands: Any) -> Any:
     """Run `kernel(start, stop, *operands)`, or `kernel(start, stop, worker, *operands)`, over [0, count).
 
-    `worker` is the number of the thread; the caller's is 0. Returns whether a share failed.
+    `worker` is the number of the thread; the calling thread is 0. Returns whether a share failed.
     """
     with_worker = takes_worker(kernel.dispatcher)
     indices = (types.int64,) * (3 if with_worker else 2)
@@ -214,7 +218,7 @@ def takes_worker(kernel: Any) -> bool:
 
 
 class Team:
-    """The threads of one process; `launch` takes its `address`."""
+    """The threads of one process. `address` is the address of the team's words, which `launch` takes."""
 
     def __init__(self) -> None:
         self._words = np.zeros(_WORDS, np.int64)
@@ -226,7 +230,7 @@ class Team:
         libc.pthread_cond_init(ctypes.c_void_p(self.address + _CONDITION * WORD_BYTES), None)
 
     def grow(self, helpers: int) -> None:
-        """Start threads until there are at least `helpers` beside the caller's."""
+        """Start threads until there are at least `helpers` threads beside the calling thread."""
         with self._lock:
             if not self._threads:
                 _prepare(self.address)
@@ -239,7 +243,7 @@ class Team:
                 self._threads.append(thread)
 
     def stop(self) -> None:
-        """End the threads. This must come before the words that they read, and their machine code, are freed."""
+        """End the threads. Call this before the team's words, and the threads' machine code, are freed."""
         with self._lock:
             self._words[_STOP] = 1
             if self._threads:

@@ -17,7 +17,7 @@ LEAST_CAPABILITY = (7, 5)
 
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ..._MINOR
-# The package that links kernels. A driver loads code for its own major version of CUDA, and for earlier ones.
+# The package that links kernels. A driver loads code for its own major version of CUDA, and for earlier versions.
 _LINKER = "nvidia-nvjitlink"
 
 
@@ -50,7 +50,7 @@ def _linker_version() -> int:
 
 @functools.cache
 def missing() -> str | None:
-    """Return what this process lacks to compute on a CUDA device, with advice; None if it lacks nothing.
+    """Return a text on what this process lacks to compute on a CUDA device, with advice; None if nothing is missing.
 
     The function looks for the packages of the extra 'cuda', then for NVIDIA's driver, then for a GPU.
     """
@@ -94,5 +94,5 @@ def missing() -> str | None:
 
 
 def device_count() -> int:
-    """Return the number of usable devices, one or none: only the first is used."""
+    """Return the number of usable devices, 0 or 1: only the first device is used."""
     return int(missing() is None)

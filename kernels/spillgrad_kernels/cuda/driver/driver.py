@@ -1,7 +1,7 @@
 """Memory, streams, events and copies of a device, which in the simulator is in host memory.
 
 Kernels run one after another on the `compute` stream, and so do copies for which no other stream is given. The host
-waits only where a docstring says so. The first use starts CUDA; importing this module does not.
+waits only if a docstring says so. The first call starts CUDA; importing this module does not.
 """
 
 import collections
@@ -23,18 +23,19 @@ else:
 
 calls: Any = _calls
 
-# Host memory that is not pinned is copied through pinned pieces, of which a stream holds at most `_STAGED_BYTES`.
+# Host memory that is not pinned is copied through pinned pieces. A stream holds at most `_STAGED_BYTES` of pieces.
 _PIECE_BYTES = 4 << 20
 _STAGED_BYTES = 4 * _PIECE_BYTES
 
 
 class Event:
-    """A point in a stream's work that other streams and the host can wait for; before `record`, it counts as done.
+    """A point in a stream's work, for which other streams and the host can wait. Before `record`, it counts as done.
 
-    `timed` events measure the time between two of them, and are slightly slower.
+    With `timed`, the time between two events can be measured; such events are slightly slower.
     """
 
-    # Handles of dead events, for new ones. A finalizer may run anywhere, so it must not call the driver to free them.
+    # Handles of dead events, for new events. A finalizer may run anywhere, so it must not call the driver to free a
+    # handle.
     _spare: ClassVar[dict[bool, list[Any]]] = {True: [], False: []}
 
     def __init__(self, timed: bool = False) -> None:
@@ -50,14 +51,14 @@ class Event:
     __del__ = finalizer
 
     def record(self, stream: "Stream") -> "Event":
-        """Mark the end of the work that is in the stream now; return the event."""
+        """Let the event mark the end of the work that is in the stream now; return the event."""
         self._is_done = False
         self._launches = launches.last if stream.computes else 0
         calls.record(self._handle, stream.handle)
         return self
 
     def wait(self, stream: "Stream") -> None:
-        """Let later work of the stream wait for the event; the host does not wait."""
+        """Make later work of `stream` wait for the event. The host does not wait."""
         if not self._is_done:
             calls.hold(stream.handle, self._handle)
 
@@ -74,7 +75,7 @@ class Event:
             self._note_done()
 
     def elapsed_ms(self, end: "Event") -> float:
-        """Return the time from this event to another; both must be timed, and done."""
+        """Return the milliseconds from this event to `end`. Both must be timed, and done."""
         return float(calls.elapsed_ms(self._handle, end._handle))
 
     def _note_done(self) -> None:
@@ -83,10 +84,10 @@ class Event:
 
 
 class _Held:
-    """The arrays that the copies in a stream read and write, held in the copies' order until they are done.
+    """The arrays that the copies in a stream read and write, held in the copies' order until the copies are done.
 
-    Invariant: an array leaves only after its copy is done. The lock guards the queue: without it, two threads that look
-    at the first copy would remove two.
+    Invariant: an array is dropped only after its copy is done. The lock guards the queue: without it, two threads that
+    look at the first copy would remove two copies.
     """
 
     def __init__(self) -> None:
@@ -112,7 +113,7 @@ class _Held:
                 self.nbytes -= nbytes
 
 
-# By the handle of the stream: the `Stream` object may die before its copies are done.
+# Keys are the handles of streams: a `Stream` object may die before its copies are done.
 _held: dict[Any, _Held] = {}
 
 
@@ -120,12 +121,12 @@ class Stream:
     """A sequence of work that a device does in order, in parallel with other streams.
 
     A copy holds its host array, and the object `keep`, until it is done, so that their memory is not reused meanwhile.
-    A copy does not wait for other streams by itself. With `Event.wait`, let its stream wait for the work that computes
-    what the copy reads, and for the work that used the memory it writes.
+    A copy does not wait for other streams by itself. Use `Event.wait` to make its stream wait for the work that
+    computes the memory that the copy reads, and for the work that uses the memory that the copy writes.
     """
 
     computes = False
-    _spare: ClassVar[list[Any]] = []  # handles of dead streams, as in `Event`
+    _spare: ClassVar[list[Any]] = []  # handles of dead streams, for new streams, as in `Event`
 
     def __init__(self) -> None:
         try:
@@ -138,14 +139,20 @@ class Stream:
     __del__ = finalizer
 
     def copy_to_host_async(self, pinned: np.ndarray, address: int, nbytes: int, keep: Any = None) -> Event:
-        """Copy device memory to the start of a dense array from `pinned`; return the event of the copy's end."""
+        """Start a copy of device memory at `address` to the start of `pinned`; return the event of the copy's end.
+
+        `pinned` is a dense array from the function `pinned`.
+        """
         if nbytes > pinned.nbytes:
             raise ValueError(f"a copy to the host: got {nbytes} bytes, for an array of {pinned.nbytes}")
         calls.to_host(pinned.ctypes.data, address, nbytes, self.handle)
         return self._hold(nbytes, pinned, keep)
 
     def copy_to_device_async(self, address: int, pinned: np.ndarray, nbytes: int, keep: Any = None) -> Event:
-        """Copy from the start of a dense array from `pinned` to device memory; return the event of the copy's end."""
+        """Start a copy from the start of `pinned` to device memory at `address`; return the event of the copy's end.
+
+        `pinned` is a dense array from the function `pinned`.
+        """
         if nbytes > pinned.nbytes:
             raise ValueError(f"a copy to the device: got {nbytes} bytes, of an array of {pinned.nbytes}")
         calls.to_device(address, pinned.ctypes.data, nbytes, self.handle)
@@ -158,7 +165,7 @@ class Stream:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of copies that are not known to be done."""
+        """The number of bytes in copies that are not known to be done."""
         return self._copies.nbytes
 
     def let_go(self, at_most_bytes: int | None = None) -> None:
@@ -166,7 +173,7 @@ class Stream:
         self._copies.let_go(at_most_bytes)
 
     def synchronize(self) -> None:
-        """Wait until all work in the stream is done. Raises CudaError for a kernel that failed."""
+        """Wait until all work in the stream is done. Raises CudaError if a kernel failed."""
         last = launches.last
         calls.synchronize(self.handle)
         if self.computes:
@@ -199,13 +206,13 @@ def is_started() -> bool:
 
 
 def synchronize() -> None:
-    """Wait until all streams are done. Raises CudaError for a kernel that failed."""
+    """Wait until the work in all streams is done. Raises CudaError if a kernel failed."""
     compute().synchronize()
     _drop_copied(waits=True)
 
 
 def _drop_copied(waits: bool) -> None:
-    """Drop the arrays of finished copies in every stream; if it `waits`, wait for all copies."""
+    """Drop the arrays of finished copies in every stream; with `waits`, wait for all copies first."""
     for copies in list(_held.values()):
         if copies.copies:
             copies.let_go(0 if waits else None)
@@ -221,22 +228,22 @@ def allocator() -> CachingAllocator:
 
 
 def pinned(nbytes: int) -> np.ndarray:
-    """Return an uninitialised array of bytes in pinned memory. The memory is given back when its last view dies.
+    """Return an uninitialised array of `nbytes` bytes in pinned memory, which is given back when its last view dies.
 
-    Raises MemoryError when the system refuses to pin more memory.
+    Raises MemoryError if the system refuses to pin more memory.
     """
     _drop_copied(waits=False)
     return _pinned_memory.empty(nbytes)
 
 
 def empty_cache() -> None:
-    """Return unused memory to the device and to the system."""
+    """Give unused memory back to the device and to the system."""
     allocator().give_back_idle()
     _pinned_memory.give_back_idle()
 
 
 def _piece(nbytes: int, stream: Stream) -> np.ndarray:
-    """Return pinned memory for a part of a copy; wait while the stream holds too much of it."""
+    """Return pinned memory for a part of a copy; wait while the stream holds too much pinned memory."""
     stream.let_go(_STAGED_BYTES - _PIECE_BYTES)
     return pinned(nbytes)
 
@@ -247,9 +254,10 @@ def is_pinned(array: np.ndarray) -> bool:
 
 
 def copy_to_device(address: int, source: np.ndarray, stream: Stream | None = None, keep: Any = None) -> None:
-    """Fill device memory from a dense host array of bytes; the array may change after this returns.
+    """Fill device memory at `address` from a dense host array of bytes, which may be changed after the call.
 
-    The copy runs in the order of `stream`, by default that of kernels. The stream holds `keep`, the memory's owner.
+    The copy runs in order in `stream`, by default the stream of kernels. Until it is done, the stream holds `keep`, the
+    owner of the device memory.
     """
     stream = compute() if stream is None else stream
     for start in range(0, source.nbytes, _PIECE_BYTES):
@@ -260,9 +268,9 @@ def copy_to_device(address: int, source: np.ndarray, stream: Stream | None = Non
 
 
 def copy_to_host(target: np.ndarray, address: int) -> None:
-    """Fill a dense host array of bytes from device memory. Waits for the kernels launched before.
+    """Fill a dense host array of bytes from device memory at `address`. Waits for the kernels launched before.
 
-    Raises CudaError for a kernel that failed.
+    Raises CudaError if a kernel failed.
     """
     copies: collections.deque[tuple[Event, np.ndarray, np.ndarray]] = collections.deque()
     for start in range(0, target.nbytes, _PIECE_BYTES):
@@ -281,5 +289,5 @@ def _land(event: Event, piece: np.ndarray, part: np.ndarray) -> None:
 
 
 def fill_with_zeros(address: int, nbytes: int) -> None:
-    """Set bytes of device memory to 0, in order with kernels."""
+    """Set `nbytes` bytes of device memory at `address` to 0, in order with kernels."""
     calls.clear(address, nbytes, compute().handle)

@@ -8,11 +8,11 @@ import collections
 import itertools
 import os
 
-# With 1, every launch waits for its kernel, and so reports that kernel's failure itself.
+# If this variable is 1, every launch waits for its kernel, and so reports the kernel's failure itself.
 BLOCKING_VARIABLE = "SPILLGRAD_CUDA_LAUNCH_BLOCKING"
 LAUNCH_BLOCKING = os.environ.get(BLOCKING_VARIABLE, "0") not in ("", "0")
 
-# More launches than NVIDIA's driver lets wait in a stream: older ones are done.
+# More launches than NVIDIA's driver lets wait in a stream: older launches are done.
 _REMEMBERED = 4096
 _NAMED = 6
 
@@ -38,9 +38,9 @@ _ADVICE = {
 
 
 class CudaError(RuntimeError):
-    """A failure of a device or of NVIDIA's driver; `status` is CUDA's name for it.
+    """A failure of a device or of NVIDIA's driver; `status` is CUDA's name of the error.
 
-    One of `kernels` may have caused it; the last launched comes first. After a failure that `is_sticky`, only a new
+    One of `kernels` may have caused the failure; the last launched kernel is listed first. If `is_sticky`, only a new
     process can use the device.
     """
 
@@ -69,7 +69,7 @@ class Launches:
     """The names of launched kernels that are not known to be done, in the order of their launches.
 
     Invariant: launches up to number `_done` are done. `last` is the number of the last launch. Two threads that launch
-    at the same time may leave it one too low; then a failure may also name a kernel that is done.
+    at the same time may leave `last` one too low; a failure may then also name a kernel that is done.
     """
 
     def __init__(self) -> None:
@@ -78,17 +78,17 @@ class Launches:
         self.last = self._done = 0
 
     def add(self, name: str) -> None:
-        """Note a launch."""
+        """Add a launch of the kernel `name`."""
         number = next(self._numbers)
         self._names.append((number, name))
         self.last = number
 
     def are_done(self, last: int) -> None:
-        """Note that the launches up to this number are done."""
+        """Mark the launches up to number `last` as done."""
         self._done = max(self._done, last)
 
     def unfinished(self) -> tuple[str, ...]:
-        """Return the names of kernels that may be running, without repetitions, the last launched first."""
+        """Return the names of kernels that may be running, without repetitions, the last launched kernel first."""
         return tuple(dict.fromkeys(name for number, name in reversed(self._names.copy()) if number > self._done))
 
 

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# The figures are those of PyTorch's allocator. Sizes are multiples of `ROUND_BYTES`. Requests up to `SMALL_BYTES` share
-# segments of 2 MiB, larger ones share segments of 20 MiB, and those from 10 MiB get a segment each, a multiple of 2
-# MiB.
+# The numbers are the same as in PyTorch's allocator. Sizes are multiples of `ROUND_BYTES`. Requests up to `SMALL_BYTES`
+# share segments of 2 MiB, larger requests share segments of 20 MiB, and requests from 10 MiB get a segment each, a
+# multiple of 2 MiB.
 ROUND_BYTES = 512
 SMALL_BYTES = 1 << 20
 _SMALL_SEGMENT_BYTES = 2 << 20
@@ -22,7 +22,7 @@ _OWN_SEGMENT_ROUND_BYTES = 2 << 20
 
 
 def _readable(nbytes: int) -> str:
-    """Return a number of bytes as text, as `spillgrad.storage.sizes.format_bytes` does."""
+    """Return `nbytes` as text, as `spillgrad.storage.sizes.format_bytes` does."""
     for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= scale:
             return f"{nbytes / scale:.1f} {unit}"
@@ -30,7 +30,7 @@ def _readable(nbytes: int) -> str:
 
 
 class OutOfMemory(MemoryError):
-    """The device has no room for `asked` bytes: `free` are left, live arrays hold `held`, and `cached` are unused."""
+    """The device has no room for `asked` bytes. `free` bytes are left; live arrays hold `held`; `cached` are unused."""
 
     def __init__(self, asked: int, free: int, held: int, cached: int) -> None:
         self.asked, self.free, self.held, self.cached = asked, free, held, cached
@@ -45,9 +45,10 @@ class OutOfMemory(MemoryError):
 class MemoryStats:
     """Statistics of an allocator.
 
-    `live_bytes` belong to live arrays; `reserved_bytes` are those and the cached ones. `allocated_bytes` is the sum
-    over all `allocations` so far; `blocks` of them are live. `segments` counts the pieces of memory that the device
-    gave, `retries` the requests for which cached memory had to be returned to the device, `failures` those that failed.
+    `live_bytes` belong to live arrays; `reserved_bytes` are live and cached bytes together. `allocated_bytes` is the
+    sum over all `allocations` so far; `blocks` of the allocations are live. `segments` counts the pieces of memory that
+    the device gave, `retries` the requests for which cached memory had to be returned to the device, `failures` the
+    requests that failed.
     """
 
     live_bytes: int = 0
@@ -77,11 +78,11 @@ class Block:
 class CachingAllocator:
     """An allocator of blocks of device memory, which keeps freed blocks for later requests.
 
-    `reserve(nbytes)` gets a segment from the device and returns its address, or None. `give_back(address)` returns it.
-    `free_bytes()` is the device's free memory. `drop_copied(waits)` drops the arrays of finished copies, and if it
-    `waits`, of all copies.
+    `reserve(nbytes)` gets a segment from the device and returns its address, or None. `give_back(address)` returns the
+    segment to the device. `free_bytes()` is the device's free memory. `drop_copied(waits)` drops the arrays of finished
+    copies or, if `waits`, waits for all copies and drops their arrays.
 
-    Invariant: the blocks of a segment follow each other without gaps, and no two adjacent ones are free. The lock
+    Invariant: the blocks of a segment follow each other without gaps, and no two adjacent blocks are free. The lock
     guards blocks and counters. An array may die while its thread holds the lock, so its block is only appended to
     `_returned`.
     """
@@ -97,16 +98,17 @@ class CachingAllocator:
             drop_copied,
         )
         self._lock = threading.Lock()
-        # Free blocks of small segments and of others, sorted by size, then address: bisection finds the best fit.
+        # Free blocks of small segments (True) and of other segments, sorted by size, then address: bisection finds the
+        # best fit.
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
         self._returned: list[Block] = []
-        # Takes back a block. It is C code and takes no lock, as an array may die anywhere.
+        # Called with a block when its array dies. The method is C code and takes no lock, as an array may die anywhere.
         self.release: Callable[[Block], None] = self._returned.append
         self._live = self._reserved = self._peak_live = self._peak_reserved = 0
         self._allocated_bytes = self._blocks = self._allocations = self._segments = self._retries = self._failures = 0
 
     def allocate(self, nbytes: int) -> Block:
-        """Return a block of at least `nbytes` bytes. Raises OutOfMemory, and then leaves all blocks as they are."""
+        """Return a block of at least `nbytes` bytes, or raise OutOfMemory and leave all blocks as they are."""
         wanted = -(-nbytes // ROUND_BYTES) * ROUND_BYTES or ROUND_BYTES
         small = wanted <= SMALL_BYTES
         with self._lock:
@@ -129,7 +131,11 @@ class CachingAllocator:
             return block
 
     def _make_room(self, wanted: int, small: bool) -> Block | None:
-        """Return a block although none is free: from finished copies, a new segment, all copies, or cached memory."""
+        """Return a block although none is free, or None if the device has no room.
+
+        Try, in this order: the memory of finished copies, a new segment, waiting for all copies, and a new segment
+        after cached memory was given back to the device.
+        """
         self._take_back(waits=False)
         block = self._best_fit(wanted, small) or self._segment(wanted, small)
         if block is None:
@@ -142,7 +148,7 @@ class CachingAllocator:
         return block
 
     def give_back_idle(self) -> None:
-        """Return to the device every segment without a live array."""
+        """Give every segment without a live array back to the device."""
         with self._lock:
             self._take_back(waits=False)
             self._give_back_idle()
@@ -157,13 +163,13 @@ class CachingAllocator:
             )  # fmt: skip
 
     def reset_peaks(self) -> None:
-        """Measure peaks from now on."""
+        """Set the peaks to the present values."""
         with self._lock:
             self._take_back(waits=False)
             self._peak_live, self._peak_reserved = self._live, self._reserved
 
     def _take_back(self, waits: bool) -> None:
-        """Take back the blocks of dead arrays, including those that copies held."""
+        """Free the blocks of dead arrays, including arrays held by copies. With `waits`, wait for all copies."""
         self._drop_copied(waits)
         self._drain()
 
@@ -196,7 +202,7 @@ class CachingAllocator:
 
     def _split(self, block: Block, wanted: int) -> None:
         left = block.nbytes - wanted
-        # The rest of a large segment serves only large requests: a small one could keep the whole segment reserved.
+        # The rest of a large segment serves only large requests: a small block could keep the whole segment reserved.
         if left < (ROUND_BYTES if block.small else SMALL_BYTES):
             return
         rest = Block(block.address + wanted, left, block.small)
@@ -215,7 +221,7 @@ class CachingAllocator:
         del free[bisect.bisect_left(free, (block.nbytes, block.address))]
 
     def _join(self, block: Block) -> None:
-        """Free a block, and join it with the free blocks before and after it."""
+        """Mark `block` as free, and join it with the free blocks before and after it."""
         before, after = block.before, block.after
         if after is not None and after.is_free:
             self._forget(after)

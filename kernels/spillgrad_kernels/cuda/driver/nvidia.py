@@ -1,7 +1,8 @@
 """The calls to NVIDIA's driver. Only `driver` uses this module; `simulated` has the same functions without a GPU.
 
-All calls are for device 0, in its primary context, which other libraries share. Each call first makes that context
-current, which takes a quarter of a microsecond: the thread may be new, or another library may have set its own context.
+All calls are for device 0, in its primary context, which other libraries share. Each call first makes the primary
+context current, which takes a quarter of a microsecond: the thread may be new, or another library may have set its own
+context.
 """
 
 import functools
@@ -28,7 +29,7 @@ def _failure(doing: str, status: Any) -> CudaError:
 
 
 def _checked(doing: str, outcome: tuple[Any, ...]) -> Any:
-    """Return the result of a call, without its status. Raises CudaError if the status is not success."""
+    """Return the result in `outcome`, a call's status and result. Raises CudaError if the status is not success."""
     status, *results = outcome
     if status != _SUCCESS:
         raise _failure(doing, status)
@@ -59,24 +60,27 @@ def _call(doing: str, function: Callable[..., tuple[Any, ...]], *arguments: Any)
 
 
 def _memory_of(doing: str, function: Callable[..., tuple[Any, ...]], *arguments: Any) -> int | None:
-    """Return the address of memory from a function of the driver, or None if there is no room. Raises CudaError."""
+    """Return the address of memory that a function of the driver allocates, or None if there is no room.
+
+    Raises CudaError for other failures.
+    """
     enter()
     outcome = function(*arguments)
     return None if outcome[0] == _OUT_OF_MEMORY else int(_checked(doing, outcome))
 
 
 def reserve(nbytes: int) -> int | None:
-    """Return the address of device memory, or None if there is no room."""
+    """Allocate `nbytes` bytes of device memory; return their address, or None if there is no room."""
     return _memory_of("reserve device memory", _cuda.cuMemAlloc, nbytes)
 
 
 def give_back(address: int) -> None:
-    """Give back device memory that `reserve` returned, after all running work is done."""
+    """Free device memory that `reserve` allocated, after all running work is done."""
     _call("give device memory back", _cuda.cuMemFree, address)
 
 
 def memory_bytes() -> tuple[int, int]:
-    """Return the free and the total bytes of the device."""
+    """Return the numbers of free and of total bytes of the device."""
     enter()
     status, free, total = _cuda.cuMemGetInfo()
     _checked("look at the device's memory", (status,))
@@ -84,32 +88,32 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def pin(nbytes: int) -> int | None:
-    """Return the address of page-locked host memory, which needs no staging for copies, or None if there is no room."""
+    """Allocate page-locked host memory, which needs no staging for copies; return its address, or None if no room."""
     return _memory_of("pin host memory", _cuda.cuMemHostAlloc, nbytes, _PORTABLE)
 
 
 def unpin(address: int) -> None:
-    """Give back host memory that `pin` returned."""
+    """Free host memory that `pin` allocated."""
     _call("give pinned memory back", _cuda.cuMemFreeHost, address)
 
 
 def new_stream() -> Any:
-    """Return a stream that does not wait for the legacy default one."""
+    """Return a new stream that does not wait for the legacy default stream."""
     return _call("make a stream", _cuda.cuStreamCreate, _NON_BLOCKING)
 
 
 def new_event(timed: bool) -> Any:
-    """Return an event; if it is `timed`, it records its time."""
+    """Return a new event. If `timed`, the event records its time."""
     return _call("make an event", _cuda.cuEventCreate, _TIMED if timed else _UNTIMED)
 
 
 def record(event: Any, stream: Any) -> None:
-    """Mark the end of the work that is in the stream now."""
+    """Let `event` mark the end of the work that is in the stream now."""
     _call("record an event", _cuda.cuEventRecord, event, stream)
 
 
 def hold(stream: Any, event: Any) -> None:
-    """Let later work of the stream wait for the event."""
+    """Make later work of the stream wait for the event."""
     _call("let a stream wait", _cuda.cuStreamWaitEvent, stream, event, 0)
 
 
@@ -134,22 +138,22 @@ def synchronize(stream: Any) -> None:
 
 
 def elapsed_ms(begin: Any, end: Any) -> float:
-    """Return the time between two timed events."""
+    """Return the milliseconds between two timed events."""
     return float(_call("time events", _cuda.cuEventElapsedTime, begin, end))
 
 
 def to_host(target: int, address: int, nbytes: int, stream: Any) -> None:
-    """Copy device memory to pinned memory, in a stream."""
+    """Start a copy of device memory at `address` to pinned memory at address `target`, in a stream."""
     _call("copy to the host", _cuda.cuMemcpyDtoHAsync, target, address, nbytes, stream)
 
 
 def to_device(address: int, source: int, nbytes: int, stream: Any) -> None:
-    """Copy pinned memory to device memory, in a stream."""
+    """Start a copy of pinned memory at address `source` to device memory at `address`, in a stream."""
     _call("copy to the device", _cuda.cuMemcpyHtoDAsync, address, source, nbytes, stream)
 
 
 def clear(address: int, nbytes: int, stream: Any) -> None:
-    """Set bytes of device memory to 0, in a stream."""
+    """Start setting device memory at `address` to 0, in a stream."""
     _call("clear device memory", _cuda.cuMemsetD8Async, address, 0, nbytes, stream)
 
 
@@ -180,14 +184,17 @@ def multiprocessors() -> int:
 
 
 def function(code: bytes, name: str) -> Any:
-    """Load machine code, which stays loaded, and return its function of this name."""
+    """Load machine code, which stays loaded; return its function called `name`."""
     enter()
     module = _checked("load a kernel", _cuda.cuModuleLoadData(code))
     return _checked("find a kernel", _cuda.cuModuleGetFunction(module, name.encode()))
 
 
 def launch(function: Any, name: str, blocks: int, threads: int, stream: Any, arguments: int) -> None:
-    """Launch a kernel in a stream. The memory at `arguments`, which holds its arguments' addresses, may change then."""
+    """Launch a kernel in a stream.
+
+    `arguments` is the address of the addresses of the kernel's arguments. This memory may be changed after the call.
+    """
     enter()
     (status,) = _cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, 0)
     if status is not _SUCCESS and status != _SUCCESS:

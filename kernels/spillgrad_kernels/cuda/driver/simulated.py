@@ -1,4 +1,4 @@
-"""The functions of `nvidia` for Numba's simulator: a device in host memory, where each call is done when it returns."""
+"""The functions of `nvidia` for Numba's simulator: a device in host memory. All work is done when a call returns."""
 
 import ctypes
 import itertools
@@ -9,7 +9,7 @@ import numpy as np
 _DEVICE_BYTES = 1 << 30
 _ALIGNED_BYTES = 512
 
-# The memory that was given out, by address.
+# The allocated memory, by its address.
 _given: dict[int, np.ndarray] = {}
 _pinned: dict[int, np.ndarray] = {}
 _streams = itertools.count(1)
@@ -23,27 +23,27 @@ def _memory(nbytes: int, given: dict[int, np.ndarray]) -> int:
 
 
 def reserve(nbytes: int) -> int | None:
-    """Return the address of device memory, or None if there is no room."""
+    """Allocate `nbytes` bytes of device memory; return their address, or None if there is no room."""
     return None if nbytes > memory_bytes()[0] else _memory(nbytes, _given)
 
 
 def give_back(address: int) -> None:
-    """Give back device memory that `reserve` returned."""
+    """Free device memory that `reserve` allocated."""
     del _given[address]
 
 
 def memory_bytes() -> tuple[int, int]:
-    """Return the free and the total bytes of the device."""
+    """Return the numbers of free and of total bytes of the device."""
     return _DEVICE_BYTES - sum(memory.nbytes - _ALIGNED_BYTES for memory in list(_given.values())), _DEVICE_BYTES
 
 
 def pin(nbytes: int) -> int | None:
-    """Return the address of new host memory."""
+    """Allocate `nbytes` bytes of host memory; return their address."""
     return _memory(nbytes, _pinned)
 
 
 def unpin(address: int) -> None:
-    """Give back host memory that `pin` returned."""
+    """Free host memory that `pin` allocated."""
     del _pinned[address]
 
 
@@ -58,7 +58,7 @@ def new_event(timed: bool) -> list[float]:
 
 
 def record(event: list[float], stream: int) -> None:
-    """Record the event at this moment."""
+    """Set the event's time to the present time."""
     event[0] = time.perf_counter()
 
 
@@ -80,22 +80,22 @@ def synchronize(stream: int) -> None:
 
 
 def elapsed_ms(begin: list[float], end: list[float]) -> float:
-    """Return the time between two events."""
+    """Return the milliseconds between two events."""
     return (end[0] - begin[0]) * 1e3
 
 
 def to_host(target: int, address: int, nbytes: int, stream: int) -> None:
-    """Copy device memory to host memory."""
+    """Copy device memory at `address` to host memory at address `target`."""
     ctypes.memmove(target, address, nbytes)
 
 
 def to_device(address: int, source: int, nbytes: int, stream: int) -> None:
-    """Copy host memory to device memory."""
+    """Copy host memory at address `source` to device memory at `address`."""
     ctypes.memmove(address, source, nbytes)
 
 
 def clear(address: int, nbytes: int, stream: int) -> None:
-    """Set bytes of device memory to 0."""
+    """Set `nbytes` bytes of device memory at `address` to 0."""
     ctypes.memset(address, 0, nbytes)
 
 
@@ -110,5 +110,5 @@ def capability() -> tuple[int, int]:
 
 
 def multiprocessors() -> int:
-    """Return the number of multiprocessors: few, as Python threads run each block."""
+    """Return the number of multiprocessors, which is small, because Python threads run each block."""
     return 1

@@ -1,1 +1,1 @@
-"""Compiling kernels for a device, their machine code on disk, and launching them."""
+"""Compiling and launching kernels for a device, and the cache of their machine code on disk."""

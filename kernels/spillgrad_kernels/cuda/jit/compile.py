@@ -1,7 +1,7 @@
 """Compile CUDA kernels: `cuda` and `device` to write them with, and `Kernel` to compile and launch them.
 
-A kernel takes integers and floats only. It gets memory by address (see `cuda/pointers.py`), so one machine code serves
-every layout, and a launch packs only words. Kernels compile to PTX on machines without a GPU. With
+A kernel's arguments are integers and floats only. It accesses memory by address (see `cuda/pointers.py`), so one
+machine code serves every layout, and a launch packs only words. Kernels compile to PTX on machines without a GPU. With
 `NUMBA_ENABLE_CUDASIM=1` they run on the CPU, in one Python thread for each thread of the device.
 """
 
@@ -29,7 +29,7 @@ if SIMULATED:
     from numba.cuda.simulator import kernel as _simulator
 
     class _Shared:
-        """A block's shared memory. Numba's own gives threads that ask at the same time an array each."""
+        """A block's shared memory in the simulator. Numba's own class gives concurrent threads different arrays."""
 
         def array(self, shape: Any, dtype: Any) -> np.ndarray:
             """Return the array of the calling source line, which is the same for all threads of the block."""
@@ -40,7 +40,7 @@ if SIMULATED:
             return arrays.setdefault(place, np.empty(shape, dtype.name)) if found is None else found
 
     class _RunningKernel:
-        """The name `cuda` in kernels, and in the functions that they call from any module."""
+        """The object called `cuda` in kernels, and in the functions that kernels call from any module."""
 
         shared = _Shared()
 
@@ -70,7 +70,7 @@ else:
     _device_at_hand = dispatcher.get_current_device
 
     def _device_to_compile_for() -> Any:
-        """Return the GPU, or a stand-in with the capability to compile for: there may be no GPU to ask."""
+        """Return the GPU, or without a GPU, a stand-in that has the compute capability to compile for."""
         capability = getattr(_target, "capability", None)
         return _device_at_hand() if capability is None else python_types.SimpleNamespace(compute_capability=capability)
 
@@ -78,7 +78,7 @@ else:
 
 
 def device_form(function: Callable[..., Any], **names: Callable[..., Any]) -> Any:
-    """Return a copy of a CPU kernel's function for device kernels. `names` holds such copies of functions it calls.
+    """Return a copy of a CPU kernel's function for device kernels. `names` holds copies of functions that it calls.
 
     Numba-cuda also finds functions that are registered for the CPU. If Numba inlines such a function, and this process
     compiled it for the CPU before, numba-cuda would use the CPU's code.
@@ -98,7 +98,7 @@ def _compiling_for(capability: Capability) -> Iterator[None]:
         _target.capability = None
 
 
-# The default number of threads in a block. The simulator starts a Python thread for each.
+# The default number of threads in a block. The simulator starts a Python thread for each of them.
 THREADS = 8 if SIMULATED else 256
 
 
@@ -122,7 +122,7 @@ class Kernel:
 
     @functools.cached_property
     def _library(self) -> Any:
-        """The function as Numba compiled it to LLVM, not yet for one compute capability."""
+        """The function, compiled by Numba to LLVM code, which is not specific to a compute capability."""
         options = {"fastmath": False, "opt": 3}
         with _compiling_for((7, 5)):
             made = compile_cuda(self.function, types.void, self.parameters, nvvm_options=options, cc=(7, 5))
@@ -132,17 +132,17 @@ class Kernel:
         return library
 
     def ptx(self, capability: Capability) -> str:
-        """Return the kernel's PTX for devices of this compute capability or a higher one; needs no GPU."""
+        """Return the kernel's PTX for devices of at least this compute capability. No GPU is needed."""
         (text,) = self._library.get_asm_strs(cc=capability)
         return re.sub(rf"\b{re.escape(self._library._entry_name)}\b", "kernel", text)
 
     def code(self, capability: Capability) -> bytes:
-        """Return the kernel's machine code for devices of this compute capability; needs no GPU."""
+        """Return the kernel's machine code for devices of this compute capability. No GPU is needed."""
         return machine_code.find(self.function, self.parameters, capability, lambda: self.ptx(capability))
 
     @functools.cached_property
     def launch(self) -> Callable[..., None]:
-        """Start `blocks` blocks, without waiting for them: `launch(blocks, *arguments)`."""
+        """The function `launch(blocks, *arguments)`, which starts `blocks` blocks without waiting for them."""
         if not SIMULATED:
             return launcher(self.code(driver.calls.capability()), self.function.__name__, self.parameters, self.threads)
         dispatcher = numba_cuda.jit(_without_warnings(self.function))
@@ -154,11 +154,11 @@ class Kernel:
         return simulate
 
     def run(self, turns: int, *arguments: Any) -> None:
-        """Start threads that share `turns` turns, the first argument of the function, without waiting for them."""
+        """Start threads that share `turns` turns, without waiting. `turns` is the first argument of the function."""
         self.launch(blocks_for(-(-turns // self.threads)), turns, *arguments)
 
     def run_blocks(self, work: int, *arguments: Any) -> None:
-        """Start blocks that share `work` pieces of work, without waiting for them."""
+        """Start blocks that share `work` pieces of work, without waiting."""
         self.launch(blocks_for(work), *arguments)
 
 
@@ -167,7 +167,7 @@ _simulating = threading.Lock()
 
 
 def _without_warnings(function: Callable[..., None]) -> Callable[..., None]:
-    """Return `function` without NumPy's floating-point warnings, which a device does not give."""
+    """Return `function` with NumPy's floating-point warnings off, as a device gives no warnings."""
 
     def quiet(*arguments: Any) -> None:
         with errstate(all="ignore"):
@@ -178,11 +178,11 @@ def _without_warnings(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def blocks_for(work: int) -> int:
-    """Return how many blocks to start for `work` blocks' worth of work: at most as many as fill the device."""
+    """Return how many blocks to start for `work` pieces of work, one per block: at most as many as fill the device."""
     return min(work, _most_blocks()) or 1
 
 
 @functools.cache
 def _most_blocks() -> int:
-    # Each multiprocessor holds 2,048 threads, eight blocks of 256. Twice as many keep it busy until the end.
+    # A multiprocessor holds 2,048 threads, eight blocks of 256. Twice as many blocks keep it busy until the end.
     return 2 if SIMULATED else 16 * int(driver.calls.multiprocessors())

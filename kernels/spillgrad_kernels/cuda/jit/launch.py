@@ -7,7 +7,7 @@ from typing import Any
 
 from spillgrad_kernels.cuda.driver import driver
 
-# Each argument takes one word, whatever its size. By the name of its type: its format for `struct`.
+# Each argument takes one word, whatever its size. This maps the name of a type to its format for `struct`.
 _WORD_BYTES = 8
 _LAYOUTS = {
     "int64": "q", "int32": "i4x", "int16": "h6x", "int8": "b7x", "uint64": "Q", "uint8": "B7x", "bool": "?7x",
@@ -16,7 +16,7 @@ _LAYOUTS = {
 
 
 class _Arguments:
-    """The arguments of one launch in memory: a word for each, and the addresses of the words."""
+    """The arguments of one launch in memory: a word for each argument, and the addresses of the words."""
 
     def __init__(self, count: int) -> None:
         self.words = bytearray(_WORD_BYTES * count)
@@ -30,7 +30,7 @@ def launcher(code: bytes, name: str, parameters: Sequence[Any], threads: int) ->
     function = driver.calls.function(code, "kernel")
     pack = struct.Struct("<" + "".join(_LAYOUTS[str(parameter)] for parameter in parameters)).pack_into
     stream, call = driver.compute().handle, driver.calls.launch
-    # A list, since several threads may launch at the same time.
+    # Several, since several threads may launch at the same time.
     spare: list[_Arguments] = []
 
     def launch(blocks: int, *arguments: Any) -> None:

@@ -1,8 +1,8 @@
-"""The cache on disk for machine code of device kernels, beside that of CPU kernels (`jit/cache.py`).
+"""The cache on disk for machine code of device kernels, beside the cache of CPU kernels (`jit/cache.py`).
 
 A file's name contains a hash of all that the code depends on: the sources of all kernels, the compilers, and the kernel
-itself with the numbers and functions that it closes over. A kernel that is found there is not compiled again. A kernel
-that holds an object whose value cannot be hashed is compiled in every process.
+itself with the numbers and functions that it closes over. A kernel that is found in the cache is not compiled again. A
+kernel that refers to an object whose value cannot be hashed is compiled in every process.
 """
 
 import dis
@@ -29,12 +29,12 @@ _SETTINGS = ("FORCE_CUDA_CC", "CUDA_DEBUGINFO_DEFAULT", "CUDA_NVRTC_EXTRA_SEARCH
 
 
 class UnknownIdentity(TypeError):
-    """A kernel holds an object whose value cannot be hashed."""
+    """A kernel refers to an object whose value cannot be hashed."""
 
 
 @functools.cache
 def _surroundings() -> bytes:
-    """Return a hash of what every kernel's code depends on and `cache.version` does not cover."""
+    """Return a hash of all that every kernel's code depends on and that `cache.version` does not cover."""
     digest = hashlib.sha256()
     for package in ("numba-cuda", "cuda-bindings"):
         digest.update(f"{package} {version(package)}\n".encode())
@@ -52,14 +52,14 @@ class _Identity:
     def __init__(self) -> None:
         self.digest = hashlib.blake2b(_surroundings(), digest_size=12)
         self._seen: dict[int, int] = {}
-        self._held: list[Any] = []  # keeps functions alive, so that no other gets an id that is in `_seen`
+        self._held: list[Any] = []  # keeps functions alive, so that no other function gets an id that is in `_seen`
 
     def _write(self, kind: str, text: str | bytes = "") -> None:
         data = text.encode() if isinstance(text, str) else text
         self.digest.update(f"{kind} {len(data)}:".encode() + data)
 
     def add(self, value: Any) -> None:
-        """Add a value to the hash. Raises UnknownIdentity for one whose value cannot be hashed."""
+        """Add `value` to the hash. Raises UnknownIdentity if it cannot be hashed by value."""
         if value is None or value is ... or isinstance(value, bool | int | float | complex | str | bytes):
             self._write(type(value).__name__, repr(value))
         elif isinstance(value, np.generic):
@@ -118,7 +118,7 @@ class _Identity:
 
 @functools.cache
 def _globals(code: python_types.CodeType) -> tuple[str, ...]:
-    """Return the names that a function and its inner functions look up in its module."""
+    """Return the names that a function's code, with its inner functions, looks up in the function's module."""
     names = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
     inner = [name for value in code.co_consts if isinstance(value, python_types.CodeType) for name in _globals(value)]
     return tuple(sorted({*names, *inner}))
@@ -136,7 +136,7 @@ def identity(function: Callable[..., None], parameters: tuple[Any, ...], capabil
 def find(
     function: Callable[..., None], parameters: tuple[Any, ...], capability: tuple[int, int], ptx: Callable[[], str]
 ) -> bytes:
-    """Return a kernel's machine code from disk, or link the result of `ptx()` and store it."""
+    """Return a kernel's machine code from the disk, or else link the result of `ptx()`, and store the machine code."""
     try:
         place = identity(function, parameters, capability)
     except UnknownIdentity:
@@ -151,9 +151,9 @@ def find(
 
 
 def link(ptx: str, capability: tuple[int, int]) -> bytes:
-    """Return the machine code of PTX for devices of a compute capability.
+    """Return the machine code of `ptx` for devices of a compute capability. Raises RuntimeError if linking fails.
 
-    NVIDIA's driver could link it too, but may be older than the compiler that wrote the PTX. Raises RuntimeError.
+    NVIDIA's driver could link the PTX too, but may be older than the compiler that wrote it.
     """
     doing = f"cuda: link a kernel for compute capability {capability[0]}.{capability[1]}"
     try:
