@@ -270,19 +270,19 @@ class DeviceStore(TieredStore[DeviceEntry]):
     def _send(self, entry: DeviceEntry) -> None:
         """Copy an array to the store of the host, which may wait for the disk. Raises what that raises."""
         state, tier = self._state, self._state.tier
-        source = Source(cast(np.ndarray, entry.array), state.copies.out)
+        source, below = Source(cast(np.ndarray, entry.array), state.copies.out), entry.below
         taken = False
         try:
-            if entry.below is None:
-                entry.below = self._below.put(source, label=entry.label, persistent=entry.persistent)
-                entry.below.views = entry.views
+            if below is None:
+                below = self._below.put(source, label=entry.label, persistent=entry.persistent)
+                below.views = entry.views
             else:
-                self._below.replace(entry.below, source)
+                self._below.replace(below, source)
             taken = True
         finally:
             with state.lock:
                 if taken:
-                    entry.sent, entry.is_outdated = source, False
+                    entry.below, entry.sent, entry.is_outdated = below, source, False
                     state.watch_copy(entry)
                 if entry.references <= 0 or entry.error is not None:
                     tier.abandon_write(entry)

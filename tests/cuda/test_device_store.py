@@ -1,8 +1,11 @@
 """A device store keeps its arrays on the device, in the host's RAM or on disk, and gives each back as it is."""
 
 import random
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from spillgrad.errors import SpillError
 from spillgrad.spill.device_store import DeviceEntry, DeviceStore
 from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.residency.residence import WRITING
 from spillgrad.storage.store import Label
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.cuda.driver import driver
@@ -168,3 +172,26 @@ def test_what_the_host_refuses_stays_and_is_sent_later(host: DiskStore, monkeypa
     second = store.put(to_device(values(2)))
     for entry, number in ((first, 0), (second, 2)):
         np.testing.assert_array_equal(store.get(entry).to_host(), values(number))
+
+
+def test_an_array_is_not_with_the_host_until_its_sending_has_ended(host: DiskStore, monkeypatch: pytest.MonkeyPatch):
+    store, found = DeviceStore(host, 0), []
+    put, threads = DiskStore.put, []
+
+    def look(holds: threading.Event) -> None:
+        with store._state.lock:
+            holds.set()
+            time.sleep(0.05)  # the sender waits for the lock
+            found.extend((entry.residence, entry.has_copy_below) for entry in store._state.entries.values())
+
+    def put_and_look(*arguments: Any, **options: Any) -> Any:
+        handle, holds = put(*arguments, **options), threading.Event()
+        threads.append(threading.Thread(target=look, args=(holds,)))
+        threads[0].start()
+        holds.wait()
+        return handle
+
+    monkeypatch.setattr(DiskStore, "put", put_and_look)
+    store.put(to_device(values(0)), unchanged=lambda: True)
+    threads[0].join()
+    assert found == [(WRITING, False)]
