@@ -164,7 +164,9 @@ class DeviceStore(TieredStore[DeviceEntry]):
     ) -> DeviceEntry:
         """Keep an array of the device; see `Store.put`. Waits while the host has no room for those that must leave."""
         state = self._state
-        array = contiguous(array)
+        is_copy = not array.flags.c_contiguous
+        if is_copy:  # which nobody else has
+            array, unchanged = contiguous(array), None
         with state.lock:
             state.require_open("put")
             state.tier.schedule.pause()
@@ -174,7 +176,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
                 entry.store = self
                 if watcher is not None:
                     entry.watcher = weakref.ref(watcher)
-                state.tier.keep(entry, array, is_copy=persistent)
+                state.tier.keep(entry, array, is_copy=persistent or is_copy)
         del array  # from here on only the tier holds it
         try:
             self._send_what_must_leave(entry)
@@ -334,6 +336,10 @@ class DeviceStore(TieredStore[DeviceEntry]):
                     state.free_below(entry)
                 state.changed.notify_all()
         return array
+
+    def _note_use(self, entry: DeviceEntry, is_here: bool) -> None:
+        if not entry.persistent and entry.unchanged_when_sent is None:  # nothing tells that the caller changes it
+            self._begin_change(entry)
 
     def _begin_change(self, entry: DeviceEntry) -> None:
         if entry.sent is not None and entry.sent.done is not None:  # the store of the host may be copying it

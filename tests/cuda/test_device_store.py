@@ -195,3 +195,31 @@ def test_an_array_is_not_with_the_host_until_its_sending_has_ended(host: DiskSto
     store.put(to_device(values(0)), unchanged=lambda: True)
     threads[0].join()
     assert found == [(WRITING, False)]
+
+
+def test_a_change_of_an_array_with_gaps_is_none_of_its_copy(host: DiskStore):
+    store, changed = DeviceStore(host, 4 * NBYTES), []
+    array = to_device(values(0, 2 * NBYTES))[::2]
+    entry = store.put(array, unchanged=lambda: not changed)
+    del array
+    changed.append(1)
+    np.testing.assert_array_equal(store.get(entry).to_host(), values(0, 2 * NBYTES)[::2])
+    held = store.get(entry)
+    store.drop(entry)
+    assert store.stats()["device_bytes"] == NBYTES  # the store made it
+    del held
+    assert store.stats()["device_bytes"] == 0
+
+
+def test_what_changes_a_copy_that_only_the_store_had_waits_until_the_host_has_it(
+    host: DiskStore, monkeypatch: pytest.MonkeyPatch
+):
+    store, waited_for = DeviceStore(host, 4 * NBYTES), []
+    entry = store.put(to_device(values(0, 2 * NBYTES))[::2])
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.calls, "is_done", lambda event: False)
+        patch.setattr(driver.calls, "hold", lambda stream, event: waited_for.append((stream, event)))
+        store.flush()
+        waited_for.clear()
+        store.get(entry)
+        assert waited_for == [(driver.compute().handle, entry.sent.done._handle)]
