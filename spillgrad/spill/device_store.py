@@ -53,6 +53,11 @@ class DeviceEntry(Entry):
     def has_copy_below(self) -> bool:
         return self.below is not None and not self.is_outdated
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it is still being copied to the store of the host."""
+        return self.sent is not None and self.sent.done is not None and not self.sent.done.query()
+
     def drop(self) -> None:
         """Release one reference; never blocks."""
         self.store.drop(self)
@@ -97,7 +102,7 @@ class _DeviceState(TierState[DeviceEntry]):
 
     def drain_posts(self) -> None:
         super().drain_posts()
-        while self._leaving and cast(driver.Event, cast(Source, self._leaving[0].sent).done).query():
+        while self._leaving and not self._leaving[0].is_leaving:
             entry = self._leaving.popleft()
             self._note_if_changed(entry)
             entry.unchanged_when_sent = None
@@ -381,7 +386,9 @@ class DeviceStore(TieredStore[DeviceEntry]):
         """Begin to load an array if it fits beside what is needed sooner; return whether that is so."""
         tier = self._state.tier
         with self._state.lock:
-            if entry.residence is not BELOW or not tier.make_room(entry.nbytes, for_rank=entry.rank):
+            if entry.residence is not BELOW or entry.is_leaving:  # the caller would wait until it has left
+                return False
+            if not tier.make_room(entry.nbytes, for_rank=entry.rank):
                 return False
             if tier.held_bytes + entry.nbytes > tier.budget_bytes:
                 return False

@@ -223,3 +223,20 @@ def test_what_changes_a_copy_that_only_the_store_had_waits_until_the_host_has_it
         waited_for.clear()
         store.get(entry)
         assert waited_for == [(driver.compute().handle, entry.sent.done._handle)]
+
+
+def test_what_is_copied_ahead_waits_for_no_copy_to_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    host = DiskStore(tmp_path, ram_budget="1MiB")
+    store, waits = DeviceStore(host, 2 * NBYTES), []
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.calls, "is_done", lambda event: False)
+        patch.setattr(driver.calls, "wait_for", waits.append)
+        entries = [store.put(to_device(values(number))) for number in range(4)]
+        for entry in (entries[3], entries[2]):
+            store.get(entry)
+            store.drop(entry)
+        found = list(waits)
+    store.get(entries[1])
+    assert store.is_here(entries[0])
+    host.close()
+    assert found == []
