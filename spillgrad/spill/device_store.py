@@ -299,8 +299,8 @@ class DeviceStore(TieredStore[DeviceEntry]):
                     tier.fail_write(entry)
                 if entry.references <= 0:
                     state.free_below(entry)
-                self._make_room(0)
                 state.changed.notify_all()
+                self._make_room(0)
 
     def _make_room(self, nbytes: int) -> bool:
         """Evict arrays that the host has until `nbytes` more fit; return whether they do. Called with the lock held.
@@ -322,10 +322,10 @@ class DeviceStore(TieredStore[DeviceEntry]):
 
     def _begin_load(self, entry: DeviceEntry, pinned: bool = True) -> None:
         tier = self._state.tier
+        if pinned:
+            self._make_room(entry.nbytes)  # first: the device may fail
         tier.begin_load(entry, pinned)
         entry.moving_thread = threading.get_ident()
-        if pinned:
-            self._make_room(entry.nbytes)
         tier.reserve(entry.nbytes, pinned)
 
     def _load(self, entry: DeviceEntry, handed_out: bool = True) -> np.ndarray:

@@ -240,3 +240,12 @@ def test_what_is_copied_ahead_waits_for_no_copy_to_the_host(tmp_path: Path, monk
     assert store.is_here(entries[0])
     host.close()
     assert found == []
+
+
+def test_a_device_that_fails_leaves_no_array_in_between(host: DiskStore, monkeypatch: pytest.MonkeyPatch):
+    store = DeviceStore(host, NBYTES)
+    entries = [store.put(to_device(values(number))) for number in range(2)]
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the device failed"):
+        patch.setattr(store._state.copies, "let_go", lambda: (_ for _ in ()).throw(RuntimeError("the device failed")))
+        store.get(entries[0])
+    np.testing.assert_array_equal(store.get(entries[0]).to_host(), values(0))
