@@ -1,7 +1,7 @@
-"""The store whose arrays are on a device, within a budget, and otherwise in a store of the host.
+"""A store that keeps arrays on a device, within a budget, and the others in a store of the host.
 
-It chooses which arrays stay, and which come back before they are needed, as that store does between RAM and disk.
-Copies run beside kernels, on a stream for each direction.
+It chooses which arrays stay on the device, and which come back before they are needed, as the store of the host does
+between RAM and disk. Copies run beside kernels, on a stream for each direction.
 """
 
 import collections
@@ -64,7 +64,7 @@ class DeviceEntry(Entry):
 
 
 class _DeviceTier(BudgetedTier[DeviceEntry]):
-    """The arrays on a device. `used_bytes` leaves out memory that only copies still hold: it is free once they end."""
+    """The arrays on a device. `used_bytes` does not count memory that only copies hold, which is free once they end."""
 
     def __init__(self, budget_bytes: int) -> None:
         super().__init__("device", budget_bytes, reserves=False)
@@ -73,7 +73,7 @@ class _DeviceTier(BudgetedTier[DeviceEntry]):
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that the store keeps from others: `used_bytes`, and what only copies still hold."""
+        """The bytes that nobody else can use: `used_bytes`, and what only copies hold."""
         self.drop_dead()
         self.copied_bytes += sum(self._dead_arrays)
         self.copied_bytes -= sum(self._dead_memory)
@@ -136,9 +136,9 @@ class _DeviceState(TierState[DeviceEntry]):
 class DeviceStore(TieredStore[DeviceEntry]):
     """Keeps at most `budget_bytes` of arrays on the device, and the others in a store of the host.
 
-    What callers hold at the moment comes on top. A persistent array goes to the host as soon as it has new values, any
-    other when it must leave the device. `device_bytes` counts arrays that the store made or took over until the last
-    alias of their memory dies, copies under way among them.
+    An array that a caller asks for comes to the device even if it does not fit. A persistent array goes to the host as
+    soon as it has new values, any other when it must leave the device. `device_bytes` counts an array that the store
+    made or took over until the last alias of its memory dies. A copy under way is such an alias.
     """
 
     _state: _DeviceState
@@ -243,7 +243,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
     # Down
 
     def _send_what_must_leave(self, entry: DeviceEntry) -> None:
-        """Send an array that was put, or has changed, if it must go; and then the others that the budget wants gone."""
+        """Send an array that was put or changed, if it is persistent; then those that exceed the budget."""
         following: DeviceEntry | None = entry
         if not entry.persistent or not self._begin_send(entry):
             following = self._next_to_send()
@@ -256,9 +256,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
         state, tier = self._state, self._state.tier
         with state.lock:
             state.drain_posts()
-            if self._make_room(0) and not tier.dirty.has_must_spill:
-                return None
-            entry = tier.dirty.first_to_spill()
+            entry = None if self._make_room(0) else tier.dirty.first_to_spill()
             if entry is not None:
                 self._begin_write(entry)
         return entry
@@ -305,7 +303,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
     def _make_room(self, nbytes: int) -> bool:
         """Evict arrays that the host has until `nbytes` more fit; return whether they do. Called with the lock held.
 
-        Then wait for copies that are the last to hold memory, which is free once they are done.
+        Then wait for copies, as long as the room that is left is memory that only they hold.
         """
         tier, copies = self._state.tier, self._state.copies
         copies.let_go()
