@@ -1,7 +1,7 @@
-"""The store whose arrays are on a device, within a budget, and otherwise in a store of the host.
+"""A store that keeps arrays on a device, within a budget, and the others in a store of the host.
 
-It chooses which arrays stay, and which come back before they are needed, as that store does between RAM and disk.
-Copies run beside kernels, on a stream for each direction.
+It chooses which arrays stay on the device, and which come back before they are needed, as the store of the host does
+between RAM and disk. Copies run beside kernels, on a stream for each direction.
 """
 
 import collections
@@ -53,13 +53,18 @@ class DeviceEntry(Entry):
     def has_copy_below(self) -> bool:
         return self.below is not None and not self.is_outdated
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it is still being copied to the store of the host."""
+        return self.sent is not None and self.sent.done is not None and not self.sent.done.query()
+
     def drop(self) -> None:
         """Release one reference; never blocks."""
         self.store.drop(self)
 
 
 class _DeviceTier(BudgetedTier[DeviceEntry]):
-    """The arrays on a device. `used_bytes` leaves out memory that only copies still hold: it is free once they end."""
+    """The arrays on a device. `used_bytes` does not count memory that only copies hold, which is free once they end."""
 
     def __init__(self, budget_bytes: int) -> None:
         super().__init__("device", budget_bytes, reserves=False)
@@ -68,7 +73,7 @@ class _DeviceTier(BudgetedTier[DeviceEntry]):
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that the store keeps from others: `used_bytes`, and what only copies still hold."""
+        """The bytes that nobody else can use: `used_bytes`, and what only copies hold."""
         self.drop_dead()
         self.copied_bytes += sum(self._dead_arrays)
         self.copied_bytes -= sum(self._dead_memory)
@@ -97,7 +102,7 @@ class _DeviceState(TierState[DeviceEntry]):
 
     def drain_posts(self) -> None:
         super().drain_posts()
-        while self._leaving and cast(driver.Event, cast(Source, self._leaving[0].sent).done).query():
+        while self._leaving and not self._leaving[0].is_leaving:
             entry = self._leaving.popleft()
             self._note_if_changed(entry)
             entry.unchanged_when_sent = None
@@ -131,9 +136,9 @@ class _DeviceState(TierState[DeviceEntry]):
 class DeviceStore(TieredStore[DeviceEntry]):
     """Keeps at most `budget_bytes` of arrays on the device, and the others in a store of the host.
 
-    What callers hold at the moment comes on top. A persistent array goes to the host as soon as it has new values, any
-    other when it must leave the device. `device_bytes` counts arrays that the store made or took over until the last
-    alias of their memory dies, copies under way among them.
+    An array that a caller asks for comes to the device even if it does not fit. A persistent array goes to the host as
+    soon as it has new values, any other when it must leave the device. `device_bytes` counts an array that the store
+    made or took over until the last alias of its memory dies. A copy under way is such an alias.
     """
 
     _state: _DeviceState
@@ -164,7 +169,9 @@ class DeviceStore(TieredStore[DeviceEntry]):
     ) -> DeviceEntry:
         """Keep an array of the device; see `Store.put`. Waits while the host has no room for those that must leave."""
         state = self._state
-        array = contiguous(array)
+        is_copy = not array.flags.c_contiguous
+        if is_copy:  # which nobody else has
+            array, unchanged = contiguous(array), None
         with state.lock:
             state.require_open("put")
             state.tier.schedule.pause()
@@ -174,7 +181,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
                 entry.store = self
                 if watcher is not None:
                     entry.watcher = weakref.ref(watcher)
-                state.tier.keep(entry, array, is_copy=persistent)
+                state.tier.keep(entry, array, is_copy=persistent or is_copy)
         del array  # from here on only the tier holds it
         try:
             self._send_what_must_leave(entry)
@@ -236,7 +243,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
     # Down
 
     def _send_what_must_leave(self, entry: DeviceEntry) -> None:
-        """Send an array that was put, or has changed, if it must go; and then the others that the budget wants gone."""
+        """Send an array that was put or changed, if it is persistent; then those that exceed the budget."""
         following: DeviceEntry | None = entry
         if not entry.persistent or not self._begin_send(entry):
             following = self._next_to_send()
@@ -249,9 +256,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
         state, tier = self._state, self._state.tier
         with state.lock:
             state.drain_posts()
-            if self._make_room(0) and not tier.dirty.has_must_spill:
-                return None
-            entry = tier.dirty.first_to_spill()
+            entry = None if self._make_room(0) else tier.dirty.first_to_spill()
             if entry is not None:
                 self._begin_write(entry)
         return entry
@@ -270,19 +275,19 @@ class DeviceStore(TieredStore[DeviceEntry]):
     def _send(self, entry: DeviceEntry) -> None:
         """Copy an array to the store of the host, which may wait for the disk. Raises what that raises."""
         state, tier = self._state, self._state.tier
-        source = Source(cast(np.ndarray, entry.array), state.copies.out)
+        source, below = Source(cast(np.ndarray, entry.array), state.copies.out), entry.below
         taken = False
         try:
-            if entry.below is None:
-                entry.below = self._below.put(source, label=entry.label, persistent=entry.persistent)
-                entry.below.views = entry.views
+            if below is None:
+                below = self._below.put(source, label=entry.label, persistent=entry.persistent)
+                below.views = entry.views
             else:
-                self._below.replace(entry.below, source)
+                self._below.replace(below, source)
             taken = True
         finally:
             with state.lock:
                 if taken:
-                    entry.sent, entry.is_outdated = source, False
+                    entry.below, entry.sent, entry.is_outdated = below, source, False
                     state.watch_copy(entry)
                 if entry.references <= 0 or entry.error is not None:
                     tier.abandon_write(entry)
@@ -292,13 +297,13 @@ class DeviceStore(TieredStore[DeviceEntry]):
                     tier.fail_write(entry)
                 if entry.references <= 0:
                     state.free_below(entry)
-                self._make_room(0)
                 state.changed.notify_all()
+                self._make_room(0)
 
     def _make_room(self, nbytes: int) -> bool:
         """Evict arrays that the host has until `nbytes` more fit; return whether they do. Called with the lock held.
 
-        Then wait for copies that are the last to hold memory, which is free once they are done.
+        Then wait for copies, as long as the room that is left is memory that only they hold.
         """
         tier, copies = self._state.tier, self._state.copies
         copies.let_go()
@@ -315,10 +320,10 @@ class DeviceStore(TieredStore[DeviceEntry]):
 
     def _begin_load(self, entry: DeviceEntry, pinned: bool = True) -> None:
         tier = self._state.tier
+        if pinned:
+            self._make_room(entry.nbytes)  # first: the device may fail
         tier.begin_load(entry, pinned)
         entry.moving_thread = threading.get_ident()
-        if pinned:
-            self._make_room(entry.nbytes)
         tier.reserve(entry.nbytes, pinned)
 
     def _load(self, entry: DeviceEntry, handed_out: bool = True) -> np.ndarray:
@@ -334,6 +339,10 @@ class DeviceStore(TieredStore[DeviceEntry]):
                     state.free_below(entry)
                 state.changed.notify_all()
         return array
+
+    def _note_use(self, entry: DeviceEntry, is_here: bool) -> None:
+        if not entry.persistent and entry.unchanged_when_sent is None:  # nothing tells that the caller changes it
+            self._begin_change(entry)
 
     def _begin_change(self, entry: DeviceEntry) -> None:
         if entry.sent is not None and entry.sent.done is not None:  # the store of the host may be copying it
@@ -375,7 +384,9 @@ class DeviceStore(TieredStore[DeviceEntry]):
         """Begin to load an array if it fits beside what is needed sooner; return whether that is so."""
         tier = self._state.tier
         with self._state.lock:
-            if entry.residence is not BELOW or not tier.make_room(entry.nbytes, for_rank=entry.rank):
+            if entry.residence is not BELOW or entry.is_leaving:  # the caller would wait until it has left
+                return False
+            if not tier.make_room(entry.nbytes, for_rank=entry.rank):
                 return False
             if tier.held_bytes + entry.nbytes > tier.budget_bytes:
                 return False

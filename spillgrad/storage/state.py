@@ -193,6 +193,11 @@ class StoreState(TierState[DiskEntry]):
             self.counters.shared(entry)
         return entry
 
+    def release(self, handle: Handle) -> None:
+        super().release(handle)
+        if not self._passing:  # nothing may wake the writer soon
+            self.bell.ring()
+
     def _freed(self, entry: DiskEntry) -> None:
         if self.on_drop is not None:
             self.on_drop(entry)
@@ -219,4 +224,3 @@ class StoreState(TierState[DiskEntry]):
         callbacks, self.at_step_end = self.at_step_end, []
         for callback in callbacks:
             callback(step)
-        self.bell.ring()

@@ -1,8 +1,11 @@
 """A device store keeps its arrays on the device, in the host's RAM or on disk, and gives each back as it is."""
 
 import random
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from spillgrad.errors import SpillError
 from spillgrad.spill.device_store import DeviceEntry, DeviceStore
 from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.residency.residence import WRITING
 from spillgrad.storage.store import Label
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.cuda.driver import driver
@@ -168,3 +172,80 @@ def test_what_the_host_refuses_stays_and_is_sent_later(host: DiskStore, monkeypa
     second = store.put(to_device(values(2)))
     for entry, number in ((first, 0), (second, 2)):
         np.testing.assert_array_equal(store.get(entry).to_host(), values(number))
+
+
+def test_an_array_is_not_with_the_host_until_its_sending_has_ended(host: DiskStore, monkeypatch: pytest.MonkeyPatch):
+    store, found = DeviceStore(host, 0), []
+    put, threads = DiskStore.put, []
+
+    def look(holds: threading.Event) -> None:
+        with store._state.lock:
+            holds.set()
+            time.sleep(0.05)  # the sender waits for the lock
+            found.extend((entry.residence, entry.has_copy_below) for entry in store._state.entries.values())
+
+    def put_and_look(*arguments: Any, **options: Any) -> Any:
+        handle, holds = put(*arguments, **options), threading.Event()
+        threads.append(threading.Thread(target=look, args=(holds,)))
+        threads[0].start()
+        holds.wait()
+        return handle
+
+    monkeypatch.setattr(DiskStore, "put", put_and_look)
+    store.put(to_device(values(0)), unchanged=lambda: True)
+    threads[0].join()
+    assert found == [(WRITING, False)]
+
+
+def test_a_change_of_an_array_with_gaps_is_none_of_its_copy(host: DiskStore):
+    store, changed = DeviceStore(host, 4 * NBYTES), []
+    array = to_device(values(0, 2 * NBYTES))[::2]
+    entry = store.put(array, unchanged=lambda: not changed)
+    del array
+    changed.append(1)
+    np.testing.assert_array_equal(store.get(entry).to_host(), values(0, 2 * NBYTES)[::2])
+    held = store.get(entry)
+    store.drop(entry)
+    assert store.stats()["device_bytes"] == NBYTES  # the store made it
+    del held
+    assert store.stats()["device_bytes"] == 0
+
+
+def test_what_changes_a_copy_that_only_the_store_had_waits_until_the_host_has_it(
+    host: DiskStore, monkeypatch: pytest.MonkeyPatch
+):
+    store, waited_for = DeviceStore(host, 4 * NBYTES), []
+    entry = store.put(to_device(values(0, 2 * NBYTES))[::2])
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.calls, "is_done", lambda event: False)
+        patch.setattr(driver.calls, "hold", lambda stream, event: waited_for.append((stream, event)))
+        store.flush()
+        waited_for.clear()
+        store.get(entry)
+        assert waited_for == [(driver.compute().handle, entry.sent.done._handle)]
+
+
+def test_what_is_copied_ahead_waits_for_no_copy_to_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    host = DiskStore(tmp_path, ram_budget="1MiB")
+    store, waits = DeviceStore(host, 2 * NBYTES), []
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.calls, "is_done", lambda event: False)
+        patch.setattr(driver.calls, "wait_for", waits.append)
+        entries = [store.put(to_device(values(number))) for number in range(4)]
+        for entry in (entries[3], entries[2]):
+            store.get(entry)
+            store.drop(entry)
+        found = list(waits)
+    store.get(entries[1])
+    assert store.is_here(entries[0])
+    host.close()
+    assert found == []
+
+
+def test_a_device_that_fails_leaves_no_array_in_between(host: DiskStore, monkeypatch: pytest.MonkeyPatch):
+    store = DeviceStore(host, NBYTES)
+    entries = [store.put(to_device(values(number))) for number in range(2)]
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the device failed"):
+        patch.setattr(store._state.copies, "let_go", lambda: (_ for _ in ()).throw(RuntimeError("the device failed")))
+        store.get(entries[0])
+    np.testing.assert_array_equal(store.get(entries[0]).to_host(), values(0))

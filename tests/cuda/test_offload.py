@@ -8,7 +8,8 @@ import pytest
 import spillgrad as sg
 from spillgrad import nn
 from spillgrad.device.device import CUDA
-from spillgrad.errors import BudgetError
+from spillgrad.errors import BudgetError, SpillError
+from spillgrad.storage.disk_store import DiskStore
 
 WIDTH, BATCH = 8, 4
 STEPS = 3
@@ -198,3 +199,22 @@ def test_too_small_a_budget_says_what_needs_how_much(tmp_path):
         sg.disk_offload(build(), adamw, tmp_path, ram_budget=100)
     assert needs.least_budget == WIDTH * WIDTH * 4
     assert needs.least_device_budget == 4 * WIDTH * WIDTH * 4
+
+
+def test_a_change_after_one_that_the_store_refused_is_stored_too(tmp_path, monkeypatch):
+    offload = sg.disk_offload(nn.Linear(WIDTH, WIDTH).to("cuda"), None, tmp_path, ram_budget="1MiB")
+    weight = offload.model.weight
+    wanted = 4 * weight.numpy(force=True)
+    with sg.no_grad():
+        weight.mul_(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskStore, "replace", lambda *arguments: (_ for _ in ()).throw(SpillError("the disk is full")))
+        with pytest.raises(SpillError, match="full"):
+            offload.flush()
+    held = weight.detach().array
+    offload._residents.flush()  # as when it must leave the device
+    with sg.no_grad():
+        weight.mul_(2)
+    del held
+    offload.flush()
+    np.testing.assert_array_equal(offload._store.get(weight.storage._handle.below), wanted)

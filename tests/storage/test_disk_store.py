@@ -827,3 +827,12 @@ def test_an_array_read_back_gives_its_room_to_its_successor(make_store: MakeStor
     store.replace(handle, RemoteThat(array + 2, lambda: None))
     np.testing.assert_array_equal(store.get(handle), array + 2)
     assert store.stats().peak_ram_bytes <= store.ram_budget
+
+
+def test_the_place_of_a_dropped_persistent_array_is_given_back_though_nothing_else_happens(make_store: MakeStore):
+    store = make_store(0)
+    handle = store.put(np.zeros(1000), persistent=True)
+    store.flush()
+    store.drop(handle)
+    assert handle.sequence not in store._state.entries
+    wait_until(lambda: not store._state.freed, timeout_s=2)

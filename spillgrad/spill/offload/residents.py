@@ -63,7 +63,7 @@ class Residents(Keeper):
         return {} if self._device_store is None else self._device_store.stats()
 
     def flush(self) -> None:
-        """Give the stores below what only the device has. Raises SpillError when they refuse."""
+        """Give the store of the host what is only on the device. Raises SpillError when it refuses."""
         if self._device_store is not None:
             self._device_store.flush()
 

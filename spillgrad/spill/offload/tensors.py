@@ -149,8 +149,10 @@ class OffloadedStorage(Storage):
         """
         if is_held(self._alive):
             return False
-        self._store.end_change(self._handle, self._lent is None or self._lent != self._digest())
+        is_changed = self._lent is None or self._lent != self._digest()
+        # First: the store may take the values and then raise. It must be told when the next change begins.
         self._changing, self._lent = False, None
+        self._store.end_change(self._handle, is_changed)
         return True
 
     def _digest(self) -> bytes | None:

@@ -71,7 +71,8 @@ class Entry(Handle):
         arrival = self.arrival  # another thread may wait too, and clear it first
         if arrival is not None:
             arrival()
-            self.arrival = None
+            if self.arrival is arrival:  # else other bytes are on their way since
+                self.arrival = None
 
     @property
     def has_copy_below(self) -> bool:

@@ -109,7 +109,7 @@ class TierState(Generic[E]):
         return entry
 
     def release(self, handle: Handle) -> None:
-        """Take one reference; with the last one the entry goes."""
+        """Take one reference away; with the last one, remove the entry."""
         entry = self.entries.get(handle.sequence)
         if entry is None or entry is not handle:
             return

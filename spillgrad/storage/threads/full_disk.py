@@ -10,7 +10,7 @@ _PAUSE_S = 2.0
 
 
 class FullDisk:
-    """The answer to failed writes.
+    """Answers failed writes.
 
     With `on_full="raise"` a failed write is raised, once. With `on_full="ram"` a caller warns of the first one; then
     arrays stay in RAM beyond the budget for a while, after which the disk is tried again.

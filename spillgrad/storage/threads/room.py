@@ -11,7 +11,7 @@ from spillgrad.storage.threads.full_disk import FullDisk
 
 
 class Room:
-    """Callers that wait for room. Nobody waits while the disk refuses writes, and arrays may stay in RAM.
+    """Callers that wait for room. While the disk refuses writes, and arrays may stay in RAM, nobody waits.
 
     Everything is guarded by the store's lock, and every method is called with it held.
     """

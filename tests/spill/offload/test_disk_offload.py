@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -461,3 +462,30 @@ def test_what_adds_to_gradients_that_wait_is_no_step_of_its_own(tmp_path: Path, 
             optimizer.zero_grad()
         found.append(len(begun))
     assert found == wanted
+
+
+def test_a_change_after_one_that_the_disk_refused_is_stored_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    layer = nn.Linear(30, 30)
+    wanted = 4 * layer.weight.numpy()
+    offload = sg.disk_offload(layer, directory=tmp_path, ram_budget="1MiB")
+    end_change, store = DiskStore.end_change, offload._store
+
+    def refused(*arguments: Any) -> None:
+        end_change(*arguments)
+        raise SpillError("the disk is full")
+
+    with sg.no_grad():
+        layer.weight.mul_(2)
+    with monkeypatch.context() as patch, pytest.raises(SpillError, match="full"):
+        patch.setattr(DiskStore, "end_change", refused)
+        offload.flush()
+    held = layer.weight.detach().array
+    store.flush()
+    with sg.no_grad():
+        layer.weight.mul_(2)
+    del held
+    offload.flush()
+    with store._state.lock:
+        store._state.tier.make_room(store.ram_budget)
+    assert not store.is_here(layer.weight.storage._handle)
+    np.testing.assert_array_equal(layer.weight.numpy(), wanted)
