@@ -349,7 +349,9 @@ class DeviceStore(TieredStore[DeviceEntry]):
             entry.sent.done.wait(driver.compute())
 
     def _end_change(self, entry: DeviceEntry, changed: bool) -> None:
-        entry.is_outdated |= changed
+        if changed:
+            entry.is_outdated = True
+            self._state.tier.unwatch(entry)
         self._state.tier.end_change(entry)
         self._make_room(0)
 

@@ -125,6 +125,26 @@ def test_a_persistent_array_goes_to_the_host_once_it_has_new_values(host: DiskSt
     assert store.get(entry) is array
 
 
+def test_a_change_that_the_store_is_told_of_is_none_that_a_watcher_finds(
+    host: DiskStore, monkeypatch: pytest.MonkeyPatch
+):
+    class Changed:
+        def is_unchanged(self) -> bool:
+            return False
+
+    store, watcher = DeviceStore(host, 4 * NBYTES), Changed()
+    entry = store.put(to_device(values(0)), persistent=True)
+    array = store.get(entry)
+    store.watch(entry, array, watcher, instead_of=None)
+    store.begin_change(entry, array)
+    driver.copy_to_device(array.address, values(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskStore, "replace", lambda *arguments: (_ for _ in ()).throw(SpillError("full")))
+        with pytest.raises(SpillError, match="full"):
+            store.end_change(entry)
+    np.testing.assert_array_equal(store.get(entry).to_host(), values(1))
+
+
 def test_backward_finds_the_next_arrays_on_the_device(host: DiskStore):
     store = DeviceStore(host, 2 * NBYTES)
     entries = [store.put(to_device(values(number))) for number in range(6)]
