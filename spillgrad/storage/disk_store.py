@@ -494,8 +494,6 @@ class DiskStore(TieredStore[DiskEntry]):
 
     def _note_use(self, entry: DiskEntry, is_here: bool) -> None:
         self._state.counters.used(entry, is_here)
-
-    def _start_loads(self) -> None:
         self._prefetcher.start_loads()
 
     def _begin_change(self, entry: DiskEntry) -> None:

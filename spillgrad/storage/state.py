@@ -13,7 +13,7 @@ from spillgrad.storage.disk.segment import Extent
 from spillgrad.storage.journal.writer import Journal
 from spillgrad.storage.residency.budgeted_tier import BudgetedTier
 from spillgrad.storage.residency.tier_state import TierState
-from spillgrad.storage.store import Handle, Label, closed_error
+from spillgrad.storage.store import Handle, Label
 from spillgrad.storage.threads import io_threads
 from spillgrad.storage.threads.bell import Bell
 
@@ -39,8 +39,6 @@ class StoreState(TierState[DiskEntry]):
         self._jobs = 0
         # Failed writes that no caller was told of yet, by entry; None stands for the structure of the files.
         self.failures: dict[DiskEntry | None, SpillError] = {}
-        self.closing = False
-        self.ended: SpillError | None = None  # why the store cannot be used any more, if it was not closed
         self.on_step: Callable[[float, float, int], None] = lambda step_s, waited_s, moved_bytes: None
         self.on_drop: Callable[[Handle], None] | None = None  # called when the last reference to an array goes
         self.on_room: Callable[[], None] = lambda: None  # called when there may be room for a prefetch that waits
@@ -98,13 +96,6 @@ class StoreState(TierState[DiskEntry]):
             super()._answer(posted)
 
     # Life
-
-    def require_open(self, who: str) -> None:
-        super().require_open(who)
-        if self.ended is not None:
-            raise SpillError(f"{who}: {self.ended}") from self.ended
-        if self.closing:
-            raise closed_error(who)
 
     def raise_failure(self) -> None:
         """Raise the first error of failed writes, once."""
@@ -193,11 +184,6 @@ class StoreState(TierState[DiskEntry]):
             self.counters.shared(entry)
         return entry
 
-    def release(self, handle: Handle) -> None:
-        super().release(handle)
-        if not self._passing:  # nothing may wake the writer soon
-            self.bell.ring()
-
     def _freed(self, entry: DiskEntry) -> None:
         if self.on_drop is not None:
             self.on_drop(entry)
@@ -208,7 +194,7 @@ class StoreState(TierState[DiskEntry]):
         if entry.extent is not None and not entry.readers:
             self.freed.append(entry.extent)
             entry.extent = None
-        if len(self.freed) >= _MANY_FREED:
+        if len(self.freed) >= (_MANY_FREED if self._passing else 1):  # between steps nothing else may wake the writer
             self.bell.ring()
 
     def _begin_step(self) -> None:

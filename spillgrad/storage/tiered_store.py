@@ -38,10 +38,7 @@ class TieredStore(Generic[E]):
         raise NotImplementedError
 
     def _note_use(self, entry: E, is_here: bool) -> None:
-        """Count the use of an array, which is in the tier, or must be read. Called with the lock held."""
-
-    def _start_loads(self) -> None:
-        """Begin to read what will be used next. Called with the lock held."""
+        """Note that a caller uses an array, which is in the tier or is being read. Called with the lock held."""
 
     def _begin_change(self, entry: E) -> None:
         """Note that an array is about to be modified. Called with the lock held."""
@@ -96,13 +93,12 @@ class TieredStore(Generic[E]):
     def _use(self, entry: E, array: np.ndarray | None) -> None:
         """Note that a caller gets the array of an entry, or begin to load it. Called with the lock held."""
         self._state.tier.schedule.get(entry)
-        self._note_use(entry, array is not None)
         if array is None:
             self._begin_load(entry)
             entry.moving_thread = threading.get_ident()
         else:
             self._state.tier.hand_out(entry)
-        self._start_loads()
+        self._note_use(entry, array is not None)
 
     def use(self, handle: Handle) -> None:
         """Note that a caller uses an array that it has already; see `Store.use`."""
@@ -112,7 +108,6 @@ class TieredStore(Generic[E]):
             entry = state.live_entry("use", handle)
             state.tier.schedule.get(entry)
             self._note_use(entry, is_here=True)
-            self._start_loads()
 
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
         """Note that `array`, which is that of `handle`, is about to be modified; see `Store.begin_change`."""

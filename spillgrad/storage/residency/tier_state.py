@@ -10,7 +10,7 @@ import numpy as np
 from spillgrad.errors import SpillError
 from spillgrad.storage.residency.budgeted_tier import BudgetedTier
 from spillgrad.storage.residency.entry import E
-from spillgrad.storage.store import Handle, Label, gone_error
+from spillgrad.storage.store import Handle, Label, closed_error, gone_error
 from spillgrad.storage.threads.store_lock import StoreLock, interrupted_error, own_threads
 
 
@@ -34,6 +34,8 @@ class TierState(Generic[E]):
         self.posted: collections.deque[Any] = collections.deque()
         self._passing = 0  # how many entries are not persistent: a step ends when there are none
         self._by_key: dict[Hashable, E] = {}
+        self.closing = False
+        self.ended: SpillError | None = None  # why the store cannot be used any more, if it was not closed
 
     def make_locks(self) -> None:
         """Make a new lock, which nobody has."""
@@ -45,6 +47,10 @@ class TierState(Generic[E]):
         if threading.get_ident() in own_threads:  # a finalizer that the garbage collector ran there
             raise interrupted_error()
         self.drain_posts()
+        if self.ended is not None:
+            raise SpillError(f"{who}: {self.ended}") from self.ended
+        if self.closing:
+            raise closed_error(who)
 
     # Posts of finalizers
 
