@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import numpy as np
 import pytest
 
 from spillgrad.errors import SpillError
+from spillgrad.spill import device_store
 from spillgrad.spill.device_store import DeviceEntry, DeviceStore
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.residency.residence import WRITING
 from spillgrad.storage.store import Label
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.cuda.driver import driver
+from tests.cuda.late_copies import LateCopies
 from tests.storage.conftest import arrays_go_only_where_they_may
+from tests.storage.interleaving import Interleaving
 from tests.waiting import wait_until
 
 __all__ = ["arrays_go_only_where_they_may"]  # a fixture that every test uses
@@ -42,9 +46,11 @@ class Random:
     def __init__(self, seed: int, store: DeviceStore) -> None:
         self.rng, self.store, self.number = random.Random(seed), store, seed * 1000
         self.known: dict[DeviceEntry, np.ndarray] = {}
+        self.held: list[np.ndarray] = []  # what was got, and is dropped later
 
     def act(self) -> None:
         choice = self.rng.random()
+        del self.held[self.rng.randrange(3) :]
         if choice < 0.3 or not self.known:
             self.put()
         elif choice < 0.6:
@@ -66,7 +72,9 @@ class Random:
         self.known[entry] = array
 
     def check(self, entry: DeviceEntry) -> None:
-        np.testing.assert_array_equal(self.store.get(entry).to_host(), self.known[entry])
+        array = self.store.get(entry)
+        np.testing.assert_array_equal(array.to_host(), self.known[entry])
+        self.held.append(array)
 
     def change(self, entry: DeviceEntry) -> None:
         if not entry.persistent:
@@ -82,26 +90,65 @@ class Random:
         del self.known[entry]
         self.store.drop(entry)
 
+    def end(self) -> None:
+        for entry in list(self.known):
+            self.drop(entry)
+        self.held.clear()
 
+
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("device_budget", [0, 3 * NBYTES, 1 << 20])
 @pytest.mark.parametrize("ram_budget", [0, 4 * NBYTES, 1 << 20])
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_is_done_every_array_is_as_it_was_left(tmp_path: Path, ram_budget: int, device_budget: int, seed: int):
+def test_whatever_is_done_every_array_is_as_it_was_left(
+    tmp_path: Path, ram_budget: int, device_budget: int, seed: int, late: bool, monkeypatch: pytest.MonkeyPatch
+):
+    if late:
+        LateCopies(seed, monkeypatch)
     below = DiskStore(tmp_path, ram_budget=ram_budget)
     store = DeviceStore(below, device_budget)
     doing = Random(seed, store)
     for _ in range(150):
         doing.act()
-        assert store.stats()["device_bytes"] <= device_budget + 2 * NBYTES
+        held_bytes = sum(array.nbytes for array in doing.held)
+        assert late or store.stats()["device_bytes"] <= device_budget + 2 * NBYTES + held_bytes
     for entry in list(doing.known):
         doing.check(entry)
     store.flush()
     assert below.stats().live_bytes == sum(array.nbytes for array in doing.known.values())
     assert below.check() == []
-    for entry in list(doing.known):
-        doing.drop(entry)
+    doing.end()
+    driver.synchronize()
     wait_until(lambda: store.stats()["device_bytes"] == below.stats().live_bytes == below.stats().ram_bytes == 0)
     below.close()
+
+
+@pytest.mark.parametrize(("device_budget", "ram_budget"), [(0, 0), (3 * NBYTES, 4 * NBYTES), (3 * NBYTES, 1 << 20)])
+@pytest.mark.parametrize("seed", range(6))
+def test_threads_that_do_anything_to_a_device_store_leave_nothing_behind(
+    tmp_path: Path, ram_budget: int, device_budget: int, seed: int, monkeypatch: pytest.MonkeyPatch
+):
+    LateCopies(seed, monkeypatch)
+    run = Interleaving(seed, also_traced=[device_store.__file__])
+
+    def work(doing: Random) -> None:
+        for _ in range(20):
+            doing.act()
+            run.progressed()
+        doing.end()
+        working.remove(doing)
+        if not working:
+            for _ in range(3):  # what one drop lets go may hold the next
+                driver.synchronize()
+                stats = store.stats()
+            assert (stats["device_bytes"], below.stats().live_bytes) == (0, 0)
+            below.close()
+
+    with run.patch(monkeypatch):
+        below = DiskStore(tmp_path, ram_budget=ram_budget, direct_io=False)
+        store = DeviceStore(below, device_budget)
+        working = [Random(seed * 10 + number, store) for number in range(3)]
+        run.run(*(partial(work, doing) for doing in list(working)))
 
 
 def test_what_fits_is_not_copied_to_the_host_before_it_must(host: DiskStore):

@@ -6,7 +6,7 @@ import threading
 import traceback
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from queue import Empty
 from typing import Any
@@ -59,8 +59,9 @@ class Interleaving:
     The same seed gives the same order. `patch` has the storage package make its threads, locks and queues here.
     """
 
-    def __init__(self, seed: int, switch_share: float = 0.3) -> None:
+    def __init__(self, seed: int, switch_share: float = 0.3, also_traced: Iterable[str] = ()) -> None:
         self._random = random.Random(seed)
+        self._traced = _TRACED.union(also_traced)
         self._switch_share = switch_share
         self._threads: list[_Thread] = []
         self._present: _Thread | None = None
@@ -193,7 +194,7 @@ class Interleaving:
         return chosen
 
     def _trace(self, frame: types.FrameType, event: str, value: Any) -> Any:
-        return self._trace_lines if frame.f_code.co_filename in _TRACED else None
+        return self._trace_lines if frame.f_code.co_filename in self._traced else None
 
     def _trace_lines(self, frame: types.FrameType, event: str, value: Any) -> Any:
         if event == "line" and self._random.random() < self._switch_share:
