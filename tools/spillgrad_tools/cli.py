@@ -20,10 +20,9 @@ from spillgrad_tools.plain_warnings import warnings_for_users
 from spillgrad_tools.train.options import PlanOptions, TrainOptions, TrainSettings
 
 BAD_INPUT = 2
-# An error may contain a few paths.
+# The characters of an error's line: an error may contain a few paths.
 _LONGEST_LINE = 20_000
-
-# `main` reports every error itself: one line, undecorated.
+# Typer prints no error: `main` prints each in one line, undecorated.
 LOOKS: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "pretty_exceptions_enable": False}
 app = typer.Typer(
     help="Train models whose saved tensors live on disk, under a byte-exact RAM budget.",

@@ -1,4 +1,4 @@
-"""What a user of the benchmarks may choose; imports nothing heavy, so that `--help` is quick."""
+"""The options of the benchmarks; this module imports nothing heavy, so that `--help` is quick."""
 
 import dataclasses
 from pathlib import Path
@@ -15,7 +15,7 @@ Page = Annotated[Path | None, Option("--write", metavar="FILE", help="Also write
 
 @dataclasses.dataclass(frozen=True)
 class KernelOptions:
-    """A command line of `spillgrad bench kernels`."""
+    """The options of `spillgrad bench kernels`."""
 
     as_json: Json = False
     name: Annotated[str, Option("--filter", metavar="NAME", help="Only cases whose name contains this.")] = ""
@@ -28,7 +28,7 @@ class KernelOptions:
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
-    """What the benchmarks of training steps have in common."""
+    """The options that all benchmarks of training steps have."""
 
     as_json: Json = False
     model: ModelName = "gpt2"
@@ -42,7 +42,7 @@ class StepOptions:
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions(StepOptions):
-    """A command line of `spillgrad bench train`."""
+    """The options of `spillgrad bench train`."""
 
     name: Annotated[str, Option("--filter", metavar="NAME", help="Only contenders whose name contains this.")] = ""
     large: Annotated[
@@ -52,7 +52,7 @@ class TrainOptions(StepOptions):
 
 @dataclasses.dataclass(frozen=True)
 class HookOptions(StepOptions):
-    """A command line of `spillgrad bench hooks`."""
+    """The options of `spillgrad bench hooks`."""
 
     framework: Annotated[
         str | None, Option(metavar="torch|paddle", help="Only this one; default: those installed.")
@@ -61,7 +61,7 @@ class HookOptions(StepOptions):
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions:
-    """A command line of `spillgrad bench plan`."""
+    """The options of `spillgrad bench plan`."""
 
     as_json: Json = False
     model: ModelName = "small"

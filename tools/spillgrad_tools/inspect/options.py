@@ -1,4 +1,4 @@
-"""What a user of `spillgrad inspect` may choose; imports nothing heavy, so that `--help` is quick."""
+"""The options of `spillgrad inspect`; this module imports nothing heavy, so that `--help` is quick."""
 
 import dataclasses
 from pathlib import Path
@@ -16,7 +16,7 @@ SortKey = Literal["name", "arrays", "packed", "deduplicated", "kept", "written",
 
 @dataclasses.dataclass(frozen=True)
 class InspectOptions:
-    """A command line of `spillgrad inspect`; None and False where it says nothing."""
+    """The options of `spillgrad inspect`; one that was not given is None or False."""
 
     path: Place
     by: Annotated[Literal["module", "op", "dtype", "step"] | None, Option(
@@ -42,7 +42,7 @@ class InspectOptions:
     as_json: Json = False
 
     def given(self) -> list[str]:
-        """Return the options that the command line has, as it has them."""
+        """Return the options that were given, by their names on the command line: `--slice`, not `slice_text`."""
         words = {"slice_text": "slice", "as_json": "json"}
         names = [field.name for field in dataclasses.fields(self) if field.name != "path"]
         return ["--" + words.get(name, name) for name in names if getattr(self, name) not in (None, False)]

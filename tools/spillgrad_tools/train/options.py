@@ -1,4 +1,4 @@
-"""What `spillgrad train` and `spillgrad plan` take; imports nothing heavy, so that `--help` is quick."""
+"""The options of `spillgrad train` and `spillgrad plan`; this module imports nothing heavy: `--help` is quick."""
 
 import dataclasses
 from pathlib import Path
@@ -17,14 +17,14 @@ Rank = Annotated[int | None, Option(
 
 @dataclasses.dataclass(frozen=True)
 class TrainSettings:
-    """What, together with the text, decides every number of a run; a checkpoint carries it."""
+    """The settings that, together with the text, decide every number of a run; a checkpoint holds them."""
 
     model: Annotated[str, Option(metavar="NAME", help=MODEL_HELP)] = "small"
     weights: Annotated[str | None, Option(
         metavar="PATH", help="Begin with the weights in this safetensors file, or folder as Hugging Face's.",
         show_default="drawn",
     )] = None  # fmt: skip
-    """The config beside the weights says the model."""
+    """The config file beside the weights gives the model's sizes."""
     steps: Annotated[int, Option(min=1, metavar="N", help="Optimizer steps.")] = 240
     batch: Annotated[int, Option(min=1, metavar="N", help="Sequences in a batch.")] = 16
     context: Annotated[int, Option(
@@ -33,7 +33,7 @@ class TrainSettings:
     lr: Annotated[float | None, Option(
         min=0, metavar="X", help="Highest learning rate.", show_default="0.002, less for wide models",
     )] = None  # fmt: skip
-    """None chooses by the model's width."""
+    """If None, the model's width decides."""
     accumulate: Annotated[int, Option(
         min=1, metavar="N", help="Batches of each step, one after the other: as one so much larger.",
     )] = 1  # fmt: skip
@@ -46,9 +46,10 @@ class TrainSettings:
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions:
-    """A command line of `spillgrad train`: the settings it names, and places and limits, which change no number.
+    """The options of `spillgrad train`: `settings` holds those named on the command line, by field of TrainSettings.
 
-    Of the latter, a lossy codec alone changes numbers; those of another device differ by rounding.
+    The other fields are places and limits. They change no number of the run, but for a lossy `codec`, which changes
+    gradients, and another `device`, which rounds differently.
     """
 
     settings: dict[str, Any]
@@ -95,7 +96,7 @@ class TrainOptions:
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions:
-    """A command line of `spillgrad plan`."""
+    """The options of `spillgrad plan`."""
 
     model: Annotated[str, Option(metavar="NAME", help=MODEL_HELP)]
     ram: Annotated[str, Option(metavar="SIZE", help="Memory of the whole process, such as 4GiB.")]
