@@ -13,11 +13,11 @@ from spillgrad_tools.bench.gpt import GPTTraining, Spilling
 
 
 class Training(GPTTraining):
-    """A model with given parameters, or drawn ones, and its optimizer.
+    """A model with the parameters `weights`, or with random ones if None, and its optimizer.
 
-    `spill_budget` bounds the RAM of saved tensors, `offload_budget` that of the whole model; the rest goes to
-    `directory`. `lora` is the rank of adapters, which are trained in place of the model. The model is on `device`,
-    unless it is offloaded; `device_budget` of its saved tensors stay there.
+    `spill_budget` bounds the RAM of saved tensors, `offload_budget` the RAM of everything; the rest goes to
+    `directory`. `lora` is the rank of adapters, which are trained in place of the model's parameters. The model is on
+    `device`, unless it is offloaded; `device_budget` bounds the saved tensors that stay on the device.
     """
 
     def __init__(
@@ -38,31 +38,27 @@ class Training(GPTTraining):
         def make_optimizer(parameters: list[sg.nn.Parameter]) -> sg.optim.Optimizer:
             return sg.optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=weight_decay)
 
-        self.offload: sg.disk_offload | None = None
         self.model: sg.nn.Module
         if offload_budget is None:
             self.model = build().to(device)
             self.optimizer = make_optimizer([p for p in self.model.parameters() if p.requires_grad])
+            if spill_budget is not None:
+                self.spill = Spilling(sg.save_on_disk(
+                    directory, ram_budget=spill_budget, device_budget=device_budget, min_bytes=min_bytes, policy=policy,
+                ))  # fmt: skip
         else:
             self.offload = sg.disk_offload(
                 build, make_optimizer, directory, ram_budget=offload_budget, step_in_backward=True
             )
             self.model, self.optimizer = self.offload.model, self.offload.optimizer
+            self.spill = Spilling(sg.save_on_disk(self.offload, policy=policy))
         if weights is not None:
             with sg.no_grad():
                 for name, parameter in self.model.named_parameters():
                     parameter.copy_(sg.from_numpy(weights[name]))
-        if self.offload is not None:
-            self.spill = Spilling(sg.save_on_disk(self.offload, policy=policy))
-        elif spill_budget is not None:
-            self.spill = Spilling(
-                sg.save_on_disk(
-                    directory, ram_budget=spill_budget, device_budget=device_budget, min_bytes=min_bytes, policy=policy
-                )
-            )
 
     def tensor(self, array: np.ndarray) -> sg.Tensor:
-        """Return an array as a tensor where the model is."""
+        """Return an array as a tensor on the model's device."""
         placed: sg.Tensor = sg.from_numpy(array).to(self.device)
         return placed
 

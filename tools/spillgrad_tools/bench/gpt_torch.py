@@ -20,9 +20,9 @@ def _attention(qkv: Any) -> Any:
 
 
 class Training(GPTTraining):
-    """A model with given parameters, or drawn ones, and its optimizer.
+    """A model with the parameters `weights`, or with random ones if None, and its optimizer.
 
-    Saved tensors stay in RAM, or go to `directory`: beyond `spill_budget`, or each to a file of its own.
+    Saved tensors beyond `spill_budget` go to `directory`; if `file_per_tensor`, each to a file of its own.
     """
 
     functions = GPTFunctions(
@@ -42,7 +42,7 @@ class Training(GPTTraining):
         self.spill = None if spill_budget is None else Spilling(save_on_disk(directory, ram_budget=spill_budget))
         self.parameters = {}
         for name, array in (gpt_weights(config) if weights is None else weights).items():
-            # PyTorch's linear layers have the transposed weight.
+            # PyTorch's linear layers take the transposed weight.
             turned = np.ascontiguousarray(array.T) if ".c_" in name and name.endswith("weight") else array
             self.parameters[name] = torch.nn.Parameter(torch.tensor(turned, device=device))
         self.optimizer = torch.optim.AdamW(
@@ -50,7 +50,7 @@ class Training(GPTTraining):
         )
 
     def tensor(self, array: np.ndarray) -> Any:
-        """Return an array as a tensor where the model is."""
+        """Return an array as a tensor on the model's device."""
         return torch.from_numpy(array).to(self.device)
 
     def saving(self) -> Any:

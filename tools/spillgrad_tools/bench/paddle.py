@@ -14,7 +14,10 @@ from spillgrad_tools.bench.operations import Library
 
 
 class Training(GPTTraining):
-    """A model with given parameters, or drawn ones, and its optimizer; saved tensors go to `directory`."""
+    """A model with the parameters `weights`, or with random ones if None, and its optimizer.
+
+    Saved tensors beyond `spill_budget` go to `directory`; if it is None, all stay in RAM.
+    """
 
     functions = GPTFunctions(
         functional.embedding, lambda x, weight, bias: functional.layer_norm(x, weight.shape, weight, bias),
@@ -47,7 +50,7 @@ class Training(GPTTraining):
 
 
 class Paddle(Library):
-    """Paddle, which only trains."""
+    """Paddle; only its training is timed."""
 
     version = f"Paddle {paddle.__version__}"
     training = Training

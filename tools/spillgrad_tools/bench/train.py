@@ -297,8 +297,8 @@ def run(options: TrainOptions) -> None:
     if options.page and not is_installed("torch"):
         raise ArgumentError("bench: a page gets PyTorch's times; pip install torch")
     threads = options.threads or sg.get_num_threads()
-    about = {**machine(), "threads": threads, **sizes_of(options)}
     results: Results = {}
+    libraries: list[str] = []
     console = Console(stderr=True)
     with (
         tempfile.TemporaryDirectory(dir=options.directory.absolute(), prefix="spillgrad-bench-") as made,
@@ -308,27 +308,24 @@ def run(options: TrainOptions) -> None:
         if one_by_one:
             console.print(_room_for_large(folder))
         if in_turns:
-            results, about["libraries"] = measure_in_turns(
-                in_turns, config, options.batch, options.steps, threads, folder
-            )
+            results, libraries = measure_in_turns(in_turns, config, options.batch, options.steps, threads, folder)
         for contender in one_by_one:
             status.update(f"training; {contender.name}")
             results |= measure_large(contender, threads, folder)
-    tell(options.as_json, options.page, MARKER, about, results, verdicts(results))
-
-
-def sizes_of(options: StepOptions) -> dict[str, Any]:
-    """Return the sizes that a command line names, as the report has them."""
-    return {name: getattr(options, name) for name in ("model", "batch", "context", "steps")}
+    tell(options, MARKER, threads, libraries, results, verdicts(results))
 
 
 def tell(
-    as_json: bool, page: Path | None, marker: str, about: dict[str, Any], results: Results, judged: Sequence[Verdict]
+    options: StepOptions, marker: str, threads: int, libraries: list[str], results: Results, judged: Sequence[Verdict]
 ) -> None:
-    """Print what was measured, as a table or JSON, and write it between a page's markers."""
-    if page:
-        write_between_markers(page, marker, train_as_markdown(about, results, judged))
-    if as_json:
+    """Print results as a table or JSON; if `options` names a page, write them between its markers, too."""
+    about: dict[str, Any] = {**machine(), "threads": threads}
+    about |= {name: getattr(options, name) for name in ("model", "batch", "context", "steps")}
+    if libraries:
+        about["libraries"] = libraries
+    if options.page:
+        write_between_markers(options.page, marker, train_as_markdown(about, results, judged))
+    if options.as_json:
         print_json(machine=about, results=results, bars=[verdict.as_json() for verdict in judged])
     else:
         show_train(about, results, judged)
