@@ -261,7 +261,7 @@ def judged_steps(model: str, seconds: Measured, budget_bytes: int, write_bytes: 
     """Yield the rows of a step from the median seconds of its contenders."""
     shown = {name: seconds[name] for name in ("in RAM", "spilled", "plain traffic", "file per tensor")}
     in_ram, spilled, beside_traffic, file_per_tensor = shown.values()
-    moved = {"budget": budget_bytes, "written": write_bytes, "read": read_bytes}
+    moved: Measured = {"budget": budget_bytes, "written": write_bytes, "read": read_bytes}
     yield Row(f"a step's bytes, {model}, budget 1/8", "B", moved)
     verdicts = (
         Verdict("× a step beside plain traffic", spilled / beside_traffic, 1.05, most=True),
