@@ -169,7 +169,7 @@ def say_memory() -> str:
     for _ in range(3):
         try:
             while True:
-                held.append(sg.empty(total // 32, device="cuda"))  # an eighth of it, of float32
+                held.append(sg.empty(total // 32, device="cuda"))  # an eighth of the memory: 4 bytes a number
         except sg.cuda.OutOfMemoryError as error:
             print(error)
             refused += 1
@@ -297,7 +297,7 @@ def parts(quick: bool) -> list[Part]:
 
 
 def main() -> int:
-    """Run the parts; return the process's status."""
+    """Run the parts; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a few minutes: few tests, short rows timed once, no PTX")
     parser.add_argument("--only", metavar="NAME", help="only parts whose name contains this")

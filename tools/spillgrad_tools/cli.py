@@ -56,8 +56,8 @@ def _global_options(
 def train() -> None:
     """Train a language model of bytes under a RAM budget for saved tensors, or, with --offload, for all it needs.
 
-    Ctrl-C finishes the step, saves a checkpoint for --resume and removes the spill files. A run that is killed goes on
-    from the last one saved, to the same losses.
+    Ctrl-C finishes the step, saves a checkpoint for --resume and removes the spill files.
+    After a kill, --resume goes on from the last checkpoint saved, to the same losses.
     """
 
 
@@ -75,8 +75,8 @@ def plan() -> None:
 def inspect() -> None:
     """Show what was spilled, when, why, and what it cost: of a run that goes on, one that ended, or one that died.
 
-    The exit status is 0; 1 where what was looked at is damaged; 2 where there is
-    nothing to look at, or options do not go together; 130 after Ctrl-C.
+    The exit status is 0; 1 if the files are damaged; 2 if there are none, or options do not go together;
+    130 after Ctrl-C.
     """
 
 
@@ -85,7 +85,7 @@ def inspect() -> None:
 def verify(path: Place, as_json: Json = False) -> None:
     """Check what is stored: every checksum, every array of every segment, every line of the journals.
 
-    The exit status is 1 where something is wrong, and each is listed.
+    The exit status is 1 if something is wrong; each problem is listed.
     """
 
 
@@ -95,7 +95,7 @@ def sweep(
     directory: Annotated[Path, typer.Argument(metavar="DIR", parser=named_path, help="Folder that runs spilled to.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
 ) -> None:
-    """Remove what dead runs left in a spill folder; live runs keep theirs."""
+    """Remove the files of dead runs from a spill folder; live runs keep theirs."""
 
 
 @app.command()
@@ -106,7 +106,7 @@ def cache(
         typer.Argument(help="Say what is there, compile what training and common operations need, or remove it all."),
     ] = "info",
 ) -> None:
-    """Look after the compiled kernels on disk; old ones go by themselves."""
+    """Show, fill or empty the cache of compiled kernels; old kernels are removed automatically."""
 
 
 @bench.command("kernels")
@@ -145,7 +145,7 @@ def bench_soak(
     as_json: Json = False, directory: Disk = Path(),
     minutes: Annotated[float, typer.Option(min=0.01, metavar="M", help="How long.")] = 20,
 ) -> None:  # fmt: skip
-    """Use stores from several threads on a disk that fails, and look for errors and leaks that nobody asked for."""
+    """Use stores from several threads on a disk that fails; look for leaks, and for errors that no fault explains."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = typer.main.get_command(app).main(arguments, prog_name="spillgrad", standalone_mode=False) or 0
             sys.stdout.flush()  # a failure at the exit of the process would not be reported
             return status
-    except (BrokenPipeError, SystemExit):  # which typer makes of it
+    except (BrokenPipeError, SystemExit):  # typer exits where the pipe is broken
         return _close_output()
     except _errors_of_the_user() as error:
         if debug:
@@ -200,7 +200,7 @@ def _output_is_lost() -> bool:
     try:
         sys.stdout.flush()
     except OSError:
-        _close_output()  # Python would try once more as it exits
+        _close_output()  # Python would flush once more as it exits
         return True
     return False
 

@@ -127,7 +127,7 @@ def _own_and_outer(hierarchy: _Hierarchy) -> Iterator[Path]:
 
 
 def peak_rss_bytes() -> int:
-    """Return the peak of this process's resident memory. (That of getrusage begins with the parent's, at the fork.)"""
+    """Return this process's peak resident memory; getrusage would count its parent's before the fork, too."""
     status = Path("/proc/self/status").read_text()
     (kibibytes,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(kibibytes) * 1024

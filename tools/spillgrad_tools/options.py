@@ -1,4 +1,4 @@
-"""Command-line options as fields of a dataclass, and commands, which import what they run only when they run it."""
+"""Commands, whose options are parameters or fields of a dataclass, and whose work is imported when they run."""
 
 import copy
 import dataclasses

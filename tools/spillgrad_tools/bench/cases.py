@@ -84,7 +84,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of one case: seconds by contender, and by contender that was not timed, the reason."""
+    """The result of one case: `seconds` by contender, and in `failures` why a contender was not timed."""
 
     case: Case
     seconds: dict[str, float]
@@ -131,7 +131,7 @@ def _matmul_cases() -> Iterator[Case]:
         yield _matmul(group, (TOKENS, inputs, outputs), NUMPY_AND_TORCH)
         yield _matmul(group, (TOKENS, outputs, inputs), NUMPY_AND_TORCH, "NT")
         yield _matmul(group, (inputs, TOKENS, outputs), NUMPY_AND_TORCH, "TN")
-    # The last layer's weight is the embedding's, which is transposed.
+    # The last layer multiplies by the weight of the embedding, transposed.
     group = "matmul float32, GPT-2's words"
     yield _matmul(group, (TOKENS, 768, GPT2_WORDS), NUMPY_AND_TORCH, "NT")
     yield _matmul(group, (TOKENS, GPT2_WORDS, 768), NUMPY_AND_TORCH)

@@ -142,7 +142,7 @@ class GPTTraining:
         self.optimizer.zero_grad()
 
     def saving(self) -> Any:
-        """Return the context of a forward pass."""
+        """Return the context in which a forward pass runs."""
         return self.spill or contextlib.nullcontext()
 
     def loss(self, inputs: Any, targets: Any) -> Any:

@@ -54,7 +54,7 @@ class Training(GPTTraining):
         return torch.from_numpy(array).to(self.device)
 
     def saving(self) -> Any:
-        """Return the context of a forward pass."""
+        """Return the context in which a forward pass runs."""
         if self.directory is None:
             return super().saving()
         return torch.autograd.graph.saved_tensors_hooks(*file_per_tensor(self.directory, torch.save, torch.load))

@@ -166,7 +166,7 @@ def run(options: KernelOptions) -> None:
     if on_gpu:
         as_device("cuda")
     else:
-        matching(every, options.name, options.quick)  # before processes start
+        matching(every, options.name, options.quick)  # raises before processes start
         _require_whole_page(options, every, is_installed("torch"))
     threads = options.threads or get_num_threads()
     with ExitStack() as stack:

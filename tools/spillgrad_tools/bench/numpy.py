@@ -31,7 +31,7 @@ class NumPy(Library):
         return np.asarray(result)
 
     def call(self, operation: Operation, *operands: Any) -> Call | None:
-        """Return NumPy's own function with its operands; None where it would have to compose one."""
+        """Return NumPy's own function with its operands; None where NumPy has no function for the operation."""
         function = operation.numpy_function()
         return None if function is None else partial(function, *operands)
 

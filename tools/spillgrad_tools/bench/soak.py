@@ -95,7 +95,7 @@ class FailingDisk:
         count = self._real["pwritev"](descriptor, buffers, place)
         if fault == "flip on write":
             nbytes = min(PAGE_BYTES, len(buffers[0]))
-            with mmap.mmap(-1, PAGE_BYTES) as page, memoryview(page)[:nbytes] as damaged:  # for direct I/O
+            with mmap.mmap(-1, PAGE_BYTES) as page, memoryview(page)[:nbytes] as damaged:  # aligned: for direct I/O
                 damaged[:] = buffers[0][:nbytes]
                 damaged[0] ^= 1
                 self._real["pwritev"](descriptor, [damaged], place)
@@ -174,7 +174,7 @@ class Client:
                     self.wrong.append(f"get: {handle!r} came back as something else")
                 self._held.append(got)
                 return
-        self.seen["arrays given up"] += 1  # damaged on the disk, or refused twice
+        self.seen["arrays given up"] += 1  # the array is damaged on the disk, or two reads failed
         self._drop(key)
 
     def _drop(self, key: int) -> None:
@@ -254,7 +254,7 @@ def soak(seconds: float, directory: Path, seed: int = 0) -> tuple[list[Row], lis
     rss_bytes: list[int] = []
     began_s = time.monotonic()
     with FailingDisk(seed) as disk, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of on_full="ram"
+        warnings.simplefilter("ignore", UserWarning)  # on_full="ram" warns
         _, wrong = cycle(seed, 0.1, directory)  # starts the threads that all stores share
         before = _threads_and_files()
         while (time.monotonic() < began_s + seconds or len(rss_bytes) < LEAST_STORES) and not wrong:
@@ -293,7 +293,7 @@ def soak(seconds: float, directory: Path, seed: int = 0) -> tuple[list[Row], lis
 
 
 def run(as_json: bool, directory: Path, minutes: float) -> None:
-    """Soak a store in a temporary folder below `directory` and print what happened.
+    """Soak a store in a temporary folder below `directory` and print the counts of what happened.
 
     Raises SpillError when something was wrong, OSError when the folder cannot be written.
     """

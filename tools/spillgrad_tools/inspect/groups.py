@@ -1,4 +1,4 @@
-"""Which groups of arrays `spillgrad inspect` shows, and in which order."""
+"""Choose and sort the groups of arrays that `spillgrad inspect` shows."""
 
 import dataclasses
 import re

@@ -74,7 +74,7 @@ def bytes_column(head: str, counts: Sequence[int], worth: int) -> Column:
 
 
 def summary(lines: Iterable[tuple[str, str | Text]]) -> Table:
-    """Return a table without heads: a name and a value a line; long values fold."""
+    """Return a table without heads, with a name and a value in each line; long values fold."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")

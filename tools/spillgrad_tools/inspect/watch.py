@@ -31,7 +31,7 @@ def watch(path: Path) -> None:
     Raises ArgumentError without a terminal to show it on, OSError and SpillError for files that cannot be read, and
     typer.Exit after a signal, with 128 plus the number of the signal.
     """
-    for name in ("COLUMNS", "LINES"):  # exported values would not change with the terminal's size
+    for name in ("COLUMNS", "LINES"):  # an exported size would hide changes of the terminal's
         os.environ.pop(name, None)
     console = Console()
     if not console.is_terminal or console.is_dumb_terminal:

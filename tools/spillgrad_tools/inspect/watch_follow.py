@@ -62,7 +62,7 @@ class Follower:
         return watched
 
     def _find(self) -> None:
-        """Follow the newest live run. If there is none, and none was shown yet, show how the newest ended."""
+        """Follow the newest live run. If no run is live and none was shown yet, show how the newest run ended."""
         places = self._places()
         place = next(filter(goes_on, places), None)
         if place is None:
@@ -82,7 +82,7 @@ class Follower:
         """Return the runs that are there, the newest first."""
         try:
             found = find_runs(self._path)
-        except (FileNotFoundError, SpillError):  # there is none
+        except (FileNotFoundError, SpillError):  # there is no run
             return []
         return sorted((place for place in found if place.exists()), key=_began_ns, reverse=True)
 

@@ -1,4 +1,4 @@
-"""Keys as they are pressed, and signals, for a view that fills the terminal."""
+"""Read pressed keys and signals, for a view that fills the terminal."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What `spillgrad inspect --watch` shows of a run, for a terminal of any size."""
+"""The view of a run that `spillgrad inspect --watch` shows, on a terminal of any size."""
 
 import bisect
 import dataclasses
@@ -255,7 +255,7 @@ def _operations(run: Run, width: int, room: int) -> list[Text]:
     groups = groups[: min(room - 2, _MOST_OPERATIONS)] if room > 2 else []  # below an empty line and the heads
     if not groups:
         return []
-    waited = dataclasses.replace(group_column("wait", groups), worth=len(COLUMNS))  # the last to go
+    waited = dataclasses.replace(group_column("wait", groups), worth=len(COLUMNS))  # the last to be left out
     columns = [waited, *(group_column(name, groups) for name in ("read", "written", "packed"))]
     # A table of rich would take longer to draw than the rest of the view.
     names = ["waited longest for", *(printable(group.name, 40) for group in groups)]

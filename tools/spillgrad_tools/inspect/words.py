@@ -35,7 +35,7 @@ def state(run: Run) -> str:
 
 
 def died(run: Run) -> str:
-    """Return how a dead run ended, as far as that can be known: of a killed run, the folder stays until it is swept."""
+    """Return how a dead run ended, as far as can be known: the folder of a killed run stays until it is swept."""
     words = "its process ended without closing its store"
     if run.folder is not None:
         return words

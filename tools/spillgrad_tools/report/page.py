@@ -65,7 +65,7 @@ def write_report(run: Run, timed: Iterable[Span], advice: Sequence[Advice], path
     text = page(run, timed, advice).encode()
     try:
         if path.exists() and not path.is_file():
-            path.write_bytes(text)  # a pipe or a terminal is not replaced
+            path.write_bytes(text)  # a pipe or a terminal is written to, not replaced
         else:
             _replace(Path(os.path.realpath(path)), text)
     except OSError as error:

@@ -168,7 +168,7 @@ def _offload_budget(options: TrainOptions) -> int:
 
 
 def _begin_spilling(training: Training, options: TrainOptions, out: Path, journal: Path) -> str:
-    """Set what the training does with saved tensors; return a line about the folder that they, or the model, go to."""
+    """Set the training's `spill` as the options say; return a line about the folder that tensors are spilled to."""
     if training.offload is not None:
         if options.spill:
             training.spill = sg.save_on_disk(training.offload, policy=options.policy)
@@ -236,7 +236,7 @@ def _settings(options: TrainOptions) -> TrainSettings:
 
 
 def _words(name: str, value: Any) -> str:
-    """Return a setting as it stands on a command line."""
+    """Return a setting as the option that gives it this value on the command line."""
     if value is None:
         return f"no --{name}"
     if isinstance(value, bool):

@@ -30,7 +30,7 @@ BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 MAX_GRADIENT_NORM = 1.0
 SAMPLE_PROMPT = b"The "
-# The learning rate rises for this share of the steps.
+# The share of the steps in which the learning rate rises.
 WARMUP_SHARE = 0.1
 # The default learning rate of a model with 256 features; wider ones get less. It is 7e-4 for GPT-2 and 3e-4 for its
 # largest size; GPT-3's sizes have 6e-4 and 2.5e-4 (Brown et al. 2020, table 2.1).
@@ -75,8 +75,8 @@ class Evaluation(NamedTuple):
 class Training:
     """A language model of bytes in training; if it is saved and resumed, its numbers are the same, bit for bit.
 
-    `offload`, which takes the arguments of `disk_offload`, makes what keeps model and optimizer on disk. The attribute
-    `spill`, which may be set at any time, is the context of the forward passes.
+    `offload` takes the arguments of `disk_offload` and returns its like, which keeps model and optimizer on disk. The
+    attribute `spill`, which may be set at any time, is the context in which forward passes run.
     Raises CheckpointError when the checkpoint to resume from is of another model, or was trained on another text or
     other weights; ArgumentError for more context than the model has; DeviceError for a device that is not there.
     """
