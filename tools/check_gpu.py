@@ -116,7 +116,7 @@ def train(device: str, spills: bool) -> list[float]:
     """Return the losses of a small GPT's first steps; if `spills`, its saved tensors go to disk."""
     import tempfile
 
-    from spillgrad_tools.bench.gpt import BETAS, SIMULATED_GPT, WEIGHT_DECAY, tokens
+    from spillgrad_tools.bench.gpt import SIMULATED_GPT, tokens
     from spillgrad_tools.bench.gpt_ours import Training
 
     if small := os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
@@ -126,7 +126,7 @@ def train(device: str, spills: bool) -> list[float]:
         batch, steps = 8, STEPS
     with tempfile.TemporaryDirectory() as directory:
         budgets = {"spill_budget": 0 if small else "1MiB", "device_budget": 0, "min_bytes": 1} if spills else {}
-        training = Training(sizes, None, 1e-3, BETAS, WEIGHT_DECAY, directory, device=device, **budgets)
+        training = Training(sizes, None, directory, lr=1e-3, device=device, **budgets)
         losses = [training.step(*tokens(sizes["vocab_size"], (batch, sizes["context"]), step)) for step in range(steps)]
         if training.spill is not None:
             traffic = training.spill.traffic()

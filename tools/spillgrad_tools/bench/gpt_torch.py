@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from spillgrad.interop.torch import save_on_disk
 from spillgrad_tools.bench.file_per_tensor import file_per_tensor
-from spillgrad_tools.bench.gpt import GPTFunctions, GPTTraining, Spilling, gpt_weights
+from spillgrad_tools.bench.gpt import BETAS, LR, WEIGHT_DECAY, GPTFunctions, GPTTraining, Spilling, gpt_weights
 
 
 def _attention(qkv: Any) -> Any:
@@ -32,8 +32,7 @@ class Training(GPTTraining):
     )  # fmt: skip
 
     def __init__(
-        self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, lr: float,
-        betas: tuple[float, float], weight_decay: float, directory: str | None = None,
+        self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, directory: str | None = None,
         spill_budget: int | str | None = None, file_per_tensor: bool = False, device: str = "cpu",
     ) -> None:  # fmt: skip
         super().__init__(config)
@@ -46,7 +45,7 @@ class Training(GPTTraining):
             turned = np.ascontiguousarray(array.T) if ".c_" in name and name.endswith("weight") else array
             self.parameters[name] = torch.nn.Parameter(torch.tensor(turned, device=device))
         self.optimizer = torch.optim.AdamW(
-            self.parameters.values(), lr=lr, betas=tuple(betas), weight_decay=weight_decay, fused=True
+            self.parameters.values(), lr=LR, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
         )
 
     def tensor(self, array: np.ndarray) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad_tools.bench import references
-from spillgrad_tools.bench.gpt import BETAS, GPT_CONFIG, LR, WEIGHT_DECAY, gpt_weights, inputs_and_targets
+from spillgrad_tools.bench.gpt import GPT_CONFIG, gpt_weights, inputs_and_targets
 
 Function = Callable[..., Any]
 # The timed call: an operation with its operands.
@@ -98,7 +98,7 @@ class Library:
 
     def gpt_step(self, tokens: Any, **options: Any) -> Call:
         """Return the call of a GPT-2's training step on a CUDA device."""
-        training = self.training(GPT_CONFIG, gpt_weights(GPT_CONFIG), LR, BETAS, WEIGHT_DECAY, device="cuda", **options)
+        training = self.training(GPT_CONFIG, gpt_weights(GPT_CONFIG), device="cuda", **options)
         inputs, targets = inputs_and_targets(tokens.cpu().numpy())
 
         def step() -> Any:

@@ -9,7 +9,7 @@ import paddle
 from paddle.nn import functional
 
 from spillgrad.interop.paddle import save_on_disk
-from spillgrad_tools.bench.gpt import GPTFunctions, GPTTraining, Spilling, gpt_weights
+from spillgrad_tools.bench.gpt import BETAS, LR, WEIGHT_DECAY, GPTFunctions, GPTTraining, Spilling, gpt_weights
 from spillgrad_tools.bench.operations import Library
 
 
@@ -27,8 +27,8 @@ class Training(GPTTraining):
     )  # fmt: skip
 
     def __init__(
-        self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, lr: float,
-        betas: tuple[float, float], weight_decay: float, directory: str, spill_budget: int | str | None = None,
+        self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, directory: str,
+        spill_budget: int | str | None = None,
     ) -> None:  # fmt: skip
         super().__init__(config)
         self.parameters = {}
@@ -36,7 +36,7 @@ class Training(GPTTraining):
             self.parameters[name] = paddle.create_parameter(array.shape, "float32")
             self.parameters[name].set_value(array)
         self.optimizer = paddle.optimizer.AdamW(
-            lr, beta1=betas[0], beta2=betas[1], parameters=list(self.parameters.values()), weight_decay=weight_decay
+            LR, *BETAS, parameters=list(self.parameters.values()), weight_decay=WEIGHT_DECAY
         )
         self.spill = None if spill_budget is None else Spilling(save_on_disk(directory, ram_budget=spill_budget))
 

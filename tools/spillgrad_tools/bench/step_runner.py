@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from spillgrad_tools.bench.gpt import BETAS, LR, WEIGHT_DECAY, tokens
+from spillgrad_tools.bench.gpt import tokens
 from spillgrad_tools.bench.operations import load
 from spillgrad_tools.memory_cap import peak_rss_bytes
 
@@ -24,11 +24,11 @@ class StepRunner:
         self.training: Any = None
         self.config: dict[str, Any] = {}
 
-    def build(self, config: dict[str, Any], weights: str | None, lr: float = LR, **options: Any) -> None:
+    def build(self, config: dict[str, Any], weights: str | None, **options: Any) -> None:
         """Build the model of the sizes `config` with the parameters in the file `weights`; with random ones if None."""
         self.config = config
         with contextlib.nullcontext() if weights is None else np.load(weights) as arrays:
-            self.training = self.library.training(config, arrays, lr, BETAS, WEIGHT_DECAY, **options)
+            self.training = self.library.training(config, arrays, **options)
 
     def step(self, number: int, batch: int) -> dict[str, Any]:
         """Train by batch `number`; return its loss, the seconds of the step, and so far the traffic and peak memory."""
