@@ -164,8 +164,9 @@ def _show(about: dict[str, Any], table: Table, *lines: str) -> None:
 
 
 def _about_as_text(about: dict[str, Any]) -> str:
-    libraries = ", ".join(about["libraries"])
-    return f"{about['cpu']}, {about['threads']} threads; {libraries}; Python {about['python']}; {about['date']}"
+    libraries = [", ".join(about["libraries"])] if "libraries" in about else []
+    machine = f"{about['cpu']}, {about['threads']} threads"
+    return "; ".join((machine, *libraries, f"Python {about['python']}", about["date"]))
 
 
 _TRAIN_COLUMNS = ("tokens/s", "a step", "peak memory", "capped at", "written a step", "read a step")
