@@ -160,7 +160,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The option may stand anywhere on the line.
     arguments = [word for word in arguments if word != "--debug"]
     try:
-        _require_output()
+        if sys.stdout is None:  # the next file opened would take its place
+            from spillgrad.errors import ArgumentError
+
+            raise ArgumentError("standard output is closed; lead it to a file, or to /dev/null")
         with contextlib.nullcontext() if debug else warnings_for_users():
             status = typer.main.get_command(app).main(arguments, prog_name="spillgrad", standalone_mode=False) or 0
             sys.stdout.flush()  # a failure at the exit of the process would not be reported
@@ -177,14 +180,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         from spillgrad.errors import SpillCorruptionError
 
         return WRONG if isinstance(error, SpillCorruptionError) else BAD_INPUT
-
-
-def _require_output() -> None:
-    """Raise ArgumentError where standard output is closed: the next file opened would take its place."""
-    if sys.stdout is None:
-        from spillgrad.errors import ArgumentError
-
-        raise ArgumentError("standard output is closed; lead it to a file, or to /dev/null")
 
 
 def _errors_of_the_user() -> tuple[type[Exception], ...]:

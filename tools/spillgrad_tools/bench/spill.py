@@ -46,9 +46,6 @@ def _check(same: bool, what: str) -> None:
         raise RuntimeError(f"bench: {what} differs")
 
 
-# Throughput
-
-
 class PlainFile:
     """A file without a name, which is read and written by pread and pwrite alone; if `direct`, past the page cache.
 
@@ -142,9 +139,6 @@ def file_rows(size_bytes: int, total_bytes: int, budget_bytes: int, directory: P
             yield Row(f"{part} {size_bytes // MIB} MiB arrays, {how}", "B/s", measured, (verdict,))
 
 
-# Calls
-
-
 def call_rows(calls: int, directory: Path, rounds: int) -> Iterator[Row]:
     """Time the pack hook with room in the budget, and the unpack hook of a tensor that is in RAM."""
     tensors = [sg.full((1024, 1024), float(i)) for i in range(calls)]
@@ -168,9 +162,6 @@ def call_rows(calls: int, directory: Path, rounds: int) -> Iterator[Row]:
     for part, seconds in medians(taken[1:]).items():
         verdict = Verdict("µs", seconds * 1e6, 25, most=True)
         yield Row(f"{part} a 4 MiB tensor in RAM", "s", {"spillgrad": seconds}, (verdict,))
-
-
-# A training step
 
 
 class PlainTraffic:
@@ -273,9 +264,6 @@ def judged_steps(model: str, seconds: Measured, budget_bytes: int, write_bytes: 
     # Where the disk is busy for most of the step, waiting cannot be avoided and is not judged.
     bars = (Verdict("% waited", waited, 3, most=True),) if alone < 60 else ()
     yield Row("share of the step", "%", {"waited": waited, "plain traffic alone": alone}, bars)
-
-
-# Disk and memory over many steps
 
 
 def batches(drawn: random.Random) -> tuple[int, ...]:

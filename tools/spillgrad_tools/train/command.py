@@ -15,8 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 
@@ -42,29 +41,25 @@ CLOSING_S = 10.0
 
 
 class StopRequest:
-    """A signal handler: the first Ctrl-C or SIGTERM sets `received` and prints a line; a second one is not caught."""
+    """Inside its block, the first Ctrl-C or SIGTERM sets `received` and prints a line; a second one is not caught."""
 
     def __init__(self, console: Console) -> None:
         self.received = False
         self._console = console
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
+    def __enter__(self) -> Self:
+        self._former = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def _receive(self, *_: object) -> None:
         self.received = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         show_line(self._console, "stopping after this step; Ctrl-C again stops at once, without saving")
-
-
-@contextlib.contextmanager
-def stop_request(console: Console) -> Iterator[StopRequest]:
-    """Catch the first Ctrl-C or SIGTERM inside the block, so that training can finish its step."""
-    request = StopRequest(console)
-    former = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield request
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
 
 
 def run(options: TrainOptions) -> bool:
@@ -202,7 +197,7 @@ def _train(training: Training, console: Console, saves: Saves) -> tuple[collecti
     """Train until the last step or a stop request, and save; return the last records and the seconds of training."""
     records: collections.deque[StepRecord] = collections.deque(maxlen=REPORTED_STEPS)
     started = time.perf_counter()
-    with stop_request(console) as stop:
+    with StopRequest(console) as stop:
         for record in show_progress(console, training.steps(), training.step, training.settings.steps):
             records.append(record)
             saves.after_step()
