@@ -100,14 +100,9 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as plain values."""
-        return {
-            "case": self.case.name,
-            "group": self.case.group,
-            "rounds": self.rounds,
-            "seconds": self.seconds,
-            **({"failures": self.failures} if self.failures else {}),
-            "bars": [verdict.as_json() for verdict in self.verdicts],
-        }
+        plain = {"case": self.case.name, "group": self.case.group, "rounds": self.rounds, "seconds": self.seconds}
+        failures = {"failures": self.failures} if self.failures else {}
+        return {**plain, **failures, "bars": [verdict.as_json() for verdict in self.verdicts]}
 
 
 def _matmul(

@@ -82,21 +82,9 @@ def _judged(array: StoredArray, checksum: str) -> StoredArray:
 
 def array_as_dict(array: StoredArray) -> dict[str, Any]:
     """Return what `--json` prints of an array. Units: bytes; elements for `start` and `length` of a chunk."""
-    return {
-        "key": array.key,
-        "sequence": array.sequence,
-        **vars(array.label),
-        "views": [view._asdict() for view in array.views],
-        "dtype": None if array.dtype is None else array.dtype.name,
-        "shape": array.shape,
-        "nbytes": array.nbytes,
-        "stored_bytes": array.stored_bytes,
-        "codec": array.codec,
-        "chunk_shape": array.chunk_shape,
-        "chunks": [chunk._asdict() for chunk in array.chunks],
-        "checksum": array.checksum,
-        "problem": array.problem,
-    }
+    plain = {name: value for name, value in vars(array).items() if name not in ("label", "from_journal")}
+    lists = {name: [each._asdict() for each in plain[name]] for name in ("views", "chunks")}
+    return {**plain, **vars(array.label), **lists, "dtype": None if array.dtype is None else array.dtype.name}
 
 
 def contents_as_dict(contents: ArrayContents) -> dict[str, Any]:

@@ -56,16 +56,8 @@ def show_tree(console: Console, path: Path, as_json: bool) -> bool:
 
 def segment_as_dict(segment: Segment) -> dict[str, Any]:
     """Return what `--tree --json` prints of a segment. Units: bytes."""
-    return {
-        "path": str(segment.path),
-        "file_bytes": segment.file_bytes,
-        "disk_bytes": segment.disk_bytes,
-        "items": [_item_as_dict(item) for item in segment.items],
-        "arrays": [array_as_dict(array) for array in segment.arrays],
-        "left_out": segment.left_out,
-        "problems": segment.problems,
-        "note": segment.note,
-    }
+    items, arrays = map(_item_as_dict, segment.items), map(array_as_dict, segment.arrays)
+    return {**vars(segment), "path": str(segment.path), "items": list(items), "arrays": list(arrays)}
 
 
 def _item_as_dict(item: Item) -> dict[str, Any]:
