@@ -1,10 +1,10 @@
 """Run every check of the CUDA side on a machine with a GPU, in under ten minutes: `python tools/check_gpu.py`.
 
-It needs only spillgrad and its extra `cuda`; where they are installed, PyTorch is compared with and pytest runs the
-tests. Every part is a process of its own with a time limit; if one fails, the others still run. The folder `--out`
-keeps all output; the last lines are a summary, and the exit status is 0 if all parts passed.
+It needs only spillgrad and its extra `cuda`. If PyTorch is installed, benchmarks compare with it; if pytest is, it runs
+the tests. Every part runs in a process of its own with a time limit; if one fails, the others still run. The folder
+`--out` keeps all output; the last lines are a summary, and the exit status is 0 if all parts passed.
 
-NUMBA_ENABLE_CUDASIM=1 runs all of it in Numba's simulator, which takes many minutes.
+NUMBA_ENABLE_CUDASIM=1 runs every part in Numba's simulator, which takes many minutes.
 """
 
 import argparse
@@ -33,7 +33,7 @@ PACKAGES = (
     "msgspec", "zstandard", "psutil", "rich", "typer", "torch", "pytest", "hypothesis",
 )  # fmt: skip
 STEPS = 6
-# Relative: devices sum in different orders, and six steps amplify that.
+# The relative difference allowed: devices sum in different orders, and six steps amplify that.
 LOSS_TOLERANCE = 1e-3
 SHOWN_FAILURES = 8
 HOST_LOSSES = "host-losses.json"
@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A check: `run` gets the log's path and how many seconds there are."""
+    """A check: `run` gets the path of its log and its time limit in seconds."""
 
     name: str
     limit_s: float
@@ -57,17 +57,17 @@ class Part(NamedTuple):
 
 
 def environment() -> dict[str, str]:
-    """Return what the parts' processes find: this checkout, and the GPU unless the simulator is asked for."""
-    simulated = os.environ.get("NUMBA_ENABLE_CUDASIM", "0")
+    """Return the environment of the parts' processes: this checkout's code, and the GPU unless simulated."""
     paths = os.pathsep.join([*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {
-        **os.environ, "PYTHONPATH": paths, "NUMBA_ENABLE_CUDASIM": simulated, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1",
-        "COLUMNS": "160",
-    }  # fmt: skip
+    own = {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "COLUMNS": "160"}
+    return {"NUMBA_ENABLE_CUDASIM": "0", **os.environ, **own}
 
 
 def execute(command: Sequence[str], log: Path, limit_s: float, output: Path | None = None) -> int | None:
-    """Run a command, with what it prints in a log; return its status, None when its time was over."""
+    """Run a command; return its exit status, or None when its time was over.
+
+    Its standard error is appended to `log`, and so is its standard output, unless `output` names another file.
+    """
     with open(log, "a") as file, open(output or log, "a") as out:
         process = subprocess.Popen(
             [sys.executable, *command], cwd=ROOT, env=environment(), stdout=out, stderr=file, stdin=subprocess.DEVNULL,
@@ -78,30 +78,26 @@ def execute(command: Sequence[str], log: Path, limit_s: float, output: Path | No
         except subprocess.TimeoutExpired:
             return None
         finally:
-            # Kill its children, too; they may outlive it.
-            with contextlib.suppress(ProcessLookupError):  # all of them ended
+            # Kill the children of the process, too; they may outlive it.
+            with contextlib.suppress(ProcessLookupError):  # all processes of the group have ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
 def ended(status: int | None) -> str:
-    """Return how a process ended that was to end otherwise."""
+    """Return in words how a process failed: by running out of time (None), or with an exit status."""
     return "ran out of time" if status is None else f"ended with status {status}"
 
 
-# Parts that run in a process of their own: `python tools/check_gpu.py --part NAME`. The last printed line is the
-# result.
+# Parts that run as `python tools/check_gpu.py --part NAME`. The last line that such a process prints is its result.
 
 
 def say_machine() -> str:
-    """Print what is here; return the device's name."""
+    """Print the GPU, the driver and the versions of packages; return the device's name, generation and free memory."""
     if shutil.which("nvidia-smi"):
         query = "--query-gpu=name,driver_version,memory.total,compute_cap,clocks.max.sm"
-        print(
-            subprocess.run(
-                ["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True
-            ).stdout.strip()
-        )
+        asked = subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True)
+        print(asked.stdout.strip())
     print(f"Python {sys.version.split()[0]}, {CORES} cores")
     for package in PACKAGES:
         try:
@@ -110,26 +106,27 @@ def say_machine() -> str:
             print(f"{package} is not installed")
     import spillgrad as sg
 
-    sg.empty(1, device="cuda")  # raises DeviceError, which says what is missing
+    sg.empty(1, device="cuda")  # without a device, the DeviceError says what is missing
     major, minor = sg.cuda.get_device_capability()
     free, total = sg.cuda.mem_get_info()
     return f"{sg.cuda.get_device_name()}, {major}.{minor}, {free >> 20} of {total >> 20} MiB free"
 
 
 def train(device: str, spills: bool) -> list[float]:
-    """Return the losses of a small GPT's first steps."""
+    """Return the losses of a small GPT's first steps; if `spills`, its saved tensors go to disk."""
     import tempfile
 
-    from spillgrad_tools.bench.gpt import BETAS, SIMULATED_GPT, WEIGHT_DECAY, tokens
+    from spillgrad_tools.bench.gpt import SIMULATED_GPT, tokens
     from spillgrad_tools.bench.gpt_ours import Training
 
-    small = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
-    sizes = {"vocab_size": 256, "context": 128, "n_layer": 4, "n_head": 4, "n_embd": 128}
-    sizes = SIMULATED_GPT if small else sizes
-    batch, steps = (1, 2) if small else (8, STEPS)
+    if small := os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
+        sizes, batch, steps = SIMULATED_GPT, 1, 2
+    else:
+        sizes = {"vocab_size": 256, "context": 128, "n_layer": 4, "n_head": 4, "n_embd": 128}
+        batch, steps = 8, STEPS
     with tempfile.TemporaryDirectory() as directory:
         budgets = {"spill_budget": 0 if small else "1MiB", "device_budget": 0, "min_bytes": 1} if spills else {}
-        training = Training(sizes, None, 1e-3, BETAS, WEIGHT_DECAY, directory, device=device, **budgets)
+        training = Training(sizes, None, directory, lr=1e-3, device=device, **budgets)
         losses = [training.step(*tokens(sizes["vocab_size"], (batch, sizes["context"]), step)) for step in range(steps)]
         if training.spill is not None:
             traffic = training.spill.traffic()
@@ -141,14 +138,17 @@ def train(device: str, spills: bool) -> list[float]:
 
 
 def say_training(out: Path, spills: bool) -> str:
-    """Train on the device and, for the first time, on the host; return how far apart the losses are."""
+    """Train on the device; return how far its losses are from those of the host, which the first call computes.
+
+    Raises RuntimeError where they are further apart than LOSS_TOLERANCE.
+    """
     import numpy as np
 
     kept = out / HOST_LOSSES
     if not kept.exists():
         kept.write_text(json.dumps(train("cpu", False)))
     wanted, got = json.loads(kept.read_text()), train("cuda", spills)
-    apart = float(np.max(np.abs(np.subtract(got, wanted)) / np.abs(wanted)))  # NaN if one of them is
+    apart = float(np.max(np.abs(np.subtract(got, wanted)) / np.abs(wanted)))  # NaN if a loss is NaN
     text = f"{len(got)} losses, {got[0]:.4f} … {got[-1]:.4f}, at most {apart:.1e} from the host's"
     if not apart <= LOSS_TOLERANCE:
         raise RuntimeError(f"{text}; {LOSS_TOLERANCE:g} is allowed")
@@ -156,7 +156,10 @@ def say_training(out: Path, spills: bool) -> str:
 
 
 def say_memory() -> str:
-    """Ask for more memory than the device has, several times, and check that it still works."""
+    """Ask for more memory than the device has, several times, and check that the device still computes.
+
+    Raises RuntimeError for a wrong result, or for memory that is not free again afterwards.
+    """
     import spillgrad as sg
 
     x = sg.ones(1000).to("cuda")
@@ -166,7 +169,7 @@ def say_memory() -> str:
     for _ in range(3):
         try:
             while True:
-                held.append(sg.empty(total // 32, device="cuda"))  # an eighth of it, of float32
+                held.append(sg.empty(total // 32, device="cuda"))  # an eighth of the memory: 4 bytes a number
         except sg.cuda.OutOfMemoryError as error:
             print(error)
             refused += 1
@@ -180,7 +183,7 @@ def say_memory() -> str:
     return f"refused {refused} times, computes on, all came back"
 
 
-# The checks, each of which runs processes and judges them.
+# The checks: each runs processes and judges what they print.
 
 
 def by_process(name: str, *options: str) -> Callable[[Path, float], Outcome]:
@@ -197,7 +200,7 @@ def by_process(name: str, *options: str) -> Callable[[Path, float], Outcome]:
 
 
 def tests(*paths: str) -> Callable[[Path, float], Outcome]:
-    """Return the check that runs tests, in as many processes as there are cores; one that crashes takes few with it."""
+    """Return the check that runs tests in a process for each core, a few at a time: a crash loses only those few."""
 
     def check(log: Path, limit_s: float) -> Outcome:
         if importlib.util.find_spec("pytest") is None:
@@ -211,7 +214,7 @@ def tests(*paths: str) -> Callable[[Path, float], Outcome]:
         chunks = [names[start : start + size] for start in range(0, len(names), size)]
 
         def run(number: int) -> tuple[int, int, list[str]]:
-            """Return how many tests passed, how many were skipped, and a line for each other."""
+            """Run the tests of a chunk; return how many passed, how many were skipped, and a line for each other."""
             chosen, own = log.with_suffix(f".{number}.args"), log.with_suffix(f".{number}.log")
             chosen.write_text("\n".join(chunks[number]))
             left = until - time.monotonic()
@@ -230,9 +233,8 @@ def tests(*paths: str) -> Callable[[Path, float], Outcome]:
             outcomes = list(pool.map(run, range(len(chunks))))
         passed, skipped = sum(outcome[0] for outcome in outcomes), sum(outcome[1] for outcome in outcomes)
         failures += [line for outcome in outcomes for line in outcome[2]]
-        others = len(names) - passed - skipped
-        text = f"{passed} passed, {skipped} skipped, {others} failed"
-        # For a test with many parameters, the first failure.
+        text = f"{passed} passed, {skipped} skipped, {len(names) - passed - skipped} failed"
+        # Of a test with many parameters, show only the first failure.
         shown = list({line.partition("[")[0]: line for line in reversed(failures)}.values())[::-1][:SHOWN_FAILURES]
         more = [f"and {len(failures) - len(shown)} more"] if len(failures) > len(shown) else []
         return Outcome(not failures and passed > 0, text, [*shown, *more])
@@ -241,7 +243,7 @@ def tests(*paths: str) -> Callable[[Path, float], Outcome]:
 
 
 def as_markdown(answer: dict[str, Any]) -> str:
-    """Return the README's table of what the benchmark found."""
+    """Return the README's table of the results that the benchmark printed as JSON."""
     from spillgrad_tools.bench.cases import Result
     from spillgrad_tools.bench.cuda_cases import CUDA_BY_NAME
     from spillgrad_tools.bench.report import cuda_as_markdown
@@ -254,18 +256,17 @@ def as_markdown(answer: dict[str, Any]) -> str:
 
 
 def benchmark(*options: str) -> Callable[[Path, float], Outcome]:
-    """Return the check that runs the benchmark; it passes when all rows were timed, whatever bars they reach."""
+    """Return the check that runs the benchmark; it passes when all rows were timed, even if they miss their bars."""
 
     def check(log: Path, limit_s: float) -> Outcome:
         found = log.with_suffix(".json")
         command = ["-m", "spillgrad_tools", "bench", "kernels", "--device", "cuda", "--json", *options]
         status = execute(command, log, limit_s, found)
         printed = log.read_text().splitlines()
+        rows = [line for line in printed if ": spillgrad " in line]
         if status != 0:
-            rows = [line for line in printed if ": spillgrad " in line]
-            return Outcome(
-                False, f"{ended(status)} after {len(rows)} rows: {printed[-1] if printed else ''}"[:200], rows
-            )
+            text = f"{ended(status)} after {len(rows)} rows: {printed[-1] if printed else ''}"
+            return Outcome(False, text[:200], rows)
         answer = json.loads(found.read_text())
         results = answer["results"]
         log.with_suffix(".md").write_text(as_markdown(answer))
@@ -274,13 +275,13 @@ def benchmark(*options: str) -> Callable[[Path, float], Outcome]:
         text = f"{len(results)} rows, {sum(bar['met'] for bar in bars)} of {len(bars)} bars reached"
         if failed:
             text += f", not timed: {'; '.join(failed)}"
-        return Outcome(not failed, text, [line for line in printed if ": spillgrad " in line])
+        return Outcome(not failed, text, rows)
 
     return check
 
 
 def parts(quick: bool) -> list[Part]:
-    """Return the checks in their order; together their limits are under ten minutes."""
+    """Return the checks in the order in which they run; the sum of their limits is under ten minutes."""
     rounds = ("--quick", "--rounds", "1") if quick else ("--rounds", "5")
     chosen = ["tests/cuda/test_array.py", "tests/cuda/test_dlpack.py"] if quick else ["tests/cuda"]
     every = [
@@ -296,7 +297,7 @@ def parts(quick: bool) -> list[Part]:
 
 
 def main() -> int:
-    """Run the parts; return the process's status."""
+    """Run the parts; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a few minutes: few tests, short rows timed once, no PTX")
     parser.add_argument("--only", metavar="NAME", help="only parts whose name contains this")
@@ -324,7 +325,7 @@ def main() -> int:
             former.unlink()
         try:
             outcome = part.run(log, part.limit_s)
-        except Exception as error:  # the others are worth running all the same
+        except Exception as error:  # run the other parts all the same
             outcome = Outcome(False, f"{type(error).__name__}: {error}")
         for line in outcome.lines:
             print(line, flush=True)

@@ -1,6 +1,7 @@
-"""`spillgrad cache`: what the cache of compiled kernels holds, and how to fill and empty it."""
+"""`spillgrad cache`: print what the cache of compiled kernels holds, fill it, or empty it."""
 
 import functools
+import operator
 from collections.abc import Callable
 
 from rich.console import Console
@@ -15,15 +16,22 @@ from spillgrad_tools.named_values import named_values
 from spillgrad_tools.train.options import TrainSettings
 from spillgrad_tools.train.training import Training
 
-# This part of the text is enough to reach every kernel of a training run.
+# Training on so much of the default text reaches every kernel of a training run.
 _TEXT_BYTES = 1 << 16
+Operation = Callable[[sg.Tensor, sg.Tensor], sg.Tensor]
+_METHODS = ("abs", "exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "relu")
+
+
+def _method(name: str) -> Operation:
+    return lambda x, y: getattr(x, name)()
+
 
 # Operations on two tensors of shape (2, 8); each is run forward and backward.
-OPERATIONS: dict[str, Callable[[sg.Tensor, sg.Tensor], sg.Tensor]] = {
-    "x + y": lambda x, y: x + y,
-    "x - y": lambda x, y: x - y,
-    "x * y": lambda x, y: x * y,
-    "x / y": lambda x, y: x / y,
+OPERATIONS: dict[str, Operation] = {
+    "x + y": operator.add,
+    "x - y": operator.sub,
+    "x * y": operator.mul,
+    "x / y": operator.truediv,
     "x + bias": lambda x, y: x + y[0],
     "x * scale": lambda x, y: x * y[0],
     "x + number": lambda x, y: x + 1.5,
@@ -32,15 +40,7 @@ OPERATIONS: dict[str, Callable[[sg.Tensor, sg.Tensor], sg.Tensor]] = {
     "number - x": lambda x, y: 1.5 - x,
     "-x": lambda x, y: -x,
     "x ** 2": lambda x, y: x**2,
-    "abs": lambda x, y: x.abs(),
-    "exp": lambda x, y: x.exp(),
-    "log": lambda x, y: x.log(),
-    "sqrt": lambda x, y: x.sqrt(),
-    "sin": lambda x, y: x.sin(),
-    "cos": lambda x, y: x.cos(),
-    "tanh": lambda x, y: x.tanh(),
-    "sigmoid": lambda x, y: x.sigmoid(),
-    "relu": lambda x, y: x.relu(),
+    **{name: _method(name) for name in _METHODS},
     "gelu": lambda x, y: functional.gelu(x),
     "silu": lambda x, y: functional.silu(x),
     "clamp": lambda x, y: x.clamp(0.2, 0.8),
@@ -63,8 +63,14 @@ OPERATIONS: dict[str, Callable[[sg.Tensor, sg.Tensor], sg.Tensor]] = {
 
 
 def run(action: str) -> None:
-    """Print what the cache holds, fill it, or remove it all."""
-    {"info": _info, "warm": _warm, "clear": _clear}[action](Console())
+    """Print what the cache holds ("info"), fill it ("warm"), or remove all its files ("clear")."""
+    console = Console()
+    if action == "info":
+        _info(console)
+    elif action == "warm":
+        _warm(console)
+    else:
+        console.print(f"removed {format_bytes(cache.clear())}")
 
 
 def _info(console: Console) -> None:
@@ -81,27 +87,17 @@ def _info(console: Console) -> None:
 
 def _warm(console: Console) -> None:
     jobs: dict[str, Callable[[], None]] = {"a training step of the default model": _train_one_step}
-    jobs.update({name: functools.partial(_differentiate, operation) for name, operation in OPERATIONS.items()})
-    progress = Progress(
-        TextColumn("compiling"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-        console=console,
-        disable=not console.is_interactive,
-    )
-    with progress:
+    jobs |= {name: functools.partial(_differentiate, operation) for name, operation in OPERATIONS.items()}
+    with Progress(
+        TextColumn("compiling"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(),
+        TextColumn("{task.description}"), console=console, disable=not console.is_interactive,
+    ) as progress:  # fmt: skip
         task = progress.add_task("", total=len(jobs))
         for name, job in jobs.items():
             progress.update(task, description=name)
             job()
             progress.advance(task)
     console.print(f"{counts.compiled} kernels compiled, {counts.loaded} were there already")
-
-
-def _clear(console: Console) -> None:
-    console.print(f"removed {format_bytes(cache.clear())}")
 
 
 def _train_one_step() -> None:
@@ -112,6 +108,6 @@ def _train_one_step() -> None:
     training.sample(2)
 
 
-def _differentiate(operation: Callable[[sg.Tensor, sg.Tensor], sg.Tensor]) -> None:
+def _differentiate(operation: Operation) -> None:
     x, y = (sg.rand(2, 8, requires_grad=True) for _ in range(2))
     operation(x, y).sum().backward()

@@ -1,4 +1,4 @@
-"""The command `spillgrad`: options here, work in the module each command names."""
+"""The command `spillgrad`: each command's options and help here, its work in the module that `runs` names."""
 
 import contextlib
 import errno
@@ -15,17 +15,14 @@ from spillgrad_tools.bench.options import HookOptions, KernelOptions, Rounds
 from spillgrad_tools.bench.options import PlanOptions as BenchPlanOptions
 from spillgrad_tools.bench.options import TrainOptions as BenchTrainOptions
 from spillgrad_tools.inspect.options import InspectOptions, Place
-from spillgrad_tools.options import Disk, Json, named_path, takes
+from spillgrad_tools.options import INTERRUPTED, WRONG, Disk, Json, named_path, runs
 from spillgrad_tools.plain_warnings import warnings_for_users
 from spillgrad_tools.train.options import PlanOptions, TrainOptions, TrainSettings
 
-WRONG = 1
 BAD_INPUT = 2
-INTERRUPTED = 130
-# An error may contain a few paths.
+# The characters of an error's line: an error may contain a few paths.
 _LONGEST_LINE = 20_000
-
-# `main` reports every error itself: one line, undecorated.
+# Typer prints no error: `main` prints each in one line, undecorated.
 LOOKS: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "pretty_exceptions_enable": False}
 app = typer.Typer(
     help="Train models whose saved tensors live on disk, under a byte-exact RAM budget.",
@@ -55,139 +52,100 @@ def _global_options(
 
 
 @app.command()
-@takes(TrainOptions, TrainSettings, first=("data", "model", "weights", "ram_budget", "offload"))
-def train(options: TrainOptions) -> None:
+@runs("train.command", TrainOptions, TrainSettings, ("data", "model", "weights", "ram_budget", "offload"), INTERRUPTED)
+def train() -> None:
     """Train a language model of bytes under a RAM budget for saved tensors, or, with --offload, for all it needs.
 
-    Ctrl-C finishes the step, saves a checkpoint for --resume and removes the spill files. A run that is killed goes on
-    from the last one saved, to the same losses.
+    Ctrl-C finishes the step, saves a checkpoint for --resume and removes the spill files.
+    After a kill, --resume goes on from the last checkpoint saved, to the same losses.
     """
-    from spillgrad_tools.train.command import run
-
-    if not run(options):
-        raise typer.Exit(INTERRUPTED)
 
 
 @app.command()
-@takes(PlanOptions)
-def plan(options: PlanOptions) -> None:
+@runs("train.plan", PlanOptions)
+def plan() -> None:
     """Say how to train a model in so much memory: what to keep, spill and recompute, and what that takes.
 
     Two layers of the model are trained for a few steps, and the disk and the processor measured.
     """
-    from spillgrad_tools.train.plan import run
-
-    run(options)
 
 
 @app.command()
-@takes(InspectOptions)
-def inspect(options: InspectOptions) -> None:
+@runs("inspect.command", InspectOptions)
+def inspect() -> None:
     """Show what was spilled, when, why, and what it cost: of a run that goes on, one that ended, or one that died.
 
-    The exit status is 0; 1 where what was looked at is damaged; 2 where there is
-    nothing to look at, or options do not go together; 130 after Ctrl-C.
+    The exit status is 0; 1 if the files are damaged; 2 if there are none, or options do not go together;
+    130 after Ctrl-C.
     """
-    from spillgrad_tools.inspect.command import run
-
-    if not run(options):
-        raise typer.Exit(WRONG)
 
 
 @app.command()
-def verify(
-    path: Place,
-    as_json: Json = False,
-) -> None:
+@runs("inspect.verify")
+def verify(path: Place, as_json: Json = False) -> None:
     """Check what is stored: every checksum, every array of every segment, every line of the journals.
 
-    The exit status is 1 where something is wrong, and each is listed.
+    The exit status is 1 if something is wrong; each problem is listed.
     """
-    from spillgrad_tools.inspect.verify import run
-
-    if not run(path, as_json):
-        raise typer.Exit(WRONG)
 
 
 @app.command()
+@runs("inspect.sweep")
 def sweep(
     directory: Annotated[Path, typer.Argument(metavar="DIR", parser=named_path, help="Folder that runs spilled to.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
 ) -> None:
-    """Remove what dead runs left in a spill folder; live runs keep theirs."""
-    from spillgrad_tools.inspect.sweep import run
-
-    run(directory, dry_run)
+    """Remove the files of dead runs from a spill folder; live runs keep theirs."""
 
 
 @app.command()
+@runs("cache")
 def cache(
     action: Annotated[
         Literal["info", "warm", "clear"],
         typer.Argument(help="Say what is there, compile what training and common operations need, or remove it all."),
     ] = "info",
 ) -> None:
-    """Look after the compiled kernels on disk; old ones go by themselves."""
-    from spillgrad_tools.cache import run
-
-    run(action)
+    """Show, fill or empty the cache of compiled kernels; old kernels are removed automatically."""
 
 
 @bench.command("kernels")
-@takes(KernelOptions)
-def bench_kernels(options: KernelOptions) -> None:
+@runs("bench.kernels", KernelOptions)
+def bench_kernels() -> None:
     """Time the kernels beside NumPy and, where installed, PyTorch."""
-    from spillgrad_tools.bench.kernels import run
-
-    run(options)
 
 
 @bench.command("train")
-@takes(BenchTrainOptions)
-def bench_train(options: BenchTrainOptions) -> None:
+@runs("bench.train", BenchTrainOptions)
+def bench_train() -> None:
     """Time training steps in RAM, spilled and offloaded, beside the same model in PyTorch, where installed."""
-    from spillgrad_tools.bench.train import run
-
-    run(options)
 
 
 @bench.command("hooks")
-@takes(HookOptions)
-def bench_hooks(options: HookOptions) -> None:
+@runs("bench.hooks", HookOptions)
+def bench_hooks() -> None:
     """Time PyTorch's and Paddle's own training steps in RAM, and with what they save for backward on disk."""
-    from spillgrad_tools.bench.hooks import run
-
-    run(options)
 
 
 @bench.command("plan")
-@takes(BenchPlanOptions)
-def bench_plan(options: BenchPlanOptions) -> None:
+@runs("bench.plan", BenchPlanOptions)
+def bench_plan() -> None:
     """Compare what `spillgrad plan` predicts with what runs do, under four budgets and each policy."""
-    from spillgrad_tools.bench.plan import run
-
-    run(options)
 
 
 @bench.command("spill")
-def bench_spill(
-    as_json: Json = False, directory: Disk = Path(), rounds: Rounds = 9,
-) -> None:  # fmt: skip
+@runs("bench.spill")
+def bench_spill(as_json: Json = False, directory: Disk = Path(), rounds: Rounds = 9) -> None:
     """Time the spill store beside plain file I/O, and a training step in RAM and spilled."""
-    from spillgrad_tools.bench.spill import run
-
-    run(as_json, directory, rounds)
 
 
 @bench.command("soak")
+@runs("bench.soak")
 def bench_soak(
     as_json: Json = False, directory: Disk = Path(),
     minutes: Annotated[float, typer.Option(min=0.01, metavar="M", help="How long.")] = 20,
 ) -> None:  # fmt: skip
-    """Use stores from several threads on a disk that fails, and look for errors and leaks that nobody asked for."""
-    from spillgrad_tools.bench.soak import run
-
-    run(as_json, directory, minutes)
+    """Use stores from several threads on a disk that fails; look for leaks, and for errors that no fault explains."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -202,12 +160,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The option may stand anywhere on the line.
     arguments = [word for word in arguments if word != "--debug"]
     try:
-        _require_output()
+        if sys.stdout is None:  # the next file opened would take its place
+            from spillgrad.errors import ArgumentError
+
+            raise ArgumentError("standard output is closed; lead it to a file, or to /dev/null")
         with contextlib.nullcontext() if debug else warnings_for_users():
             status = typer.main.get_command(app).main(arguments, prog_name="spillgrad", standalone_mode=False) or 0
             sys.stdout.flush()  # a failure at the exit of the process would not be reported
             return status
-    except (BrokenPipeError, SystemExit):  # which typer makes of it
+    except (BrokenPipeError, SystemExit):  # typer exits where the pipe is broken
         return _close_output()
     except _errors_of_the_user() as error:
         if debug:
@@ -216,15 +177,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             error.filename = "standard output"
         if line := _one_line(error, arguments):
             print(f"spillgrad: {line}", file=sys.stderr)
-        return _status(error)
+        from spillgrad.errors import SpillCorruptionError
 
-
-def _require_output() -> None:
-    """Raise ArgumentError where standard output is closed: the next file opened would take its place."""
-    if sys.stdout is None:
-        from spillgrad.errors import ArgumentError
-
-        raise ArgumentError("standard output is closed; lead it to a file, or to /dev/null")
+        return WRONG if isinstance(error, SpillCorruptionError) else BAD_INPUT
 
 
 def _errors_of_the_user() -> tuple[type[Exception], ...]:
@@ -235,18 +190,12 @@ def _errors_of_the_user() -> tuple[type[Exception], ...]:
     return SpillgradError, CudaError, OutOfMemory, OSError, typer.TyperException
 
 
-def _status(error: Exception) -> int:
-    from spillgrad.errors import SpillCorruptionError
-
-    return WRONG if isinstance(error, SpillCorruptionError) else BAD_INPUT
-
-
 def _output_is_lost() -> bool:
     """Return whether standard output still refuses its contents; if so, close it."""
     try:
         sys.stdout.flush()
     except OSError:
-        _close_output()  # Python would try once more as it exits
+        _close_output()  # Python would flush once more as it exits
         return True
     return False
 

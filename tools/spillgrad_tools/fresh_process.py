@@ -1,4 +1,4 @@
-"""Call a function in a process that compiles no kernel: a compiler keeps 200 MiB until its process ends."""
+"""Call a function in a process that compiles no kernel: a process that compiled one keeps 200 MiB until it ends."""
 
 import os
 import pickle
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 def call(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a module's function in a process of its own, and return its result.
+    """Call a function of a module in a process of its own, and return its result.
 
-    If that process had to compile kernels, a second one repeats the call with the kernels on disk. Without a kernel
-    cache that can be written, the second one compiles them, too. Raises the function's exceptions; ChildProcessError
-    when the process ends without an answer.
+    If that process had to compile kernels, a second process repeats the call with the kernels from the disk. Where the
+    kernel cache cannot be written, the second process compiles the kernels, too. Raises the exceptions of `function`;
+    ChildProcessError when the process ends without an answer.
     """
     request = pickle.dumps((function, args, kwargs))
     for _ in range(2):
@@ -35,18 +35,16 @@ def call(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def _ask(request: bytes, name: str) -> tuple[bytes, str]:
+    """Return the answer of a new process to `request`, and what it printed; `name` is for the error."""
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        start_new_session=True,  # so that Ctrl-C comes once, from here
-    )
+        start_new_session=True,  # Ctrl-C reaches it from here alone, and not from the terminal, too
+    )  # fmt: skip
     try:
         answer, complaints = process.communicate(request)
     except BaseException:
-        process.send_signal(signal.SIGINT)  # it removes its files
+        process.send_signal(signal.SIGINT)  # the process then removes its files
         process.communicate()
         raise
     if process.returncode:
@@ -56,10 +54,10 @@ def _ask(request: bytes, name: str) -> tuple[bytes, str]:
 
 
 def _answer() -> None:
-    """Answer the call on standard input."""
+    """Make the call that standard input holds, and write its outcome and the number of compiled kernels to stdout."""
     function, args, kwargs = pickle.load(sys.stdin.buffer)
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # keep printed text apart from the answer
+        os.dup2(2, 1)  # what the function prints goes to stderr, apart from the answer
         outcome: Any
         try:
             with warnings_for_users():

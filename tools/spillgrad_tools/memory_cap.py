@@ -5,44 +5,45 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 _OWN_GROUPS = Path("/proc/self/cgroup")
-# RLIMIT_DATA also counts thread stacks, and freed memory that stays mapped.
+# Added to a limit by RLIMIT_DATA, which also counts thread stacks and freed memory that stays mapped.
 _UNTOUCHED_BYTES = 144 << 20
-# How long the kernel may take to empty a group whose processes have ended.
+# The time that the kernel may take to empty a group whose processes have ended.
 _EMPTY_S = 10.0
 
 
 class _Hierarchy(NamedTuple):
-    """The files of one version of control groups: the memory limit and the peak.
+    """The folder of one version of control groups, and the names of its files that limit and tell memory.
 
-    The value of `swap` is None where the file bounds swap and memory together.
+    `swap` is the file that limits swap; `swap_bytes` is its limit, or None where the file limits swap and memory
+    together.
     """
 
     controller: str
     root: Path
     limit: str
     peak: str
-    swap: tuple[str, int | None]
+    swap: str
+    swap_bytes: int | None
 
 
 # Source: Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 _HIERARCHIES = (
     _Hierarchy(
         "memory", Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.max_usage_in_bytes",
-        ("memory.memsw.limit_in_bytes", None),
+        "memory.memsw.limit_in_bytes", None,
     ),
-    _Hierarchy("", Path("/sys/fs/cgroup"), "memory.max", "memory.peak", ("memory.swap.max", 0)),
+    _Hierarchy("", Path("/sys/fs/cgroup"), "memory.max", "memory.peak", "memory.swap.max", 0),
 )  # fmt: skip
 
 
 class MemoryCap:
-    """Bounds the memory of programs started by the words of `command`.
+    """Limits the memory of programs that are started by what `command` returns.
 
-    A memory control group bounds all of them together, page cache included, and kills a process that needs more. Where
-    no group can be made (`is_group` is False), RLIMIT_DATA bounds each process, whose allocations then fail. Leaving
+    A memory control group limits all programs together, page cache included, and kills a process that needs more. Where
+    no group can be made (`is_group` is False), RLIMIT_DATA limits each process, whose allocations then fail. Leaving
     the context removes the group; its processes must have ended.
     """
 
@@ -52,33 +53,28 @@ class MemoryCap:
 
     @property
     def is_group(self) -> bool:
-        """Whether a control group does it."""
+        """Whether a control group limits the programs, and not RLIMIT_DATA."""
         return self._group is not None
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """Return what to start instead of `words`: the same within the bound."""
+        """Return the command that runs the command `words` within the limit."""
         if self._group is None:
             return ["sh", "-c", f'ulimit -d {(self.limit_bytes + _UNTOUCHED_BYTES) >> 10} && exec "$@"', "sh", *words]
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._group.path / "cgroup.procs"), *words]
 
     def peak_bytes(self) -> int | None:
-        """Return the peak memory of all of them together, page cache included; None where it is not counted."""
-        if self._group is None:
-            return None
-        with contextlib.suppress(FileNotFoundError):  # v2 counts it since Linux 5.19
-            return int((self._group.path / self._group.hierarchy.peak).read_text())
+        """Return the peak memory of all programs together, page cache included; None where Linux does not count it."""
+        with contextlib.suppress(FileNotFoundError):  # version 2 counts it since Linux 5.19
+            if self._group is not None:
+                return int((self._group.path / self._group.hierarchy.peak).read_text())
         return None
 
-    def __enter__(self) -> "MemoryCap":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._group is None:
-            return
+    def __exit__(self, *_: object) -> None:
         deadline = time.monotonic() + _EMPTY_S
-        while self._group.path.exists():
+        while self._group is not None and self._group.path.exists():
             try:
                 self._group.path.rmdir()
             except OSError:
@@ -93,7 +89,7 @@ class _Group(NamedTuple):
 
 
 def _make_group(limit_bytes: int) -> _Group | None:
-    """Return a new control group with this limit, in this process's own or around it, or None where none can be."""
+    """Return a new control group with this limit, in a group that this process is in; None where none can be made."""
     for hierarchy in _HIERARCHIES:
         for parent in _own_and_outer(hierarchy):
             group = parent / f"spillgrad-cap-{secrets.token_hex(4)}"
@@ -103,18 +99,18 @@ def _make_group(limit_bytes: int) -> _Group | None:
                 continue
             try:
                 (group / hierarchy.limit).write_text(str(limit_bytes))
-            except OSError:  # v2: a group that holds processes has no limits for those inside it
+            except OSError:  # version 2: a group that holds processes cannot limit groups inside it
                 group.rmdir()
                 continue
-            swap, most = hierarchy.swap
-            with contextlib.suppress(OSError):  # kernels without an account of swap
-                (group / swap).write_text(str(limit_bytes if most is None else most))
+            with contextlib.suppress(OSError):  # this kernel does not count swap
+                swap_bytes = limit_bytes if hierarchy.swap_bytes is None else hierarchy.swap_bytes
+                (group / hierarchy.swap).write_text(str(swap_bytes))
             return _Group(hierarchy, group)
     return None
 
 
 def _own_and_outer(hierarchy: _Hierarchy) -> Iterator[Path]:
-    """Yield this process's control group and those around it, as far as they can be seen."""
+    """Yield this process's control group and the groups around it, as far as this process can see them."""
     try:
         lines = [line.split(":", 2) for line in _OWN_GROUPS.read_text().splitlines()]
     except OSError:
@@ -131,7 +127,7 @@ def _own_and_outer(hierarchy: _Hierarchy) -> Iterator[Path]:
 
 
 def peak_rss_bytes() -> int:
-    """Return this process's peak memory; getrusage would include its parent's from before the start."""
+    """Return this process's peak resident memory; getrusage would count its parent's before the fork, too."""
     status = Path("/proc/self/status").read_text()
     (kibibytes,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(kibibytes) * 1024

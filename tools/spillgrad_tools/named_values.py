@@ -1,4 +1,4 @@
-"""A table of two columns: what is said of a few things by name."""
+"""A table of two columns: names and their values."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -8,7 +8,7 @@ from rich.table import Table
 
 
 def named_values(values: Mapping[str, str], justify: Literal["left", "right"] = "right") -> Table:
-    """Return the table of these names and values; long values fold."""
+    """Return a table with a row for each name and value; long values fold."""
     table = Table(box=SIMPLE, show_header=False)
     table.add_column()
     table.add_column(justify=justify, overflow="fold")

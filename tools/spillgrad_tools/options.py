@@ -1,16 +1,18 @@
-"""Command-line options as fields of a dataclass: each is declared once, and a command gets them as one object."""
+"""Commands, whose options are parameters or fields of a dataclass, and whose work is imported when they run."""
 
 import copy
 import dataclasses
+import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.models import ParameterInfo
 
-Options = TypeVar("Options")
+# Exit statuses of a command that found what it looked at damaged, and of one that was interrupted.
+WRONG, INTERRUPTED = 1, 130
 
 
 def named_path(text: str) -> Path:
@@ -27,24 +29,30 @@ Batch = Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a bat
 Context = Annotated[int, typer.Option(min=1, metavar="N", help="Tokens in a sequence.")]
 
 
-def takes(
-    record: type[Options], settings: type | None = None, first: Sequence[str] = ()
-) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
-    """Make a command of a function that takes one `record`: each field annotated with an option becomes that option.
+def runs(
+    module: str, record: type | None = None, settings: type | None = None, first: Sequence[str] = (),
+    status: int = WRONG,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:  # fmt: skip
+    """Make a command of a function without a body: it imports `module` of the tools and calls that module's `run`.
 
-    The fields of `settings` become options too. Those that the command line names reach the field `settings` of the
-    record as a dictionary; the others are left out, so that a resumed run keeps its own. `first` names the options that
-    the help shows first.
+    `run` gets the function's parameters or, with `record`, one object of that dataclass: each of its fields annotated
+    with an option becomes that option. The fields of `settings` become options too. Those that the command line names
+    reach the record's field `settings` as a dictionary; the others are left out, so that a resumed run keeps its own.
+    `first` names the options that the help shows first. If `run` returns False, the command exits with `status`.
     """
-    parameters = _parameters(record)
     optional = [] if settings is None else list(map(_left_out, _parameters(settings)))
-    shown = {parameter.name: parameter for parameter in (*optional, *parameters)}
-    ordered = [shown[name] for name in dict.fromkeys((*first, *shown))]
 
-    def decorated(command: Callable[[Options], None]) -> Callable[..., None]:
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command).parameters.values() if record is None else _parameters(record)
+        shown = {parameter.name: parameter for parameter in (*optional, *own)}
+        ordered = [shown[name] for name in dict.fromkeys((*first, *shown))]
+
         def call(**given: Any) -> None:
             named = {each.name: value for each in optional if (value := given.pop(each.name)) is not None}
-            command(record(**given, **({} if settings is None else {"settings": named})))
+            run = importlib.import_module(f"spillgrad_tools.{module}").run
+            arguments = given if settings is None else {**given, "settings": named}
+            if (run(**arguments) if record is None else run(record(**arguments))) is False:
+                raise typer.Exit(status)
 
         call.__name__ = command.__name__
         call.__doc__ = command.__doc__
@@ -71,7 +79,7 @@ def _parameters(record: type) -> list[inspect.Parameter]:
 
 
 def _left_out(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return a parameter that is None unless it is named; its help shows the default all the same."""
+    """Return the parameter with the default None; its help still shows the default that it had."""
     kind, option = get_args(parameter.annotation)
     option = copy.copy(option)
     if option.show_default is True:

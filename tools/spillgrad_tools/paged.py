@@ -1,4 +1,4 @@
-"""Print long answers: through a pager on a terminal; quietly cut short where the reader closes the pipe."""
+"""Print long answers: through a pager on a terminal; into a pipe, without a complaint when its reader closes it."""
 
 import os
 import pydoc
@@ -7,7 +7,7 @@ import sys
 import typer
 from rich.console import Console, RenderableType
 
-# The status of a program that a closed pipe ended: 128 plus SIGPIPE.
+# The exit status of a program that a closed pipe ended: 128 plus SIGPIPE.
 NOBODY_READS = 141
 # With PYTHONUNBUFFERED, Python notices a partial write only when it writes the next piece.
 _PIECE = 1 << 16
@@ -16,9 +16,9 @@ _ENDLESS = 1 << 30
 
 
 def show(console: Console, answer: RenderableType, soft_wrap: bool = False) -> None:
-    """Print an answer; on a terminal that has fewer lines, page through it with `PAGER`, or less.
+    """Print an answer; if it is longer than the terminal, run the pager that `PAGER` names, or `less`.
 
-    With `soft_wrap`, lines stay whole, however long.
+    With `soft_wrap`, no line is broken, however long.
     """
     if soft_wrap:
         console.width = _ENDLESS
@@ -34,10 +34,7 @@ def show(console: Console, answer: RenderableType, soft_wrap: bool = False) -> N
 
 
 def write(text: str) -> None:
-    """Write text to standard output; write characters that it cannot encode as escapes.
-
-    Raises typer.Exit where the reader is gone.
-    """
+    """Write text to standard output, with escapes for what its encoding lacks. Raises typer.Exit without a reader."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
         for start in range(0, len(text), _PIECE):
@@ -49,5 +46,5 @@ def write(text: str) -> None:
 
 
 def close_output() -> None:
-    """Replace standard output, whose reader is gone, by /dev/null: Python flushes it once more as it exits."""
+    """Replace standard output, whose reader is gone, by /dev/null: Python flushes standard output once more at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,7 +9,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def warnings_for_users() -> Iterator[None]:
-    """Inside the block, print of a warning what it says."""
+    """Inside the block, print only the message of a warning."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         print(f"spillgrad: warning: {' '.join(str(message).split())}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Quantities as people read them: durations, rates, counts and shares; `spillgrad.storage.sizes` has those of bytes."""
+"""Durations, counts and shares as people read them; `spillgrad.storage.sizes` writes bytes."""
 
 # Stands for an unknown value.
 UNKNOWN = "–"
@@ -35,12 +35,12 @@ def short_bytes(nbytes: float) -> str:
 
 
 def many(count: int, noun: str) -> str:
-    """Return how many there are of something."""
+    """Return a count with its noun, which is in the plural unless the count is 1."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a share; of nothing it is not known. Only nothing is 0%, and only all is 100%."""
+    """Return `part` as a share of `whole`: 0% only for no part, 100% only for all; UNKNOWN if `whole` is 0."""
     if not whole:
         return UNKNOWN
     if 0 < part < whole * 0.01:

@@ -152,6 +152,9 @@ def test_a_page_gets_the_table_and_the_bars():
     assert "| offloaded | 9 | 1.1 s | 512 MiB | 1 GiB | 3 MiB | 5 MiB |" in page
     assert "| large | ended with status -9 | – | – | 4 GiB | – | – |" in page
     assert "* offloaded: GiB at most 0.50 / 1 ✓" in page
+    assert "a processor, 2 threads; spillgrad; Python 3.11; today; medians of 5 steps." in page
+    del about["libraries"]  # with --filter large, only models that are timed one by one run
+    assert "a processor, 2 threads; Python 3.11; today; medians of 5 steps." in train_as_markdown(about, results, [])
 
 
 def test_an_unknown_model_is_one_line(capsys: pytest.CaptureFixture[str]):

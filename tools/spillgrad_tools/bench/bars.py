@@ -1,6 +1,6 @@
-"""Bars that a measured row should reach; each judges the contenders' seconds.
+"""Bars that a measured row should reach.
 
-Seconds are by contender: "ours", "numpy", "torch", and the yardsticks a bar asks for.
+A bar judges the row's seconds by contender: "ours", "numpy", "torch", and the names of the bar's yardsticks.
 """
 
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 from spillgrad_tools.bench.harness import LIBRARY_NAMES, Measured
 
-# Names of all that times are compared with.
+# The names of all contenders that our time is compared with.
 PEER_NAMES = {**LIBRARY_NAMES, "unspilled": "unspilled"}
 Seconds = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Yardstick:
-    """A further timing beside a row's own: `library` copies the first operand, or runs the row on `threads` threads."""
+    """A timing that a bar needs: `library` copies the row's first operand, or runs the row on `threads` threads."""
 
     name: str
     library: str
@@ -32,7 +32,7 @@ DEVICE_COPY = Yardstick("device copy", "ours", copies=True)
 
 @dataclass(frozen=True)
 class Verdict:
-    """The value reached and the value wanted; `most` says that less is better. Units: × the peer, or microseconds."""
+    """The value reached, in the unit that `bar` names, and the value wanted: the largest if `most`, else the least."""
 
     bar: str
     reached: float
@@ -59,7 +59,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Row:
-    """Measured values by name, in `unit` (s, B, B/s, % or none), and the verdicts of their bars."""
+    """The values measured in a case, by name; their unit (s, B, B/s, % or none); the verdicts of the case's bars."""
 
     case: str
     unit: str
@@ -73,12 +73,12 @@ class Row:
 
 
 class Bar:
-    """Something to reach. `yardsticks` are the timings it needs beside the row's own."""
+    """A goal for a row. `yardsticks` are the timings that the bar needs beside those of the row's contenders."""
 
     yardsticks: ClassVar[tuple[Yardstick, ...]] = ()
 
     def judge(self, seconds: Seconds) -> Verdict | None:
-        """Return what was reached, or None where the peer it compares with was not timed."""
+        """Return what was reached, or None where the peer that the bar compares with was not timed."""
         raise NotImplementedError
 
 
@@ -100,9 +100,9 @@ class Ratio(Bar):
 
 @dataclass(frozen=True)
 class ComputeOrCopy(Bar):
-    """At least 1.5 times PyTorch where it takes more than twice as long as its own copy, else 0.95 times.
+    """At least 1.5 × PyTorch's speed where PyTorch takes more than twice as long as its own copy, else 0.95 ×.
 
-    Below that its time is the memory's, and there is nothing left to win.
+    An operation that takes no longer is bound by memory: no library can be much faster.
     """
 
     yardsticks = (TORCH_COPY,)
@@ -114,9 +114,9 @@ class ComputeOrCopy(Bar):
 
 @dataclass(frozen=True)
 class CopySpeed(Bar):
-    """Bytes read and written a second are at least 85 % of the better of NumPy's and PyTorch's copy.
+    """The row moves at least 85 % as many bytes a second as the faster of NumPy's and PyTorch's copies.
 
-    `arrays` is how many arrays of `nbytes` the row reads and writes; a copy reads one and writes one.
+    `arrays` counts the arrays of `nbytes` that the row reads and writes; a copy reads one and writes one.
     """
 
     arrays: int
@@ -137,7 +137,7 @@ class CopySpeed(Bar):
 
 @dataclass(frozen=True)
 class DeviceCopySpeed(CopySpeed):
-    """Bytes read and written a second are at least 80 % of those of the driver's copy on the device."""
+    """The row moves at least 80 % as many bytes a second as the driver's copy on the device."""
 
     yardsticks = (DEVICE_COPY,)
     name = "× device copy"
@@ -146,7 +146,7 @@ class DeviceCopySpeed(CopySpeed):
 
 @dataclass(frozen=True)
 class Microseconds(Bar):
-    """We take at most `most_us` microseconds, or so many more than the peer `beside`."""
+    """Our time is at most `most_us` microseconds, or exceeds that of the peer `beside` by at most `most_us`."""
 
     most_us: float
     beside: str = ""

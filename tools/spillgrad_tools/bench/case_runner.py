@@ -1,4 +1,4 @@
-"""The runner of a process that checks and times the cases of `spillgrad bench kernels` in one library."""
+"""The runner of a process that checks and times the cases of `spillgrad bench kernels` with one library."""
 
 import time
 from collections.abc import Sequence
@@ -12,18 +12,19 @@ from spillgrad_tools.bench.cases import BY_NAME, Case
 from spillgrad_tools.bench.cuda_cases import CUDA_BY_NAME
 from spillgrad_tools.bench.operations import OPERATIONS, Call, call_of, load
 
-# A timing covers as many calls as fill this time, so that the clock and one-off delays do not matter.
+# A timing makes as many calls as fill this time, so that the clock's steps and single delays do not matter.
 TIMING_S = 0.04
-# In this pause, the threads of the last library fall asleep.
+# A pause before each timing, in which the threads of the library timed before fall asleep.
 SETTLE_S = 0.005
-# Results may differ by this much of a number and of the root mean square of all: libraries sum in different orders.
+# A number may differ by this share of the number and of all numbers' root mean square: libraries sum in different
+# orders.
 TOLERANCE = {"float32": 3e-5, "float64": 1e-12, "bfloat16": 1e-2}
 BLOCK = 1 << 22
 CASES_ON = {"cpu": BY_NAME, "cuda": CUDA_BY_NAME}
 
 
 def write_reference(case: Case, directory: Path) -> None:
-    """Write what the case should give, computed by NumPy in float64, one file for each result."""
+    """Write the results that the case should give, computed by NumPy in float64, each into a file of `directory`."""
     inputs = [x if x.dtype.kind == "i" else x.astype(np.float64) for x in case.operands(whole=False)]
     inputs = inputs[: len(case.kinds.rstrip("o"))]
     results = OPERATIONS[case.operation.removesuffix(" out=")].expected(*inputs)
@@ -32,10 +33,10 @@ def write_reference(case: Case, directory: Path) -> None:
 
 
 def disagreement(got: np.ndarray, wanted: np.ndarray, tolerance: float) -> float:
-    """Return the largest difference, in units of what is allowed; above 1, or NaN, the results disagree."""
+    """Return the largest difference as a multiple of the allowed one; above 1, or NaN, the results disagree."""
     if got.shape != wanted.shape:
         return float("inf")
-    # In blocks: the largest reference has 0.8 GB, and several copies of it need not fit.
+    # Compared in blocks: the largest reference takes 0.8 GB, and there may be no memory for several copies.
     got, wanted = got.reshape(-1), wanted.reshape(-1)
     blocks = [slice(start, start + BLOCK) for start in range(0, got.size, BLOCK)]
     rms = np.sqrt(sum(float(wanted[b] @ wanted[b]) for b in blocks) / max(1, got.size))
@@ -44,12 +45,12 @@ def disagreement(got: np.ndarray, wanted: np.ndarray, tolerance: float) -> float
 
 
 def as_list(results: Any) -> Sequence[Any]:
-    """Return one result, or several, as a sequence."""
+    """Return `results` as a sequence, also where it is a single result."""
     return results if isinstance(results, list | tuple) else [results]
 
 
 class CaseRunner:
-    """Runs the cases of one library on a device: `check` takes one up, `time` times it."""
+    """Runs cases with one library on a device: `check` prepares a case and compares its results, `time` times it."""
 
     def __init__(self, library: str, threads: int, device: str = "cpu") -> None:
         self.library = load(library, device)
@@ -63,16 +64,16 @@ class CaseRunner:
         self.counts: dict[str, int] = {}
 
     def about(self) -> dict[str, Any]:
-        """Return what a reader needs to know of the device."""
+        """Return the name and memory of the device."""
         return self.library.about()
 
     def reference(self, case: str, directory: str) -> None:
-        """Write the case's reference."""
+        """Write the results that the case should give."""
         write_reference(self.cases[case], Path(directory))
 
     def check(self, case: str, directory: str) -> float | None:
-        """Take up a case: run it once, and return how far it is from the reference; None where the library lacks it."""
-        self.calls, self.counts = {}, {}  # release the last case's operands first
+        """Prepare a case and run it once; return its `disagreement`, or None where the library lacks the operation."""
+        self.calls, self.counts = {}, {}  # frees the operands of the case before
         self.library.release_memory()
         self.case = self.cases[case]
         if self.case.wants_gradient and not self.library.has_gradients:
@@ -97,7 +98,7 @@ class CaseRunner:
         return float(np.max(shares))
 
     def time(self, what: str = "case", threads: int | None = None) -> float:
-        """Return the seconds of one call of the case taken up last, or of a copy of its first operand."""
+        """Return the seconds of one call of the case that `check` prepared last, or of a copy of its first operand."""
         if threads:
             self.library.set_num_threads(threads)
         time.sleep(SETTLE_S)
@@ -105,7 +106,7 @@ class CaseRunner:
             key = f"{what} {threads}"
             if key not in self.counts:
                 self.counts[key] = self._count(self.calls[what])
-            # Another library's turn has cooled caches and put this one's threads to sleep.
+            # Since the last call, another library has used the caches, and the threads of this one fell asleep.
             self.library.seconds_of(self.counts[key] // 2, self.calls[what])
             seconds = self.library.seconds_of(self.counts[key], self.calls[what]) / self.counts[key]
         if threads:
@@ -113,7 +114,7 @@ class CaseRunner:
         return seconds
 
     def _periods(self, result: np.ndarray) -> Sequence[np.ndarray]:
-        """Return the periods of a result, each of which must equal the reference; equal ones only once."""
+        """Return the periods of a result, each of which must equal the reference; of equal periods, only the first."""
         assert self.case
         if not self.case.period:
             return [result]
@@ -121,7 +122,7 @@ class CaseRunner:
         return [first, *(part for part in others if not np.array_equal(part, first))]
 
     def _count(self, call: Call) -> int:
-        """Return how many calls fill a timing; the first ones, with caches and threads still cold, do not tell."""
+        """Return how many calls fill a timing. The first call is slower: caches and threads are still cold."""
         assert self.case
         if self.case.heavy:
             return 1

@@ -9,27 +9,19 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from spillgrad_tools.bench.bars import (
-    Bar,
-    ComputeOrCopy,
-    CopySpeed,
-    Microseconds,
-    Ratio,
-    TwoThreads,
-    Verdict,
-)
+from spillgrad_tools.bench.bars import Bar, ComputeOrCopy, CopySpeed, Microseconds, Ratio, TwoThreads, Verdict
 from spillgrad_tools.bench.gpt import GPT2_WORDS
 from spillgrad_tools.bench.operations import COMPUTING, MOVING
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 FLOATS = 1 << 24
 TOKENS = 2048
-# GPT-2's linear layers, inputs to outputs: queries, keys and values; attention's and the MLP's projections.
+# Inputs and outputs of GPT-2's linear layers: queries, keys and values; the projections of attention and the MLP.
 GPT2_LAYERS = ((768, 2304), (768, 768), (768, 3072), (3072, 768))
 
 _DTYPES: dict[str, Any] = {"float32": np.float32, "float64": np.float64, "bfloat16": ml_dtypes.bfloat16}
 
-# A row of more operations than this takes a second or so a call.
+# A call of more floating-point operations takes about a second: its case is heavy.
 HEAVY_FLOP = 5e10
 
 NUMPY_AND_TORCH = (Ratio("numpy", 1.6), Ratio("torch", 1.8))
@@ -40,11 +32,12 @@ NOT_SLOWER = (Ratio("numpy", 0.95), Ratio("torch", 0.95))
 class Case:
     """One row: an operation and its operands.
 
-    `kinds` has a letter per operand: "n" normal numbers, "t" the same with the last two axes transposed in memory,
-    "i" numbers below `classes`, or the first operand's columns, "o" memory for the result. A capital wants a gradient.
+    `kinds` has a letter for each operand: "n" for normal numbers; "t" for normal numbers whose last two axes are
+    transposed in memory; "i" for integers below `classes`, or else below the columns of the first operand; "o" for the
+    memory of the result. A capital letter asks for the operand's gradient.
 
-    With a `period`, numbers and results repeat after it, and the reference has one period. `beside`
-    names a contender, and the case whose time on our side is that contender's.
+    With a `period`, operands and results repeat after so many numbers, and the reference has one period. `beside`
+    is a contender's name and a case's: our time of that case counts as the time of the contender.
     """
 
     name: str
@@ -66,7 +59,7 @@ class Case:
 
     @property
     def computes(self) -> tuple[object, ...]:
-        """Return what determines the result; cases that share it share a reference."""
+        """Return what determines the result: cases with equal values share a reference."""
         inputs = len(self.kinds.rstrip("o"))
         return self.operation.removesuffix(" out="), self.shapes[:inputs], self.kinds[:inputs], self.dtype
 
@@ -91,10 +84,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of one case: seconds by contender, judged by its bars.
-
-    `failures` says why a contender was not timed.
-    """
+    """The result of one case: `seconds` by contender, and in `failures` why a contender was not timed."""
 
     case: Case
     seconds: dict[str, float]
@@ -103,21 +93,16 @@ class Result:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Return what each bar says, where we and its peer were timed."""
+        """Return the verdicts of the bars whose contenders, ours among them, were timed."""
         if "ours" not in self.seconds:
             return []
         return [verdict for bar in self.case.bars if (verdict := bar.judge(self.seconds))]
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as plain values."""
-        return {
-            "case": self.case.name,
-            "group": self.case.group,
-            "rounds": self.rounds,
-            "seconds": self.seconds,
-            **({"failures": self.failures} if self.failures else {}),
-            "bars": [verdict.as_json() for verdict in self.verdicts],
-        }
+        plain = {"case": self.case.name, "group": self.case.group, "rounds": self.rounds, "seconds": self.seconds}
+        failures = {"failures": self.failures} if self.failures else {}
+        return {**plain, **failures, "bars": [verdict.as_json() for verdict in self.verdicts]}
 
 
 def _matmul(
@@ -126,56 +111,37 @@ def _matmul(
 ) -> Case:  # fmt: skip
     rows, inner, columns = sizes
     lead = () if batch is None else (batch,)
-    return Case(
-        f"matmul {dtype} {'' if batch is None else f'{batch} of '}{rows}x{inner}x{columns} {layout}",
-        group,
-        "matmul",
-        ((*lead, rows, inner), (*lead, inner, columns)),
-        layout.lower(),
-        bars,
-        dtype,
-        heavy=2 * rows * inner * columns * (batch or 1) > HEAVY_FLOP,
-    )
+    name = f"matmul {dtype} {'' if batch is None else f'{batch} of '}{rows}x{inner}x{columns} {layout}"
+    shapes = (*lead, rows, inner), (*lead, inner, columns)
+    heavy = 2 * rows * inner * columns * (batch or 1) > HEAVY_FLOP
+    return Case(name, group, "matmul", shapes, layout.lower(), bars, dtype, heavy)
 
 
 def _matmul_cases() -> Iterator[Case]:
     for size, layout in itertools.product((512, 1024, 2048, 4096), LAYOUTS):
         threads = (TwoThreads(),) if layout == "NN" and size in (1024, 2048) else ()
         yield _matmul("matmul float32, squares from 512", (size,) * 3, (*NUMPY_AND_TORCH, *threads), layout)
+    group = "matmul float32, GPT-2's layers"
     for inputs, outputs in GPT2_LAYERS:
-        group = "matmul float32, GPT-2's layers"
         yield _matmul(group, (TOKENS, inputs, outputs), NUMPY_AND_TORCH)
         yield _matmul(group, (TOKENS, outputs, inputs), NUMPY_AND_TORCH, "NT")
         yield _matmul(group, (inputs, TOKENS, outputs), NUMPY_AND_TORCH, "TN")
-    # The last layer's weight is the embedding's, which is transposed.
-    for sizes, layout in (
-        ((TOKENS, 768, GPT2_WORDS), "NT"),
-        ((TOKENS, GPT2_WORDS, 768), "NN"),
-        ((GPT2_WORDS, TOKENS, 768), "TN"),
-    ):
-        yield _matmul("matmul float32, GPT-2's words", sizes, NUMPY_AND_TORCH, layout)
+    # The last layer multiplies by the weight of the embedding, transposed.
+    group = "matmul float32, GPT-2's words"
+    yield _matmul(group, (TOKENS, 768, GPT2_WORDS), NUMPY_AND_TORCH, "NT")
+    yield _matmul(group, (TOKENS, GPT2_WORDS, 768), NUMPY_AND_TORCH)
+    yield _matmul(group, (GPT2_WORDS, TOKENS, 768), NUMPY_AND_TORCH, "TN")
     for layout in LAYOUTS:
         yield _matmul("matmul float32, 256", (256,) * 3, (Ratio("numpy", 1.2), Ratio("torch", 1.2)), layout)
     for layout in LAYOUTS:
         yield _matmul("matmul float32, 128", (128,) * 3, NOT_SLOWER, layout)
-    for sizes, layout in (
-        ((1000, 333, 77), "NN"),
-        ((1000, 333, 77), "TT"),
-        ((511, 513, 515), "NN"),
-        ((1, 4096, 4096), "NN"),
-        ((1, 4096, 4096), "NT"),
-        ((4096, 4096, 1), "NN"),
-        ((4096, 4096, 1), "TN"),
-        ((8, 4096, 4096), "NN"),
-        ((8, 4096, 4096), "NT"),
-        ((2048, 1, 2048), "NN"),
-    ):
-        yield _matmul("matmul float32, odd and skinny", sizes, NOT_SLOWER, layout)
-    for batch, sizes, layout in (
-        (96, (64, 64, 64), "NN"),
-        (48, (512, 64, 512), "NT"),
-        (48, (512, 512, 64), "NN"),
-    ):
+    for sizes, layouts in (
+        ((1000, 333, 77), ("NN", "TT")), ((511, 513, 515), ("NN",)), ((1, 4096, 4096), ("NN", "NT")),
+        ((4096, 4096, 1), ("NN", "TN")), ((8, 4096, 4096), ("NN", "NT")), ((2048, 1, 2048), ("NN",)),
+    ):  # fmt: skip
+        for layout in layouts:
+            yield _matmul("matmul float32, odd and skinny", sizes, NOT_SLOWER, layout)
+    for batch, sizes, layout in ((96, (64, 64, 64), "NN"), (48, (512, 64, 512), "NT"), (48, (512, 512, 64), "NN")):
         yield _matmul("matmul float32, batches", sizes, NOT_SLOWER, layout, batch=batch)
     for dtype, size in itertools.product(("float32", "float64"), (16, 32, 64)):
         yield _matmul("matmul, below 128", (size,) * 3, (Microseconds(4, beside="numpy"),), dtype=dtype)
@@ -196,14 +162,13 @@ def _elementwise_cases() -> Iterator[Case]:
         name, inputs = operation.name, 1 if operation.name == "copy" else 2
         bars = (Ratio("torch", 0.95), CopySpeed(inputs + 1, 4 * FLOATS))
         yield Case(name, "add, mul, copy", name, size * inputs, "n" * inputs, (Ratio("torch", 3),))
-        yield Case(
-            f"{name} out=", "add, mul, copy, out=", f"{name} out=", size * (inputs + 1), "n" * inputs + "o", bars
-        )
+        shapes, kinds = size * (inputs + 1), "n" * inputs + "o"
+        yield Case(f"{name} out=", "add, mul, copy, out=", f"{name} out=", shapes, kinds, bars)
 
 
 def _attention(length: int) -> Case:
     shape = (4, 12, length, 64)
-    # Five products backward and two forward, of which causality leaves half.
+    # Five products in the backward pass and two in the forward pass; causality halves each.
     heavy = 7 * math.prod(shape) * length > HEAVY_FLOP
     bars = (Ratio("torch", 1.5),)
     name = f"causal attention 4x12x{length}x64, forward and backward"

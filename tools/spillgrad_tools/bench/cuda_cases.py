@@ -1,4 +1,4 @@
-"""The cases of `spillgrad bench kernels --device cuda`; Numba's simulator gets the same in small sizes."""
+"""The cases of `spillgrad bench kernels --device cuda`; in Numba's simulator, their operands are small."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from spillgrad_tools.bench.bars import Bar, DeviceCopySpeed, Ratio
 from spillgrad_tools.bench.cases import Case
 from spillgrad_tools.bench.gpt import GPT2, GPT2_WORDS, SIMULATED_GPT
 
-# The sizes of elementwise cases; the largest that fits the GPU is measured.
+# Logarithms of the sizes of elementwise cases; the largest size that fits the GPU is measured.
 FLOATS_LOG2 = range(6, 7) if SIMULATED else range(20, 29)
 
 _STEP = "GPT-2 124M step, batch 4 × 512"
@@ -35,13 +35,12 @@ def _row_cases(sizes: tuple[tuple[int, int], ...]) -> Iterator[Case]:
 
 
 def _matmul(dtype: str, size: int, bars: tuple[Bar, ...]) -> Case:
-    return Case(
-        f"matmul {dtype} {size}", f"matmul {dtype}", "matmul", ((size, size),) * 2, "nn", bars, dtype, heavy=size > 4096
-    )
+    shapes, group = ((size, size),) * 2, f"matmul {dtype}"
+    return Case(f"{group} {size}", group, "matmul", shapes, "nn", bars, dtype, heavy=size > 4096)
 
 
 def cuda_cases(simulated: bool, log2_floats: int) -> tuple[Case, ...]:
-    """Return the cases for a GPU, or for the simulator; elementwise ones have 2 ** `log2_floats` numbers."""
+    """Return the cases for a GPU, or for the simulator; the elementwise cases have 2 ** `log2_floats` numbers."""
     heads = (1, 2, 5, 4) if simulated else (4, 12, 1024, 64)
     config = SIMULATED_GPT if simulated else GPT2
     tokens = ((1 if simulated else 4, config["context"] + 1),)

@@ -25,7 +25,7 @@ WEIGHT_DECAY = 0.1
 
 
 def gpt_weights(config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return parameters of a GPT-2 by Hugging Face's names."""
+    """Return a GPT-2's initial parameters, by the names that Hugging Face gives them."""
     width, random = config["n_embd"], np.random.default_rng(1)
     shapes: dict[str, tuple[int, ...]] = {
         "wte.weight": (config["vocab_size"], width), "wpe.weight": (config["context"], width),
@@ -46,17 +46,20 @@ def gpt_weights(config: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def tokens(vocabulary: int, shape: tuple[int, int], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a batch of random tokens, and those that follow each."""
+    """Return a batch of random tokens, and for each token the one that follows it."""
     return inputs_and_targets(np.random.default_rng(seed).integers(0, vocabulary, (shape[0], shape[1] + 1)))
 
 
 def inputs_and_targets(sequences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return all tokens but the last, and those that follow each."""
+    """Return all tokens but the last of each sequence, and all but the first: the tokens that follow."""
     return np.ascontiguousarray(sequences[:, :-1]), np.ascontiguousarray(sequences[:, 1:])
 
 
 class GPTFunctions(NamedTuple):
-    """A library's functions for a GPT-2. `attention` takes queries, keys and values as one, (N, T, 3, heads, width)."""
+    """A library's functions for a GPT-2. `attention` takes queries, keys and values in one array.
+
+    Shapes: that array is (N, T, 3, heads, width).
+    """
 
     embedding: Callable[..., Any]
     layer_norm: Callable[..., Any]
@@ -70,9 +73,9 @@ class GPTFunctions(NamedTuple):
 def gpt_loss(
     functions: GPTFunctions, config: Mapping[str, Any], weights: Mapping[str, Any], inputs: Any, targets: Any
 ) -> Any:
-    """Return the mean cross-entropy of a GPT-2, computed by a library with parameters of its own.
+    """Return the mean cross-entropy of a GPT-2, computed by `functions`.
 
-    `weights` has the names of `gpt_weights`, and its layout where `functions.linear` takes that.
+    `weights` holds the library's parameters under the names of `gpt_weights`, in the layout that `functions` take.
     """
     batch, length = inputs.shape
     width, heads = config["n_embd"], config["n_head"]
@@ -96,7 +99,7 @@ def gpt_loss(
 
 
 class Spilling:
-    """The context of forward passes under hooks that spill. It notes what they leave in RAM."""
+    """The context of forward passes under hooks that spill; `left_in_ram_bytes` is what the last pass left in RAM."""
 
     def __init__(self, hooks: Any) -> None:
         self.hooks = hooks
@@ -110,7 +113,7 @@ class Spilling:
         self.left_in_ram_bytes = self.hooks.stats().ram_bytes
 
     def traffic(self) -> dict[str, float]:
-        """Return what was saved so far, went to disk and came back, and how long training waited for it."""
+        """Return the bytes saved, written and read so far, and the seconds that training waited for the disk."""
         stats: StoreStats = self.hooks.stats()
         return {
             "saved_bytes": stats.packed_bytes - stats.deduplicated_bytes, "left_in_ram_bytes": self.left_in_ram_bytes,
@@ -120,7 +123,7 @@ class Spilling:
 
 
 class GPTTraining:
-    """A GPT-2 in training; its subclasses say how a library calls things."""
+    """A GPT-2 in training, by the interface of PyTorch; subclasses bring a library's functions."""
 
     functions: GPTFunctions
     parameters: dict[str, Any]
@@ -131,7 +134,7 @@ class GPTTraining:
         self.config = config
 
     def tensor(self, array: np.ndarray) -> Any:
-        """Return an array as a tensor where the model is."""
+        """Return an array as a tensor on the model's device."""
         raise NotImplementedError
 
     def zero_grad(self) -> None:
@@ -139,7 +142,7 @@ class GPTTraining:
         self.optimizer.zero_grad()
 
     def saving(self) -> Any:
-        """Return the context of a forward pass."""
+        """Return the context in which a forward pass runs."""
         return self.spill or contextlib.nullcontext()
 
     def loss(self, inputs: Any, targets: Any) -> Any:
@@ -158,6 +161,6 @@ class GPTTraining:
         return value
 
     def gradients(self) -> Iterator[np.ndarray]:
-        """Yield what the last step left on each parameter."""
+        """Yield the gradient that the last step computed of each parameter."""
         for parameter in self.parameters.values():
             yield parameter.grad.numpy()

@@ -9,22 +9,21 @@ import numpy as np
 import spillgrad as sg
 from spillgrad.nn import init
 from spillgrad.storage.store_owner import MIN_BYTES
-from spillgrad_tools.bench.gpt import GPTTraining, Spilling
+from spillgrad_tools.bench.gpt import BETAS, LR, WEIGHT_DECAY, GPTTraining, Spilling
 
 
 class Training(GPTTraining):
-    """A model with given parameters, or drawn ones, and its optimizer.
+    """A model with the parameters `weights`, or with random ones if None, and its optimizer.
 
-    `spill_budget` bounds the RAM of saved tensors, `offload_budget` that of the whole model; the rest goes to
-    `directory`. `lora` is the rank of adapters, which are trained in place of the model. The model is on `device`,
-    unless it is offloaded; `device_budget` of its saved tensors stay there.
+    `spill_budget` bounds the RAM of saved tensors, `offload_budget` the RAM of everything; the rest goes to
+    `directory`. `lora` is the rank of adapters, which are trained in place of the model's parameters. The model is on
+    `device`, unless it is offloaded; `device_budget` bounds the saved tensors that stay on the device.
     """
 
     def __init__(
-        self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, lr: float,
-        betas: tuple[float, float], weight_decay: float, directory: str | None = None,
+        self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, directory: str | None = None,
         spill_budget: int | str | None = None, offload_budget: int | str | None = None, lora: int | None = None,
-        policy: str = "spill", device: str = "cpu", device_budget: int | str = 0, min_bytes: int | str = MIN_BYTES,
+        device: str = "cpu", device_budget: int | str = 0, min_bytes: int | str = MIN_BYTES, lr: float = LR,
     ) -> None:  # fmt: skip
         super().__init__(config)
         sg.manual_seed(0)
@@ -36,33 +35,30 @@ class Training(GPTTraining):
             return model if lora is None else sg.nn.lora(model, lora)
 
         def make_optimizer(parameters: list[sg.nn.Parameter]) -> sg.optim.Optimizer:
-            return sg.optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=weight_decay)
+            return sg.optim.AdamW(parameters, lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY)
 
-        self.offload: sg.disk_offload | None = None
         self.model: sg.nn.Module
         if offload_budget is None:
             self.model = build().to(device)
             self.optimizer = make_optimizer([p for p in self.model.parameters() if p.requires_grad])
+            if spill_budget is not None:
+                hooks = sg.save_on_disk(
+                    directory, ram_budget=spill_budget, device_budget=device_budget, min_bytes=min_bytes
+                )
+                self.spill = Spilling(hooks)
         else:
             self.offload = sg.disk_offload(
                 build, make_optimizer, directory, ram_budget=offload_budget, step_in_backward=True
             )
             self.model, self.optimizer = self.offload.model, self.offload.optimizer
+            self.spill = Spilling(sg.save_on_disk(self.offload))
         if weights is not None:
             with sg.no_grad():
                 for name, parameter in self.model.named_parameters():
                     parameter.copy_(sg.from_numpy(weights[name]))
-        if self.offload is not None:
-            self.spill = Spilling(sg.save_on_disk(self.offload, policy=policy))
-        elif spill_budget is not None:
-            self.spill = Spilling(
-                sg.save_on_disk(
-                    directory, ram_budget=spill_budget, device_budget=device_budget, min_bytes=min_bytes, policy=policy
-                )
-            )
 
     def tensor(self, array: np.ndarray) -> sg.Tensor:
-        """Return an array as a tensor where the model is."""
+        """Return an array as a tensor on the model's device."""
         placed: sg.Tensor = sg.from_numpy(array).to(self.device)
         return placed
 

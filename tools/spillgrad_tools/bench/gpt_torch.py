@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from spillgrad.interop.torch import save_on_disk
 from spillgrad_tools.bench.file_per_tensor import file_per_tensor
-from spillgrad_tools.bench.gpt import GPTFunctions, GPTTraining, Spilling, gpt_weights
+from spillgrad_tools.bench.gpt import BETAS, LR, WEIGHT_DECAY, GPTFunctions, GPTTraining, Spilling, gpt_weights
 
 
 def _attention(qkv: Any) -> Any:
@@ -20,9 +20,9 @@ def _attention(qkv: Any) -> Any:
 
 
 class Training(GPTTraining):
-    """A model with given parameters, or drawn ones, and its optimizer.
+    """A model with the parameters `weights`, or with random ones if None, and its optimizer.
 
-    Saved tensors stay in RAM, or go to `directory`: beyond `spill_budget`, or each to a file of its own.
+    Saved tensors beyond `spill_budget` go to `directory`; if `file_per_tensor`, each to a file of its own.
     """
 
     functions = GPTFunctions(
@@ -32,8 +32,7 @@ class Training(GPTTraining):
     )  # fmt: skip
 
     def __init__(
-        self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, lr: float,
-        betas: tuple[float, float], weight_decay: float, directory: str | None = None,
+        self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, directory: str | None = None,
         spill_budget: int | str | None = None, file_per_tensor: bool = False, device: str = "cpu",
     ) -> None:  # fmt: skip
         super().__init__(config)
@@ -42,19 +41,19 @@ class Training(GPTTraining):
         self.spill = None if spill_budget is None else Spilling(save_on_disk(directory, ram_budget=spill_budget))
         self.parameters = {}
         for name, array in (gpt_weights(config) if weights is None else weights).items():
-            # PyTorch's linear layers have the transposed weight.
+            # PyTorch's linear layers take the transposed weight.
             turned = np.ascontiguousarray(array.T) if ".c_" in name and name.endswith("weight") else array
             self.parameters[name] = torch.nn.Parameter(torch.tensor(turned, device=device))
         self.optimizer = torch.optim.AdamW(
-            self.parameters.values(), lr=lr, betas=tuple(betas), weight_decay=weight_decay, fused=True
+            self.parameters.values(), lr=LR, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
         )
 
     def tensor(self, array: np.ndarray) -> Any:
-        """Return an array as a tensor where the model is."""
+        """Return an array as a tensor on the model's device."""
         return torch.from_numpy(array).to(self.device)
 
     def saving(self) -> Any:
-        """Return the context of a forward pass."""
+        """Return the context in which a forward pass runs."""
         if self.directory is None:
             return super().saving()
         return torch.autograd.graph.saved_tensors_hooks(*file_per_tensor(self.directory, torch.save, torch.load))

@@ -1,6 +1,7 @@
 """The harness of all benchmarks: contenders in processes of their own take turns, and must agree.
 
-A process knows one library. It answers one JSON line at a time, by the methods of its runner.
+A process loads one library. It reads a JSON line for each request, which names a method of its runner, and answers with
+a JSON line.
 """
 
 import importlib
@@ -20,12 +21,12 @@ Measured = dict[str, float]
 Turn = TypeVar("Turn")
 
 LIBRARY_NAMES = {"ours": "spillgrad", "numpy": "NumPy", "torch": "PyTorch"}
-# The names for `pip install`, by those that Python imports.
+# The names for `pip install`, by the names for `import`.
 PIP_NAMES = {"torch": "torch==2.13.0", "paddle": "paddlepaddle"}
 
 
 def is_installed(library: str) -> bool:
-    """Return whether the package of a library can be imported."""
+    """Return whether a library, by the name of its package or "ours", can be imported."""
     return library == "ours" or importlib.util.find_spec(library) is not None
 
 
@@ -38,7 +39,7 @@ class WorkerEnded(RuntimeError):
 
 
 class RequestFailed(RuntimeError):
-    """A process failed to answer a request, and said why."""
+    """A process could not answer a request; the message is the reason it gave."""
 
     def __init__(self, library: str, why: str) -> None:
         super().__init__(why)
@@ -46,10 +47,10 @@ class RequestFailed(RuntimeError):
 
 
 class Worker:
-    """A process that knows one library on a device; an object of the class `runner` answers its requests.
+    """A process that runs one library on a device; an object of the class `runner` answers its requests.
 
-    `threads` limits the BLAS libraries, too; 0 leaves them as they are. The process has the memory that `cap` leaves
-    it, if one is given. Raises WorkerEnded when it does not even start.
+    `threads` limits the threads of BLAS libraries, too; 0 leaves theirs as they are. `cap` limits the memory of the
+    process. Raises WorkerEnded when the process ends before it is ready.
     """
 
     def __init__(
@@ -63,12 +64,9 @@ class Worker:
         words = [f"{runner.__module__}:{runner.__qualname__}", library, str(threads), device]
         command = [sys.executable, "-m", __name__, *words]
         self._process = subprocess.Popen(
-            command if cap is None else cap.command(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            command if cap is None else cap.command(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, **(limits if threads else {}), "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
+        )  # fmt: skip
         try:
             self.version: str | None = self._answer()["version"]
         except WorkerEnded:
@@ -79,15 +77,14 @@ class Worker:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:  # it may be busy for minutes
+        if kind is not None:  # after an error, do not wait: the process may compute for minutes
             self._process.kill()
         self._process.communicate()
 
     def ask(self, do: str, **request: Any) -> Any:
-        """Have the runner's method `do` called, and return its answer.
+        """Call the runner's method `do` with the arguments `request`, and return its answer.
 
-        Raises WorkerEnded when the process has died; its stderr says why. Raises RequestFailed when it answers that
-        it could not.
+        Raises WorkerEnded when the process has ended; its stderr says why. Raises RequestFailed when the method raised.
         """
         assert self._process.stdin
         try:
@@ -112,7 +109,7 @@ class Worker:
 def _serve(runner: Any) -> None:
     """Answer requests on standard input by the runner's methods, until the input ends.
 
-    An error ends the process. A runner that survives errors prints it and answers with it.
+    An error ends the process, unless `runner.survives`: then the error is printed, and is the answer.
     """
     print(json.dumps({"version": runner.version}), flush=True)
     for line in sys.stdin:
@@ -128,19 +125,22 @@ def _serve(runner: Any) -> None:
 
 
 def in_turns(turns: Mapping[str, Callable[[], Turn]], rounds: int) -> Iterator[dict[str, Turn]]:
-    """Yield the results of each round, in which all contenders take their turn."""
+    """Yield the results of each round, by contender; in a round, each contender takes one turn."""
     for _ in range(rounds):
         yield {name: turn() for name, turn in turns.items()}
 
 
 def medians(rounds: Iterable[Mapping[str, float]]) -> Measured:
-    """Return each contender's median of all rounds."""
+    """Return the median of each contender's values over all rounds."""
     taken = list(rounds)
     return {name: statistics.median(each[name] for each in taken) for name in taken[0]}
 
 
 def require_agreement(what: str, found: Mapping[str, Any], step: int, tolerance: float = 0.0) -> None:
-    """Raise RuntimeError unless all contenders found the same in a step, or numbers within a share of each other."""
+    """Raise RuntimeError unless all values `found` are equal, or differ by at most the share `tolerance`.
+
+    `what` and `step` are for the message.
+    """
     values = list(found.values())
     if tolerance:
         allowed = tolerance * max(values)

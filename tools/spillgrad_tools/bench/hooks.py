@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -12,38 +11,25 @@ from spillgrad.errors import ArgumentError, MissingPackageError
 from spillgrad_tools.bench.bars import Verdict
 from spillgrad_tools.bench.harness import PIP_NAMES, is_installed, require_agreement
 from spillgrad_tools.bench.options import HookOptions
-from spillgrad_tools.bench.report import machine
-from spillgrad_tools.bench.train import (
-    SPILL_BUDGET,
-    Contender,
-    Process,
-    Results,
-    gpt_config,
-    measure_in_turns,
-    sizes_of,
-    tell,
-)
+from spillgrad_tools.bench.train import SPILL_BUDGET, Contender, Process, Results, gpt_config, measure_in_turns, tell
 
 MARKER = "bench hooks"
 SPILLED, FILES = "spilled", "a file per tensor"
 WARM_STEPS = 1
-_SPILLS, _IN_FILES = {"spill_budget": SPILL_BUDGET}, {"file_per_tensor": True}
-# By package: training in RAM first, then under spillgrad's hooks, then under others.
+_SPILLS = {"spill_budget": SPILL_BUDGET}
+# By package: training in RAM first, then under spillgrad's hooks, then under other hooks.
 CONTENDERS = {
     "torch": (
         Contender("PyTorch", "torch"),
         Contender(f"PyTorch, {SPILLED}", "torch", options=_SPILLS),
-        Contender(f"PyTorch, {FILES}", "torch", options=_IN_FILES),
+        Contender(f"PyTorch, {FILES}", "torch", options={"file_per_tensor": True}),
     ),
-    "paddle": (
-        Contender("Paddle", "paddle"),
-        Contender(f"Paddle, {SPILLED}", "paddle", options=_SPILLS),
-    ),
+    "paddle": (Contender("Paddle", "paddle"), Contender(f"Paddle, {SPILLED}", "paddle", options=_SPILLS)),
 }
 
 
 def check_gradients(processes: Sequence[Process], step: int) -> None:
-    """Raise RuntimeError unless all have the same loss and gradients, to the last bit."""
+    """Raise RuntimeError unless all processes have the same loss and gradients, to the last bit."""
     losses = {process.contender.name: [answer["loss"] for answer in process.taken] for process in processes}
     require_agreement("bench hooks: losses", losses, step)
     digests = {process.contender.name: process.gradients() for process in processes}
@@ -51,7 +37,7 @@ def check_gradients(processes: Sequence[Process], step: int) -> None:
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """Return what was reached, of each framework that ran."""
+    """Return the verdicts of each framework that ran."""
     judged = []
     for in_ram, spilled, *others in CONTENDERS.values():
         if in_ram.name not in results:
@@ -69,10 +55,10 @@ def verdicts(results: Results) -> list[Verdict]:
 
 
 def run(options: HookOptions) -> None:
-    """Time training steps under each framework's hooks, print them, and write them into a page.
+    """Time training steps under each framework's hooks, print the times, and write them into the page, if one is named.
 
     Raises UnknownModelError for a model that is not in the catalogue, ArgumentError for one that is no GPT-2, and
-    MissingPackageError when a framework is not installed, or none is.
+    MissingPackageError when no framework is installed, or one whose times the page needs is missing.
     """
     config = gpt_config(options.model, options.context)
     packages = [name for name in CONTENDERS if options.framework in (None, name)]
@@ -86,26 +72,17 @@ def run(options: HookOptions) -> None:
             f"bench hooks: got no package {' and no '.join(missing)}; {commands}", name=missing[0]
         )
     threads = options.threads or sg.get_num_threads()
-    about: dict[str, Any] = {
-        **machine(), "threads": threads, **sizes_of(options),
-        "libraries": [],
-    }  # fmt: skip
     results: Results = {}
+    libraries: list[str] = []
     with (
         tempfile.TemporaryDirectory(dir=options.directory.absolute(), prefix="spillgrad-bench-") as folder,
         Console(stderr=True).status("training"),
     ):
         for name in installed:
             found, versions = measure_in_turns(
-                CONTENDERS[name],
-                config,
-                options.batch,
-                options.steps,
-                threads,
-                Path(folder),
-                check_gradients,
+                CONTENDERS[name], config, options.batch, options.steps, threads, Path(folder), check_gradients,
                 WARM_STEPS,
-            )
+            )  # fmt: skip
             results |= found
-            about["libraries"] += versions
-    tell(options.as_json, options.page, MARKER, about, results, verdicts(results))
+            libraries += versions
+    tell(options, MARKER, threads, libraries, results, verdicts(results))

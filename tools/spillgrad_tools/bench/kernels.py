@@ -1,5 +1,6 @@
 """`spillgrad bench kernels`: each library in its own process, results compared first, then timed in turns."""
 
+import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -12,33 +13,25 @@ from spillgrad.device.device import as_device
 from spillgrad.errors import ArgumentError
 from spillgrad_kernels.cuda.driver.availability import SIMULATED
 from spillgrad_kernels.threads.dispatch import get_num_threads
+from spillgrad_tools.bench import report
 from spillgrad_tools.bench.bars import Yardstick
 from spillgrad_tools.bench.case_runner import CaseRunner
 from spillgrad_tools.bench.cases import CASES, Case, Result
 from spillgrad_tools.bench.cuda_cases import FLOATS_LOG2, cuda_cases
 from spillgrad_tools.bench.harness import RequestFailed, Worker, WorkerEnded, in_turns, is_installed, medians
 from spillgrad_tools.bench.options import KernelOptions
-from spillgrad_tools.bench.report import (
-    cuda_as_markdown,
-    kernels_as_markdown,
-    machine,
-    print_json,
-    row_as_text,
-    show_kernels,
-    write_between_markers,
-)
 
 # The libraries that are timed on each device.
 TIMED = {"cpu": ("ours", "numpy", "torch"), "cuda": ("ours", "torch")}
-# Arrays of a GPU's elementwise rows that two processes hold at once.
+# The arrays of an elementwise row that the two processes on a GPU hold at once.
 ARRAYS = 24
 
 
 class Contenders:
-    """The processes that are timed in turns on a device, and NumPy's, which also computes the references.
+    """The processes that are timed in turns on a device, and a process with NumPy, which computes the references.
 
-    On a GPU, a process that failed is replaced, as its memory may be lost. A PyTorch that does not load, or finds no
-    device, is left out. A simulated device is not compared with PyTorch.
+    PyTorch is left out if it is not installed; on a GPU also if it does not load, finds no device, or the device is
+    simulated.
     """
 
     def __init__(self, device: str, threads: int, stack: ExitStack) -> None:
@@ -62,13 +55,13 @@ class Contenders:
         self._open.pop(library).close()
 
     def timed(self) -> list[Worker]:
-        """Return those that are timed."""
+        """Return the processes that are timed."""
         return [self.workers[library] for library in TIMED[self.device] if library in self.workers]
 
     def _try_to_start(self, library: str) -> None:
         try:
             self.start(library)
-        except WorkerEnded:  # it has said why
+        except WorkerEnded:  # its stderr says why
             if self.device == "cpu" or library != "torch":
                 raise
             return
@@ -77,10 +70,7 @@ class Contenders:
 
 
 def matching(every: Sequence[Case], name: str, quick: bool) -> list[Case]:
-    """Return the cases whose name contains `name`, without the heavy ones if it has to be quick.
-
-    Raises ArgumentError when there is none.
-    """
+    """Return the cases whose name contains `name`; if `quick`, no heavy ones. Raises ArgumentError if none is left."""
     cases = [case for case in every if name in case.name and not (quick and case.heavy)]
     if not cases:
         words = ", ".join(dict.fromkeys(case.name.split()[0].rstrip(",") for case in every))
@@ -89,40 +79,33 @@ def matching(every: Sequence[Case], name: str, quick: bool) -> list[Case]:
 
 
 def rounds_of(case: Case, rounds: int) -> int:
-    """Return the rounds of a case. Heavy ones, whose times vary less, get a third."""
+    """Return the number of rounds of a case: a third of `rounds` for a heavy case, whose times vary less."""
     return min(rounds, max(3, rounds // 3)) if case.heavy else rounds
 
 
 def log2_floats(gpu_bytes: int) -> int:
-    """Return the logarithm of how many numbers the elementwise rows have on a device of so much memory."""
+    """Return the base-2 logarithm of the size of elementwise rows on a device with so much memory."""
     fitting = max(1, gpu_bytes * 4 // 5 // (4 * ARRAYS)).bit_length() - 1
     return max(min(FLOATS_LOG2), min(max(FLOATS_LOG2), fitting))
 
 
 def time_case(case: Case, workers: Sequence[Worker], threads: int, rounds: int) -> Result:
-    """Return the medians of so many rounds, in each of which the workers, and the yardsticks, take turns."""
+    """Return the medians of so many rounds, in each of which the workers and the bars' yardsticks take turns."""
     known = {worker.library: worker for worker in workers}
-    wanted = [Yardstick(library, library) for library in known]
-    for yardstick in {yardstick: None for bar in case.bars for yardstick in bar.yardsticks}:
-        if yardstick.library in known and (yardstick.threads is None or threads == 2):
-            wanted.append(yardstick)
-    turns = {
-        yardstick.name: partial(
-            known[yardstick.library].ask,
-            do="time",
-            what="copy" if yardstick.copies else "case",
-            threads=yardstick.threads,
-        )
-        for yardstick in wanted
-    }
+    turns = {}
+    own = [Yardstick(library, library) for library in known]
+    for timed in itertools.chain(own, *(bar.yardsticks for bar in case.bars)):
+        if timed.library in known and (timed.threads is None or threads == 2):
+            what = "copy" if timed.copies else "case"
+            turns[timed.name] = partial(known[timed.library].ask, do="time", what=what, threads=timed.threads)
     return Result(case, medians(in_turns(turns, rounds)), rounds)
 
 
 def measure(cases: Sequence[Case], contenders: Contenders, threads: int, rounds: int) -> Iterator[Result]:
     """Check and time each case.
 
-    Raises RuntimeError where a library disagrees with float64 or fails; on a GPU, the result says so, and the others
-    are timed.
+    Raises RuntimeError where a library fails or disagrees with float64; on a GPU, the result's `failures` has the
+    reason, a library that failed gets a new process, as its memory may be lost, and the other libraries are timed.
     """
     ours: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as directory:
@@ -143,7 +126,7 @@ def _measured(case: Case, contenders: Contenders, directory: str, threads: int, 
     failures: dict[str, str] = {}
 
     def note(worker: Worker, why: str, error: Exception | None = None) -> None:
-        """Note why a library is not timed; on the CPU, raise it."""
+        """Record in `failures` why a library is not timed; replace its process after an error. On the CPU, raise."""
         if contenders.device == "cpu":
             raise error or RuntimeError(f"bench {case.name}: {worker.library} differs from NumPy by {why}")
         failures[worker.library] = why if error else f"wrong: {why}"
@@ -173,43 +156,43 @@ def _measured(case: Case, contenders: Contenders, directory: str, threads: int, 
 
 
 def run(options: KernelOptions) -> None:
-    """Time the cases whose name contains `options.name`, print them, and write them into a page.
+    """Time the cases whose name contains `options.name` and print the times; write them into the page, if one is named.
 
-    Raises DeviceError where there is no GPU to time them on, ArgumentError when there is no such case, or when the page
-    would not get every row of every library.
+    Raises DeviceError where there is no GPU to time them on, ArgumentError when no case has such a name, or when the
+    page would lack a row or a library.
     """
     on_gpu, rounds = options.device == "cuda", options.rounds
     every: Sequence[Case] = CASES
     if on_gpu:
         as_device("cuda")
     else:
-        matching(every, options.name, options.quick)  # before processes start
+        matching(every, options.name, options.quick)  # raises before processes start
         _require_whole_page(options, every, is_installed("torch"))
     threads = options.threads or get_num_threads()
     with ExitStack() as stack:
         contenders = Contenders(options.device, threads, stack)
-        about: dict[str, Any] = {**machine(), "threads": threads}
+        about: dict[str, Any] = {**report.machine(), "threads": threads}
         if on_gpu:
             gpu = contenders.workers["ours"].ask(do="about")
             every = cuda_cases(SIMULATED, log2_floats(gpu["gpu_bytes"]))
             _require_whole_page(options, every, "torch" in contenders.workers)
-            about = {**machine(), **gpu}
+            about = {**report.machine(), **gpu}
         cases = matching(every, options.name, options.quick)
         about |= {"rounds": rounds, "libraries": [worker.version for worker in contenders.timed()]}
         results: list[Result] = []
         with Console(stderr=True).status("checking and timing") as status:
             for result in measure(cases, contenders, threads, rounds):
                 results.append(result)
-                if on_gpu:  # minutes of work: an early end leaves at least the rows so far
-                    status.console.print(row_as_text(result, TIMED["cuda"]), highlight=False, soft_wrap=True)
+                if on_gpu:  # the rows take minutes: if the run ends early, the rows so far were printed
+                    status.console.print(report.row_as_text(result, TIMED["cuda"]), highlight=False, soft_wrap=True)
                 status.update(f"{len(results)} of {len(cases)}, {result.case.name} done")
     if options.page:
-        table = cuda_as_markdown(every, about, results) if on_gpu else kernels_as_markdown(about, results)
-        write_between_markers(options.page, "bench cuda" if on_gpu else "bench kernels", table)
+        table = report.cuda_as_markdown(every, about, results) if on_gpu else report.kernels_as_markdown(about, results)
+        report.write_between_markers(options.page, "bench cuda" if on_gpu else "bench kernels", table)
     if options.as_json:
-        print_json(machine=about, results=[result.as_json() for result in results])
+        report.print_json(machine=about, results=[result.as_json() for result in results])
     else:
-        show_kernels(about, results, TIMED[options.device])
+        report.show_kernels(about, results, TIMED[options.device])
 
 
 def _require_whole_page(options: KernelOptions, every: Sequence[Case], has_torch: bool) -> None:

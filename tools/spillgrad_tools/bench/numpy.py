@@ -1,4 +1,4 @@
-"""NumPy: it times the operations that it has, and computes what all should give."""
+"""NumPy, which is timed where it has an operation, and computes the reference of all."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -16,7 +16,7 @@ class NumPy(Library):
     has_gradients = False
 
     def set_num_threads(self, count: int) -> None:
-        """Do nothing: the process's environment told the BLAS library before it was loaded."""
+        """Do nothing: the environment of the process told NumPy's BLAS library before it was loaded."""
 
     def no_grad(self) -> Any:
         """Return a context in which no graph is recorded."""
@@ -31,12 +31,12 @@ class NumPy(Library):
         return np.asarray(result)
 
     def call(self, operation: Operation, *operands: Any) -> Call | None:
-        """Return NumPy's own function with its operands; None where it would have to compose one."""
+        """Return NumPy's own function with its operands; None where NumPy has no function for the operation."""
         function = operation.numpy_function()
         return None if function is None else partial(function, *operands)
 
     def into(self, operation: Operation, *operands: Any) -> Call | None:
-        """Return the same; functions take memory for their result after their operands."""
+        """Return NumPy's own function with its operands and, after them, memory for its result; None as `call` does."""
         return partial(_copy, *operands) if operation.name == "copy" else self.call(operation, *operands)
 
 

@@ -1,7 +1,7 @@
-"""The operations that `spillgrad bench kernels` times: how libraries spell them, and what should come out.
+"""The operations that `spillgrad bench kernels` times: how libraries spell them, and their results in NumPy.
 
-spillgrad and PyTorch have one interface, so that one spelling serves both. NumPy times the operations that it has under
-a name; those that it would have to compose are no fair comparison, and NumPy only computes their reference.
+spillgrad and PyTorch have one interface, so that one spelling serves both. NumPy is timed where it has a function for
+an operation. It would be no fair comparison to compose the others: NumPy only computes their reference.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad_tools.bench import references
-from spillgrad_tools.bench.gpt import BETAS, GPT_CONFIG, LR, WEIGHT_DECAY, gpt_weights, inputs_and_targets
+from spillgrad_tools.bench.gpt import GPT_CONFIG, gpt_weights, inputs_and_targets
 
 Function = Callable[..., Any]
 # The timed call: an operation with its operands.
@@ -22,10 +22,10 @@ Call = Callable[[], Any]
 
 
 class Library:
-    """A library in a process of its own: how it calls operations, and makes, reads and times arrays.
+    """A library in a process of its own: it makes and reads arrays, and calls and times operations.
 
-    PyTorch's interface is spillgrad's: `top` has its functions, `functional` those of layers. `training` is the class
-    that trains a GPT-2. Without a `version`, the library cannot be used here.
+    spillgrad has PyTorch's interface: `top` has the functions, `functional` the functions of layers. `training` is the
+    class that trains a GPT-2. If `version` is None, the library cannot be used here.
     """
 
     version: str | None
@@ -45,18 +45,18 @@ class Library:
         return self.top.no_grad()
 
     def about(self) -> dict[str, Any]:
-        """Return what a reader needs to know of the device."""
+        """Return the name and memory of the device; nothing on the CPU."""
         return {}
 
     def release_memory(self) -> None:
-        """Keep what memory there is: the next case's operands take it over."""
+        """Do nothing: on the CPU, the operands of the next case take the memory over."""
 
     def prepare(self, operand: np.ndarray, requires_grad: bool) -> Any:
-        """Return the operand as this library takes it; strides are kept."""
+        """Return the operand as a tensor of this library, with the same strides."""
         return self.top.from_numpy(operand).requires_grad_(requires_grad)
 
     def as_numpy(self, result: Any) -> np.ndarray:
-        """Return a result as an array of the host: of bfloat16, which not every library can hand over, as float32."""
+        """Return a result as an array of the host; bfloat16, which not every library can export, becomes float32."""
         if isinstance(result, float):
             return np.asarray(result)
         result = result.detach()
@@ -64,29 +64,29 @@ class Library:
         return array
 
     def seconds_of(self, calls: int, call: Call) -> float:
-        """Return how long so many calls take."""
+        """Return the seconds that so many calls take."""
         started = time.perf_counter()
         for _ in range(calls):
             call()
         return time.perf_counter() - started
 
     def fuse(self, function: Function) -> Function:
-        """Return a function that computes a chain of operations at once, where the library can."""
+        """Return `function`, a chain of elementwise operations, as one operation where the library can fuse it."""
         return function
 
     def call(self, operation: "Operation", *operands: Any) -> Call | None:
-        """Return an operation with its operands; None where the library lacks it."""
+        """Return the call of an operation with its operands; None where the library lacks the operation."""
         if operation.prepared:
             made: Call | None = getattr(self, operation.prepared)(*operands)
             return made
         return partial(operation.function(self), *operands)
 
     def into(self, operation: "Operation", *operands: Any) -> Call | None:
-        """Return an operation that writes to its last operand; None where the library lacks it."""
+        """Return the call of an operation that writes to its last operand; None where the library lacks it."""
         raise NotImplementedError
 
     def adamw_step(self, param: Any, grad: Any) -> Call:
-        """Return the update of one parameter, given its gradient."""
+        """Return a call that updates one parameter by its gradient."""
         optimizer = self.adamw([param])
         param.grad = grad
 
@@ -97,8 +97,8 @@ class Library:
         return step
 
     def gpt_step(self, tokens: Any, **options: Any) -> Call:
-        """Return a training step of a GPT-2 on a CUDA device."""
-        training = self.training(GPT_CONFIG, gpt_weights(GPT_CONFIG), LR, BETAS, WEIGHT_DECAY, device="cuda", **options)
+        """Return the call of a GPT-2's training step on a CUDA device."""
+        training = self.training(GPT_CONFIG, gpt_weights(GPT_CONFIG), device="cuda", **options)
         inputs, targets = inputs_and_targets(tokens.cpu().numpy())
 
         def step() -> Any:
@@ -108,17 +108,17 @@ class Library:
         return step
 
     def spilled_gpt_step(self, tokens: Any) -> Call | None:
-        """Return a training step that keeps few of its saved tensors on the device; only spillgrad has one."""
+        """Return None: only spillgrad has a training step that keeps few of its saved tensors on the device."""
         return None
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation, called `spelled` in spillgrad and PyTorch, or composed of what they have; NumPy's is `numpy`.
+    """An operation: the function `spelled` of spillgrad and PyTorch, and `numpy` of NumPy; by default, both are `name`.
 
-    By default, all three libraries spell it as it is named. `options` go with every call. `composed` returns the
-    function to call; `prepared` names the library's method that takes the operands and returns what is timed. With
-    `reference`, NumPy lacks it.
+    `options` go with every call. If given, `composed` returns the function in place of one with a name, and `prepared`
+    names the method of Library that takes the operands and returns the timed call. NumPy lacks an operation that has a
+    `reference`.
     """
 
     name: str
@@ -131,24 +131,24 @@ class Operation:
     prepared: str = ""
 
     def function(self, library: Library) -> Function:
-        """Return what a library with PyTorch's interface calls with the operands."""
+        """Return the function that a library with PyTorch's interface calls with the operands."""
         if self.composed is not None:
             return self.composed(library)
         found: Function = getattr(library.functional if self.is_functional else library.top, self.spelled or self.name)
         return partial(found, **self.options) if self.options else found
 
     def numpy_function(self) -> Function | None:
-        """Return NumPy's own function; None where there is none."""
+        """Return NumPy's own function; None where NumPy lacks the operation."""
         return None if self.reference else getattr(np, self.numpy or self.name)
 
     def expected(self, *inputs: np.ndarray) -> Any:
-        """Return what should come out."""
+        """Return the result that the operation should have."""
         function = self.reference or self.numpy_function()
         assert function is not None
         return function(*inputs)
 
 
-# Of the CPU's elementwise cases, those that compute and those that mostly move memory.
+# The CPU's elementwise operations: those bound by arithmetic, and those bound by memory.
 COMPUTING = (
     Operation("exp"),
     Operation("tanh"),
@@ -191,7 +191,7 @@ def _chain_of_7(library: Library) -> Function:
 
 
 def _with_gradients(forward: Callable[[Library], Function]) -> Callable[[Library], Function]:
-    """Return the operation that computes the gradients of its inputs, too; its last operand is that of the result."""
+    """Return an operation that computes its inputs' gradients, too; its last operand is the gradient of the result."""
 
     def composed(library: Library) -> Function:
         function, grad = forward(library), library.grad
@@ -232,13 +232,13 @@ OPERATIONS = {operation.name: operation for operation in (*COMPUTING, *MOVING, *
 
 
 def call_of(name: str, library: Library, operands: list[Any]) -> Call | None:
-    """Return what is timed of a case: its operation with the operands; None where the library lacks it."""
+    """Return the call that a case times: of the operation `name` with the operands; None where the library lacks it."""
     operation = OPERATIONS[name.removesuffix(" out=")]
     return (library.into if name.endswith(" out=") else library.call)(operation, *operands)
 
 
 def load(name: str, device: str = "cpu") -> Library:
-    """Return a library by its name in `LIBRARY_NAMES`, for a device."""
+    """Return the library of a name, such as those in `LIBRARY_NAMES`, for a device."""
     on_device = "_cuda" if device == "cuda" and name != "numpy" else ""
     made: Library = importlib.import_module(f"spillgrad_tools.bench.{name}{on_device}").LIBRARY()
     return made

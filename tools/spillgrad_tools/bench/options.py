@@ -1,44 +1,40 @@
-"""What a user of the benchmarks may choose; imports nothing heavy, so that `--help` is quick."""
+"""The options of the benchmarks; this module imports nothing heavy, so that `--help` is quick."""
 
 import dataclasses
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Option
 
 from spillgrad_tools.options import Batch, Context, Disk, Json, ModelName
 
-Rounds = Annotated[int, typer.Option(min=1, metavar="N", help="Timings of each case; the median counts.")]
-Threads = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Threads of every library.", show_default="all cores")
-]
-Page = Annotated[
-    Path | None, typer.Option("--write", metavar="FILE", help="Also write the table between a page's markers.")
-]
+Rounds = Annotated[int, Option(min=1, metavar="N", help="Timings of each case; the median counts.")]
+Threads = Annotated[int | None, Option(min=1, metavar="N", help="Threads of every library.", show_default="all cores")]
+Page = Annotated[Path | None, Option("--write", metavar="FILE", help="Also write the table between a page's markers.")]
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelOptions:
-    """A command line of `spillgrad bench kernels`."""
+    """The options of `spillgrad bench kernels`."""
 
     as_json: Json = False
-    name: Annotated[str, typer.Option("--filter", metavar="NAME", help="Only cases whose name contains this.")] = ""
+    name: Annotated[str, Option("--filter", metavar="NAME", help="Only cases whose name contains this.")] = ""
     threads: Threads = None
     rounds: Rounds = 9
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out the cases of a second and more.")] = False
+    quick: Annotated[bool, Option("--quick", help="Leave out the cases of a second and more.")] = False
     page: Page = None
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where: cuda, on a GPU, has rows of its own.")] = "cpu"
+    device: Annotated[Literal["cpu", "cuda"], Option(help="Where: cuda, on a GPU, has rows of its own.")] = "cpu"
 
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
-    """What the benchmarks of training steps have in common."""
+    """The options that all benchmarks of training steps have."""
 
     as_json: Json = False
     model: ModelName = "gpt2"
     batch: Batch = 4
     context: Context = 512
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Timed steps; the median counts.")] = 5
+    steps: Annotated[int, Option(min=1, metavar="N", help="Timed steps; the median counts.")] = 5
     threads: Threads = None
     page: Page = None
     directory: Disk = Path()
@@ -46,34 +42,31 @@ class StepOptions:
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions(StepOptions):
-    """A command line of `spillgrad bench train`."""
+    """The options of `spillgrad bench train`."""
 
-    name: Annotated[str, typer.Option("--filter", metavar="NAME", help="Only contenders whose name contains this.")] = (
-        ""
-    )
+    name: Annotated[str, Option("--filter", metavar="NAME", help="Only contenders whose name contains this.")] = ""
     large: Annotated[
-        bool,
-        typer.Option("--large", help="Also the GPT-2 of 1.6 billion parameters: half an hour, 30 GB of disk."),
+        bool, Option("--large", help="Also the GPT-2 of 1.6 billion parameters: half an hour, 30 GB of disk.")
     ] = False
 
 
 @dataclasses.dataclass(frozen=True)
 class HookOptions(StepOptions):
-    """A command line of `spillgrad bench hooks`."""
+    """The options of `spillgrad bench hooks`."""
 
     framework: Annotated[
-        str | None, typer.Option(metavar="torch|paddle", help="Only this one; default: those installed.")
+        str | None, Option(metavar="torch|paddle", help="Only this one; default: those installed.")
     ] = None
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions:
-    """A command line of `spillgrad bench plan`."""
+    """The options of `spillgrad bench plan`."""
 
     as_json: Json = False
     model: ModelName = "small"
     batch: Batch = 16
     context: Context = 256
-    ram: Annotated[str, typer.Option(metavar="SIZE", help="Memory for watching two layers.")] = "2GiB"
+    ram: Annotated[str, Option(metavar="SIZE", help="Memory for watching two layers.")] = "2GiB"
     directory: Disk = Path()
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Timed steps of each run; the median counts.")] = 3
+    steps: Annotated[int, Option(min=1, metavar="N", help="Timed steps of each run; the median counts.")] = 3

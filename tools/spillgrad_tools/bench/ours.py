@@ -27,7 +27,7 @@ class Spillgrad(Library):
     adamw = staticmethod(partial(sg.optim.AdamW, lr=1e-3, weight_decay=1e-2))
 
     def into(self, operation: Operation, *operands: Any) -> Call:
-        """Return the operation that writes to its last operand; where the function takes no `out`, its kernel does."""
+        """Return the call of an operation that writes to its last operand; without an argument `out`, of its kernel."""
         if operation.name == "copy":
             return partial(operands[-1].copy_, operands[0])
         function = operation.function(self)

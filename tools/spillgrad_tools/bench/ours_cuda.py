@@ -12,8 +12,8 @@ from spillgrad_kernels.cuda.driver.availability import SIMULATED
 from spillgrad_tools.bench.operations import Call, Operation
 from spillgrad_tools.bench.ours import Spillgrad
 
-# Some saved tensors of the spilled step stay on the device, the others go to pinned memory: that measures copies, not a
-# disk. The simulator's step is so small that all of them must go.
+# Saved tensors of the spilled step that the device has no budget for go to pinned memory: the step measures copies, not
+# a disk. In the simulator the step is so small that all saved tensors must go.
 SPILL_OPTIONS: dict[str, Any] = (
     {"device_budget": 0, "spill_budget": "1MiB", "min_bytes": 1}
     if SIMULATED
@@ -37,11 +37,11 @@ class SpillgradOnCuda(Spillgrad):
     """spillgrad on a CUDA device."""
 
     def about(self) -> dict[str, Any]:
-        """Return what a reader needs to place the numbers."""
+        """Return the name and memory of the device."""
         return {"gpu": sg.cuda.get_device_name(), "gpu_bytes": sg.cuda.mem_get_info()[1]}
 
     def release_memory(self) -> None:
-        """Give unused memory of the device back."""
+        """Return the unused memory of the library's pool to the device."""
         sg.cuda.empty_cache()
 
     def prepare(self, operand: np.ndarray, requires_grad: bool) -> Any:
@@ -49,7 +49,7 @@ class SpillgradOnCuda(Spillgrad):
         return sg.tensor(operand, device="cuda", requires_grad=requires_grad)
 
     def seconds_of(self, calls: int, call: Call) -> float:
-        """Return how long the device takes for so many calls."""
+        """Return the seconds that the device takes for so many calls."""
         begin, end = driver.Event(timed=True), driver.Event(timed=True)
         begin.record(driver.compute())
         for _ in range(calls):
@@ -58,7 +58,7 @@ class SpillgradOnCuda(Spillgrad):
         return begin.elapsed_ms(end) / 1e3
 
     def into(self, operation: Operation, *operands: Any) -> Call:
-        """Return the driver's own copy of an operand, the yardstick of memory's speed."""
+        """Return a call of the driver's own copy of the first operand, which shows the speed of the memory."""
         x = operands[0]
         made: list[Any] = []
 
@@ -71,14 +71,10 @@ class SpillgradOnCuda(Spillgrad):
         return copy
 
     def spilled_gpt_step(self, tokens: Any) -> Call:
-        """Return a training step that keeps few of its saved tensors on the device."""
+        """Return the call of a training step that keeps few of its saved tensors on the device."""
         directory = tempfile.TemporaryDirectory()
         step = self.gpt_step(tokens, directory=directory.name, **SPILL_OPTIONS)
-
-        def spilled() -> Any:
-            return directory and step()  # the folder lives as long as the step
-
-        return spilled
+        return lambda: directory and step()  # the folder lives as long as the call
 
 
 LIBRARY = SpillgradOnCuda

@@ -9,12 +9,15 @@ import paddle
 from paddle.nn import functional
 
 from spillgrad.interop.paddle import save_on_disk
-from spillgrad_tools.bench.gpt import GPTFunctions, GPTTraining, Spilling, gpt_weights
+from spillgrad_tools.bench.gpt import BETAS, LR, WEIGHT_DECAY, GPTFunctions, GPTTraining, Spilling, gpt_weights
 from spillgrad_tools.bench.operations import Library
 
 
 class Training(GPTTraining):
-    """A model with given parameters, or drawn ones, and its optimizer; saved tensors go to `directory`."""
+    """A model with the parameters `weights`, or with random ones if None, and its optimizer.
+
+    Saved tensors beyond `spill_budget` go to `directory`; if it is None, all stay in RAM.
+    """
 
     functions = GPTFunctions(
         functional.embedding, lambda x, weight, bias: functional.layer_norm(x, weight.shape, weight, bias),
@@ -24,8 +27,8 @@ class Training(GPTTraining):
     )  # fmt: skip
 
     def __init__(
-        self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, lr: float,
-        betas: tuple[float, float], weight_decay: float, directory: str, spill_budget: int | str | None = None,
+        self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, directory: str,
+        spill_budget: int | str | None = None,
     ) -> None:  # fmt: skip
         super().__init__(config)
         self.parameters = {}
@@ -33,7 +36,7 @@ class Training(GPTTraining):
             self.parameters[name] = paddle.create_parameter(array.shape, "float32")
             self.parameters[name].set_value(array)
         self.optimizer = paddle.optimizer.AdamW(
-            lr, beta1=betas[0], beta2=betas[1], parameters=list(self.parameters.values()), weight_decay=weight_decay
+            LR, *BETAS, parameters=list(self.parameters.values()), weight_decay=WEIGHT_DECAY
         )
         self.spill = None if spill_budget is None else Spilling(save_on_disk(directory, ram_budget=spill_budget))
 
@@ -47,7 +50,7 @@ class Training(GPTTraining):
 
 
 class Paddle(Library):
-    """Paddle, which only trains."""
+    """Paddle; only its training is timed."""
 
     version = f"Paddle {paddle.__version__}"
     training = Training

@@ -20,19 +20,18 @@ from spillgrad_tools.bench.plan_run import PlannedRun
 from spillgrad_tools.bench.report import machine, print_json
 from spillgrad_tools.quantities import format_duration
 
-# Budgets, as shares of all that may be stored.
+# Budgets, as shares of all bytes that may be stored.
 SHARES = (0.1, 0.25, 0.5, 0.9)
 POLICIES = ("spill", "recompute", "keep")
-STEPS = 3
 # The allowed errors of a prediction: 15 % of bytes and memory, 30 % of time.
 BYTES_WITHIN, SECONDS_WITHIN = 0.15, 0.3
-# Less traffic than this share of the saved bytes is not compared.
+# Disk traffic is not compared if it is below this share of the saved bytes.
 NO_TRAFFIC = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A run and what was predicted of it."""
+    """The values that were predicted of a run, and those that were measured, by the same names."""
 
     case: str
     predicted: dict[str, float]
@@ -40,30 +39,25 @@ class Comparison:
     saved_bytes: int
 
     def ratio(self, name: str) -> float | None:
-        """Return the predicted value as a multiple of the measured one; None where there is nothing to compare."""
+        """Return the predicted value as a multiple of the measured one; None for traffic too small to compare."""
         predicted, measured = self.predicted[name], self.measured[name]
         if name == "moved_bytes" and max(predicted, measured) < NO_TRAFFIC * self.saved_bytes:
             return None
         return predicted / measured if measured else float("inf")
 
     def within(self, name: str) -> bool:
-        """Whether the prediction is as close as it is to be."""
+        """Return whether the prediction's error is allowed."""
         ratio = self.ratio(name)
         allowed = SECONDS_WITHIN if name == "step_s" else BYTES_WITHIN
         return ratio is None or 1 - allowed <= ratio <= 1 + allowed
 
 
 def compare(options: PlanOptions, offload: bool) -> Iterator[Comparison]:
-    """Predict, then run, for all budgets and policies; the disk is measured again before each run."""
+    """Predict a run for each budget and policy, and train it; the disk is measured again before each run."""
     whole = fresh_process.call(
-        sg.planning.observe,
-        options.model,
-        options.batch,
-        options.context,
-        options.ram,
-        options.directory,
+        sg.planning.observe, options.model, options.batch, options.context, options.ram, options.directory,
         offload=offload,
-    )
+    )  # fmt: skip
     saved_bytes = whole.predict(1 << 50).saved_bytes
     persistent_bytes = whole.parameter_bytes + whole.trained_bytes + whole.state_bytes if offload else 0
     for policy in POLICIES:
@@ -73,11 +67,10 @@ def compare(options: PlanOptions, offload: bool) -> Iterator[Comparison]:
             found = whole.predict(
                 budget_bytes, recomputed(whole) if policy == "recompute" else NOTHING, keeps=policy == "keep"
             )
-            how = {"policy": policy, "offload": offload, "budget": budget_bytes, "steps": options.steps}
             with Worker(PlannedRun, "ours", threads=0) as worker:
                 measured = worker.ask(
-                    do="train", model=options.model, batch=options.batch, context=options.context,
-                    directory=os.fspath(options.directory), **how,
+                    do="train", model=options.model, batch=options.batch, context=options.context, policy=policy,
+                    directory=os.fspath(options.directory), offload=offload, budget=budget_bytes, steps=options.steps,
                 )  # fmt: skip
             yield Comparison(
                 f"{'offloaded, ' if offload else ''}{policy}, {format_bytes(budget_bytes)}",
@@ -88,14 +81,14 @@ def compare(options: PlanOptions, offload: bool) -> Iterator[Comparison]:
 
 
 def recomputed(whole: Whole) -> Choice:
-    """Return the choice that the policy "recompute" makes."""
+    """Return the choice of the policy "recompute": all units of the model are recomputed."""
     parts = [unit.whole for unit in whole.units]
     paths = frozenset(part.path for part in parts)
     return Choice(paths, sum(part.freed_bytes for part in parts), sum(part.seconds for part in parts), 0.0)
 
 
 def run(options: PlanOptions) -> None:
-    """Compare runs with their predictions, in RAM and offloaded, and print both."""
+    """Compare runs with their predictions, with the model in RAM and offloaded, and print both."""
     console = Console()
     comparisons: list[Comparison] = []
     with Console(stderr=True).status("training"):

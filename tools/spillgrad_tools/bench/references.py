@@ -41,13 +41,13 @@ def _softmax_gradient(y: np.ndarray, g: np.ndarray) -> Any:
 
 
 def softmax_and_gradient(x: np.ndarray, g: np.ndarray) -> Any:
-    """Return the softmax of each row, and the gradient of its input."""
+    """Return the softmax of each row, and the gradient of `x` from the result's gradient `g`."""
     y = softmax(x)
     return y, _softmax_gradient(y, g)
 
 
 def layer_norm_and_gradients(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, g: np.ndarray) -> Any:
-    """Return each row normalised, scaled and shifted, and the gradients of input, weight and bias."""
+    """Return each row normalised, scaled and shifted, and the gradients of `x`, `weight` and `bias`."""
     centred = x - x.mean(-1, keepdims=True)
     rstd = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
     normal, scaled = centred * rstd, g * weight
@@ -76,17 +76,21 @@ def cross_entropy(logits: np.ndarray, target: np.ndarray) -> Any:
 def attention_and_gradients(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray) -> Any:
     """Return causal attention, and the gradients of queries, keys and values."""
     results = tuple(np.empty_like(x) for x in (q, q, k, v))
-    length, width = q.shape[-2:]
-    masked = np.triu(np.full((length, length), -np.inf), 1)
     # Head by head: all scores at once would take 1.6 GB.
     for head in np.ndindex(q.shape[:-2]):
-        p = softmax(q[head] @ k[head].T / math.sqrt(width) + masked)
-        scores = _softmax_gradient(p, g[head] @ v[head].T) / math.sqrt(width)
-        for result, value in zip(
-            results, (p @ v[head], scores @ k[head], scores.T @ q[head], p.T @ g[head]), strict=True
-        ):
+        p = _attention_weights(q[head], k[head])
+        scores = _softmax_gradient(p, g[head] @ v[head].T) / math.sqrt(q.shape[-1])
+        found = p @ v[head], scores @ k[head], scores.T @ q[head], p.T @ g[head]
+        for result, value in zip(results, found, strict=True):
             result[head] = value
     return results
+
+
+def _attention_weights(q: np.ndarray, k: np.ndarray) -> Any:
+    """Return the softmax of each query's scores with the keys up to its own position."""
+    length, width = q.shape[-2:]
+    masked = np.triu(np.full((length, length), -np.inf), 1)
+    return softmax(q @ k.swapaxes(-1, -2) / math.sqrt(width) + masked)
 
 
 def adamw_first_step(param: np.ndarray, grad: np.ndarray) -> Any:
@@ -95,17 +99,17 @@ def adamw_first_step(param: np.ndarray, grad: np.ndarray) -> Any:
 
 
 def chain_of_5(x: np.ndarray) -> Any:
-    """Return five elementwise operations, one after the other."""
+    """Return the result of five elementwise operations, one after the other."""
     return np.maximum(sigmoid(x * 2 + 1) * x, 0.1)
 
 
 def chain_of_7(x: np.ndarray, y: np.ndarray) -> Any:
-    """Return seven elementwise operations, one after the other."""
+    """Return the result of seven elementwise operations, one after the other."""
     return np.maximum(np.tanh(x * y + x) * sigmoid(y) - x, 0)
 
 
 def chain_of_7_and_gradients(x: np.ndarray, y: np.ndarray, g: np.ndarray) -> Any:
-    """Return seven elementwise operations, and the gradients of their inputs."""
+    """Return the result of `chain_of_7`, and the gradients of `x` and `y`."""
     t, s, result = np.tanh(x * y + x), sigmoid(y), chain_of_7(x, y)
     g = g * (result > 0)
     inner = g * s * (1 - t * t)
@@ -114,10 +118,7 @@ def chain_of_7_and_gradients(x: np.ndarray, y: np.ndarray, g: np.ndarray) -> Any
 
 def _causal_attention(qkv: np.ndarray) -> Any:
     q, k, v = qkv.transpose(2, 0, 3, 1, 4)
-    length, width = q.shape[-2:]
-    masked = np.triu(np.full((length, length), -np.inf), 1)
-    p = softmax(q @ k.swapaxes(-1, -2) / math.sqrt(width) + masked)
-    return (p @ v).swapaxes(1, 2)
+    return (_attention_weights(q, k) @ v).swapaxes(1, 2)
 
 
 _GPT_FUNCTIONS = GPTFunctions(

@@ -1,4 +1,4 @@
-"""How benchmarks say what they ran on and what came out."""
+"""Print the results of benchmarks, and the machine they ran on, as tables, JSON or Markdown."""
 
 import datetime
 import json
@@ -21,7 +21,7 @@ from spillgrad_tools.quantities import UNKNOWN, format_duration
 
 
 def machine() -> dict[str, Any]:
-    """Return what a reader needs to place the numbers."""
+    """Return the processor, memory and Python of this machine, and the date."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
@@ -33,7 +33,7 @@ def machine() -> dict[str, Any]:
 
 
 def format_measured(value: float, unit: str) -> str:
-    """Return a value of a row with its unit: seconds, bytes, bytes a second, percent, or none for a count."""
+    """Return the value of a row with its unit: s, B, B/s, %, or none for a count."""
     if unit == "s":
         return format_duration(value)
     if unit == "B":
@@ -44,12 +44,12 @@ def format_measured(value: float, unit: str) -> str:
 
 
 def print_json(**answer: Any) -> None:
-    """Print what was measured as JSON."""
+    """Print the arguments as JSON."""
     print(json.dumps(answer, indent=2))
 
 
 def show_kernels(about: dict[str, Any], results: Sequence[Result], libraries: Sequence[str]) -> None:
-    """Print a table with a row per case: times, or why there are none, and what was reached beside what was wanted."""
+    """Print a table with a row per case: times, or the reasons for missing ones, and values reached and wanted."""
     named = "numpy" in libraries
     table = Table(box=SIMPLE)
     if named:
@@ -64,7 +64,7 @@ def show_kernels(about: dict[str, Any], results: Sequence[Result], libraries: Se
 
 
 def show_rows(about: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Print a table with a row per case: what was measured, and what was reached beside what was wanted."""
+    """Print a table with a row per case: values measured, and values reached and wanted."""
     table = Table("case", "measured", "reached / wanted", box=SIMPLE)
     for row in rows:
         measured = (f"{name} {format_measured(value, row.unit)}" for name, value in row.measured.items())
@@ -73,7 +73,7 @@ def show_rows(about: dict[str, Any], rows: Sequence[Row]) -> None:
 
 
 def kernels_as_markdown(about: dict[str, Any], results: Sequence[Result]) -> str:
-    """Return the bars, summed up by group, and below them a row per case, as Markdown."""
+    """Return Markdown: a table of each group's bars, and below it a table with a row per case."""
     lines = [
         "| what | wanted | reached: worst … best | bars reached |",
         "|---|---|---|---|",
@@ -85,10 +85,7 @@ def kernels_as_markdown(about: dict[str, Any], results: Sequence[Result]) -> str
         "",
         f"| row | {' | '.join(LIBRARY_NAMES.values())} | reached / wanted |",
         "|---|---|---|---|---|",
-        *(
-            f"| {r.case.name} | {' | '.join(_times(r, list(LIBRARY_NAMES)))} | {', '.join(map(str, r.verdicts))} |"
-            for r in results
-        ),
+        *(f"| {r.case.name} | {' | '.join(_times(r, (*LIBRARY_NAMES,)))} | {_verdicts(r)} |" for r in results),
         "",
         "</details>",
     ]
@@ -96,21 +93,18 @@ def kernels_as_markdown(about: dict[str, Any], results: Sequence[Result]) -> str
 
 
 def row_as_text(result: Result, libraries: Sequence[str]) -> str:
-    """Return a row in one line."""
+    """Return the result of a case in one line."""
     cells = zip(libraries, _times(result, libraries), strict=True)
     times = [f"{LIBRARY_NAMES[library]} {cell}" for library, cell in cells]
     return f"{result.case.name}: {', '.join((*times, *map(str, result.verdicts)))}"
 
 
 def cuda_as_markdown(cases: Sequence[Case], about: dict[str, Any], results: Sequence[Result]) -> str:
-    """Return a row per case as Markdown; its cells are empty as long as nothing was measured."""
-    by_name = {result.case.name: result for result in results}
+    """Return a table with a row per case as Markdown; the cells of cases without a result are empty."""
+    cells_of = {result.case.name: [*_times(result, ("ours", "torch")), _verdicts(result)] for result in results}
     lines = ["| on a GPU | at least | spillgrad | PyTorch | reached / wanted |", "|---|---|---|---|---|"]
     for case in cases:
-        cells = ["", "", ""]
-        if case.name in by_name:
-            result = by_name[case.name]
-            cells = [*_times(result, ("ours", "torch")), ", ".join(map(str, result.verdicts))]
+        cells = cells_of.get(case.name, ["", "", ""])
         lines.append(f"| {case.name} | {', '.join(map(str, case.bars))} | {' | '.join(cells)} |")
     if results:
         libraries = ", ".join(about["libraries"])
@@ -119,7 +113,7 @@ def cuda_as_markdown(cases: Sequence[Case], about: dict[str, Any], results: Sequ
 
 
 def show_train(about: dict[str, Any], results: dict[str, dict[str, Any]], verdicts: Sequence[Verdict]) -> None:
-    """Print training steps' time, tokens a second, memory and traffic by contender, and what bars were reached."""
+    """Print a table with a row per contender: tokens a second, seconds a step, memory, traffic; then the verdicts."""
     table = Table("contender", box=SIMPLE)
     for heading in _TRAIN_COLUMNS:
         table.add_column(heading, justify="right")
@@ -129,7 +123,7 @@ def show_train(about: dict[str, Any], results: dict[str, dict[str, Any]], verdic
 
 
 def train_as_markdown(about: dict[str, Any], results: dict[str, dict[str, Any]], verdicts: Sequence[Verdict]) -> str:
-    """Return training steps' table as Markdown; `results` is by contender."""
+    """Return what `show_train` prints as Markdown."""
     lines = [
         f"| {about['model']}, batch {about['batch']} × {about['context']}, float32 | {' | '.join(_TRAIN_COLUMNS)} |",
         "|" + "---|" * (1 + len(_TRAIN_COLUMNS)),
@@ -143,9 +137,9 @@ def train_as_markdown(about: dict[str, Any], results: dict[str, dict[str, Any]],
 
 
 def write_between_markers(page: Path, name: str, text: str) -> None:
-    """Replace what stands between `<!-- name -->` and `<!-- end of name -->` in a page.
+    """Replace the text between `<!-- name -->` and `<!-- end of name -->` in a file.
 
-    Raises ArgumentError when the page has no such markers, OSError when it cannot be read or written.
+    Raises ArgumentError when the file has no such markers, OSError when it cannot be read or written.
     """
     start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     before, found_start, rest = page.read_text().partition(start)
@@ -161,7 +155,7 @@ def _reached(rows: Sequence[Result | Row]) -> str:
 
 
 def _show(about: dict[str, Any], table: Table, *lines: str) -> None:
-    """Print what a benchmark ran on, its table, and the lines below it."""
+    """Print the machine and options of a benchmark, its table, and the lines below the table."""
     console = Console()
     console.print(*(f"{key}: {value}" for key, value in about.items()), sep="\n", highlight=False)
     console.print(table)
@@ -170,8 +164,9 @@ def _show(about: dict[str, Any], table: Table, *lines: str) -> None:
 
 
 def _about_as_text(about: dict[str, Any]) -> str:
-    libraries = ", ".join(about["libraries"])
-    return f"{about['cpu']}, {about['threads']} threads; {libraries}; Python {about['python']}; {about['date']}"
+    libraries = [", ".join(about["libraries"])] if "libraries" in about else []
+    machine = f"{about['cpu']}, {about['threads']} threads"
+    return "; ".join((machine, *libraries, f"Python {about['python']}", about["date"]))
 
 
 _TRAIN_COLUMNS = ("tokens/s", "a step", "peak memory", "capped at", "written a step", "read a step")
@@ -182,21 +177,23 @@ def _train_row(result: dict[str, Any]) -> list[str]:
     if "ended_with_status" in result:
         return [f"ended with status {result['ended_with_status']}", UNKNOWN, UNKNOWN, cap, UNKNOWN, UNKNOWN]
     traffic = (result.get(f"{name}_bytes_per_step") for name in ("written", "read"))
-    return [
-        f"{result['tokens_per_s']:,.0f}", format_duration(result["seconds"]),
-        format_bytes(result["peak_rss_bytes"]), cap,
-        *(UNKNOWN if nbytes is None else format_bytes(int(nbytes)) for nbytes in traffic),
-    ]  # fmt: skip
+    moved = [UNKNOWN if nbytes is None else format_bytes(int(nbytes)) for nbytes in traffic]
+    speed, step = f"{result['tokens_per_s']:,.0f}", format_duration(result["seconds"])
+    return [speed, step, format_bytes(result["peak_rss_bytes"]), cap, *moved]
+
+
+def _verdicts(result: Result) -> str:
+    return ", ".join(map(str, result.verdicts))
 
 
 def _times(result: Result, libraries: Sequence[str]) -> list[str]:
-    """Return a cell for each library: its time, or why there is none."""
+    """Return a cell for each library: its time, or the reason why it was not timed."""
     times = {name: format_duration(seconds) for name, seconds in result.seconds.items()}
     return [result.failures.get(library, times.get(library, UNKNOWN)) for library in libraries]
 
 
 def _summary_rows(results: Sequence[Result]) -> Iterator[str]:
-    """Yield a row for every kind of bar in every group."""
+    """Yield a row for each group and each kind of bar in it."""
     groups: dict[tuple[str, str], list[Verdict]] = {}
     for result in results:
         for verdict in result.verdicts:

@@ -30,7 +30,7 @@ from spillgrad_tools.bench.harness import Measured
 from spillgrad_tools.bench.report import machine, print_json, show_rows
 
 THREADS = 4
-# The life of a store in seconds; nothing may be left of it afterwards.
+# The seconds that each store is used; after it is closed, no bytes, files or threads of it may be left.
 CYCLE_S = 5.0
 LARGEST_ELEMENTS = 300_000
 KEPT_PER_THREAD = 24
@@ -46,19 +46,19 @@ TOLD: dict[str, tuple[str, ...]] = {
     "EIO told": ("EIO on write", "EIO on read"),
     "ENOSPC told": ("ENOSPC",),
 }
-# Resident memory that the stores after the first quarter may add: 12 MiB were measured over 40 stores, and 38 over 30
-# longer ones, while caches by shape fill up.
+# How much resident memory may grow after the first quarter of the stores. 12 MiB were measured over 40 stores, 38 over
+# 30 stores of longer life, while caches by shape fill up.
 MOST_GROWN_BYTES = 64 << 20
 # The longest time for a thread to end, or a file to close.
 PATIENCE_S = 30.0
-# With fewer stores, growth after the first quarter shows nothing.
+# The least number of stores: with fewer, the growth after a quarter of them shows nothing.
 LEAST_STORES = 8
 
 
 class FailingDisk:
     """Makes `os.pwritev` and `os.preadv` fail now and then inside a `with` block, and counts the faults.
 
-    Only payloads are hit: HDF5's own structure has no checksums; the writers' threads move it.
+    Calls of the writers' threads never fail: they move HDF5's own structure, which has no checksums.
     """
 
     def __init__(self, seed: int) -> None:
@@ -95,7 +95,7 @@ class FailingDisk:
         count = self._real["pwritev"](descriptor, buffers, place)
         if fault == "flip on write":
             nbytes = min(PAGE_BYTES, len(buffers[0]))
-            with mmap.mmap(-1, PAGE_BYTES) as page, memoryview(page)[:nbytes] as damaged:  # for direct I/O
+            with mmap.mmap(-1, PAGE_BYTES) as page, memoryview(page)[:nbytes] as damaged:  # aligned: for direct I/O
                 damaged[:] = buffers[0][:nbytes]
                 damaged[0] ^= 1
                 self._real["pwritev"](descriptor, [damaged], place)
@@ -111,7 +111,10 @@ class FailingDisk:
 
 
 class Client:
-    """One thread's use of a store, beside a dictionary in RAM: `seen` counts what happened, `wrong` what must not."""
+    """A thread that uses a store and compares it with a dictionary in RAM.
+
+    `seen` counts operations and the errors that faults explain; `wrong` lists what must not happen.
+    """
 
     def __init__(self, store: DiskStore, seed: int) -> None:
         self.seen: Counter[str] = Counter()
@@ -119,11 +122,11 @@ class Client:
         self._store = store
         self._random = random.Random(seed)
         self._numpy = np.random.default_rng(seed)
-        self._kept: dict[int, tuple[Handle, np.ndarray]] = {}  # arrays, and what they must come back as
+        self._kept: dict[int, tuple[Handle, np.ndarray]] = {}  # handles, and the arrays that they must give
         self._held: list[np.ndarray] = []
 
     def run(self, until_s: float) -> None:
-        """Do anything until then, and drop all in the end."""
+        """Do random operations until `until_s`, then drop all arrays."""
         try:
             while time.monotonic() < until_s and not self.wrong:
                 self._act()
@@ -171,7 +174,7 @@ class Client:
                     self.wrong.append(f"get: {handle!r} came back as something else")
                 self._held.append(got)
                 return
-        self.seen["arrays given up"] += 1  # damaged on the disk, or refused twice
+        self.seen["arrays given up"] += 1  # the array is damaged on the disk, or two reads failed
         self._drop(key)
 
     def _drop(self, key: int) -> None:
@@ -179,7 +182,7 @@ class Client:
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
-        """Count an error that the failing disk may have caused."""
+        """Count an error inside the block that the failing disk may have caused; any other SpillError is wrong."""
         try:
             yield
         except SpillCorruptionError:
@@ -192,7 +195,7 @@ class Client:
 
 
 def _leaks(store: DiskStore, directory: Path) -> list[str]:
-    """Return what is left of a store that nobody uses any more, and close it."""
+    """Close a store that no thread uses any more; return a line for each thing that is left of it."""
     deadline_s = time.monotonic() + PATIENCE_S
     state = store._state
 
@@ -209,28 +212,25 @@ def _leaks(store: DiskStore, directory: Path) -> list[str]:
         }
 
     while any(counted().values()) and time.monotonic() < deadline_s:
-        time.sleep(0.005)  # one may be on its way to or from the disk
+        time.sleep(0.005)  # an array may still be written or read
     left = [f"{count} {what}" for what, count in counted().items() if count]
     store.close()
     return left + [f"file {path.name}" for path in directory.iterdir()]
 
 
 def _threads_and_files() -> tuple[int, int]:
-    """Return how many threads and open files this process has, but for the I/O threads that serve all stores."""
+    """Return the numbers of this process's threads, without the I/O threads of all stores, and of its open files."""
     threads = [thread for thread in threading.enumerate() if not thread.name.startswith("spillgrad-io-")]
     return len(threads), len(os.listdir("/proc/self/fd"))
 
 
 def cycle(seed: int, seconds: float, directory: Path) -> tuple[Counter[str], list[str]]:
-    """Use one store of random options from several threads; return what happened, and what was wrong."""
+    """Use one store of random options from several threads; return counts of what happened, and what was wrong."""
     drawn = random.Random(seed)
     store = DiskStore(
-        directory,
-        ram_budget=drawn.choice(BUDGETS_BYTES),
-        segment_bytes=drawn.choice((2 << 20, 256 << 20)),
-        direct_io=drawn.choice((None, False, True)),
-        on_full=drawn.choice(("raise", "ram")),
-    )
+        directory, ram_budget=drawn.choice(BUDGETS_BYTES), segment_bytes=drawn.choice((2 << 20, 256 << 20)),
+        direct_io=drawn.choice((None, False, True)), on_full=drawn.choice(("raise", "ram")),
+    )  # fmt: skip
     clients = [Client(store, seed * THREADS + i) for i in range(THREADS)]
     until_s = time.monotonic() + seconds
     threads = [threading.Thread(target=client.run, args=(until_s,), name="soak") for client in clients]
@@ -239,7 +239,7 @@ def cycle(seed: int, seconds: float, directory: Path) -> tuple[Counter[str], lis
     for thread in threads:
         thread.join(seconds + PATIENCE_S)
     if hung := sum(thread.is_alive() for thread in threads):
-        return Counter(), [f"{hung} threads hang"]  # the store is theirs
+        return Counter(), [f"{hung} threads hang"]  # they still use the store: do not close it
     stats = store.stats()
     seen: Counter[str] = sum((client.seen for client in clients), Counter())
     seen.update({"bytes written": stats.written_bytes, "bytes read": stats.read_bytes})
@@ -248,14 +248,14 @@ def cycle(seed: int, seconds: float, directory: Path) -> tuple[Counter[str], lis
 
 
 def soak(seconds: float, directory: Path, seed: int = 0) -> tuple[list[Row], list[str]]:
-    """Use stores one after another for `seconds`, at least `LEAST_STORES`; return what happened, and what was wrong."""
+    """Use stores one after another for `seconds`, at least `LEAST_STORES`; return rows to show, and what was wrong."""
     process = psutil.Process()
     seen: Counter[str] = Counter()
     rss_bytes: list[int] = []
     began_s = time.monotonic()
     with FailingDisk(seed) as disk, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of on_full="ram"
-        _, wrong = cycle(seed, 0.1, directory)  # starts what lasts
+        warnings.simplefilter("ignore", UserWarning)  # on_full="ram" warns
+        _, wrong = cycle(seed, 0.1, directory)  # starts the threads that all stores share
         before = _threads_and_files()
         while (time.monotonic() < began_s + seconds or len(rss_bytes) < LEAST_STORES) and not wrong:
             seed += 1
@@ -273,7 +273,7 @@ def soak(seconds: float, directory: Path, seed: int = 0) -> tuple[list[Row], lis
                 wrong.append(f"threads and open files: {before} before, {after} after")
     injected = disk.injected
     for what, causes in TOLD.items():
-        # Damage by a write is reported at each read; the client reads twice, then gives the array up.
+        # Damage by a write is reported at each read; a client reads twice, then drops the array.
         most = 2 * sum(injected[cause] for cause in causes)
         if seen[what] > most:
             wrong.append(f"{seen[what]} times {what}, which {most} faults do not explain")
@@ -293,7 +293,7 @@ def soak(seconds: float, directory: Path, seed: int = 0) -> tuple[list[Row], lis
 
 
 def run(as_json: bool, directory: Path, minutes: float) -> None:
-    """Soak a store in a temporary folder below `directory` and print what happened.
+    """Soak a store in a temporary folder below `directory` and print the counts of what happened.
 
     Raises SpillError when something was wrong, OSError when the folder cannot be written.
     """

@@ -1,4 +1,4 @@
-"""`spillgrad bench spill`: compare the store with plain file I/O, and a spilled training step with others."""
+"""`spillgrad bench spill`: compare the store with plain file I/O, and a spilled training step with one in RAM."""
 
 import dataclasses
 import os
@@ -32,8 +32,8 @@ MIB = 1 << 20
 SIZES_BYTES = (4 * MIB, 64 * MIB)
 FILE_BYTES = 512 * MIB
 FILE_BUDGET_BYTES = 128 * MIB
-# Plain I/O beside a training step moves pieces as large as the store's arrays, from more memory than a processor's
-# cache holds.
+# Plain I/O beside a training step moves pieces as large as the store's arrays, out of so many that no processor's cache
+# holds them all.
 PIECE_BYTES = 4 * MIB
 RING_PIECES = 16
 CALLS = 32
@@ -46,11 +46,8 @@ def _check(same: bool, what: str) -> None:
         raise RuntimeError(f"bench: {what} differs")
 
 
-# Throughput
-
-
 class PlainFile:
-    """A nameless file read and written with nothing but pread and pwrite, past the page cache if `direct`.
+    """A file without a name, which is read and written by pread and pwrite alone; if `direct`, past the page cache.
 
     Raises OSError when the folder cannot be written, or its file system has no direct I/O.
     """
@@ -73,14 +70,14 @@ class PlainFile:
         _check(os.pwritev(self._descriptor, [array.data], place) == array.nbytes, "bytes written")
 
     def read(self, nbytes: int, place: int) -> np.ndarray:
-        """Return new memory with what is at `place`."""
+        """Return the bytes at `place` in a new array."""
         array = buffers.empty((nbytes,), np.uint8)
         _check(os.preadv(self._descriptor, [array.data], place) == nbytes, "bytes read")
         return array
 
 
 def plain_rates(blocks: Sequence[np.ndarray], directory: Path, direct: bool) -> Measured:
-    """Write the blocks to one file and read them back in reverse; return bytes a second of both."""
+    """Write the blocks to one file and read them back in reverse order; return the bytes a second of each."""
     nbytes = blocks[0].nbytes
     with PlainFile(directory, direct) as file:
         started = time.perf_counter()
@@ -95,9 +92,9 @@ def plain_rates(blocks: Sequence[np.ndarray], directory: Path, direct: bool) -> 
 
 
 def store_rates(blocks: Sequence[np.ndarray], directory: Path, direct: bool, budget_bytes: int) -> Measured:
-    """Put the blocks, wait until all are on disk, and get them in reverse, as backward does.
+    """Put the blocks, wait until all are on disk, and get them in reverse order, as the backward pass does.
 
-    Return bytes a second that moved; arrays that stayed in RAM are written, but not read.
+    Return the bytes a second that were written and read; arrays that stayed in RAM are written, but not read.
     """
     store = DiskStore(directory, ram_budget=budget_bytes, direct_io=direct)
     try:
@@ -142,11 +139,8 @@ def file_rows(size_bytes: int, total_bytes: int, budget_bytes: int, directory: P
             yield Row(f"{part} {size_bytes // MIB} MiB arrays, {how}", "B/s", measured, (verdict,))
 
 
-# Calls
-
-
 def call_rows(calls: int, directory: Path, rounds: int) -> Iterator[Row]:
-    """Time a pack with room in the budget, and an unpack that finds its tensor in RAM."""
+    """Time the pack hook with room in the budget, and the unpack hook of a tensor that is in RAM."""
     tensors = [sg.full((1024, 1024), float(i)) for i in range(calls)]
     budget_bytes = 4 * sum(tensor.nbytes for tensor in tensors)
     taken = []
@@ -166,18 +160,12 @@ def call_rows(calls: int, directory: Path, rounds: int) -> Iterator[Row]:
             packed.pop()
         taken.append({part: statistics.median(each) for part, each in times.items()})
     for part, seconds in medians(taken[1:]).items():
-        yield Row(f"{part} a 4 MiB tensor in RAM", "s", {"spillgrad": seconds}, (_microseconds(seconds),))
-
-
-def _microseconds(seconds: float) -> Verdict:
-    return Verdict("µs", seconds * 1e6, 25, most=True)
-
-
-# A training step
+        verdict = Verdict("µs", seconds * 1e6, 25, most=True)
+        yield Row(f"{part} a 4 MiB tensor in RAM", "s", {"spillgrad": seconds}, (verdict,))
 
 
 class PlainTraffic:
-    """Moves bytes between RAM and a file by plain pread and pwrite in pieces: the disk's part of a spilled step."""
+    """Moves the bytes of a spilled step between RAM and a file, by plain pwrite and pread in pieces."""
 
     def __init__(self, file: PlainFile, write_bytes: int, read_bytes: int) -> None:
         self._file = file
@@ -186,7 +174,7 @@ class PlainTraffic:
         self.move()  # allocates the file's blocks
 
     def move(self) -> None:
-        """Write the bytes of one step, then read as many as it reads, the newest first."""
+        """Write as many bytes as one step, then read as many as the step, the newest first."""
         for i in range(self._writes):
             self._file.write(self._ring[i % RING_PIECES], i * PIECE_BYTES)
         for i in range(self._reads):
@@ -199,7 +187,7 @@ def _save(tensor: sg.Tensor, path: Path) -> None:
 
 
 def saved_bytes(settings: TrainSettings, text: bytes, directory: Path) -> int:
-    """Return what one step saves, each storage once."""
+    """Return the bytes that one step saves for backward, each storage counted once."""
     training = Training(settings, text)
     x, y = next(training.data.train_batches(0))
     spill = sg.save_on_disk(directory, ram_budget="1TiB")
@@ -211,16 +199,13 @@ def saved_bytes(settings: TrainSettings, text: bytes, directory: Path) -> int:
 
 
 def step_rows(settings: TrainSettings, directory: Path, rounds: int) -> Iterator[Row]:
-    """Time training steps in RAM, spilled, in RAM beside plain traffic of as many bytes, and with a file a tensor."""
+    """Time training steps: in RAM, spilled, in RAM beside plain traffic of as many bytes, and a file per tensor."""
     text = sg.data.load_text()
     budget_bytes = saved_bytes(settings, text, directory) // 8
     trainings = {name: Training(settings, text) for name in ("in RAM", "spilled", "plain traffic", "file per tensor")}
     spill = trainings["spilled"].spill = sg.save_on_disk(directory, ram_budget=budget_bytes)
     steps = {name: training.steps() for name, training in trainings.items()}
-    hooks = sg.autograd.saved_tensors_hooks(
-        *file_per_tensor(directory, _save, lambda path: sg.from_numpy(np.load(path)))
-    )
-
+    pack_and_unpack = file_per_tensor(directory, _save, lambda path: sg.from_numpy(np.load(path)))
     moved: list[tuple[int, int]] = []
 
     def spilled_step() -> StepRecord:
@@ -239,7 +224,7 @@ def step_rows(settings: TrainSettings, directory: Path, rounds: int) -> Iterator
         return dataclasses.replace(record, duration_s=time.perf_counter() - started)
 
     def step_under_hooks() -> StepRecord:
-        with hooks:
+        with sg.autograd.saved_tensors_hooks(*pack_and_unpack):
             return next(steps["file per tensor"])
 
     spilled_step()
@@ -265,51 +250,38 @@ def step_rows(settings: TrainSettings, directory: Path, rounds: int) -> Iterator
 
 def judged_steps(model: str, seconds: Measured, budget_bytes: int, write_bytes: int, read_bytes: int) -> Iterator[Row]:
     """Yield the rows of a step from the median seconds of its contenders."""
-    in_ram, spilled, file_per_tensor = (seconds[name] for name in ("in RAM", "spilled", "file per tensor"))
-    yield Row(
-        f"a step's bytes, {model}, budget 1/8",
-        "B",
-        {"budget": budget_bytes, "written": write_bytes, "read": read_bytes},
+    shown = {name: seconds[name] for name in ("in RAM", "spilled", "plain traffic", "file per tensor")}
+    in_ram, spilled, beside_traffic, file_per_tensor = shown.values()
+    moved: Measured = {"budget": budget_bytes, "written": write_bytes, "read": read_bytes}
+    yield Row(f"a step's bytes, {model}, budget 1/8", "B", moved)
+    verdicts = (
+        Verdict("× a step beside plain traffic", spilled / beside_traffic, 1.05, most=True),
+        Verdict("× in RAM", spilled / in_ram, 1.1, most=True),
+        Verdict("file per tensor's overhead × ours", (file_per_tensor - in_ram) / max(spilled - in_ram, 1e-9), 2),
     )
-    yield Row(
-        f"training step, {model}, budget 1/8",
-        "s",
-        {name: seconds[name] for name in ("in RAM", "spilled", "plain traffic", "file per tensor")},
-        (
-            Verdict("× a step beside plain traffic", spilled / seconds["plain traffic"], 1.05, most=True),
-            Verdict("× in RAM", spilled / in_ram, 1.1, most=True),
-            Verdict("file per tensor's overhead × ours", (file_per_tensor - in_ram) / max(spilled - in_ram, 1e-9), 2),
-        ),
-    )
-    share = {
-        "waited": 100 * seconds["waited"] / spilled,
-        "plain traffic alone": 100 * seconds["traffic alone"] / in_ram,
-    }
-    # On a disk that is busy for most of the step there is nothing to hide behind.
-    hideable = share["plain traffic alone"] < 60
-    bars = (Verdict("% waited", share["waited"], 3, most=True),) if hideable else ()
-    yield Row("share of the step", "%", share, bars)
-
-
-# Disk and memory over many steps
+    yield Row(f"training step, {model}, budget 1/8", "s", shown, verdicts)
+    waited, alone = 100 * seconds["waited"] / spilled, 100 * seconds["traffic alone"] / in_ram
+    # Where the disk is busy for most of the step, waiting cannot be avoided and is not judged.
+    bars = (Verdict("% waited", waited, 3, most=True),) if alone < 60 else ()
+    yield Row("share of the step", "%", {"waited": waited, "plain traffic alone": alone}, bars)
 
 
 def batches(drawn: random.Random) -> tuple[int, ...]:
-    """Draw a shape as models save them: sequences, tokens, features."""
+    """Return a random shape as models save it: sequences, tokens, features."""
     return drawn.choice((2, 4, 8)), drawn.randrange(16, 257), drawn.choice((64, 192, 384, 768))
 
 
 def odd(drawn: random.Random) -> tuple[int, ...]:
-    """Draw a matrix whose rows fill no whole pages."""
+    """Return a random shape of a matrix whose rows fill no whole pages."""
     return drawn.randrange(1, 1025), drawn.randrange(1, 1025)
 
 
 def mixed_rows(
     shapes: Callable[[random.Random], tuple[int, ...]], steps: int, step_bytes: int, directory: Path
 ) -> Iterator[Row]:
-    """Store steps of mixed shapes, keeping nothing in RAM; yield the disk's peak beside the largest live set.
+    """Store the arrays of many steps, of random shapes, with budget 0; `shapes` draws a shape.
 
-    The second row is how much the process grew after a quarter of the steps.
+    Yield the peak of the disk beside the largest live set, and the growth of the process after a quarter of the steps.
     """
     drawn = random.Random(0)
     process = psutil.Process()
@@ -343,7 +315,7 @@ def mixed_rows(
 
 
 def rows(directory: Path, rounds: int) -> Iterator[Row]:
-    """Measure everything; each row as soon as it is known."""
+    """Measure everything; yield each row as soon as it is measured."""
     for shapes in (batches, odd):
         yield from mixed_rows(shapes, MIXED_STEPS, MIXED_STEP_BYTES, directory)
     yield from call_rows(CALLS, directory, rounds)
@@ -353,10 +325,7 @@ def rows(directory: Path, rounds: int) -> Iterator[Row]:
 
 
 def run(as_json: bool, directory: Path, rounds: int) -> None:
-    """Measure in a temporary folder below `directory` and print it.
-
-    Raises OSError when the folder cannot be written.
-    """
+    """Measure in a temporary folder below `directory`, and print the rows. Raises OSError if it cannot be written."""
     with (
         tempfile.TemporaryDirectory(dir=directory.absolute(), prefix="spillgrad-bench-") as folder,
         Console(stderr=True).status("timing") as status,

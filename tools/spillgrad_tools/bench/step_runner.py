@@ -1,4 +1,4 @@
-"""The runner of a process that trains a GPT-2 in one library, step by step."""
+"""The runner of a process that trains a GPT-2 with one library, step by step."""
 
 import contextlib
 import time
@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from spillgrad_tools.bench.gpt import BETAS, LR, WEIGHT_DECAY, tokens
+from spillgrad_tools.bench.gpt import tokens
 from spillgrad_tools.bench.operations import load
 from spillgrad_tools.memory_cap import peak_rss_bytes
 
 
 class StepRunner:
-    """Trains one model in one library: `build` makes it, `step` trains it by one batch, `gradients` tells its own."""
+    """Trains one model with one library: `build` makes the model, `step` trains it by one batch."""
 
     survives = False
 
@@ -24,14 +24,14 @@ class StepRunner:
         self.training: Any = None
         self.config: dict[str, Any] = {}
 
-    def build(self, config: dict[str, Any], weights: str | None, lr: float = LR, **options: Any) -> None:
-        """Build the model of these sizes with the parameters in a file, or with drawn ones."""
+    def build(self, config: dict[str, Any], weights: str | None, **options: Any) -> None:
+        """Build the model of the sizes `config` with the parameters in the file `weights`; with random ones if None."""
         self.config = config
         with contextlib.nullcontext() if weights is None else np.load(weights) as arrays:
-            self.training = self.library.training(config, arrays, lr, BETAS, WEIGHT_DECAY, **options)
+            self.training = self.library.training(config, arrays, **options)
 
     def step(self, number: int, batch: int) -> dict[str, Any]:
-        """Train by one batch; return its loss, the seconds it took, traffic and the most memory so far."""
+        """Train by batch `number`; return its loss, the seconds of the step, and so far the traffic and peak memory."""
         inputs, targets = tokens(self.config["vocab_size"], (batch, self.config["context"]), number)
         started = time.perf_counter()
         loss = self.training.step(inputs, targets)

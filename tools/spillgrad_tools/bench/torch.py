@@ -19,9 +19,9 @@ class PyTorch(Library):
     adamw = staticmethod(partial(torch.optim.AdamW, lr=1e-3, weight_decay=1e-2, fused=True))
 
     def into(self, operation: Operation, *operands: Any) -> Call:
-        """Return the operation that writes to its last operand.
+        """Return the call of an operation that writes to its last operand.
 
-        The functions of `torch.nn` take no `out`; the operators below them do.
+        The functions of `torch.nn` take no `out`; the operators that they call do.
         """
         *inputs, out = operands
         if operation.name == "copy":

@@ -9,18 +9,18 @@ import torch
 from spillgrad_tools.bench.operations import Call
 from spillgrad_tools.bench.torch import PyTorch
 
-# float32 is float32: no product of 19 bits.
+# Products of float32 use all bits, and not the 19 of TF32.
 torch.backends.cuda.matmul.allow_tf32 = False
 torch.backends.cudnn.allow_tf32 = False
 
 
 class PyTorchOnCuda(PyTorch):
-    """PyTorch on a CUDA device; its version is None where it finds none."""
+    """PyTorch on a CUDA device; `version` is None where PyTorch finds no device."""
 
     version = f"{PyTorch.version}, CUDA {torch.version.cuda}" if torch.cuda.is_available() else None
 
     def release_memory(self) -> None:
-        """Give unused memory of the device back."""
+        """Return the unused memory of the library's pool to the device."""
         torch.cuda.empty_cache()
 
     def prepare(self, operand: np.ndarray, requires_grad: bool) -> Any:
@@ -32,7 +32,7 @@ class PyTorchOnCuda(PyTorch):
         return tensor.cuda().requires_grad_(requires_grad)
 
     def seconds_of(self, calls: int, call: Call) -> float:
-        """Return how long the device takes for so many calls."""
+        """Return the seconds that the device takes for so many calls."""
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         for _ in range(calls):

@@ -26,8 +26,8 @@ from spillgrad_tools.bench.step_runner import StepRunner
 from spillgrad_tools.memory_cap import MemoryCap
 
 MARKER = "bench train"
-# Relative. Libraries sum some 10^8 products in different orders: after three steps of GPT-2 124M, losses differ by
-# 1e-7.
+# The allowed relative difference of losses. Libraries sum some 10^8 products in different orders: after three steps of
+# GPT-2 124M, losses differ by 1e-7.
 TOLERANCE = 1e-5
 
 OURS, TORCH = "in RAM", "PyTorch"
@@ -41,7 +41,7 @@ Results = dict[str, Result]
 
 @dataclass(frozen=True)
 class Contender:
-    """A process that trains: a library, how much memory it gets, and what it is asked to build."""
+    """A process that trains: its library, the cap of its memory, and the options of the training it builds."""
 
     name: str
     library: str = "ours"
@@ -52,7 +52,7 @@ class Contender:
 SPILL_BUDGET = "128MiB"
 OFFLOAD_CAP, OFFLOAD_BUDGET = "1GiB", "592MiB"
 LARGE_CAP, LARGE_BUDGET = "4GiB", "2GiB"
-# Without a warm-up, the loss of so deep a model rises at first with a larger one.
+# Without a warm-up, a larger learning rate makes the loss of so deep a model rise at first.
 LARGE_LR = 3e-5
 ADAPTERS_CAP, ADAPTERS_BUDGET, ADAPTERS_RANK = "2GiB", "768MiB", 8
 PEAK_GB = 2.7
@@ -69,30 +69,33 @@ ONE_BY_ONE = (
     Contender(ADAPTERS, cap=ADAPTERS_CAP, options={"offload_budget": ADAPTERS_BUDGET, "lora": ADAPTERS_RANK}),
 )
 LARGE_MODEL, LARGE_BATCH, LARGE_CONTEXT, LARGE_STEPS = "gpt2-xl", 2, 1024, 3
-# Models as wide with so few blocks fit the RAM; the difference of their times is that of the further blocks.
+# Models of the same width with so few blocks fit the RAM; the difference of their times is that of two blocks.
 FEW_BLOCKS = (1, 3)
 
 
 def check_losses(processes: Sequence["Process"], step: int) -> None:
-    """Raise RuntimeError unless those that are alive had losses that `check` lets pass."""
+    """Raise RuntimeError unless `check` accepts the last losses of the processes that have not ended."""
     alive = [process for process in processes if process.status is None]
     check({process.contender.name: process.taken[-1]["loss"] for process in alive}, step)
 
 
 def check(losses: Mapping[str, float], step: int) -> None:
-    """Raise RuntimeError unless all libraries have the same loss, and spillgrad the very same wherever it trains."""
+    """Raise RuntimeError unless all losses are within TOLERANCE, and those of spillgrad's contenders are equal."""
     require_agreement("bench train: losses", losses, step, TOLERANCE)
     require_agreement("bench train: losses", {name: losses[name] for name in losses if name != TORCH}, step)
 
 
 def write_weights(model: sg.models.GPT, path: Path) -> None:
-    """Write the parameters by name."""
+    """Write the parameters of a model to an .npz file, by name."""
     arrays: dict[str, Any] = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
     np.savez(path, **arrays)
 
 
 class Process:
-    """A contender at work. If its process ends early, its result says so, and it takes no further steps."""
+    """A contender in training. If its process ends early, its result says so, and it takes no further steps.
+
+    `taken` holds the answers of all steps, `timed` the seconds of the timed ones.
+    """
 
     def __init__(self, contender: Contender, threads: int, directory: Path, stack: ExitStack) -> None:
         self.contender = contender
@@ -110,13 +113,12 @@ class Process:
     def build(self, config: sg.models.GPTConfig, weights: Path | None) -> None:
         """Build the model."""
         if self._worker is not None:
+            path = None if weights is None else str(weights)
             with self._noting_the_end():
-                self._worker.ask(
-                    do="build", config=vars(config), weights=None if weights is None else str(weights), **self._options
-                )
+                self._worker.ask(do="build", config=vars(config), weights=path, **self._options)
 
     def step(self, number: int, batch: int, is_timed: bool = True) -> None:
-        """Train by one batch, and note what it took."""
+        """Train by the batch `number` of the size `batch`; keep the answer and, if `is_timed`, the seconds."""
         if self._worker is not None:
             with self._noting_the_end():
                 self.taken.append(self._worker.ask(do="step", number=number, batch=batch))
@@ -124,7 +126,7 @@ class Process:
                     self.timed.append(self.taken[-1]["seconds"])
 
     def turn(self, batch: int, warm_steps: int) -> None:
-        """Train by one batch that is timed, after others that are not; in the first turn, none is."""
+        """Train by `warm_steps` batches untimed, then by one timed. In the first turn, train by one batch untimed."""
         is_first = not self.taken
         for i in range(1 if is_first else warm_steps + 1):
             self.step(len(self.taken), batch, is_timed=i == warm_steps and not is_first)
@@ -135,32 +137,26 @@ class Process:
         return str(self._worker.ask(do="gradients"))
 
     def result(self, tokens: int) -> Result:
-        """Return the medians of the steps that were timed."""
+        """Return the losses, the memory cap, the median seconds of timed steps of `tokens` each, memory and traffic."""
         found: Result = {"losses": [answer["loss"] for answer in self.taken]}
         if self._cap is not None:
-            found |= {
-                "cap_bytes": self._cap.limit_bytes,
-                "capped_by": "cgroup" if self._cap.is_group else "RLIMIT_DATA",
-            }
+            capped_by = "cgroup" if self._cap.is_group else "RLIMIT_DATA"
+            found |= {"cap_bytes": self._cap.limit_bytes, "capped_by": capped_by}
             found["cgroup_peak_bytes"] = self._cap.peak_bytes()
         if self.status is not None:
             return found | {"ended_with_status": self.status}
-        seconds = statistics.median(self.timed)
-        found |= {
-            "seconds": seconds,
-            "tokens_per_s": tokens / seconds,
-            "peak_rss_bytes": self.taken[-1]["peak_rss_bytes"],
-        }
-        if "left_in_ram_bytes" in self.taken[-1]:
+        first, last, seconds = self.taken[0], self.taken[-1], statistics.median(self.timed)
+        found |= {"seconds": seconds, "tokens_per_s": tokens / seconds, "peak_rss_bytes": last["peak_rss_bytes"]}
+        if "left_in_ram_bytes" in last:
             found["left_in_ram_bytes"] = max(answer["left_in_ram_bytes"] for answer in self.taken)
         for name in ("saved_bytes", "written_bytes", "read_bytes", "waited_s"):
-            if name in self.taken[-1]:
-                found[f"{name}_per_step"] = (self.taken[-1][name] - self.taken[0][name]) / (len(self.taken) - 1)
+            if name in last:
+                found[f"{name}_per_step"] = (last[name] - first[name]) / (len(self.taken) - 1)
         return found
 
     @contextlib.contextmanager
     def _noting_the_end(self) -> Iterator[None]:
-        """Note that a capped process got no more memory; whatever else ends one is an error."""
+        """Record the status of a capped process that ends inside the block; an uncapped one that ends is an error."""
         try:
             yield
         except WorkerEnded as error:
@@ -175,9 +171,10 @@ def measure_in_turns(
 ) -> tuple[Results, list[str]]:  # fmt: skip
     """Return the results of steps made in turns, from the same weights, and the libraries' versions.
 
-    A first step, in which kernels compile and memory is touched for the first time, is compared and not timed; nor are
-    the first `warm_steps` of each turn: while a process waits for the others, it closes files and returns memory that a
-    training in progress would have. `compare` gets the processes and the step's number, and raises where they differ.
+    The first step, in which kernels compile and memory is touched for the first time, is compared but not timed. The
+    first `warm_steps` of each turn are not timed either: a process that waits for the others closes files and returns
+    memory, which a training that does not wait would keep. `compare` gets the processes and the number of the step, and
+    raises where the processes differ.
     """
     weights = folder / "weights.npz"
     sg.manual_seed(0)
@@ -196,7 +193,7 @@ def measure_in_turns(
 def measure_one_by_one(
     contenders: Iterable[Contender], config: sg.models.GPTConfig, batch: int, steps: int, threads: int, folder: Path
 ) -> Results:
-    """Return the results of steps on one and the same batch, of one process after the other, from drawn weights."""
+    """Return the results of processes that train one after the other, each from random weights on one batch."""
     results = {}
     for contender in contenders:
         with ExitStack() as stack:
@@ -208,17 +205,11 @@ def measure_one_by_one(
     return results
 
 
-def pure_compute_s(
-    config: sg.models.GPTConfig, batch: int, threads: int, folder: Path, lora: int | None = None
-) -> float:
-    """Return how long a step would take if all were in RAM.
-
-    The time of a block is measured on models with few blocks, and multiplied.
-    """
+def pure_compute_s(config: sg.models.GPTConfig, batch: int, threads: int, folder: Path, lora: int | None) -> float:
+    """Return the seconds of a step with the whole model in RAM, extrapolated from models with few blocks."""
     seconds = []
-    options = {} if lora is None else {"lora": lora}
     for blocks in FEW_BLOCKS:
-        few = Contender(f"{blocks} blocks", options=options)
+        few = Contender(f"{blocks} blocks", options={} if lora is None else {"lora": lora})
         found = measure_one_by_one([few], dataclasses.replace(config, n_layer=blocks), batch, 4, threads, folder)
         seconds.append(found[few.name]["seconds"])
     fewest, more = FEW_BLOCKS
@@ -227,7 +218,7 @@ def pure_compute_s(
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """Return what was reached, of each bar whose contenders ran."""
+    """Return the verdicts of the bars whose contenders ran."""
     judged: list[Verdict] = []
 
     def ratio(name: str, to: str, wanted: float) -> None:
@@ -266,26 +257,26 @@ def verdicts(results: Results) -> list[Verdict]:
 
 
 def chosen(contenders: Sequence[Contender], name: str) -> list[Contender]:
-    """Return the contenders whose name contains this, those they are compared with, and none that is not installed."""
-    found = [contender for contender in contenders if name in contender.name]
+    """Return the installed contenders whose name contains `name`, and those that they are compared with."""
+    found = [each.name for each in contenders if name in each.name]
     if found and contenders is IN_TURNS:
-        found = [contender for contender in contenders if contender in found or contender.name in (OURS, TORCH)]
-    return [contender for contender in found if is_installed(contender.library)]
+        found += [OURS, TORCH]
+    return [each for each in contenders if each.name in found and is_installed(each.library)]
 
 
 def disk_bytes_needed(config: sg.models.GPTConfig, batch: int) -> int:
-    """Return what parameters, gradients and moments take, and about what is saved for backward."""
+    """Return the bytes of parameters, gradients and moments, and about those of the tensors saved for backward."""
     parameters = (config.vocab_size + config.context) * config.n_embd + config.n_layer * 12 * config.n_embd**2
-    # Of each block, its stream of features and the wider ones of attention and MLP; of attention its sums.
+    # A block saves the features of its stream, the wider ones of attention and MLP, and the sums of attention.
     saved = batch * config.context * config.n_layer * 16 * config.n_embd
     return 4 * (4 * parameters + saved)
 
 
 def run(options: TrainOptions) -> None:
-    """Time training steps, print them, and write them into a page.
+    """Time training steps, print the times, and write them into the page, if one is named.
 
     Raises UnknownModelError for a model that is not in the catalogue; ArgumentError when the page would lack PyTorch,
-    for a name that fits nothing, or where the disk is too small for the large model.
+    no contender has such a name, or the disk is too small for the large model.
     """
     config = gpt_config(options.model, options.context)
     in_turns, one_by_one = chosen(IN_TURNS, options.name), chosen(ONE_BY_ONE, options.name) if options.large else []
@@ -297,8 +288,8 @@ def run(options: TrainOptions) -> None:
     if options.page and not is_installed("torch"):
         raise ArgumentError("bench: a page gets PyTorch's times; pip install torch")
     threads = options.threads or sg.get_num_threads()
-    about = {**machine(), "threads": threads, **sizes_of(options)}
     results: Results = {}
+    libraries: list[str] = []
     console = Console(stderr=True)
     with (
         tempfile.TemporaryDirectory(dir=options.directory.absolute(), prefix="spillgrad-bench-") as made,
@@ -308,37 +299,34 @@ def run(options: TrainOptions) -> None:
         if one_by_one:
             console.print(_room_for_large(folder))
         if in_turns:
-            results, about["libraries"] = measure_in_turns(
-                in_turns, config, options.batch, options.steps, threads, folder
-            )
+            results, libraries = measure_in_turns(in_turns, config, options.batch, options.steps, threads, folder)
         for contender in one_by_one:
             status.update(f"training; {contender.name}")
             results |= measure_large(contender, threads, folder)
-    tell(options.as_json, options.page, MARKER, about, results, verdicts(results))
-
-
-def sizes_of(options: StepOptions) -> dict[str, Any]:
-    """Return the sizes that a command line names, as the report has them."""
-    return {name: getattr(options, name) for name in ("model", "batch", "context", "steps")}
+    tell(options, MARKER, threads, libraries, results, verdicts(results))
 
 
 def tell(
-    as_json: bool, page: Path | None, marker: str, about: dict[str, Any], results: Results, judged: Sequence[Verdict]
+    options: StepOptions, marker: str, threads: int, libraries: list[str], results: Results, judged: Sequence[Verdict]
 ) -> None:
-    """Print what was measured, as a table or JSON, and write it between a page's markers."""
-    if page:
-        write_between_markers(page, marker, train_as_markdown(about, results, judged))
-    if as_json:
+    """Print results as a table or JSON; if `options` names a page, write them between its markers, too."""
+    about: dict[str, Any] = {**machine(), "threads": threads}
+    about |= {name: getattr(options, name) for name in ("model", "batch", "context", "steps")}
+    if libraries:
+        about["libraries"] = libraries
+    if options.page:
+        write_between_markers(options.page, marker, train_as_markdown(about, results, judged))
+    if options.as_json:
         print_json(machine=about, results=results, bars=[verdict.as_json() for verdict in judged])
     else:
         show_train(about, results, judged)
 
 
 def measure_large(contender: Contender, threads: int, folder: Path) -> Results:
-    """Return the result of one contender that trains the large model; for spillgrad, with its pure compute time."""
+    """Return the result of a contender that trains the large model; for spillgrad's, also the pure compute time."""
     config = gpt_config(LARGE_MODEL, LARGE_CONTEXT)
     compute: Result = {}
-    if contender.library == "ours":  # first: it takes a minute, and shows whether there is enough RAM
+    if contender.library == "ours":  # measured first: it takes a minute, and shows whether there is enough RAM
         lora = contender.options.get("lora")
         compute["pure_compute_s"] = pure_compute_s(config, LARGE_BATCH, threads, folder, lora)
     found = measure_one_by_one([contender], config, LARGE_BATCH, LARGE_STEPS, threads, folder)
@@ -346,7 +334,7 @@ def measure_large(contender: Contender, threads: int, folder: Path) -> Results:
 
 
 def gpt_config(model: str, context: int) -> sg.models.GPTConfig:
-    """Return the sizes of a GPT-2. Raises UnknownModelError for no model's name, ArgumentError for another kind's."""
+    """Return the sizes of a GPT-2. Raises UnknownModelError for an unknown name, ArgumentError for another model."""
     config = sg.models.config(model, context=context)
     if not isinstance(config, sg.models.GPTConfig):
         raise ArgumentError(f"bench: got model {model}; the peers' model is a GPT-2: take gpt2 or another of its sizes")
@@ -354,7 +342,7 @@ def gpt_config(model: str, context: int) -> sg.models.GPTConfig:
 
 
 def _room_for_large(folder: Path) -> str:
-    """Return a line about the disk that the large model needs. Raises ArgumentError where there is less."""
+    """Return a line about the disk space that the large model needs. Raises ArgumentError where less is free."""
     needed, free = disk_bytes_needed(gpt_config(LARGE_MODEL, LARGE_CONTEXT), LARGE_BATCH), free_bytes(folder)
     if free < needed:
         raise ArgumentError(

@@ -1,1 +1,1 @@
-"""What `spillgrad inspect`, `verify` and `sweep` do with what runs stored."""
+"""The commands `spillgrad inspect`, `verify` and `sweep`, which work on the files of runs."""

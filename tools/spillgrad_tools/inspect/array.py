@@ -1,4 +1,4 @@
-"""`spillgrad inspect --tensor`: one array of the files, its values, and a copy of them."""
+"""`spillgrad inspect --tensor`: print one stored array or its values, or write them to a file."""
 
 import dataclasses
 import sys
@@ -22,6 +22,7 @@ from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.inspect import json_output
 from spillgrad_tools.inspect.tables import summary
 from spillgrad_tools.paged import show, write
+from spillgrad_tools.quantities import many
 
 _PATH_LENGTH = 4096
 _PROBLEM_LENGTH = 1000
@@ -33,10 +34,10 @@ _CHECKSUMS = {"verified": "green", "wrong": "bold red", "none": "yellow"}
 def show_array(
     console: Console, path: Path, key: str, slice_text: str | None, export: Path | None, overwrite: bool, as_json: bool
 ) -> bool:
-    """Print an array; with `slice_text` its values there; or write them to the file `export`.
+    """Print what is known of an array; with `slice_text`, its values there; with `export`, write them to that file.
 
-    Return False for an array whose checksum is wrong, or that cannot be read. Its values are printed all the same;
-    standard error, or the "problem" of JSON, names the problem.
+    Return False for an array that has a problem, such as a wrong checksum. Its values are printed all the same; the
+    problem is printed on standard error, or is the "problem" of JSON.
     Raises as `find_array`, `parse_index`, `Selection`, `array_contents`, `read_shown` and `export_npy`.
     """
     index = (...,) if slice_text is None else parse_index(slice_text)
@@ -62,40 +63,28 @@ def show_array(
             else:
                 text = _as_numpy_prints(*read_shown(values, selection))
             array = _judged(array, values.verdict())
-        if not as_json:  # the checksum was verified only now
+        if not as_json:  # only now: reading the values may show that the checksum is wrong
             write(text + "\n")
-        if array.problem is not None and not as_json:
-            place = f"{printable(str(segment.path), _PATH_LENGTH)}/{printable(array.key)}"
-            print(f"spillgrad: {place}: {array.problem}", file=sys.stderr)
+            if array.problem is not None:
+                place = f"{printable(str(segment.path), _PATH_LENGTH)}/{printable(array.key)}"
+                print(f"spillgrad: {place}: {array.problem}", file=sys.stderr)
     if as_json:
         json_output.show({"path": str(segment.path), **array_as_dict(array), **told})
     return array.problem is None
 
 
 def _judged(array: StoredArray, checksum: str) -> StoredArray:
-    """Return an array with what is wrong with it, where that is its checksum."""
+    """Return an array, with a problem if `checksum` is "wrong"."""
     if checksum != "wrong":
         return array
     return dataclasses.replace(array, problem="its bytes are not those that were written: the checksum is wrong")
 
 
 def array_as_dict(array: StoredArray) -> dict[str, Any]:
-    """Return what `--json` prints of an array. Units: bytes; of `start` and `length` of a chunk, elements."""
-    return {
-        "key": array.key,
-        "sequence": array.sequence,
-        **vars(array.label),
-        "views": [view._asdict() for view in array.views],
-        "dtype": None if array.dtype is None else array.dtype.name,
-        "shape": array.shape,
-        "nbytes": array.nbytes,
-        "stored_bytes": array.stored_bytes,
-        "codec": array.codec,
-        "chunk_shape": array.chunk_shape,
-        "chunks": [chunk._asdict() for chunk in array.chunks],
-        "checksum": array.checksum,
-        "problem": array.problem,
-    }
+    """Return what `--json` prints of an array. Units: bytes; elements for `start` and `length` of a chunk."""
+    plain = {name: value for name, value in vars(array).items() if name not in ("label", "from_journal")}
+    lists = {name: [each._asdict() for each in plain[name]] for name in ("views", "chunks")}
+    return {**plain, **vars(array.label), **lists, "dtype": None if array.dtype is None else array.dtype.name}
 
 
 def contents_as_dict(contents: ArrayContents) -> dict[str, Any]:
@@ -104,12 +93,11 @@ def contents_as_dict(contents: ArrayContents) -> dict[str, Any]:
 
 
 def _rows(segment: Segment, array: StoredArray, contents: ArrayContents | None) -> list[tuple[str, str | Text]]:
-    dtype = "unknown" if array.dtype is None else array.dtype.name
     rows: list[tuple[str, str | Text]] = [
         ("array", printable(array.key)),
         ("file", printable(str(segment.path), _PATH_LENGTH)),
         ("saved by", printable(str(array.label)) if array.sequence is not None else "unknown: the run died in a flush"),
-        ("dtype", dtype),
+        ("dtype", "unknown" if array.dtype is None else array.dtype.name),
         ("shape", f"{array.shape}: {array.size:,} elements, {format_bytes(array.nbytes)}"),
     ]
     if array.codec is not None:
@@ -118,7 +106,7 @@ def _rows(segment: Segment, array: StoredArray, contents: ArrayContents | None) 
     more = ["…"] if len(array.chunks) > _SHOWN_CHUNKS else []
     not_chunked = "told by HDF5 after a flush" if array.from_journal and array.shape else "not chunked"
     rows.append(("chunk shape", not_chunked if array.chunk_shape is None else f"{array.chunk_shape}"))
-    pieces = "a piece" if len(array.chunks) == 1 else f"{len(array.chunks):,} pieces"
+    pieces = "a piece" if len(array.chunks) == 1 else many(len(array.chunks), "piece")
     rows.append(("stored", f"{pieces}: {', '.join(chunks + more)}" if chunks else "no bytes"))
     for view in array.views[:_SHOWN_VIEWS]:
         saved = ".".join(part for part in (view.op, view.slot) if part) or "view"
@@ -165,7 +153,7 @@ def _exported(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], nbytes: 
 
 
 def _as_numpy_prints(shown: np.ndarray, cut: bool) -> str:
-    """Return values as NumPy prints them; text without what a terminal obeys."""
+    """Return values as NumPy prints them, without characters that a terminal obeys."""
     if shown.dtype.kind == "U":
         shown = _printable_text(shown)
     with np.printoptions(threshold=0 if cut else shown.size + 1, formatter={"object": "'{}'".format}):
@@ -173,7 +161,7 @@ def _as_numpy_prints(shown: np.ndarray, cut: bool) -> str:
 
 
 def _printable_text(texts: np.ndarray) -> np.ndarray:
-    """Return text as objects; code points that are none become U+FFFD."""
+    """Return an array of text as one of printable `str` objects; invalid code points become U+FFFD."""
     points = texts.astype(texts.dtype.newbyteorder("=")).reshape(-1, 1).view(np.uint32)
     valid = np.where(points > 0x10FFFF, 0xFFFD, points)
     shown = np.empty(texts.size, object)
@@ -182,7 +170,7 @@ def _printable_text(texts: np.ndarray) -> np.ndarray:
 
 
 def _json_values(values: StoredValues, selection: Selection) -> Any:
-    """Return values as nested lists: dates as text, complex numbers as pairs; what JSON lacks as "NaN" or "Infinity".
+    """Return values as nested lists: dates as text, complex numbers as pairs, numbers that JSON lacks as "NaN" or so.
 
     Raises ArgumentError for too many values.
     """

@@ -1,4 +1,4 @@
-"""What is counted of a group of arrays: a column of the terminal's tables and of a report's, each."""
+"""The counters of a group of arrays, each a column in the terminal's tables and in those of a report."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,9 +9,9 @@ from spillgrad_tools.quantities import format_duration, short_bytes, short_durat
 
 
 class Counted(NamedTuple):
-    """A counter: its names in `--sort`, in a report and above a column, and how its values are written.
+    """A counter: its names in `--sort`, in a report (`title`) and on the terminal (`head`), and how it is written.
 
-    Where not all columns have room, those of the least `worth` go first.
+    Where not all columns have room, those of the least `worth` are left out first.
     """
 
     name: str
@@ -23,11 +23,11 @@ class Counted(NamedTuple):
     write_short: Callable[[Any], str] = short_bytes
 
     def of(self, moved: OriginCounters) -> Any:
-        """Return its value."""
+        """Return the counter's value."""
         return getattr(moved, self.attribute)
 
     def matters(self, total: OriginCounters) -> bool:
-        """Return whether it says anything: `stored` does, where a codec changed the size."""
+        """Return whether to show the counter of arrays with these totals: `stored` only if a codec changed the size."""
         if self.name == "stored":
             return total.stored_bytes not in (0, total.written_bytes)
         return self.name in ("packed", "written", "read") or self.of(total) > 0

@@ -18,21 +18,14 @@ from spillgrad_tools.inspect.watch import watch
 from spillgrad_tools.paged import show, write
 from spillgrad_tools.report.page import report
 
-# The default number of rows; JSON has all.
+# The number of rows without --top; JSON has all rows.
 TOP = 20
-
-
-# The options that each mode allows. Modes exclude each other; without one, runs are shown.
-_MODES = {
-    "--tree": ("--json",),
-    "--tensor": ("--json", "--slice", "--export", "--force"),
-    "--html": (),
-    "--watch": (),
-}
+# The options that each mode allows. Modes exclude each other; without a mode, runs are shown.
+_MODES = {"--tree": ("--json",), "--tensor": ("--json", "--slice", "--export", "--force"), "--html": (), "--watch": ()}
 
 
 def run(options: InspectOptions) -> bool:
-    """Show what is there; return whether all of it is right.
+    """Show what is stored at the path; return False if it is damaged.
 
     Raises ArgumentError for options that do not go together.
     """
@@ -74,10 +67,8 @@ def _show_runs(options: InspectOptions) -> bool:
     by = options.by or "module"
     several = [word for word in options.given() if word in ("--by", "--sort", "--top")] if len(found.runs) > 1 else []
     if several and not options.as_json:
-        raise ArgumentError(
-            f"inspect: got {several[0]} with {len(found.runs)} runs; name one, such as the newest: "
-            f"{found.runs[-1].path}"
-        )
+        one = f"name one, such as the newest: {found.runs[-1].path}"
+        raise ArgumentError(f"inspect: got {several[0]} with {len(found.runs)} runs; {one}")
     if options.as_json:
         json_output.show(json_output.of_runs(found, by, options.sort, options.top))
     else:
@@ -93,10 +84,8 @@ def _show_runs(options: InspectOptions) -> bool:
 def _show_segment(options: InspectOptions) -> bool:
     for word in options.given():
         if word in ("--by", "--sort"):
-            raise ArgumentError(
-                f"inspect: got {word} with a segment, whose arrays are shown one by one; leave it out, or name the "
-                "run's folder"
-            )
+            why = "whose arrays are shown one by one; leave it out, or name the run's folder"
+            raise ArgumentError(f"inspect: got {word} with a segment, {why}")
     segment = inspect_segment(options.path)
     if options.as_json:
         json_output.show({"segments": [segment_as_dict(segment)]})

@@ -1,4 +1,4 @@
-"""A table that fits its width: it shortens its cells first, then drops columns."""
+"""A table that fits a width: it takes short cells if it must, and then leaves columns out."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 GAP = 2
-# The first column folds; narrower than this, it cannot be read.
+# The least width of the first column, which folds: a narrower one cannot be read.
 LEAST_NAME = 14
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column: its head, its cells, and short cells for a narrow terminal. Columns of the least `worth` go first."""
+    """A column: its head, its cells, and `short` cells for a narrow terminal. The least `worth` is left out first."""
 
     head: str
     cells: Sequence[str]
@@ -23,12 +23,12 @@ class Column:
     worth: int
 
     def width(self, short: bool) -> int:
-        """Return the characters it takes."""
+        """Return the width of the column in characters, with short cells if `short`."""
         return max(map(len, (self.head, *(self.short if short else self.cells))))
 
 
 def fitting(columns: Sequence[Column], room: int) -> tuple[list[Column], bool]:
-    """Return the columns that fit `room`, and whether they need their short cells."""
+    """Return the columns that fit in `room` characters, and whether they need their short cells."""
     kept, short = list(columns), False
     while sum(each.width(short) + GAP for each in kept) > room and kept:
         if short:
@@ -41,7 +41,10 @@ def fitted(
     head: str, names: Sequence[str], columns: Sequence[Column], width: int, footers: int = 0,
     least_name: int = LEAST_NAME,
 ) -> tuple[Table, list[str]]:  # fmt: skip
-    """Return a table of `names`, the last `footers` of them set off, and the heads of columns that had no room."""
+    """Return a table with a row for each of `names`, and the heads of the columns that had no room.
+
+    The last `footers` rows are set off. `least_name` is the least width of the column of names.
+    """
     kept, short = fitting(columns, width - min(max(map(cell_len, (head, *names))), least_name))
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
     table.add_column(Text(head), overflow="fold")

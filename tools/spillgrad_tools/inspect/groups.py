@@ -1,4 +1,4 @@
-"""Which groups of arrays `spillgrad inspect` shows, and in which order."""
+"""Choose and sort the groups of arrays that `spillgrad inspect` shows."""
 
 import dataclasses
 import re
@@ -12,7 +12,7 @@ from spillgrad_tools.inspect.columns import COLUMNS
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """The groups that are shown, the sum of the `left_out` others, and that of all."""
+    """The groups that are shown, the sum (`rest`) of the `left_out` others, and the sum (`total`) of all."""
 
     by: str
     sort: str
@@ -23,9 +23,9 @@ class Groups:
 
 
 def choose(run: Run, by: str, sort: str | None, top: int | None) -> Groups:
-    """Return at most `top` groups of a run: the largest in the column `sort` first, or by name.
+    """Return at most `top` groups of a run: the largest in the column `sort` first, or in the order of their names.
 
-    Left out, `sort` is "packed"; steps stay in their order then, and the last ones are shown.
+    If `sort` is None, it is "packed"; but steps stay in their order, and the last steps are shown.
     """
     groups = run.by(by)
     if sort is None and by == "step":
@@ -44,7 +44,7 @@ def _falling(sort: str) -> Callable[[Group], Any]:
 
 
 def natural(group: Group) -> list[tuple[int, str]]:
-    """Return a key that sorts names as people count: `blocks.2` before `blocks.10`."""
+    """Return a sort key that puts names in the order of their numbers: `blocks.2` before `blocks.10`."""
     # Digits sort by length, then as text: a file may hold too many digits for a number.
     parts = re.split(r"([0-9]+)", group.name)
     return [(len(part.lstrip("0")), part.lstrip("0")) if part.isdecimal() else (0, part) for part in parts]

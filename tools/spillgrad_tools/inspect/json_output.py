@@ -1,4 +1,4 @@
-"""`spillgrad inspect --json`: the records of an inspection as JSON, which `FORMAT.md` describes."""
+"""`spillgrad inspect --json`: the records of an inspection as JSON, in the format that `FORMAT.md` describes."""
 
 import dataclasses
 import itertools
@@ -14,13 +14,13 @@ from spillgrad_tools.inspect.groups import Groups, choose
 from spillgrad_tools.paged import write
 
 FORMAT = 1
-# The number of records and fields written at a time.
+# The number of pieces of text written at a time.
 _AT_ONCE = 1000
 _encode = json.JSONEncoder(allow_nan=False).encode
 
 
 def of_runs(found: Inspection, by: str, sort: str | None, top: int | None) -> dict[str, Any]:
-    """Return the runs that were found, each with its groups."""
+    """Return the runs that were found as a document for `show`, each with its groups."""
     return {"path": found.path, "runs": [_of_run(run, choose(run, by, sort, top)) for run in found.runs]}
 
 
@@ -31,17 +31,14 @@ def _of_run(run: Run, groups: Groups) -> dict[str, Any]:
 
 
 def show(document: Mapping[str, Any]) -> None:
-    """Print a document as strict JSON, with the version of its format.
-
-    Raises typer.Exit where the reader is gone.
-    """
+    """Print a document as strict JSON, with the version of its format. Raises typer.Exit where the reader is gone."""
     left = pieces(document)
     while some := "".join(itertools.islice(left, _AT_ONCE)):
         write(some)
 
 
 def pieces(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the text that `show` prints. A long list is encoded one record at a time, each on a line."""
+    """Yield the text that `show` prints, in pieces: each record of a list is encoded on its own, on a line."""
     yield from _lines({"format": FORMAT, **document}, "\n")
     yield "\n"
 
@@ -77,7 +74,7 @@ def plain(value: Any) -> Any:
     """Return a record as plain JSON values: its fields by name, and null for a number that is not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if value is None or isinstance(value, int | str):  # most are: asked first
+    if value is None or isinstance(value, int | str):  # most values are: checked early
         return value
     if dataclasses.is_dataclass(value):
         return plain(_fields(value))

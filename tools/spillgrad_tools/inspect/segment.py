@@ -1,4 +1,4 @@
-"""`spillgrad inspect` of a segment: what it holds, and its arrays."""
+"""`spillgrad inspect` of a segment file: a summary, and a table of its arrays."""
 
 from collections.abc import Iterator
 
@@ -10,20 +10,19 @@ from spillgrad.inspection.arrays import Segment, StoredArray
 from spillgrad.inspection.printable import printable
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.inspect.fitted_table import Column, fitted
-from spillgrad_tools.inspect.tables import lack, summary
-from spillgrad_tools.quantities import short_bytes
+from spillgrad_tools.inspect.tables import bytes_column, lack, summary
 
 _PROBLEMS = 5
 _LEAST_NAME = 30
 
 
 def of_segment(segment: Segment, top: int, width: int) -> RenderableType:
-    """Return a summary, and a table of the first arrays."""
+    """Return a summary of a segment, and a table of its first `top` arrays."""
     return Lines(summary(_lines(segment)), *_table(segment, top, width))
 
 
 def is_sound(segment: Segment) -> bool:
-    """Return whether nothing is wrong with a segment, as far as its structure says."""
+    """Return whether neither the structure of a segment nor that of its arrays shows a problem."""
     return not segment.problems and all(array.problem is None for array in segment.arrays)
 
 
@@ -51,15 +50,12 @@ def _table(segment: Segment, top: int, width: int) -> Iterator[RenderableType]:
     shown = segment.arrays[:top]
     if not shown:
         return
-    sizes = [[array.nbytes for array in shown], [array.stored_bytes for array in shown]]
+    nbytes, stored = [array.nbytes for array in shown], [array.stored_bytes for array in shown]
     columns = [
         Column("dtype", dtypes := [_dtype(array) for array in shown], dtypes, 1),
         Column("shape", shapes := [printable(str(array.shape), 40) for array in shown], shapes, 2),
-        *(
-            Column(head, [*map(format_bytes, values)], [*map(short_bytes, values)], 3)
-            for head, values in zip(("bytes", "stored"), sizes, strict=True)
-            if head == "bytes" or values != sizes[0]
-        ),
+        bytes_column("bytes", nbytes, 3),
+        *([] if stored == nbytes else [bytes_column("stored", stored, 3)]),
     ]
     names = [f"{printable(array.key, 60)}  {printable(str(array.label), 80)}" for array in shown]
     table, left_out = fitted("array", names, columns, width, least_name=_LEAST_NAME)

@@ -1,4 +1,4 @@
-"""`spillgrad sweep`: say what dead runs left behind, and remove it."""
+"""`spillgrad sweep`: remove the files that dead runs left, or only list them."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from spillgrad.storage.sizes import format_bytes
 
 
 def run(directory: Path, dry_run: bool) -> None:
-    """Sweep the directory and those below it, and print a line for each dead run.
+    """Remove the files of dead runs in a directory and below it, unless `dry_run`, and print a line for each run.
 
     Raises OSError when the directory cannot be read.
     """

@@ -1,4 +1,4 @@
-"""What `spillgrad inspect` prints of runs: one in detail, or a line for each of several."""
+"""The tables that `spillgrad inspect` prints of runs: one run in detail, or a line for each of several runs."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,13 +27,8 @@ def of_run(run: Run, groups: Groups, width: int) -> RenderableType:
 
 
 def of_runs(path: Path, runs: Sequence[Run], width: int) -> RenderableType:
-    """Return a table of runs, from the oldest to the newest, and how to see that one."""
+    """Return a table of runs, from the oldest to the newest, and the command that shows the newest."""
     stats = [run.stats for run in runs]
-    bytes_of = {
-        "packed": ([each.packed_bytes for each in stats], 5),
-        "written": ([each.written_bytes for each in stats], 7),
-        "read": ([each.read_bytes for each in stats], 6),
-    }
     peaks = [(each.peak_ram_bytes, run.settings.budget_bytes) for each, run in zip(stats, runs, strict=True)]
     columns = [
         _words("state", [run.state for run in runs], 9),
@@ -41,10 +36,9 @@ def of_runs(path: Path, runs: Sequence[Run], width: int) -> RenderableType:
         _words("process", [_known(run.process) for run in runs], 1),
         Column("began", [began(run) for run in runs], [began(run, fine=False) for run in runs], 10),
         _words("lasted", [format_duration(run.duration_s) for run in runs], 3),
-        *(
-            Column(head, [*map(format_bytes, values)], [*map(short_bytes, values)], worth)
-            for head, (values, worth) in bytes_of.items()
-        ),
+        bytes_column("packed", [each.packed_bytes for each in stats], 5),
+        bytes_column("written", [each.written_bytes for each in stats], 7),
+        bytes_column("read", [each.read_bytes for each in stats], 6),
         _words("waited", [format_duration(each.wait_write_s + each.wait_read_s) for each in stats], 2),
         Column(
             "RAM, budget",
@@ -55,7 +49,7 @@ def of_runs(path: Path, runs: Sequence[Run], width: int) -> RenderableType:
     ]
     names = [printable(_below(run.path, path)) for run in runs]
     table, left_out = fitted("run", names, columns, width, least_name=max(map(len, names)))
-    # Not folded, so that it can be copied.
+    # The command is not folded, so that it can be copied.
     newest = printable(shlex.quote(str(runs[-1].path)), 1000)
     words = f"{len(runs)} runs, the newest last; to see it: spillgrad inspect {newest}"
     end = Text(words, no_wrap=True, overflow="ignore")
@@ -74,8 +68,13 @@ def _words(head: str, cells: Sequence[str], worth: int) -> Column:
     return Column(head, cells, cells, worth)
 
 
+def bytes_column(head: str, counts: Sequence[int], worth: int) -> Column:
+    """Return a column of counts of bytes."""
+    return Column(head, [*map(format_bytes, counts)], [*map(short_bytes, counts)], worth)
+
+
 def summary(lines: Iterable[tuple[str, str | Text]]) -> Table:
-    """Return names and what is to be said of them, which folds."""
+    """Return a table without heads, with a name and a value in each line; long values fold."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
@@ -97,10 +96,8 @@ def _lines(run: Run) -> Iterator[tuple[str, str]]:
     yield "began", f"{began(run)}, {'for' if run.state != 'live' else 'until now'} {format_duration(run.duration_s)}"
     if settings := ", ".join(_settings(run)):
         yield "settings", settings
-    yield (
-        "packed",
-        f"{format_bytes(stats.packed_bytes)} in {many(sum(each.arrays for each in run.origins.values()), 'array')}",
-    )
+    arrays = many(sum(each.arrays for each in run.origins.values()), "array")
+    yield "packed", f"{format_bytes(stats.packed_bytes)} in {arrays}"
     yield "deduplicated", f"{format_bytes(stats.deduplicated_bytes)}{_share(stats.deduplicated_bytes, run)}"
     yield "kept in RAM", f"{format_bytes(run.kept_bytes)}, beside the store"
     written = f"{format_bytes(stats.written_bytes)}{_share(stats.written_bytes, run)}"
@@ -111,13 +108,11 @@ def _lines(run: Run) -> Iterator[tuple[str, str]]:
     hits, misses = stats.cache_hits, stats.cache_misses
     if hits + misses:
         yield "hits", f"{hits:,}, and {misses:,} misses ({percent(hits, hits + misses)} were {HIT})"
-    yield (
-        "waited",
-        ", ".join(
-            f"{format_duration(waited_s)} for {cause} ({percent(waited_s, run.duration_s)} of the time)"
-            for cause, waited_s in (("room", stats.wait_write_s), ("reads", stats.wait_read_s))
-        ),
-    )
+    waits = [
+        f"{format_duration(waited_s)} for {cause} ({percent(waited_s, run.duration_s)} of the time)"
+        for cause, waited_s in (("room", stats.wait_write_s), ("reads", stats.wait_read_s))
+    ]
+    yield "waited", ", ".join(waits)
     budget = run.settings.budget_bytes
     of = "" if budget is None else f" of {format_bytes(budget)} ({percent(stats.peak_ram_bytes, budget)})"
     now = f", now {format_bytes(stats.ram_bytes)}" if run.state == "live" else ""
@@ -176,16 +171,14 @@ def _table(run: Run, groups: Groups, width: int) -> Iterator[RenderableType]:
 
 
 def group_column(name: str, groups: Sequence[Group]) -> Column:
-    """Return a column of groups, by the name that `--sort` knows it by."""
+    """Return the column of groups that has the name `name` in `--sort`."""
     column = COLUMNS[name]
     values = [column.of(group.moved) for group in groups]
-    cells, short = (
-        [write(value) if value else "0" for value in values] for write in (column.write, column.write_short)
-    )
+    cells, short = ([write(x) if x else "0" for x in values] for write in (column.write, column.write_short))
     return Column(column.head, cells, short, column.worth)
 
 
 def lack(left_out: Sequence[str]) -> Iterator[Text]:
-    """Yield what to say of columns that had no room."""
+    """Yield a line that names the columns that had no room, if there are any."""
     if left_out:
         yield Text(f"no room for: {', '.join(left_out)}; --json has all", style="dim")

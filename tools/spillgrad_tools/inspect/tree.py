@@ -1,4 +1,4 @@
-"""`spillgrad inspect --tree`: the structure of HDF5 files."""
+"""`spillgrad inspect --tree`: print the structure of HDF5 files."""
 
 import sys
 from pathlib import Path
@@ -28,8 +28,8 @@ _PROBLEM_LENGTH = 1000
 def show_tree(console: Console, path: Path, as_json: bool) -> bool:
     """Print the groups, datasets, links and attributes of a segment, or of those in a folder.
 
-    Return whether all is as a store writes it. Segments of a folder that cannot be read are named on standard error.
-    Raises as `find_segments` and `inspect_segment`.
+    Return False if a segment has a problem or cannot be read; the errors of unreadable segments are printed on standard
+    error. Raises as `find_segments` and `inspect_segment`.
     """
     found, refused = [], []
     with UntrustedReader() as reader, Journals() as journals:
@@ -40,7 +40,7 @@ def show_tree(console: Console, path: Path, as_json: bool) -> bool:
                 raise
             except SpillError as error:
                 refused.append(error)
-            except FileNotFoundError:  # a live run removes its segments
+            except FileNotFoundError:  # a live run has removed the segment
                 if not path.is_dir():
                     raise
     if refused and not found:
@@ -56,16 +56,8 @@ def show_tree(console: Console, path: Path, as_json: bool) -> bool:
 
 def segment_as_dict(segment: Segment) -> dict[str, Any]:
     """Return what `--tree --json` prints of a segment. Units: bytes."""
-    return {
-        "path": str(segment.path),
-        "file_bytes": segment.file_bytes,
-        "disk_bytes": segment.disk_bytes,
-        "items": [_item_as_dict(item) for item in segment.items],
-        "arrays": [array_as_dict(array) for array in segment.arrays],
-        "left_out": segment.left_out,
-        "problems": segment.problems,
-        "note": segment.note,
-    }
+    items, arrays = map(_item_as_dict, segment.items), map(array_as_dict, segment.arrays)
+    return {**vars(segment), "path": str(segment.path), "items": list(items), "arrays": list(arrays)}
 
 
 def _item_as_dict(item: Item) -> dict[str, Any]:
@@ -73,7 +65,7 @@ def _item_as_dict(item: Item) -> dict[str, Any]:
 
 
 def tree(segment: Segment) -> Tree:
-    """Return a segment as a tree, in which nothing can be obeyed by a terminal, or by rich."""
+    """Return a segment as a tree, without characters that a terminal or rich would obey."""
     size = f"{format_bytes(segment.file_bytes)}, {format_bytes(segment.disk_bytes)} on disk"
     root = Tree(Text(f"{printable(str(segment.path), PATH_LENGTH)} ({size})", "bold"))
     arrays = {array.key: array for array in segment.arrays}
@@ -89,7 +81,7 @@ def tree(segment: Segment) -> Tree:
         array = None if parent else arrays.pop(name, None)
         if array is not None:
             _add_array(branch, array)
-    for array in arrays.values():  # HDF5 does not have them yet
+    for array in arrays.values():  # known from the journal: HDF5 has written nothing of them yet
         dtype = "unknown" if array.dtype is None else array.dtype.name
         told = f"{dtype} {array.shape}, from the journal"
         _add_array(root.add(Text.assemble((printable(array.key), "bold"), "  ", printable(told))), array)

@@ -1,4 +1,4 @@
-"""`spillgrad verify`: check that stored bytes are those that were written."""
+"""`spillgrad verify`: check that the stored bytes are the bytes that were written."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +17,7 @@ _PATH_LENGTH = 4096
 
 
 def run(path: Path, as_json: bool) -> bool:
-    """Verify what is at a path, print what was found, and return whether all is right.
-
-    Raises as `verify`.
-    """
+    """Verify the files at a path and print the result; return False if there is a problem. Raises as `verify`."""
     console = Console()
     with Console(stderr=True).status("") as status:
         found = verify(path, lambda file: status.update(Text(f"reading {printable(str(file))}")))
@@ -32,18 +29,14 @@ def run(path: Path, as_json: bool) -> bool:
 
 
 def as_dict(found: Verification) -> dict[str, object]:
-    """Return what `--json` prints."""
+    """Return what `--json` prints of a verification."""
 
     def listed(problems: list[Problem]) -> list[dict[str, str | None]]:
-        return [{"path": str(one.path), "key": one.key, "what": one.what} for one in problems]
+        return [{**vars(one), "path": str(one.path)} for one in problems]
 
-    lists = ("problems", "changed", "notes")
-    return {
-        "path": str(found.path),
-        "ok": not found.problems,
-        **{name: value for name, value in vars(found).items() if name not in ("path", *lists)},
-        **{name: listed(getattr(found, name)) for name in lists},
-    }
+    lists = {name: listed(getattr(found, name)) for name in ("problems", "changed", "notes")}
+    counts = {name: value for name, value in vars(found).items() if name != "path" and name not in lists}
+    return {"path": str(found.path), "ok": not found.problems, **counts, **lists}
 
 
 def _lines(found: Verification) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""`spillgrad inspect --watch`: follow a live run on the whole terminal."""
+"""`spillgrad inspect --watch`: show a live run on the whole terminal."""
 
 import errno
 import os
@@ -18,20 +18,20 @@ from spillgrad_tools.inspect.watch_keys import Keys, ending
 from spillgrad_tools.inspect.watch_view import Message, View
 from spillgrad_tools.paged import close_output
 
-# The interval between two looks; it grows where looking takes more than this share of the time.
+# The least interval between two readings of the journal, and the largest share of the time that reading may take.
 EVERY_S = 0.25
 _MOST_SHARE = 0.1
-# The job goes first.
+# Lowers the priority of this process below that of the job.
 _NICE = 10
 
 
 def watch(path: Path) -> None:
-    """Show the run at `path` until somebody leaves.
+    """Show the run at `path` until the user leaves.
 
-    Raises ArgumentError where there is no terminal to show it on, OSError and SpillError for what cannot be read,
-    typer.Exit with 128 and the number of the signal that ended it.
+    Raises ArgumentError without a terminal to show it on, OSError and SpillError for files that cannot be read, and
+    typer.Exit after a signal, with 128 plus the number of the signal.
     """
-    for name in ("COLUMNS", "LINES"):  # exported values would not change with the terminal's size
+    for name in ("COLUMNS", "LINES"):  # an exported size would hide changes of the terminal's
         os.environ.pop(name, None)
     console = Console()
     if not console.is_terminal or console.is_dumb_terminal:
@@ -39,9 +39,9 @@ def watch(path: Path) -> None:
             "inspect: got --watch without a terminal to fill; leave it out to print what is so now, or ask for --json"
         )
     if not path.exists() and not path.absolute().parent.is_dir():  # a run makes its folder, but not the folder's parent
+        missing = f"there is no {path.absolute().parent} in which a run could begin"
         raise ArgumentError(
-            f"inspect: got --watch {path}, and there is no {path.absolute().parent} in which a run could begin; name "
-            "a folder that something spills to, or will"
+            f"inspect: got --watch {path}, and {missing}; name a folder that something spills to, or will"
         )
     os.nice(_NICE)
     if hasattr(sys.stdout, "reconfigure"):
@@ -49,7 +49,7 @@ def watch(path: Path) -> None:
     try:
         with Follower(path) as follower:
             while (status := _show(console, follower, path)) is None:
-                signal.raise_signal(signal.SIGTSTP)  # the terminal is restored first; after SIGCONT, the loop continues
+                signal.raise_signal(signal.SIGTSTP)  # the terminal is restored by now; the loop goes on after SIGCONT
     except OSError as error:
         if error.errno != errno.EIO:
             raise
@@ -60,7 +60,7 @@ def watch(path: Path) -> None:
 
 
 def _show(console: Console, follower: Follower, path: Path) -> int | None:
-    """Show the run until somebody leaves, and return the exit status; None when the process is to be suspended."""
+    """Show the run until the user leaves, and return the exit status; None when the process is to be suspended."""
     with (
         Keys() as keys,
         Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live,

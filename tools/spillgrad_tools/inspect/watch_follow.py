@@ -1,9 +1,9 @@
-"""Choose the run to watch: the newest live one, then the next that begins."""
+"""Choose the run to watch: the newest live run and, after its end, the next that begins."""
 
+import contextlib
 import os
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from spillgrad.errors import SpillError
@@ -17,7 +17,7 @@ from spillgrad_tools.inspect.words import died, swept_by
 class Follower:
     """Follows a run by reading the new lines of its journal; it opens no other file.
 
-    When the run has ended and another at the path is live, it follows that one.
+    When the run has ended and another run at the path is live, the follower goes over to that run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,15 +27,13 @@ class Follower:
         self._news_s = 0.0  # when the journal last grew, by `time.monotonic`
 
     def look(self) -> Watched | None:
-        """Return what is known now; None while there is no run.
+        """Read what is new, and return what is known of the run; None while there is no run.
 
         Raises OSError for a file that cannot be read, SpillFormatError for one that is no journal or is of a newer
         version.
         """
         if self._reader is not None:
             self._last = self._take_in(self._reader)
-            if self._last.ended is not None:
-                self._let_go()
         if self._reader is None:
             self._find()
         return self._last
@@ -43,9 +41,7 @@ class Follower:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._let_go()
 
     def _let_go(self) -> None:
@@ -54,17 +50,19 @@ class Follower:
             self._reader = None
 
     def _take_in(self, reader: RunReader) -> Watched:
-        try:
+        """Read what is new and return what is known of the run; close the reader if the run has ended."""
+        with contextlib.suppress(FileNotFoundError):  # the journal was removed
             if reader.read():
                 self._news_s = time.monotonic()
-        except FileNotFoundError:  # it was removed
-            pass
         run = reader.run()
         now_s = run.duration_s + (time.monotonic() - self._news_s if run.state == "live" else 0.0)
-        return Watched(run, now_s, reader.phase, _ended(run), reader.step)
+        watched = Watched(run, now_s, reader.phase, _ended(run), reader.step)
+        if watched.ended is not None:
+            self._let_go()
+        return watched
 
     def _find(self) -> None:
-        """Follow the newest live run. If there is none, and none was shown yet, show how the newest ended."""
+        """Follow the newest live run. If no run is live and none was shown yet, show how the newest run ended."""
         places = self._places()
         place = next(filter(goes_on, places), None)
         if place is None:
@@ -73,12 +71,10 @@ class Follower:
             place = places[0]
         try:
             self._reader = RunReader(place)
-        except FileNotFoundError:  # it was removed meanwhile: the next look finds what is there then
+        except FileNotFoundError:  # the journal was removed meanwhile: the next look searches again
             return
         self._news_s = time.monotonic()
         found = self._take_in(self._reader)
-        if found.ended is not None:
-            self._let_go()
         if found.ended is None or self._last is None:
             self._last = found
 
@@ -86,13 +82,13 @@ class Follower:
         """Return the runs that are there, the newest first."""
         try:
             found = find_runs(self._path)
-        except (FileNotFoundError, SpillError):  # there is none
+        except (FileNotFoundError, SpillError):  # there is no run
             return []
         return sorted((place for place in found if place.exists()), key=_began_ns, reverse=True)
 
 
 def _began_ns(place: Path) -> int:
-    """Return when a run began, or when a journal was last written; only the order counts."""
+    """Return when a run began, or when a journal was last written, for sorting alone."""
     try:
         return os.stat(place / LOCK_NAME if place.is_dir() else place).st_mtime_ns
     except FileNotFoundError:

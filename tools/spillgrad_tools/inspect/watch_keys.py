@@ -1,4 +1,4 @@
-"""Keys as they are pressed, and signals, for a view that fills the terminal."""
+"""Read pressed keys and signals, for a view that fills the terminal."""
 
 import contextlib
 import os
@@ -7,10 +7,9 @@ import signal
 import sys
 import termios
 import tty
-from types import TracebackType
 from typing import Any, Self
 
-# These end the view, as they would end the process: the terminal is put back first.
+# The signals that end the view, as they would end the process; the terminal is restored first.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _HEEDED = (*_ENDING, signal.SIGTSTP, signal.SIGWINCH)
 
@@ -32,9 +31,7 @@ class Keys:
             tty.setcbreak(self._stdin)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._stdin is not None and self._settings is not None:
             with contextlib.suppress(termios.error):  # the terminal is gone
                 termios.tcsetattr(self._stdin, termios.TCSADRAIN, self._settings)
@@ -62,6 +59,6 @@ class Keys:
 
 
 def ending(signals: set[int]) -> int | None:
-    """Return the exit status that signals ask for, 128 plus the signal's number; None where none ends the view."""
+    """Return the exit status after `signals`: 128 plus the number of one that ends the view, or None without such."""
     found = signals.intersection(_ENDING)
     return 128 + min(found) if found else None

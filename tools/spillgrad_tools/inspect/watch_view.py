@@ -1,4 +1,4 @@
-"""What `spillgrad inspect --watch` shows of a run, for a terminal of any size."""
+"""The view of a run that `spillgrad inspect --watch` shows, on a terminal of any size."""
 
 import bisect
 import dataclasses
@@ -19,11 +19,11 @@ from spillgrad_tools.inspect.tables import group_column
 from spillgrad_tools.inspect.words import HIT
 from spillgrad_tools.quantities import format_duration, many, percent, short_bytes
 
-# Rates are averages over the last seconds.
+# Rates are averages over so many last seconds.
 NOW_S = 3.0
-# The run's speed is that of its last steps.
+# The speed of the run is the average over so many last steps.
 _STEPS = 10
-# A little plot has a bar for each second.
+# A plot has a bar for each of so many last seconds.
 _PLOT_S = 30
 _BARS = " ▁▂▃▄▅▆▇█"
 _LABEL = 9
@@ -38,14 +38,8 @@ _PARTS: tuple[tuple[str, str, str, Callable[[Sample], int]], ...] = (
     ("writing", "▓", "magenta", lambda sample: sample.writing_bytes),
     ("cached", "▒", "green", lambda sample: sample.cached_bytes),
     ("lent", "░", "yellow", lambda sample: sample.lent_bytes),
-    ("other", "·", "white", lambda sample: max(sample.ram_bytes - _named_bytes(sample), 0)),
+    ("other", "·", "white", lambda sample: max(sample.ram_bytes - sum(of(sample) for *_, of in _PARTS[:-1]), 0)),
 )
-
-
-def _named_bytes(sample: Sample) -> int:
-    return sample.hot_bytes + sample.writing_bytes + sample.cached_bytes + sample.lent_bytes
-
-
 _NOTHING = Sample(**{field.name: 0 for field in dataclasses.fields(Sample)})
 
 
@@ -62,7 +56,7 @@ class Watched:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of the view; where not all have room, those of the highest `rank` go first."""
+    """A line of the view; where not all lines have room, those of the highest `rank` are left out first."""
 
     rank: int
     text: Text
@@ -132,7 +126,7 @@ def _lines(watched: Watched, width: int) -> Iterator[Line]:
 
 
 def _rates(watched: Watched, sample: Sample, width: int) -> Iterator[Line]:
-    """Yield the rates of writing, reading and waiting, with plots where they fit; after the end, of the whole run."""
+    """Yield the rates of writing, reading and waiting, with plots where they fit; after the end, the run's averages."""
     samples, now_s = watched.run.samples, watched.now_s
     over_s = now_s if watched.ended else min(NOW_S, now_s)
     written_s, read_s, share = (_rise(samples, now_s, over_s, of) for of in _COUNTERS)
@@ -143,7 +137,7 @@ def _rates(watched: Watched, sample: Sample, width: int) -> Iterator[Line]:
     )
     widest = max(map(len, words))
     for rank, label, each, of in zip((5, 6, 3), ("writing", "reading", "waiting"), words, _COUNTERS, strict=True):
-        # A thread waits for one second a second at most.
+        # A full bar of waiting is a whole second in each second.
         plot = _plot(samples, now_s, of, full=1.0 if label == "waiting" else 0.0)
         room = _LABEL + widest + _PLOT_GAP + _PLOT_S <= width
         yield Line(rank, _labelled(label, f"{each:<{widest + _PLOT_GAP}}", plot) if room else _labelled(label, each))
@@ -182,7 +176,7 @@ def _step(watched: Watched) -> str:
     label = next((step.label for step in reversed(run.steps) if step.label is not None), None)
     number = (last.number if label is None else label) + bool(phase)
     if phase and watched.step is not None and label is not None:
-        number = watched.step  # perhaps another batch of the same step
+        number = watched.step  # with several batches a step, the last label may be that of the running step
     return f"{number}{now}{speed}, the last took {format_duration(last.took_s)}"
 
 
@@ -197,7 +191,7 @@ def _peak(run: Run, sample: Sample) -> int:
 
 
 def _bar(run: Run, sample: Sample, width: int) -> Text:
-    """Return the RAM as a bar with marks at the budget and the peak; the larger of the two is the bar's end."""
+    """Return the RAM as a bar with marks at the budget and the peak; the larger of the two is at the bar's end."""
     peak = _peak(run, sample)
     full = max(run.settings.budget_bytes or 0, peak, 1)
     bar, end, held = Text(), 0, 0
@@ -231,20 +225,20 @@ def _more(run: Run, sample: Sample) -> str:
 
 
 def _at(samples: Sequence[Sample], t: float) -> Sample:
-    """Return the last sample before `t`: between samples nothing changed."""
+    """Return the last sample before `t`, which still held at `t`: without a change there is no sample."""
     place = bisect.bisect_right(samples, t, key=lambda sample: sample.t)
     return samples[place - 1] if place else samples[0]
 
 
 def _rise(samples: Sequence[Sample], now_s: float, over_s: float, of: Callable[[Sample], float]) -> float:
-    """Return by how much a counter rose a second, over the last ones."""
+    """Return by how much a counter rose in a second, on average over the last `over_s` seconds."""
     if not samples or over_s <= 0:
         return 0.0
     return max(of(samples[-1]) - of(_at(samples, now_s - over_s)), 0) / over_s
 
 
 def _plot(samples: Sequence[Sample], now_s: float, of: Callable[[Sample], float], full: float = 0.0) -> Text:
-    """Return a bar for each of the last seconds: how much a counter rose. A full bar is `full`, or the largest rise."""
+    """Return a bar for each of the last seconds: a counter's rise. A full bar is `full` or, if 0, the largest rise."""
     if not samples:
         return Text(" " * _PLOT_S)
     values = [of(_at(samples, now_s - ago)) for ago in range(_PLOT_S, -1, -1)]
@@ -256,24 +250,21 @@ def _plot(samples: Sequence[Sample], now_s: float, of: Callable[[Sample], float]
 
 
 def _operations(run: Run, width: int, room: int) -> list[Text]:
-    """Return a table of the operations that were waited for longest, of at most `room` lines."""
+    """Return a table of at most `room` lines: the operations whose arrays were waited for longest."""
     groups = sorted((group for group in run.by("op") if group.moved.wait_s > 0), key=lambda each: -each.moved.wait_s)
     groups = groups[: min(room - 2, _MOST_OPERATIONS)] if room > 2 else []  # below an empty line and the heads
     if not groups:
         return []
-    waited = dataclasses.replace(group_column("wait", groups), worth=len(COLUMNS))  # the last to go
+    waited = dataclasses.replace(group_column("wait", groups), worth=len(COLUMNS))  # the last to be left out
     columns = [waited, *(group_column(name, groups) for name in ("read", "written", "packed"))]
-    # A table of rich's would take longer to draw than all the rest.
+    # A table of rich would take longer to draw than the rest of the view.
     names = ["waited longest for", *(printable(group.name, 40) for group in groups)]
     widest = max(map(cell_len, names))
     kept, short = fitting(columns, width - widest)
     rows = [[each.head, *(each.short if short else each.cells)] for each in kept]
-    texts = [
-        Text(
-            set_cell_size(name, widest)
-            + "".join(f"{cell:>{each.width(short) + GAP}}" for each, cell in zip(kept, cells, strict=True))
-        )
-        for name, *cells in zip(names, *rows, strict=True)
-    ]
-    texts[0].stylize("bold")
-    return [Text(), *texts]
+    texts = [Text()]
+    for name, *cells in zip(names, *rows, strict=True):
+        padded = (f"{cell:>{each.width(short) + GAP}}" for each, cell in zip(kept, cells, strict=True))
+        texts.append(Text(set_cell_size(name, widest) + "".join(padded)))
+    texts[1].stylize("bold")
+    return texts

@@ -1,4 +1,4 @@
-"""What became of a run, in words."""
+"""Sentences about a run: when it began, how it ended, and why its RAM exceeded the budget."""
 
 import datetime
 import shlex
@@ -10,21 +10,21 @@ from spillgrad.inspection.records import Run, Sample
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.quantities import UNKNOWN, format_duration, many
 
-# A hit: no caller waited for it.
+# What a cache hit means: the array was there before a caller asked for it.
 HIT = "in RAM, or read ahead in time"
 
 
 def began(run: Run, fine: bool = True) -> str:
-    """Return when a run began: UTC, to the second, or to the minute."""
+    """Return when a run began, in UTC: to the second, or to the minute unless `fine`."""
     try:
         when = datetime.datetime.fromisoformat(run.began or "").astimezone(datetime.UTC)
-    except (ValueError, OverflowError):  # the file may say anything
+    except (ValueError, OverflowError):  # a journal may hold any text
         return printable(run.began, 40) if run.began else UNKNOWN
     return f"{when:%Y-%m-%d %H:%M:%S} UTC" if fine else f"{when:%Y-%m-%d %H:%M}"
 
 
 def state(run: Run) -> str:
-    """Return what became of a run, and what to do about it."""
+    """Return whether a run is live, finished or dead; for a dead run, also what removes its files."""
     if run.state == "live":
         return "live: its process runs"
     if run.state == "finished":
@@ -35,7 +35,7 @@ def state(run: Run) -> str:
 
 
 def died(run: Run) -> str:
-    """Return how a dead run ended, as far as that can be known: a killed run leaves its folder until it is swept."""
+    """Return how a dead run ended, as far as can be known: the folder of a killed run stays until it is swept."""
     words = "its process ended without closing its store"
     if run.folder is not None:
         return words
@@ -45,7 +45,7 @@ def died(run: Run) -> str:
 
 
 def swept_by(run: Run) -> str:
-    """Return what removes the folder that a run left; nothing where there is none."""
+    """Return the command that removes the folder that a run left, or "" if it left none."""
     if run.folder is None:
         return ""
     place = printable(shlex.quote(str(run.folder.parent)), 1000)
@@ -53,7 +53,7 @@ def swept_by(run: Run) -> str:
 
 
 def beyond_budget(run: Run) -> Iterator[str]:
-    """Yield when and why RAM exceeded the budget, as far as the journal tells."""
+    """Yield sentences that say when and why RAM exceeded the budget, as far as the journal shows it."""
     budget = run.settings.budget_bytes
     if budget is None or run.stats.peak_ram_bytes <= budget:
         return
@@ -76,7 +76,7 @@ def beyond_budget(run: Run) -> Iterator[str]:
 
 
 def _parts(sample: Sample) -> Iterator[str]:
-    """Yield what is in RAM, the largest part first."""
+    """Yield the parts of RAM, the largest part first."""
     parts = {
         "held by callers": sample.lent_bytes,
         "not on disk yet": sample.hot_bytes,

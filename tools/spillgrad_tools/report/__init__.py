@@ -1,1 +1,1 @@
-"""The page that says what a run did."""
+"""The HTML page about a run."""

@@ -9,7 +9,7 @@ from spillgrad.inspection.printable import printable
 from spillgrad.inspection.records import Run, Sample
 from spillgrad.storage.origin_counters import Origin, OriginCounters, total
 
-# Samples that a page draws: more than a screen has pixels.
+# The most samples that a page draws: a screen has fewer pixels in a row.
 MOST_SAMPLES = 4_000
 # The most tiles of a treemap, and its deepest level: a journal may hold forged module paths.
 MOST_TILES = 1_000
@@ -18,9 +18,9 @@ ROOT, NO_MODULE, OTHERS = "everything", "(none)", "(others)"
 
 
 def memory(run: Run, most_samples: int = MOST_SAMPLES) -> dict[str, Any]:
-    """Return what the store held over time, as columns: microseconds and bytes.
+    """Return the bytes that the store held over time, by category, as columns. Units: microseconds and bytes.
 
-    If there are more than `most_samples`, only the extremes of each stretch of time stay.
+    Of more than `most_samples` samples, only the extremes of each stretch of time are returned.
     """
     samples = run.samples if len(run.samples) <= most_samples else _extremes(run.samples, most_samples)
     columns: dict[str, Any] = {"t": [round(sample.t * 1e6) for sample in samples]}
@@ -46,10 +46,10 @@ Path = tuple[str, ...]
 
 
 def modules(origins: dict[Origin, OriginCounters], most_tiles: int = MOST_TILES) -> dict[str, Any]:
-    """Return a tree of what came from where, as columns: modules by the dots of their paths, in them operations.
+    """Return the counters of modules and operations as columns of a tree: module paths are split at dots.
 
-    Parents are given by number, as names need not be unique; the root's parent is -1. Units: bytes
-    and microseconds. Beyond `most_tiles`, the smallest are one tile.
+    `parent` is the row of the parent, or -1 for the root. Of more than `most_tiles` operations, the smallest are one
+    tile. Units: bytes and microseconds.
     """
     leaves: dict[Path, list[OriginCounters]] = {}
     for origin, moved in origins.items():
@@ -81,7 +81,7 @@ def modules(origins: dict[Origin, OriginCounters], most_tiles: int = MOST_TILES)
 
 
 def _without_chains(tree: Iterable[Path]) -> dict[Path, Path | None]:
-    """Return the paths to show, each with its parent; a module with a single module inside is left out."""
+    """Return the paths to show, each with its parent's; a module that holds nothing but one module is left out."""
     children: dict[Path, list[Path]] = {path: [] for path in tree}
     for path in children:
         if path:
@@ -97,7 +97,7 @@ def _without_chains(tree: Iterable[Path]) -> dict[Path, Path | None]:
 
 
 def _label(path: Path, parent: Path | None) -> str:
-    """Return a tile's label: the end of its path, with the name before a number."""
+    """Return a tile's label: the part of `path` below `parent`; if it begins with a number, with the name before."""
     if parent is None:
         return ROOT
     begin = len(parent)

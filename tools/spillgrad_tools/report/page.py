@@ -1,4 +1,4 @@
-"""`spillgrad inspect --html` and `spillgrad train --report`: a page that says what a run did, and needs no network."""
+"""`spillgrad inspect --html` and `spillgrad train --report`: write a page about a run, which needs no network."""
 
 import base64
 import datetime
@@ -33,7 +33,7 @@ MOST_FAILURES = 100
 
 
 def require_packages(option: str) -> None:
-    """Raise ArgumentError where a package is missing that makes pages."""
+    """Raise ArgumentError, which names `option`, where a package is missing that pages need."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ArgumentError(f"report: got {option} without {' and '.join(missing)}; pip install 'spillgrad[report]'")
@@ -51,23 +51,21 @@ def report(path: Path, page_path: Path) -> None:
         raise ArgumentError(f"report: got {path}, a segment; a page is about a run: name its folder, or a journal")
     runs = inspect(path).runs
     if len(runs) != 1:
-        newest = printable(str(runs[-1].path), 4096)
-        raise ArgumentError(
-            f"report: got {len(runs)} runs in {path}, wanted one; name one, such as the newest: {newest}"
-        )
+        one = f"name one, such as the newest: {printable(str(runs[-1].path), 4096)}"
+        raise ArgumentError(f"report: got {len(runs)} runs in {path}, wanted one; {one}")
     write_report(runs[0], spans(runs[0]), advise(runs[0]), page_path)
 
 
 def write_report(run: Run, timed: Iterable[Span], advice: Sequence[Advice], path: Path) -> None:
-    """Write the page of a run to `path`, in place of what is there: as a whole, or not at all.
+    """Write the page of a run to `path`, whole or not at all; a file that is there is replaced.
 
-    Raises ArgumentError where a package is missing, OSError where it cannot be written.
+    Raises ArgumentError where a package is missing, OSError where the page cannot be written.
     """
     require_packages(f"a page to write, {path}")
     text = page(run, timed, advice).encode()
     try:
         if path.exists() and not path.is_file():
-            path.write_bytes(text)  # a pipe or a terminal is not replaced
+            path.write_bytes(text)  # a pipe or a terminal is written to, not replaced
         else:
             _replace(Path(os.path.realpath(path)), text)
     except OSError as error:
@@ -84,7 +82,7 @@ def _replace(path: Path, text: bytes) -> None:
 
 
 def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
-    """Return the page of a run: HTML that holds all it needs."""
+    """Return the page of a run: HTML with its scripts, styles and data inside."""
     import jinja2
     from markupsafe import Markup, escape
     from plotly.offline import get_plotlyjs
@@ -99,11 +97,10 @@ def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
     }
     theme = _part("theme.js")
     scripts = [get_plotlyjs(), *map(_part, SCRIPTS)]
-    styles = _part("page.css")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    # A long name may break after a part; <wbr> adds nothing to a copy of it.
+    # A browser may break a long name after a part; <wbr> adds no character to a copy of the name.
     environment.filters["breakable"] = lambda text: Markup(re.sub(r"(?<=[._])(?=\w)", "<wbr>", escape(text)))
     return environment.from_string(_part("page.html")).render(
         run=run,
@@ -127,13 +124,13 @@ def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
         policy=_policy([theme, *scripts]),
         theme=Markup(theme),
         scripts=[Markup(script) for script in scripts],
-        styles=Markup(styles),
+        styles=Markup(_part("page.css")),
         json=Markup(in_script(data)),
     )
 
 
 def in_script(data: object) -> str:
-    """Return JSON that no HTML parser takes for the end of the element it is in."""
+    """Return data as JSON in which no HTML parser finds the end of the element around it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)  # ASCII: U+2028 too is written as an escape
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -143,14 +140,11 @@ def _part(name: str) -> str:
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Return a content security policy that runs these scripts and no others, and lets nothing be fetched."""
-    runs = " ".join(map(_hash, scripts))
+    """Return a content security policy that allows these scripts and no others, and no request."""
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    runs = " ".join(f"'sha256-{each}'" for each in hashes)
     # Plotly makes styles of its own.
     return (
         f"default-src 'none'; script-src {runs}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
         "form-action 'none'"
     )
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""The tables of a report: what came from where, by module, operation, dtype and step."""
+"""The tables of a report: the counters of a run by module, operation, dtype and step."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,19 +12,19 @@ from spillgrad_tools.quantities import format_duration
 NAMES = {"module": "module", "op": "operation", "dtype": "dtype", "step": "step"}
 # The most rows of a table; those with the fewest bytes are left out.
 MOST_ROWS = 1_000
-# Columns that are there even where they say nothing.
+# Columns that are shown even if all their values are 0.
 _ALWAYS = ("arrays", "wait")
 
 
 class Cell(NamedTuple):
-    """A cell's text, and the number that sorts it."""
+    """The text of a cell, and the number by which its column is sorted."""
 
     text: str
     value: float
 
 
 class Table(NamedTuple):
-    """A table: rows of a name and cells, and their sum; `left_out` rows are in the sum alone."""
+    """A table: rows of a name and cells, and their sum, in which the `left_out` rows that are not shown count, too."""
 
     key: str
     titles: list[str]
@@ -34,7 +34,7 @@ class Table(NamedTuple):
 
 
 def tables(run: Run, most_rows: int = MOST_ROWS) -> list[Table]:
-    """Return a table for each key that a run can be added up by."""
+    """Return a table for each key by which the counters of a run can be added up."""
     made = [_table(key, run.by(key), most_rows) for key in KEYS]
     return [_with_times(run, table) if table.key == "step" else table for table in made]
 
@@ -56,7 +56,7 @@ def _table(key: str, groups: Sequence[Group], most_rows: int) -> Table:
 
 
 def _with_times(run: Run, table: Table) -> Table:
-    """Return the table of steps with when each began, and how long it took."""
+    """Return the table of steps with two columns more: when each step began, and how long it took."""
     steps = run.steps[len(run.steps) - len(table.rows) :]
     rows = [
         (name, [*(Cell(format_duration(each), each) for each in (step.began_s, step.took_s)), *cells])

@@ -1,4 +1,4 @@
-"""Describe a run in words: what was spilled, and what it cost."""
+"""The sentences, key figures and settings in the report of a run."""
 
 import json
 import statistics
@@ -12,14 +12,11 @@ from spillgrad_tools.quantities import format_duration
 
 _MIB = 1 << 20
 
-STATES = {
-    "live": "running when this page was made",
-    "finished": "finished",
-}
+STATES = {"live": "running when this page was made", "finished": "finished"}
 
 
 class Figure(NamedTuple):
-    """A number worth seeing first, and what to compare it with."""
+    """A key figure: its name, its value, and a note that puts the value in relation."""
 
     name: str
     value: str
@@ -27,7 +24,7 @@ class Figure(NamedTuple):
 
 
 def format_share(part: float, whole: float) -> str:
-    """Return how much of `whole` a part is, in percent; nothing where there is no whole."""
+    """Return the percentage that `part` is of `whole`, or "" if `whole` is 0."""
     if not whole:
         return ""
     share = 100 * part / whole
@@ -35,12 +32,12 @@ def format_share(part: float, whole: float) -> str:
 
 
 def state(run: Run) -> str:
-    """Return what became of a run."""
+    """Return whether a run is live, finished or dead, and how a dead run ended."""
     return STATES.get(run.state) or f"dead: {died(run)}"
 
 
 def headline(run: Run) -> str:
-    """Return in a few sentences what was spilled, and what it cost."""
+    """Return a few sentences about how much was spilled, and how long callers waited for the disk."""
     stats, took = run.stats, format_duration(run.duration_s)
     if not stats.packed_bytes:
         return f"In {took}, nothing was given to the store."
@@ -48,9 +45,8 @@ def headline(run: Run) -> str:
     if not stats.written_bytes:
         return f"{came} All of it fitted in RAM: nothing went to disk."
     share = format_share(stats.written_bytes, stats.packed_bytes)
-    moved = (
-        f"{format_bytes(stats.written_bytes)} ({share}) went to disk, and {format_bytes(stats.read_bytes)} came back."
-    )
+    written, read = format_bytes(stats.written_bytes), format_bytes(stats.read_bytes)
+    moved = f"{written} ({share}) went to disk, and {read} came back."
     waited_s = stats.wait_write_s + stats.wait_read_s
     if not waited_s:
         return f"{came} {moved} Nobody waited for it."
@@ -61,7 +57,7 @@ def headline(run: Run) -> str:
 
 
 def figures(run: Run) -> list[Figure]:
-    """Return the numbers worth seeing first."""
+    """Return the key figures of a run."""
     stats = run.stats
     waited_s = stats.wait_write_s + stats.wait_read_s
     asked = stats.cache_hits + stats.cache_misses
@@ -84,11 +80,8 @@ def figures(run: Run) -> list[Figure]:
         median = format_duration(statistics.median(step.took_s for step in run.steps))
         found.append(Figure("steps", f"{run.steps[-1].number:,}", f"{median} each (median)"))
     if asked:
-        found.append(
-            Figure(
-                "found in RAM", format_share(stats.cache_hits, asked), f"of {asked:,} asked for, or read ahead in time"
-            )
-        )
+        note = f"of {asked:,} asked for, or read ahead in time"
+        found.append(Figure("found in RAM", format_share(stats.cache_hits, asked), note))
     if stats.deduplicated_bytes:
         found.append(Figure("deduplicated", format_bytes(stats.deduplicated_bytes), "there already, stored once"))
     if run.kept_bytes:
@@ -101,7 +94,7 @@ def _share(part: float, whole: float, of_what: str) -> str:
 
 
 def name(run: Run) -> str:
-    """Return the name of a run: its directory, or its journal and the folder of that."""
+    """Return the name of a run: that of its directory, or of its journal after that of the journal's folder."""
     path = run.path.absolute()
     return printable(path.name if path.suffix != ".jsonl" else f"{path.parent.name}/{path.name}")
 
@@ -120,20 +113,21 @@ def disk_words(run: Run) -> str:
 
 
 def call(advice: Advice) -> str:
-    """Return the arguments that an advice names as they stand in a program."""
+    """Return the arguments that `advice` recommends as Python source text."""
     return ", ".join(f"{name}={_as_argument(value)}" for name, value in advice.arguments.items())
 
 
 def _as_argument(value: object) -> str:
-    """Return a value as a person would write it: whole MiB as text."""
+    """Return a value as Python source text; a number of whole MiB becomes text such as "64MiB"."""
     whole = isinstance(value, int) and value >= _MIB and not value % _MIB
     return printable(f'"{value // _MIB}MiB"' if whole else json.dumps(value))  # type: ignore[operator]
 
 
 def settings(run: Run) -> list[tuple[str, str]]:
-    """Return the known settings of a run, and where and when it ran, as names and values."""
+    """Return the settings of a run that are known, and where and when it ran, as names and values."""
     told = run.settings
     budget = None if told.budget_bytes is None else f"{format_bytes(told.budget_bytes)} ({told.budget_bytes:,} bytes)"
+    segments = f"{len(run.segments):,}, {format_bytes(sum(run.segments.values()))}" if run.segments else "none left"
     known = (
         ("command", run.command),
         ("host", run.host),
@@ -147,10 +141,7 @@ def settings(run: Run) -> list[tuple[str, str]]:
         ("checksums", _yes_or_no(told.checksums)),
         ("on a full disk", told.on_full),
         ("journal", run.journal),
-        (
-            "segments",
-            f"{len(run.segments):,}, {format_bytes(sum(run.segments.values()))}" if run.segments else "none left",
-        ),
+        ("segments", segments),
         ("lines of the journal lost to a full disk", f"{run.lost_lines:,}" if run.lost_lines else None),
         ("damaged lines of the journal", f"{run.damaged_lines:,}" if run.damaged_lines else None),
     )

@@ -13,11 +13,11 @@ from spillgrad.storage.origin_counters import Origin
 # The most bars and names in a page; a bar takes some 40 bytes.
 MOST_BARS = 40_000
 MOST_NAMES = 2_000
-# Simultaneous spans lie in rows of their lane. Where more overlap, they share the last row.
+# The rows of a lane: spans that overlap get a row each. If more overlap, they share the last row.
 MOST_ROWS = 3
-# Journals round to microseconds: a span that follows at once must not seem to overlap.
+# Journals round times to microseconds: a span that begins as another ends must not seem to overlap it.
 ROUNDING_S = 2e-6
-# JavaScript's numbers are floats, exact up to this; larger numbers in a journal are forged.
+# The largest integer that JavaScript's numbers hold exactly; a larger number in a journal is forged.
 EXACT = 2**53
 
 LANES = (
@@ -33,7 +33,7 @@ _NUMBER_OF = {kind: number for number, kind in enumerate(KINDS)}
 
 
 def kind_of(span: Span) -> str | None:
-    """Return which of `KINDS` a span is; None for one that has no place here."""
+    """Return which of `KINDS` a span is; None for a span that the timeline does not show."""
     kind = span.kind
     if kind == "wait":
         kind = "wait for room" if span.cause == "put" else "wait for data"
@@ -43,7 +43,7 @@ def kind_of(span: Span) -> str | None:
 
 
 class Spans:
-    """All spans of a run, by column: 46 bytes each, where a `Span` takes some 300."""
+    """The spans of a run as columns, which take 46 bytes for each span; a `Span` takes some 300."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         kinds, names = array.array("b"), array.array("i")
@@ -80,16 +80,17 @@ class Spans:
 
 
 def name(origin: Origin) -> str:
-    """Return what comes from `origin` in words: `mul.self in h.0.mlp, float32`."""
+    """Return an origin in words: `mul.self in h.0.mlp, float32`."""
     what = ".".join(part for part in (origin.op, origin.slot) if part) or "array"
     where = f" in {origin.module}" if origin.module else ""
     return printable(what + where) + (f", {printable(origin.dtype, 30)}" if origin.dtype else "")
 
 
 def timeline(spans: Spans, most_bars: int = MOST_BARS) -> dict[str, Any]:
-    """Return lanes and bars, as the page has them: times in microseconds, bars by kind, in order of their beginning.
+    """Return the lanes and bars of the page: for each kind of span the columns of its bars, in order of beginning.
 
-    A bar is one span, or the sum of `spans` that are shorter than `merged_below_us` and began within that time.
+    A bar is one span, or the sum of spans that are shorter than `merged_below_us` and began within that time. Units:
+    microseconds and bytes.
     """
     rows = _rows(spans)
     below_s, cells = _merged(spans, rows, most_bars)
@@ -102,17 +103,12 @@ def timeline(spans: Spans, most_bars: int = MOST_BARS) -> dict[str, Any]:
         {"kind": kind, "lane": int(_LANE_OF[number]), **_bars(spans, rows, cells, np.flatnonzero(spans.kind == number))}
         for number, kind in enumerate(KINDS)
     ]
-    return {
-        "lanes": lanes,
-        "bars": bars,
-        "names": spans.names,
-        "spans": len(spans),
-        "merged_below_us": round(below_s * 1e6),
-    }
+    found = {"lanes": lanes, "bars": bars, "names": spans.names, "spans": len(spans)}
+    return {**found, "merged_below_us": round(below_s * 1e6)}
 
 
 def _rows(spans: Spans) -> np.ndarray:
-    """Return the row of each span in its lane: the first one that is free."""
+    """Return the row of each span in its lane: the first row that is free when the span begins."""
     rows = np.zeros(len(spans), np.int8)
     ends: list[list[float]] = [[] for _ in LANES]
     lanes, began, ended = _LANE_OF[spans.kind], spans.began_s, spans.began_s + spans.took_s
@@ -132,9 +128,9 @@ def _rows(spans: Spans) -> np.ndarray:
 
 
 def _merged(spans: Spans, rows: np.ndarray, most_bars: int) -> tuple[float, np.ndarray]:
-    """Return the seconds below which spans must be merged to leave no more than `most_bars` (0: none need be).
+    """Return the seconds below which spans are merged, to leave at most `most_bars`, and each span's cell.
 
-    And for each span a number that it shares with those it is merged with; -1 for one that stays alone.
+    Spans that are merged have the same cell; a span that is a bar of its own has -1.
     """
     cells = np.full(len(spans), -1, np.int64)
     if len(spans) <= most_bars:

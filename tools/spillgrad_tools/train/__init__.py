@@ -1,1 +1,1 @@
-"""What `spillgrad train` and `spillgrad plan` do."""
+"""The commands `spillgrad train` and `spillgrad plan`."""

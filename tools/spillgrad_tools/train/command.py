@@ -1,4 +1,4 @@
-"""`spillgrad train`: turn a command line into a training run, and show it."""
+"""`spillgrad train`: train as the command line says, and show the run."""
 
 import collections
 import contextlib
@@ -15,8 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 
@@ -35,40 +34,36 @@ from spillgrad_tools.train.saves import Saves
 from spillgrad_tools.train.training import MakeOffload, StepRecord, Training
 
 SAMPLE_BYTES = 300
-# Train loss and speed are reported over this many last steps: a single batch is noisy.
+# The train loss and the speed that are reported are averages over so many last steps: a single batch is noisy.
 REPORTED_STEPS = 20
-# A store closes soon after its last owner is gone.
+# The longest wait for a store to close after its last owner died.
 CLOSING_S = 10.0
 
 
 class StopRequest:
-    """Notes the first Ctrl-C or SIGTERM and says so at once; a second one acts as if none were caught."""
+    """Inside its block, the first Ctrl-C or SIGTERM sets `received` and prints a line; a second one is not caught."""
 
     def __init__(self, console: Console) -> None:
         self.received = False
         self._console = console
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
+    def __enter__(self) -> Self:
+        self._former = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def _receive(self, *_: object) -> None:
         self.received = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         show_line(self._console, "stopping after this step; Ctrl-C again stops at once, without saving")
 
 
-@contextlib.contextmanager
-def stop_request(console: Console) -> Iterator[StopRequest]:
-    """Catch the first Ctrl-C or SIGTERM inside the block, so that a step can be finished."""
-    request = StopRequest(console)
-    former = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield request
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-
-
 def run(options: TrainOptions) -> bool:
-    """Train, save and report; return False when stopped before the last step (a checkpoint is saved all the same)."""
+    """Train, save and report; return False when stopped before the last step, after saving a checkpoint."""
     console = Console()
     _require_consistent(options)
     settings = _settings(options)
@@ -90,7 +85,7 @@ def _run(
         show_line(console, _begin_spilling(training, options, out, journal))
         saves = Saves(training, out, options.save_every, functools.partial(show_line, console))
     except BaseException:
-        journal.unlink(missing_ok=True)  # of a run that never began
+        journal.unlink(missing_ok=True)  # the run never began
         raise
     records, duration_s = _train(training, console, saves)
     if training.step < settings.steps:
@@ -117,48 +112,45 @@ def _write_page(out: Path, journal: Path) -> Path:
 
 
 def _require_consistent(options: TrainOptions) -> None:
-    """Raise ArgumentError for options that contradict each other, BudgetError for a budget that is none."""
+    """Raise ArgumentError for options that contradict each other or lack a package, BudgetError for an invalid budget.
+
+    Raises DeviceError for a device that is not there.
+    """
     if options.ram_budget is not None:
         parse_bytes(options.ram_budget)
-    if not options.spill and options.policy != "spill":
-        raise ArgumentError(
-            f"train: got --policy {options.policy} with --no-spill, which keeps all in RAM; leave one out"
-        )
-    if not options.spill and options.ram_budget is not None and not options.offload:
-        raise ArgumentError(
-            f"train: got --ram-budget {options.ram_budget} with --no-spill, which keeps all in RAM; leave one out"
-        )
+    for words in _contradictions(options):
+        raise ArgumentError(f"train: got {words}; leave one out")
     if options.report:
         require_packages("--report")
-        if not options.spill and not options.offload:
-            raise ArgumentError("train: got --report with --no-spill, which leaves no journal; leave one out")
-    as_device(options.device)  # whether it is there
-    if options.offload:
-        for option in ("codec", "encrypt"):
-            if getattr(options, option):
-                raise ArgumentError(
-                    f"train: got --{option} with --offload, which keeps parameters exact and as they are; leave one out"
-                )
+    as_device(options.device)
+
+
+def _contradictions(options: TrainOptions) -> Iterator[str]:
+    if not options.spill and options.policy != "spill":
+        yield f"--policy {options.policy} with --no-spill, which keeps all in RAM"
+    if not options.spill and not options.offload:
+        if options.ram_budget is not None:
+            yield f"--ram-budget {options.ram_budget} with --no-spill, which keeps all in RAM"
+        if options.report:
+            yield "--report with --no-spill, which leaves no journal"
+    for option in ("codec", "encrypt"):
+        if options.offload and getattr(options, option):
+            yield f"--{option} with --offload, which keeps parameters exact and as they are"
     if options.settings.get("weights") is not None and "model" in options.settings:
-        raise ArgumentError(
-            f"train: got --model {options.settings['model']} with --weights, whose config says the model; leave one out"
-        )
+        yield f"--model {options.settings['model']} with --weights, whose config says the model"
 
 
 def _offload(options: TrainOptions, out: Path, journal: Path) -> MakeOffload | None:
     if not options.offload:
         return None
     return functools.partial(
-        sg.disk_offload,
-        directory=options.spill_dir or out,
-        ram_budget=_offload_budget(options),
-        on_full=options.on_full,
-        keep_journal=journal,
-    )
+        sg.disk_offload, directory=options.spill_dir or out, ram_budget=_offload_budget(options),
+        on_full=options.on_full, keep_journal=journal,
+    )  # fmt: skip
 
 
 def _journal(out: Path) -> Path:
-    """Return a path for the journal, beside those of the runs that this one resumes."""
+    """Return a new path for the journal, beside the journals of the runs that this run resumes."""
     names = itertools.chain(["journal.jsonl"], (f"journal-{number}.jsonl" for number in itertools.count(2)))
     return next(out / name for name in names if not (out / name).exists())
 
@@ -171,7 +163,7 @@ def _offload_budget(options: TrainOptions) -> int:
 
 
 def _begin_spilling(training: Training, options: TrainOptions, out: Path, journal: Path) -> str:
-    """Let saved tensors go to disk as the options say; return a line about where they, and the model, go."""
+    """Set the training's `spill` as the options say; return a line about the folder that tensors are spilled to."""
     if training.offload is not None:
         if options.spill:
             training.spill = sg.save_on_disk(training.offload, policy=options.policy)
@@ -187,12 +179,12 @@ def _begin_spilling(training: Training, options: TrainOptions, out: Path, journa
 
 
 def _as_named(found: Preflight, place: Path) -> Preflight:
-    """Return a preflight whose path begins as on the command line."""
+    """Return a preflight with `place`, the folder as the command line names it, in place of the absolute path."""
     return dataclasses.replace(found, directory=place / found.directory.name)
 
 
 def _places(options: TrainOptions) -> list[str]:
-    """Return the options that a resumed run needs again, as a checkpoint does not hold them."""
+    """Return the command-line options that a resumed run needs again: a checkpoint does not hold them."""
     words = ["--offload"] if options.offload else []
     words += [] if options.spill else ["--no-spill"]
     words += ["--device", options.device] if options.device != "cpu" else []
@@ -202,10 +194,10 @@ def _places(options: TrainOptions) -> list[str]:
 
 
 def _train(training: Training, console: Console, saves: Saves) -> tuple[collections.deque[StepRecord], float]:
-    """Train until done or told to stop, and save; return the last records and how long it took."""
+    """Train until the last step or a stop request, and save; return the last records and the seconds of training."""
     records: collections.deque[StepRecord] = collections.deque(maxlen=REPORTED_STEPS)
     started = time.perf_counter()
-    with stop_request(console) as stop:
+    with StopRequest(console) as stop:
         for record in show_progress(console, training.steps(), training.step, training.settings.steps):
             records.append(record)
             saves.after_step()
@@ -217,7 +209,7 @@ def _train(training: Training, console: Console, saves: Saves) -> tuple[collecti
 
 
 def _settings(options: TrainOptions) -> TrainSettings:
-    """Return what was named on the command line, over the defaults or the settings of the run to resume.
+    """Return the settings of the command line; those not given are the defaults, or those of the run to resume.
 
     Raises ArgumentError when a resumed run would go through other numbers than without the interruption.
     """
@@ -225,7 +217,7 @@ def _settings(options: TrainOptions) -> TrainSettings:
         return dataclasses.replace(TrainSettings(), **options.settings)
     settings, done = Training.settings_of(options.resume)
     for name, value in options.settings.items():
-        # A base may have moved; its checksum tells whether it is the same.
+        # The weights that adapters are for may have moved: their checksum shows whether they are the same.
         if name not in ("steps", "weights") and value != getattr(settings, name):
             raise ArgumentError(
                 f"train: got {_words(name, value)}, but {options.resume} was trained with "
@@ -233,15 +225,13 @@ def _settings(options: TrainOptions) -> TrainSettings:
             )
     settings = dataclasses.replace(settings, **options.settings)
     if done >= settings.steps:
-        raise ArgumentError(
-            f"train: {options.resume} has gone through {done} steps, wanted {settings.steps}; give --steps a larger "
-            "number"
-        )
+        short = f"has gone through {done} steps, wanted {settings.steps}; give --steps a larger number"
+        raise ArgumentError(f"train: {options.resume} {short}")
     return settings
 
 
 def _words(name: str, value: Any) -> str:
-    """Return a setting as it stands on a command line."""
+    """Return a setting as the option that gives it this value on the command line."""
     if value is None:
         return f"no --{name}"
     if isinstance(value, bool):
@@ -251,11 +241,11 @@ def _words(name: str, value: Any) -> str:
 
 @contextlib.contextmanager
 def _output_directory(options: TrainOptions) -> Iterator[Path]:
-    """Make the folder of the checkpoint: without --out, that of the resumed run or a new one in runs/.
+    """Yield the folder of the checkpoint: without --out, that of the resumed run or a new one in runs/.
 
-    An empty folder is removed at the end. Beside a new one in runs/, the spill files of killed runs are removed.
-    Raises OSError when it cannot be written, ArgumentError when it holds the checkpoint of another run, or another
-    training writes to it.
+    A missing folder is made; one that is empty at the end is removed. In runs/, spill files of killed runs are removed.
+    Raises OSError when the folder cannot be written, ArgumentError when it holds the checkpoint of another run, or
+    another training writes to it.
     """
     runs = Path("runs")
     named = options.out or options.resume
@@ -288,26 +278,23 @@ def _output_directory(options: TrainOptions) -> Iterator[Path]:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder for as long as the returned descriptor is open; no file is made in it.
+    """Lock a folder for as long as the returned descriptor is open; no file is made in the folder.
 
-    Return None where another process has locked it, or has removed it meanwhile.
+    Return None where another process has locked the folder, or has removed it meanwhile.
     """
-    fd = None
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise
-            return fd  # a network's file system, which has no locks for folders
-        else:
-            if os.path.samestat(os.fstat(fd), os.stat(folder)):
-                return fd
     except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), os.stat(folder)):
+            return fd
+    except (BlockingIOError, FileNotFoundError):
         pass
-    if fd is not None:
-        os.close(fd)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        return fd  # a network's file system, which has no locks for folders
+    os.close(fd)
     return None

@@ -1,4 +1,4 @@
-"""What a user sees of a training run: progress on a terminal, a line now and then elsewhere, the report at the end."""
+"""Show a training run: its progress, redrawn on a terminal and in lines elsewhere, and at the end a table."""
 
 import contextlib
 import statistics
@@ -16,14 +16,14 @@ from spillgrad_kernels.jit.compile import counts
 from spillgrad_tools.memory_cap import peak_rss_bytes
 from spillgrad_tools.named_values import named_values
 from spillgrad_tools.train.saves import Saves
-from spillgrad_tools.train.training import Evaluation, StepRecord, Training
+from spillgrad_tools.train.training import StepRecord, Training
 
-# The least time between two lines where lines cannot be redrawn.
+# The least time between two lines of progress where lines cannot be redrawn.
 LINE_EVERY_S = 10.0
 
 
 def numbers(record: StepRecord) -> str:
-    """Return what is worth watching, in one line."""
+    """Return the loss, speed, memory, spilled bytes and share of waiting of a step, in one line."""
     return (
         f"loss {record.loss:.4f}  {record.tokens_per_s:,.0f} tokens/s  RSS {format_bytes(record.rss_bytes)}  "
         f"spilled {format_bytes(record.written_bytes)}  waiting {record.wait_share:.0%}"
@@ -31,19 +31,19 @@ def numbers(record: StepRecord) -> str:
 
 
 class _Preparation:
-    """Shows what the first step waits for."""
+    """Shows how many kernels were compiled so far: the first step waits for them."""
 
     def __rich__(self) -> Text:
         return Text(f"compiling kernels: {counts.compiled}" if counts.compiled else "preparing", style="dim")
 
 
 def show_preparation(console: Console) -> contextlib.AbstractContextManager[object]:
-    """On a terminal, say inside the block how many kernels were compiled so far."""
+    """On a terminal, show inside the block how many kernels were compiled so far."""
     return Live(_Preparation(), console=console, transient=True) if console.is_interactive else contextlib.nullcontext()
 
 
 def show_progress(console: Console, records: Iterable[StepRecord], first: int, last: int) -> Iterator[StepRecord]:
-    """Pass the records of steps `first` + 1 to `last` on, showing each as it comes."""
+    """Yield the records, those of the steps `first` + 1 to `last`, and show each as it comes."""
     if console.is_interactive:
         yield from _redrawn(console, records, first, last)
     else:
@@ -52,13 +52,9 @@ def show_progress(console: Console, records: Iterable[StepRecord], first: int, l
 
 def _redrawn(console: Console, records: Iterable[StepRecord], first: int, last: int) -> Iterator[StepRecord]:
     bar = Progress(
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
+        TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("left"),
         TimeRemainingColumn(),
-    )
+    )  # fmt: skip
     task = bar.add_task("train", completed=first, total=last)
     with Live(Group(bar, _Preparation()), console=console) as live:
         for record in records:
@@ -87,9 +83,11 @@ def show_report(
     last = last_records[-1]
     steps = last.step - training.first_step
     speed = sum(record.tokens for record in last_records) / sum(record.duration_s for record in last_records)
+    batches = f"{held_out.batches} of {held_out.all_batches} batches"
+    some = "" if held_out.batches == held_out.all_batches else f" ({batches})"
     rows = {
         "train loss (last steps)": f"{statistics.fmean(record.loss for record in last_records):.4f} nats/byte",
-        f"held-out loss{_share(held_out)}": f"{held_out.loss:.4f} nats/byte",
+        f"held-out loss{some}": f"{held_out.loss:.4f} nats/byte",
         "speed": f"{speed:,.0f} tokens/s",
         "peak RSS": format_bytes(peak_rss_bytes()),
     }
@@ -108,22 +106,13 @@ def show_report(
     console.print(named_values(rows))
 
 
-def _share(evaluation: Evaluation) -> str:
-    if evaluation.batches == evaluation.all_batches:
-        return ""
-    return f" ({evaluation.batches} of {evaluation.all_batches} batches)"
-
-
 def show_sample(console: Console, sample: str) -> None:
-    """Print a model's text; replace control characters, which could command the terminal."""
+    """Print text that a model wrote, with U+FFFD in place of control characters, which a terminal would obey."""
     console.rule("sample")
-    shown = "".join(
-        letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in sample
-    )
-    console.print(Text(shown))
+    console.print(Text("".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in sample)))
     console.rule()
 
 
 def show_line(console: Console, line: str) -> None:
-    """Print a line as it is: not wrapped, so that a path in it can be copied."""
+    """Print a line without wrapping it, so that a path in it can be copied."""
     console.print(Text(line), soft_wrap=True)

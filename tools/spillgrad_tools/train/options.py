@@ -1,148 +1,114 @@
-"""What `spillgrad train` and `spillgrad plan` take; imports nothing heavy, so that `--help` is quick."""
+"""The options of `spillgrad train` and `spillgrad plan`; this module imports nothing heavy: `--help` is quick."""
 
 import dataclasses
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Option
 
 from spillgrad_tools.options import Batch, Context, Disk, Json
 
 DEFAULT_RAM_BUDGET = "64MiB"
 MODEL_HELP = "Size of the model: tiny, small, gpt2, gpt2-xl, ..."
-Rank = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="RANK",
-        help="Train adapters of this rank beside frozen weights.",
-        show_default="train the weights",
-    ),
-]
+Rank = Annotated[int | None, Option(
+    min=1, metavar="RANK", help="Train adapters of this rank beside frozen weights.", show_default="train the weights",
+)]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainSettings:
-    """What, together with the text, decides every number of a run; a checkpoint carries it."""
+    """The settings that, together with the text, decide every number of a run; a checkpoint holds them."""
 
-    model: Annotated[str, typer.Option(metavar="NAME", help=MODEL_HELP)] = "small"
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="Begin with the weights in this safetensors file, or folder as Hugging Face's.",
-            show_default="drawn",
-        ),
-    ] = None
-    """The config beside the weights says the model."""
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Optimizer steps.")] = 240
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a batch.")] = 16
-    context: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Bytes in a sequence; at most the positions of a published model."),
-    ] = 256
-    lr: Annotated[
-        float | None,
-        typer.Option(min=0, metavar="X", help="Highest learning rate.", show_default="0.002, less for wide models"),
-    ] = None
-    """None chooses by the model's width."""
-    accumulate: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Batches of each step, one after the other: as one so much larger."),
-    ] = 1
+    model: Annotated[str, Option(metavar="NAME", help=MODEL_HELP)] = "small"
+    weights: Annotated[str | None, Option(
+        metavar="PATH", help="Begin with the weights in this safetensors file, or folder as Hugging Face's.",
+        show_default="drawn",
+    )] = None  # fmt: skip
+    """The config file beside the weights gives the model's sizes."""
+    steps: Annotated[int, Option(min=1, metavar="N", help="Optimizer steps.")] = 240
+    batch: Annotated[int, Option(min=1, metavar="N", help="Sequences in a batch.")] = 16
+    context: Annotated[int, Option(
+        min=1, metavar="N", help="Bytes in a sequence; at most the positions of a published model.",
+    )] = 256  # fmt: skip
+    lr: Annotated[float | None, Option(
+        min=0, metavar="X", help="Highest learning rate.", show_default="0.002, less for wide models",
+    )] = None  # fmt: skip
+    """If None, the model's width decides."""
+    accumulate: Annotated[int, Option(
+        min=1, metavar="N", help="Batches of each step, one after the other: as one so much larger.",
+    )] = 1  # fmt: skip
     lora: Rank = None
-    autocast: Annotated[
-        bool,
-        typer.Option("--autocast/--no-autocast", help="Compute products in bfloat16.", show_default="no-autocast"),
-    ] = False
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of weights, batches and sample.")] = 1
+    autocast: Annotated[bool, Option(
+        "--autocast/--no-autocast", help="Compute products in bfloat16.", show_default="no-autocast",
+    )] = False  # fmt: skip
+    seed: Annotated[int, Option(min=0, metavar="N", help="Seed of weights, batches and sample.")] = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions:
-    """A command line of `spillgrad train`: the settings it names, and places and limits, which change no number.
+    """The options of `spillgrad train`: `settings` holds those named on the command line, by field of TrainSettings.
 
-    Of the latter, a lossy codec alone changes numbers; those of another device differ by rounding.
+    The other fields are places and limits. They change no number of the run, but for a lossy `codec`, which changes
+    gradients, and another `device`, which rounds differently.
     """
 
     settings: dict[str, Any]
     data: Annotated[
-        Path | None, typer.Option(help="Text file, or a folder of them.", show_default="Python's reference text")
+        Path | None, Option(help="Text file, or a folder of them.", show_default="Python's reference text")
     ] = None
-    ram_budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="RAM for saved tensors, and for the model with --offload; what exceeds it goes to disk.",
-            show_default=f"{DEFAULT_RAM_BUDGET}; with --offload, a quarter of what is free",
-        ),
-    ] = None
+    ram_budget: Annotated[str | None, Option(
+        metavar="SIZE", help="RAM for saved tensors, and for the model with --offload; what exceeds it goes to disk.",
+        show_default=f"{DEFAULT_RAM_BUDGET}; with --offload, a quarter of what is free",
+    )] = None  # fmt: skip
     offload: Annotated[
-        bool, typer.Option("--offload", help="Keep parameters, gradients and optimizer state on disk, too.")
+        bool, Option("--offload", help="Keep parameters, gradients and optimizer state on disk, too.")
     ] = False
-    out: Annotated[Path | None, typer.Option(help="Folder of the checkpoint.", show_default="a new one in runs/")] = (
-        None
-    )
-    save_every: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Save a checkpoint after every N steps, and at the end; 0 is at the end alone.",
-            show_default="every ten minutes",
-        ),
-    ] = None
+    out: Annotated[Path | None, Option(help="Folder of the checkpoint.", show_default="a new one in runs/")] = None
+    save_every: Annotated[int | None, Option(
+        min=0, metavar="N", help="Save a checkpoint after every N steps, and at the end; 0 is at the end alone.",
+        show_default="every ten minutes",
+    )] = None  # fmt: skip
     device: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="Where the model is: this machine's memory, or its GPU's.")
+        Literal["cpu", "cuda"], Option(help="Where the model is: this machine's memory, or its GPU's.")
     ] = "cpu"
     spill_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the spill files.", show_default="that of the checkpoint")
+        Path | None, Option(help="Folder of the spill files.", show_default="that of the checkpoint")
     ] = None
-    resume: Annotated[Path | None, typer.Option(help="Continue the run whose checkpoint is in this folder.")] = None
-    spill: Annotated[bool, typer.Option("--spill/--no-spill", help="Whether saved tensors may go to disk.")] = True
-    codec: Annotated[
-        Literal["lossless", "bf16", "int8"] | None,
-        typer.Option(
-            help="Smaller files: compressed, or less exact, which changes gradients a little.",
-            show_default="tensors as they are",
-        ),
-    ] = None
+    resume: Annotated[Path | None, Option(help="Continue the run whose checkpoint is in this folder.")] = None
+    spill: Annotated[bool, Option("--spill/--no-spill", help="Whether saved tensors may go to disk.")] = True
+    codec: Annotated[Literal["lossless", "bf16", "int8"] | None, Option(
+        help="Smaller files: compressed, or less exact, which changes gradients a little.",
+        show_default="tensors as they are",
+    )] = None  # fmt: skip
     on_full: Annotated[
-        Literal["raise", "ram"], typer.Option(help="When the disk is full: stop, or keep what it refuses in RAM.")
+        Literal["raise", "ram"], Option(help="When the disk is full: stop, or keep what it refuses in RAM.")
     ] = "raise"
-    policy: Annotated[
-        Literal["spill", "keep", "recompute", "auto"],
-        typer.Option(
-            help="Saved tensors: spill beyond the budget, keep in RAM, recompute those of blocks, or what is quickest."
-        ),
-    ] = "spill"
-    encrypt: Annotated[
-        bool, typer.Option("--encrypt", help="Encrypt spill files under a key that exists only in RAM.")
-    ] = False
+    policy: Annotated[Literal["spill", "keep", "recompute", "auto"], Option(
+        help="Saved tensors: spill beyond the budget, keep in RAM, recompute those of blocks, or what is quickest.",
+    )] = "spill"  # fmt: skip
+    encrypt: Annotated[bool, Option("--encrypt", help="Encrypt spill files under a key that exists only in RAM.")] = (
+        False
+    )
     report: Annotated[
-        bool, typer.Option("--report", help="At the end, write report.html beside the checkpoint: plots and advice.")
+        bool, Option("--report", help="At the end, write report.html beside the checkpoint: plots and advice.")
     ] = False
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions:
-    """A command line of `spillgrad plan`."""
+    """The options of `spillgrad plan`."""
 
-    model: Annotated[str, typer.Option(metavar="NAME", help=MODEL_HELP)]
-    ram: Annotated[str, typer.Option(metavar="SIZE", help="Memory of the whole process, such as 4GiB.")]
+    model: Annotated[str, Option(metavar="NAME", help=MODEL_HELP)]
+    ram: Annotated[str, Option(metavar="SIZE", help="Memory of the whole process, such as 4GiB.")]
     batch: Batch = TrainSettings.batch
     context: Context = TrainSettings.context
     directory: Disk = Path()
     lora: Rank = None
-    autocast: Annotated[bool, typer.Option("--autocast", help="Compute products in bfloat16.")] = False
-    offload: Annotated[
-        bool | None,
-        typer.Option(
-            "--offload/--no-offload",
-            help="Whether parameters, gradients and optimizer state live on disk.",
-            show_default="what is quicker",
-        ),
-    ] = None
-    accumulate: Annotated[int, typer.Option(min=1, metavar="N", help="Batches of each step, as in training.")] = 1
-    optimizer: Annotated[Literal["adamw", "sgd", "lion"], typer.Option(help="What updates the parameters.")] = "adamw"
+    autocast: Annotated[bool, Option("--autocast", help="Compute products in bfloat16.")] = False
+    offload: Annotated[bool | None, Option(
+        "--offload/--no-offload", help="Whether parameters, gradients and optimizer state live on disk.",
+        show_default="what is quicker",
+    )] = None  # fmt: skip
+    accumulate: Annotated[int, Option(min=1, metavar="N", help="Batches of each step, as in training.")] = 1
+    optimizer: Annotated[Literal["adamw", "sgd", "lion"], Option(help="What updates the parameters.")] = "adamw"
     as_json: Json = False

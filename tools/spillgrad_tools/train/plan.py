@@ -1,4 +1,4 @@
-"""`spillgrad plan`: print what the planner says of a training run."""
+"""`spillgrad plan`: print a plan of a training run."""
 
 import json
 import shlex
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 import spillgrad as sg
 from spillgrad.errors import SpillError
@@ -23,7 +23,8 @@ OPTIMIZERS = {"adamw": sg.optim.AdamW, "sgd": sg.optim.SGD, "lion": sg.optim.Lio
 def run(options: PlanOptions) -> None:
     """Plan, and print the plan.
 
-    Raises BudgetError with the least memory that works when there is less, SpillError when the disk is too small.
+    Raises BudgetError, which names the least memory that works, when `options.ram` is less; SpillError when the disk is
+    too small.
     """
     console = Console()
     with Console(stderr=True).status("training two layers of it, and measuring this machine"):
@@ -43,7 +44,7 @@ def run(options: PlanOptions) -> None:
 
 
 def plan(options: PlanOptions) -> sg.planning.Plan:
-    """Return what `sg.planning.plan` does."""
+    """Return the plan that `sg.planning.plan` makes for the options."""
     make = OPTIMIZERS[options.optimizer]
     return sg.planning.plan(
         options.model, options.batch, options.context, options.ram, options.directory, accumulate=options.accumulate,
@@ -53,7 +54,7 @@ def plan(options: PlanOptions) -> sg.planning.Plan:
 
 
 def command(plan: sg.planning.Plan, options: PlanOptions) -> str:
-    """Return the command that trains as planned."""
+    """Return the command line that trains as planned."""
     words = ["spillgrad", "train", "--model", options.model, "--batch", str(plan.batch), "--context", str(plan.context)]
     words += ["--accumulate", str(plan.accumulate)] if plan.accumulate > 1 else []
     words += ["--offload"] if plan.offload else []
@@ -91,9 +92,7 @@ def show(console: Console, plan: sg.planning.Plan, directory: Path) -> None:
 
 
 def _treatments(plan: sg.planning.Plan) -> Table:
-    table = Table("", "kept", "spilled", "recomputed", box=SIMPLE)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = Table("", *(Column(head, justify="right") for head in ("kept", "spilled", "recomputed")), box=SIMPLE)
     persistent = format_bytes(plan.parameter_bytes + plan.trained_bytes + plan.state_bytes)
     kept, spilled = ("what fits", f"of {persistent}") if plan.offload else (persistent, "")
     table.add_row("parameters, gradients, optimizer state", kept, spilled, "")
@@ -122,14 +121,8 @@ def _prediction(plan: sg.planning.Plan) -> Table:
 
 
 def _alternatives(plan: sg.planning.Plan) -> Table:
-    table = Table("with RAM of", "a step", "disk a step", "", box=SIMPLE)
-    for column in table.columns[:3]:
-        column.justify = "right"
+    table = Table(*(Column(head, justify="right") for head in ("with RAM of", "a step", "disk a step")), "", box=SIMPLE)
     for each in plan.alternatives:
-        table.add_row(
-            format_bytes(each.ram_bytes),
-            format_duration(each.step_s),
-            format_bytes(each.moved_bytes),
-            "offloaded" if each.offload else "model in RAM",
-        )
+        ram, moved = format_bytes(each.ram_bytes), format_bytes(each.moved_bytes)
+        table.add_row(ram, format_duration(each.step_s), moved, "offloaded" if each.offload else "model in RAM")
     return table

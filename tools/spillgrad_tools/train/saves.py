@@ -1,4 +1,4 @@
-"""The checkpoints of a run: when it saves, whether there is room, and what becomes of those that cannot be written."""
+"""The checkpoints of a run: when it saves, whether there is room, and what happens if the disk refuses one."""
 
 import time
 from collections.abc import Callable
@@ -15,11 +15,11 @@ MOST_SHARE = 0.05
 
 
 class Saves:
-    """Saves a run's checkpoints every so many steps; None means every ten minutes, and 0 at the end alone.
+    """Saves a checkpoint after `every` so many steps, or every ten minutes if None; with 0, only at the end.
 
-    A new checkpoint replaces the former once it is whole, so that two need room at a time. With room for one, a run
-    saves at the end alone. When a checkpoint cannot be written, training prints a line and goes on; at the end, the
-    error is raised. Both say which checkpoint stays.
+    A new checkpoint replaces the former once it is whole, so that two need room at a time. With room for one alone, the
+    run saves only at the end. When a checkpoint cannot be written, `say` gets a line and training goes on; at the end,
+    the error is raised. Both say which checkpoint stays.
     Raises CheckpointError before training where the disk has too little room.
     """
 
@@ -34,7 +34,7 @@ class Saves:
         self._require_room()
 
     def after_step(self) -> None:
-        """Save, if it is time."""
+        """Save, if a checkpoint is due."""
         if not self._is_due():
             return
         lack = self._lack(self._bytes_for_another())
@@ -47,7 +47,7 @@ class Saves:
             self._say(f"step {self._training.step}: not saved: {error}. Training goes on; {self._what_stays()}")
 
     def at_end(self) -> None:
-        """Save, unless that was done after the last step. Raises CheckpointError when it cannot be written."""
+        """Save, unless the last step was saved already. Raises CheckpointError if the checkpoint cannot be written."""
         if self._saved == self._training.step:
             return
         try:
@@ -57,7 +57,7 @@ class Saves:
 
     def _is_due(self) -> bool:
         training = self._training
-        if training.step >= training.settings.steps:  # the end comes
+        if training.step >= training.settings.steps:  # `at_end` saves
             return False
         if self._every is not None:
             return self._every > 0 and training.step % self._every == 0
@@ -84,18 +84,17 @@ class Saves:
         if lack is None or self._every == 0:
             return
         if self._every is not None:
-            raise CheckpointError(
-                f"train: got --save-every {self._every}, but a checkpoint and the next one need {lack}; free space "
-                "there, name another --out, or save at the end alone with --save-every 0"
-            )
+            mend = "free space there, name another --out, or save at the end alone with --save-every 0"
+            got = f"got --save-every {self._every}, but a checkpoint and the next one need {lack}"
+            raise CheckpointError(f"train: {got}; {mend}")
         self._say(f"a checkpoint is saved at the end alone: it and the next one would need {lack}")
 
     def _bytes_for_another(self) -> int:
-        """Return the bytes of one checkpoint, or of two where none is in the folder yet."""
+        """Return the bytes of one checkpoint, or of two if no checkpoint is in the folder yet."""
         return self._training.checkpoint_bytes * (2 if self._saved is None else 1)
 
     def _lack(self, wanted_bytes: int) -> str | None:
-        """Return how much is wanted and how much is there; None where that is enough."""
+        """Return in words how many bytes are wanted and how many are free; None if there are enough."""
         free = free_bytes(self._out)
         if free >= wanted_bytes:
             return None

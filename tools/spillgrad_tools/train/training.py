@@ -1,4 +1,4 @@
-"""The training loop: settings and text in, one record per step out; prints nothing."""
+"""The training loop: it takes settings and a text, yields a record of each step, and prints nothing."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,7 @@ BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 MAX_GRADIENT_NORM = 1.0
 SAMPLE_PROMPT = b"The "
-# The learning rate rises for this share of the steps.
+# The share of the steps in which the learning rate rises.
 WARMUP_SHARE = 0.1
 # The default learning rate of a model with 256 features; wider ones get less. It is 7e-4 for GPT-2 and 3e-4 for its
 # largest size; GPT-3's sizes have 6e-4 and 2.5e-4 (Brown et al. 2020, table 2.1).
@@ -42,7 +42,7 @@ MakeOffload = Callable[..., sg.disk_offload]
 
 @dataclasses.dataclass(frozen=True)
 class StepRecord:
-    """One optimizer step; `written_bytes` and `read_bytes` count from the start of training."""
+    """The record of one optimizer step; `written_bytes` and `read_bytes` count from the start of training."""
 
     step: int
     loss: float
@@ -55,7 +55,7 @@ class StepRecord:
 
     @property
     def tokens_per_s(self) -> float:
-        """Return how many bytes of text the step went through in a second."""
+        """Return how many tokens, which are bytes of text, the step trained on in a second."""
         return self.tokens / self.duration_s
 
     @property
@@ -73,12 +73,12 @@ class Evaluation(NamedTuple):
 
 
 class Training:
-    """A language model of bytes in training; saved and resumed, it goes through the same numbers, bit for bit.
+    """A language model of bytes in training; if it is saved and resumed, its numbers are the same, bit for bit.
 
-    `offload` keeps model and optimizer on disk; it takes the arguments of `disk_offload`. `spill` takes what steps save
-    for backward; it may be set at any time.
+    `offload` takes the arguments of `disk_offload` and returns its like, which keeps model and optimizer on disk. The
+    attribute `spill`, which may be set at any time, is the context in which forward passes run.
     Raises CheckpointError when the checkpoint to resume from is of another model, or was trained on another text or
-    base; ArgumentError for more context than the model has; DeviceError for a device that is not there.
+    other weights; ArgumentError for more context than the model has; DeviceError for a device that is not there.
     """
 
     def __init__(
@@ -95,11 +95,12 @@ class Training:
         if state is not None and state["extra"]["text"] != self._text_hash:
             raise CheckpointError(f"resume: {resume_from} was trained on another text; name that one with --data")
         self._config = _config(settings, state)
+        width, layers = _width_and_layers(self._config)
         if resume_from is not None:
-            pretrained.require_layers(_layers(self._config), pretrained.read(resume_from)[0], resume_from)
-        self.lr = LR * min(1.0, LR_WIDTH / _width(self._config)) if settings.lr is None else settings.lr
+            pretrained.require_layers(layers, pretrained.read(resume_from)[0], resume_from)
+        self.lr = LR * min(1.0, LR_WIDTH / width) if settings.lr is None else settings.lr
         self.settings = dataclasses.replace(settings, lr=self.lr)
-        # The data set draws all batches of a step as one, so that only `_parts` knows of them.
+        # The data set yields all batches of a step as one; `_parts` splits it.
         step_batch = settings.batch * settings.accumulate
         self.data = sg.data.ByteDataset(text, settings.context, step_batch, settings.seed)
         self._base = _checksums(settings)
@@ -132,16 +133,16 @@ class Training:
         self._before = self.stats()
 
     def steps(self) -> Iterator[StepRecord]:
-        """Train through the steps that are left and yield a record of each.
+        """Train the steps that are left and yield a record of each.
 
-        Raises ArgumentError when the loss, or the gradients' norm, is no longer finite.
+        Raises ArgumentError for a loss, or a norm of the gradients, that is not finite.
         """
         batches = self.data.train_batches(self.step)
         while self.step < self.settings.steps:
             yield self._advance(*next(batches))
 
     def held_out_loss(self) -> Evaluation:
-        """Return the mean loss on the text kept out of training, over half as many batches as there are steps."""
+        """Return the mean loss on the text held out of training, over half as many batches as there are steps."""
         batches = min(max(1, self.settings.steps // 2), self.data.held_out_count)
         total, count = 0.0, 0
         self.model.eval()
@@ -155,10 +156,10 @@ class Training:
         return Evaluation(total / count, batches, self.data.held_out_count)
 
     def sample(self, length: int) -> str:
-        """Return `length` bytes that the model makes up after a first word, as text; fewer after a short training.
+        """Return `length` bytes that the model generates after a first word, as text; fewer after a short training.
 
-        Each byte takes a pass through the model. All of them together take a small share of the tokens trained on and,
-        with a model on disk, no more passes than there were steps.
+        Each byte takes a pass through the model. The length is bounded by the tokens trained on and, with a model on
+        disk, by the steps, so that the sample takes little time beside the training.
         """
         trained_tokens = self.settings.steps * self.settings.accumulate * self.settings.batch * self.settings.context
         length = min(length, math.isqrt(trained_tokens // 8), self.settings.steps if self.offload else length)
@@ -166,11 +167,11 @@ class Training:
         with self._precision():
             made = self.model.generate(prompt, length, temperature=0.8, top_k=40, seed=self.settings.seed)
         tokens = made.numpy(force=True)[0]
-        # A model with more tokens than bytes may draw one that is no byte.
+        # A model whose vocabulary is larger than 256 may generate a token that is no byte.
         return b"".join(bytes([token]) if token < _BYTES else b"\xff" for token in tokens).decode(errors="replace")
 
     def save(self, directory: Path) -> None:
-        """Write a checkpoint to resume from; of a model with adapters, these alone.
+        """Write a checkpoint to resume from; of a model with adapters, it holds only the adapters.
 
         Raises CheckpointError when it cannot be written.
         """
@@ -188,7 +189,7 @@ class Training:
         return need.state + (need.parameters if self.settings.lora is None else need.gradients)
 
     def stats(self) -> StoreStats:
-        """Return what went to disk and came back, of everything."""
+        """Return the counters of the store: that of the offloaded model, which saved tensors share, or of `spill`."""
         stores = [store for store in (self.offload, self.spill) if store is not None]
         return stores[0].stats() if stores else StoreStats()
 
@@ -196,13 +197,13 @@ class Training:
     def settings_of(directory: Path) -> tuple[TrainSettings, int]:
         """Return the settings of the run whose checkpoint is in `directory`, and how many steps it has gone through.
 
-        Raises CheckpointError when there is none, or none of a run.
+        Raises CheckpointError when there is no checkpoint, or one that no run has saved.
         """
         state = _state_of(directory)
         return dataclass_of(TrainSettings, state["extra"]["settings"], f"resume: {directory}"), state["step"]
 
     def _build(self, is_new: bool) -> sg.models.LanguageModel:
-        """Return the model. A resumed one gets its weights later, except for the base of adapters."""
+        """Return the model. A resumed model gets its weights later, except those that adapters are for."""
         weights, rank = self.settings.weights, self.settings.lora
         if weights is not None and (is_new or rank is not None):
             model = sg.models.from_safetensors(weights).train()
@@ -243,15 +244,11 @@ class Training:
                 )
         stats = self.stats()
         return StepRecord(
-            step=self.step,
-            loss=value,
-            tokens=x.size,
-            duration_s=time.perf_counter() - started,
-            waited_s=_waited_s(stats) - waited_before_s,
-            rss_bytes=self._process.memory_info().rss,
+            step=self.step, loss=value, tokens=x.size, duration_s=time.perf_counter() - started,
+            waited_s=_waited_s(stats) - waited_before_s, rss_bytes=self._process.memory_info().rss,
             written_bytes=stats.written_bytes - self._before.written_bytes,
             read_bytes=stats.read_bytes - self._before.read_bytes,
-        )
+        )  # fmt: skip
 
     def _parts(self, x: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the batches of a step, one after the other."""
@@ -260,7 +257,7 @@ class Training:
 
 
 def _state_of(directory: Path) -> dict[str, Any]:
-    """Return a checkpoint's state. Raises CheckpointError when there is none, or none of a run."""
+    """Return a checkpoint's state. Raises CheckpointError when there is no checkpoint, or one that no run has saved."""
     state = sg.load_checkpoint(directory)
     if not {"settings", "text"} <= state["extra"].keys():
         raise CheckpointError(f"resume: {directory} holds a model, but no run; give a folder that a run has saved to")
@@ -268,7 +265,7 @@ def _state_of(directory: Path) -> dict[str, Any]:
 
 
 def _config(settings: TrainSettings, state: Mapping[str, Any] | None) -> Config:
-    """Return the model's sizes: those of the run to resume, of the weights to begin with, or those named."""
+    """Return the model's sizes: those of the run to resume, of the weights to begin with, or of the named model."""
     if state is not None:
         kind: type[Config] = sg.models.GPTConfig if state["model"] == "GPT" else sg.models.LlamaConfig
         return dataclass_of(kind, state["config"], "resume: the checkpoint")
@@ -283,16 +280,14 @@ def _config(settings: TrainSettings, state: Mapping[str, Any] | None) -> Config:
     return config
 
 
-def _width(config: Config) -> int:
-    return config.n_embd if isinstance(config, sg.models.GPTConfig) else config.hidden_size
-
-
-def _layers(config: Config) -> int:
-    return config.n_layer if isinstance(config, sg.models.GPTConfig) else config.num_hidden_layers
+def _width_and_layers(config: Config) -> tuple[int, int]:
+    if isinstance(config, sg.models.GPTConfig):
+        return config.n_embd, config.n_layer
+    return config.hidden_size, config.num_hidden_layers
 
 
 def _checksums(settings: TrainSettings) -> dict[str, str] | None:
-    """Return the checksums of the files that adapters are for; None where a checkpoint holds the whole model."""
+    """Return the checksums of the weights that adapters are for; None if the checkpoint holds the whole model."""
     if settings.weights is None or settings.lora is None:
         return None
     return pretrained.load(settings.weights, lambda saved, _: _checksums_of({tensor.path for tensor in saved.values()}))
