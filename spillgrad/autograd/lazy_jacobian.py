@@ -147,8 +147,10 @@ def _require(who: str, tensors: Any, batch_axis: int | None) -> None:
 
 
 def jacobian(ys: Any, xs: Any, batch_axis: int | None = None) -> Any:
-    """Return the `Jacobian` of `ys` by `xs`; of sequences, a tuple of one for each, that of `ys` outside.
+    """Return the `Jacobian` of `ys` by `xs`, each a tensor or a sequence of tensors.
 
+    For a sequence `ys`, the result is a tuple with an entry per tensor of `ys`. For a sequence `xs`, the result, or
+    each entry, is a tuple with a `Jacobian` per tensor of `xs`.
     With `batch_axis=0`, member b of `ys` depends on no other member of `xs` than b.
     """
     _require("jacobian", ys, batch_axis)
@@ -162,7 +164,7 @@ def jacobian(ys: Any, xs: Any, batch_axis: int | None = None) -> Any:
 
 
 def hessian(ys: Tensor, xs: Any, batch_axis: int | None = None) -> Any:
-    """Return the `Hessian` of `ys` by `xs`; of a sequence, a tuple of tuples of one for each pair.
+    """Return the `Hessian` of `ys` by `xs`; for a sequence `xs`, a tuple of rows with a `Hessian` for each pair.
 
     Shapes: ys of one element; with `batch_axis=0`, (B,) or (B, 1).
     Raises ArgumentError for more elements.

@@ -1,4 +1,4 @@
-"""How the memory of other frameworks is stored: as which array, and which part of it."""
+"""Which part of another framework's memory is stored for a tensor, and under which dtype and shape."""
 
 import math
 from typing import Any
@@ -8,18 +8,19 @@ import numpy as np
 
 from spillgrad.spill.saved_memory import Layout
 
-# HDF5 allows no more.
+# HDF5 allows no more dimensions.
 MAX_DIMENSIONS = 32
-# Frameworks align memory to so many bytes. Where it is not aligned, libraries may add up in another order.
+# Frameworks align memory to so many bytes. On memory that is not aligned, libraries may sum in another order.
 ALIGNMENT_BYTES = 64
-# Where a tensor is a smaller share of its memory, such as a batch that is a slice of all data, only that is stored.
+# Of a tensor that is a smaller share of its memory, such as a batch sliced from all data, only its part is stored.
 SHARE_STORED_WHOLE = 1 / 4
 
 
 def part_to_store(layout: Layout, nbytes: int, is_stored: bool) -> tuple[int, int]:
-    """Return where the part of memory begins and ends that is stored for a tensor; the memory has `nbytes`.
+    """Return the first byte of the part of a memory that is stored for a tensor, and the byte after its last.
 
-    It is all of the memory if that is stored already, or if the tensor is a large share of it.
+    `layout` is the tensor's in the memory, which has `nbytes`. The part is the whole memory if `is_stored` says that
+    the whole is stored already, or if the tensor is a large share of it.
     """
     if is_stored or layout.span_bytes >= SHARE_STORED_WHOLE * nbytes:
         return 0, nbytes
@@ -27,9 +28,9 @@ def part_to_store(layout: Layout, nbytes: int, is_stored: bool) -> tuple[int, in
 
 
 def dtype_and_shape(layout: Layout, nbytes: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return the dtype and shape under which memory of `nbytes` is stored, in which there is a tensor with a layout.
+    """Return the dtype and shape under which a memory of `nbytes` is stored for the tensor with `layout`.
 
-    If the tensor covers the memory, in whatever order of its axes, it is the tensor's shape; else one long row.
+    The shape is the tensor's if the tensor covers the memory, in any order of its axes; else it has one dimension.
     """
     stored, itemsize = numpy_dtype(layout.dtype_name), layout.itemsize
     if stored.itemsize != itemsize or nbytes % itemsize:
@@ -46,6 +47,6 @@ def dtype_and_shape(layout: Layout, nbytes: int) -> tuple[np.dtype[Any], tuple[i
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return NumPy's dtype with a name, or the one for bytes where it has none."""
+    """Return the NumPy dtype called `name`, or uint8 if NumPy has no such dtype."""
     scalar = getattr(np, name, None) or getattr(ml_dtypes, name, np.uint8)
     return np.dtype(scalar)

@@ -1,4 +1,4 @@
-"""What `save_on_disk` is for other frameworks: its options, and which part of a memory is stored for a tensor."""
+"""What the `save_on_disk` contexts of PyTorch and Paddle share: options, and the choice of the bytes to store."""
 
 import os
 import weakref
@@ -20,9 +20,9 @@ SIGNALS_WAIT = True
 class FrameworkContext(SpillContext):
     """The base of `save_on_disk` for PyTorch and Paddle, whose docstrings say what is special to them."""
 
-    # The function whose result may be given in place of a directory, by name, and the class of that result.
+    # The name of the function whose result may stand in place of a directory, and the class of that result.
     _shared: ClassVar[tuple[str, type[StoreOwner]] | None] = None
-    # How many frames there are from the one that warns to the caller's.
+    # The number of stack frames between the one that warns and the caller's.
     _stacklevel: ClassVar[int] = 4
 
     def __init__(
@@ -57,20 +57,20 @@ class FrameworkContext(SpillContext):
         self._begin()
 
     def _begin(self) -> None:
-        """Have nothing stored."""
+        """Forget which memory is stored."""
         self._stored: weakref.WeakValueDictionary[Hashable, Handle] = weakref.WeakValueDictionary()
 
     def _altered_by(self, layout: Layout) -> Hashable | None:
-        """Return what stands for the way in which the codec alters the bytes of a tensor; None if it alters none.
+        """Return a key that names the codec if it is lossy, and the tensor's dtype; None for a lossless codec.
 
-        What a lossy codec makes of bytes depends on their dtype.
+        The bytes that a lossy codec gives back depend on the dtype under which it took them.
         """
         return None if self._codec_mark is None else (self._codec_mark, layout.dtype)
 
     def _part(self, key: Hashable, layout: Layout, nbytes: int) -> tuple[Hashable, int, int]:
-        """Return the part of a memory of `nbytes` that is stored for a tensor: its key, where it begins and ends.
+        """Return the part of a memory that is stored for a tensor: the part's key, first byte and end.
 
-        `key` is that of the whole memory.
+        `key` is that of the whole memory, which has `nbytes`.
         """
         begin, end = part_to_store(layout, nbytes, is_stored=key in self._stored)
         return (key if end - begin == nbytes else (key, begin, end)), begin, end

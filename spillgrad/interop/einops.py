@@ -1,12 +1,12 @@
-"""`import spillgrad.interop.einops`, and einops takes tensors: `rearrange reduce repeat einsum pack unpack`.
+"""After `import spillgrad.interop.einops`, einops takes tensors: `rearrange reduce repeat einsum pack unpack`.
 
     import spillgrad.interop.einops  # once; needs `pip install einops`
     from einops import rearrange
 
     rearrange(x, "b (h d) t -> b h t d", h=8)
 
-Gradients flow through. einops asks every subclass of its `AbstractBackend` that exists: to define one registers it.
-The functions of `einops.array_api` need no registration: they take tensors by `__array_namespace__`.
+Gradients flow through. einops tries every subclass of its `AbstractBackend`, so that defining one registers it. The
+functions of `einops.array_api` need no registration: they find ours by `__array_namespace__`.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _REDUCTIONS = {
 
 
 class SpillgradBackend(AbstractBackend):  # type: ignore[misc]
-    """What einops does with tensors."""
+    """The operations on tensors that einops calls."""
 
     framework_name = "spillgrad"
 
@@ -69,7 +69,7 @@ class SpillgradBackend(AbstractBackend):  # type: ignore[misc]
         return shape.unsqueeze(x, new_position)
 
     def add_axes(self, x: Tensor, n_axes: int, pos2len: dict[int, int]) -> Tensor:
-        """Return a view with new dimensions that repeat the others."""
+        """Return a view with `n_axes` dimensions; those that `pos2len` gives a length are new, and repeat `x`."""
         sizes = [-1] * n_axes
         for position, size in pos2len.items():
             x = self.add_axis(x, position)

@@ -23,8 +23,8 @@ class SaveOnDiskCallback(Callback):  # type: ignore[misc]
 
         trainer = lightning.Trainer(callbacks=[SaveOnDiskCallback("spill/", ram_budget="2GiB")])
 
-    It takes what `spillgrad.interop.torch.save_on_disk` takes, and raises what that raises; `spill` is the one it made.
-    What `configure_optimizers` returns may be offloaded by `disk_offload_optimizer`.
+    Its arguments and errors are those of `spillgrad.interop.torch.save_on_disk`; `spill` is the context that it made.
+    An optimizer that `configure_optimizers` returns may be offloaded by `disk_offload_optimizer`.
     """
 
     def __init__(self, directory: Any = None, **options: Any) -> None:

@@ -24,8 +24,8 @@ class SaveOnDiskCallback(TrainerCallback):  # type: ignore[misc]
 
         trainer = Trainer(model, arguments, train_dataset=data, callbacks=[SaveOnDiskCallback(ram_budget="2GiB")])
 
-    It takes what `spillgrad.interop.torch.save_on_disk` takes, and raises what that raises; `spill` is the one it made.
-    An optimizer of `disk_offload_optimizer`, given to the Trainer too, may stand in place of the directory.
+    Its arguments and errors are those of `spillgrad.interop.torch.save_on_disk`; `spill` is the context that it made.
+    An optimizer that `disk_offload_optimizer` returned may stand in place of the directory; give it to the Trainer too.
 
     Models of transformers compute their loss in forward, where labels are given. What a loss outside the model saves
     (`label_smoothing_factor`, `compute_loss_func`) stays in RAM; `with save_on_disk(...): trainer.train()` spills that
@@ -39,14 +39,14 @@ class SaveOnDiskCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Begin to spill what the model saves."""
         self.on_train_end(args, state, control)  # of a training that an error ended
-        # In forward alone, which leaves the context after errors too; the Trainer calls nobody then.
+        # Only around forward, which leaves the context after an error too: the Trainer calls no callback then.
         self._hooks = [
             model.register_forward_pre_hook(self._enter, prepend=True),
             model.register_forward_hook(self._leave, always_call=True),
         ]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave the model as it was."""
+        """Give the model back its own forward."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

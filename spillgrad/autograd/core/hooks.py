@@ -65,7 +65,7 @@ def watch_every_thread(watch: bool) -> None:
 
 
 def watch(by: int) -> None:
-    """Add to the number of users that need this thread's saved values examined even without active hooks."""
+    """Add `by` to the number of users that want this thread's saved values examined even without active hooks."""
     stack.watchers += by
     restore(stack.pairs)
 
@@ -81,7 +81,7 @@ def see_gradients() -> bool:
 
 
 def restore(pairs: list[HookPair]) -> None:
-    """Make `pairs` the ones this thread has entered."""
+    """Replace all pairs of hooks that this thread has entered by `pairs`."""
     stack.pairs = pairs
     if pairs or stack.watchers:
         stack.watched = True

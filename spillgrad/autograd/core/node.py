@@ -276,9 +276,9 @@ def _replaced(hooks: HookDict, values: list[Any], call: Callable[[Any, tuple[Any
 
 
 def _like(hook: Any, new: Any, old: Any) -> Any:
-    """Return the gradient that a hook returned, after checking it.
+    """Return `new`, which a hook returned in place of the gradient `old`.
 
-    Raises HookTypeError unless it is a tensor, GraphError if its shape or dtype differs.
+    Raises HookTypeError unless `new` is a tensor, GraphError if `new` and `old` differ in shape or dtype.
     """
     if not isinstance(new, _tensor_type):
         raise HookTypeError(

@@ -1,6 +1,6 @@
-"""NumPy's functions, ufuncs and the array API standard's namespace find tensors by the methods here.
+"""The methods of `Tensor` by which NumPy's functions, its ufuncs and the array API standard find our functions.
 
-The functions for them are loaded when they are first asked for.
+Our functions are loaded at the first call.
 """
 
 from collections.abc import Callable
@@ -21,20 +21,20 @@ def _array_namespace(self: Any, /, *, api_version: str | None = None) -> Any:
 
 
 def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-    """Do what NumPy's function of elements does, differentiably."""
+    """Compute a NumPy ufunc of tensors, differentiably."""
     from spillgrad.interop.numpy import functions
 
     return functions.call_ufunc(ufunc, method, inputs, options)
 
 
 def _array_function(self: Any, function: Any, types: Any, arguments: Any, options: Any) -> Any:
-    """Do what NumPy's function does, differentiably."""
+    """Compute a NumPy function of tensors, differentiably."""
     from spillgrad.interop.numpy import functions
 
     return functions.call_function(function, types, arguments, options)
 
 
-# What `Tensor` gets for other libraries to call.
+# The methods that `Tensor` gets, which other libraries call.
 PROTOCOLS: dict[str, Callable[..., Any]] = {
     "__array_namespace__": _array_namespace,
     "__array_ufunc__": _array_ufunc,

@@ -1,9 +1,10 @@
 """NumPy's functions of tensors: `np.exp(x)`, `np.concatenate([x, y])`, `np.linalg.norm(x)` are differentiated.
 
-Each calls the function that declares NumPy's name: one of `sg`, of the array API standard, or of `meanings`. Arguments
-go over by name. What has no equal is refused: a tensor is never silently taken for its values.
-(A list of tensors may be: NumPy makes an array of some lists before it asks.) Dtypes promote as everywhere in `sg`.
-NumPy itself computes what gives no array (`np.save`, `np.array2string` …).
+Each calls the function of ours that declares NumPy's name: one of `sg`, of the array API standard, or of `meanings`.
+Arguments are passed by name. A NumPy function that has no equal here raises an error: NumPy never computes with a
+tensor's values outside the graph. (A list of tensors is an exception: NumPy makes an array of some lists before it
+asks us.) Dtypes promote as everywhere in `sg`. NumPy itself runs functions that return no array (`np.save`,
+`np.array2string` …).
 
 `out=` may be a tensor, or an array where nothing is to be differentiated.
 """
@@ -27,12 +28,12 @@ from spillgrad.ops.declaration import numpy_functions
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import native
 
-# What a parameter of NumPy's is called otherwise.
+# Our names of NumPy's parameters, where they differ.
 _RENAMED = {
     "a_max": ("max",), "a_min": ("min",), "axes": ("dims", "dim"), "axis": ("dim",), "ddof": ("correction",),
     "k": ("diagonal", "offset"), "keepdims": ("keepdim",), "method": ("interpolation",), "rcond": ("rtol",),
 }  # fmt: skip
-# They give no array: there is nothing to differentiate.
+# NumPy's functions that return no array, so that there is nothing to differentiate.
 _BY_NUMPY = (
     "allclose", "array2string", "array_equal", "array_equiv", "array_repr", "array_str", "can_cast", "common_type",
     "einsum_path", "iscomplexobj", "isrealobj", "may_share_memory", "min_scalar_type", "ndim", "save", "savetxt",
@@ -57,7 +58,7 @@ def _refusal(name: str) -> OperandError:
 
 @functools.cache
 def _functions() -> dict[str, Callable[..., Any]]:
-    """Return the function for each of NumPy's, by a name such as "sin" or "linalg.norm"."""
+    """Return our functions by NumPy's names, such as "sin" or "linalg.norm"."""
     extensions = {
         f"{prefix}.{name}": getattr(module, name)
         for prefix, module in (("linalg", linalg), ("fft", fft))
@@ -76,7 +77,7 @@ _signature = functools.cache(inspect.signature)
 
 
 def _as_tensors(value: Any) -> Any:
-    """Return an argument with tensors in place of arrays, in lists and tuples too."""
+    """Return an argument with its arrays replaced by tensors, also in lists and tuples."""
     if isinstance(value, np.ndarray):
         return as_tensor(value)
     if type(value) in (list, tuple) and any(isinstance(part, Tensor | np.ndarray | list | tuple) for part in value):
@@ -99,7 +100,7 @@ def _is_default(value: Any, default: Any) -> bool:
 def _arguments(
     function: Any, ours: Callable[..., Any], given: inspect.BoundArguments
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return arguments of a NumPy function as those of ours. Raises OperandError for one that ours has not."""
+    """Return NumPy's arguments `given` as those of our function. Raises OperandError for one that ours lacks."""
     theirs, parameters = given.signature.parameters, _signature(ours).parameters
     operands = sum(
         p.kind is p.POSITIONAL_ONLY or (p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty)
@@ -129,7 +130,7 @@ def _arguments(
 
 
 def _delivered(name: str, result: Any, out: Any) -> Any:
-    """Return a result, or `out` after copying it there. Raises OperandError for what could not be differentiated."""
+    """Return `result`, or `out` after copying it there. Raises OperandError if that copy cannot be differentiated."""
     if out is None:
         return result
     if not isinstance(result, Tensor) or not isinstance(out, Tensor | np.ndarray):
@@ -146,7 +147,7 @@ def _delivered(name: str, result: Any, out: Any) -> Any:
 
 
 def call_function(function: Any, types: Iterable[type], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Return what a function of NumPy's means for tensors. Raises OperandError, a TypeError, for what has no equal."""
+    """Compute a NumPy function of tensors. Raises OperandError, a TypeError, for a function without equal here."""
     if not all(issubclass(kind, Tensor | np.ndarray) for kind in types):
         return NotImplemented
     room, name = function.__module__, function.__name__
@@ -170,13 +171,13 @@ _ACCUMULATED: dict[str, Callable[..., Any]] = {
     "add": scan.cumsum, "multiply": scan.cumprod, "maximum": lambda x, axis: scan.cummax(x, axis).values,
     "minimum": lambda x, axis: scan.cummin(x, axis).values,
 }  # fmt: skip
-# What NumPy's own defaults of these mean here, too.
+# Options of ufuncs that may be given with NumPy's default.
 _WITHOUT_EFFECT = {"where": True, "casting": "same_kind", "order": "K", "subok": True, "keepdims": False, "dtype": None}
 
 
 @functools.cache
 def _elementwise_for(ufunc: np.ufunc) -> Callable[..., Any] | None:
-    """Return the function that means what a ufunc of NumPy's or of scipy.special's does."""
+    """Return our function for a ufunc of NumPy or scipy.special."""
     name = ufunc.__name__
     if getattr(np, name, None) is ufunc:
         return _functions().get(name)
@@ -198,7 +199,7 @@ _NUMBERS = (*promotion.OPERANDS, complex)
 
 
 def _operands(inputs: tuple[Any, ...]) -> list[Any] | None:
-    """Return operands with tensors in place of arrays and lists; None where one is of another library."""
+    """Return operands with arrays and lists replaced by tensors; None if one is another library's array."""
     operands = []
     for x in inputs:
         if isinstance(x, np.ndarray):
@@ -212,9 +213,9 @@ def _operands(inputs: tuple[Any, ...]) -> list[Any] | None:
 
 
 def call_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Return what a ufunc, or a method of one, means for tensors; NotImplemented where another operand may know.
+    """Compute a ufunc, or a method of one, of tensors; return NotImplemented if another operand's library may do it.
 
-    Raises OperandError, a TypeError, for what has no equal.
+    Raises OperandError, a TypeError, for a ufunc without equal here.
     """
     operands, function = _operands(inputs), _elementwise_for(ufunc)
     if operands is None:
@@ -248,10 +249,10 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], options: d
 
 
 def _in_dtype(name: str, ufunc: np.ufunc, operands: list[Any], dtype: Any) -> list[Any]:
-    """Return operands in the dtype to compute in. Raises OperandError where that is not the result's."""
+    """Return operands converted to the given `dtype`. Raises OperandError if the result would have another dtype."""
     gives_bool = all(types.endswith("?") or types.endswith("O") for types in ufunc.types)
     if gives_bool and np.dtype(dtype) == np.bool_:
         return operands
     if gives_bool or ufunc.nout > 1:
-        raise OperandError(f"np.{name}: got dtype={dtype!r}, which it does not take of tensors; use .to(dtype)")
+        raise OperandError(f"np.{name}: got dtype={dtype!r}, which it does not take with tensors; use .to(dtype)")
     return [convert.to_dtype(x, dtype) if isinstance(x, Tensor) else x for x in operands]

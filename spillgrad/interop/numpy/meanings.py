@@ -1,4 +1,4 @@
-"""NumPy's functions whose parameters or results are unlike those of `sg` and of the array API standard."""
+"""NumPy functions whose parameters or results differ from those of `sg` and of the array API standard."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Train Paddle models that do not fit your RAM: what a model's forward saves for backward lives on disk."""
+"""Train Paddle models that do not fit your RAM: tensors saved for backward live on disk."""
 
 try:
     import paddle

@@ -1,4 +1,4 @@
-"""Paddle's memory, as a store takes it and gives it back: which it is, how often it changed, and tensors in it."""
+"""Paddle's memory: the identity of each piece, its counter of changes, and tensors over it."""
 
 import itertools
 import mmap
@@ -17,7 +17,7 @@ from spillgrad_kernels.device_array import address_of
 
 
 def layout_of(tensor: Any) -> Layout:
-    """Return where in its memory a tensor lies."""
+    """Return the layout of a tensor in its memory."""
     itemsize = tensor.element_size()
     strides = tuple([stride * itemsize for stride in tensor.strides])
     return shared_layout(
@@ -26,7 +26,7 @@ def layout_of(tensor: Any) -> Layout:
 
 
 class Version(saved_memory.Version):
-    """How often a memory had been changed in place when this was made."""
+    """The number of in-place changes of a memory when this object was made."""
 
     __slots__ = ("_by_layer", "_counter")
 
@@ -37,14 +37,14 @@ class Version(saved_memory.Version):
         self._counter._clear_to_zero_allocation()
 
     def now(self) -> int:
-        """Return how often the memory was changed until now."""
+        """Return the number of in-place changes of the memory until now."""
         return int(self._counter.inplace_version)
 
     def over(self, memory: "Memory", layout: Layout) -> Any:
-        """Return the tensor with a layout in other memory with the same bytes. It counts changes with this memory."""
+        """Return the tensor that has `layout` in `memory`, a copy of the bytes; it shares this counter of changes."""
         array = memory.array
         array = array[: array.nbytes // layout.itemsize * layout.itemsize]
-        # Not by DLPack: if Paddle has taken the same memory twice, it frees the one when the other dies.
+        # Not by DLPack: where Paddle takes the same memory twice, it frees both when one of them dies.
         whole = paddle.Tensor(value=array, place=paddle.CPUPlace(), zero_copy=True)
         strides = [stride // layout.itemsize for stride in layout.strides]
         tensor = alias(self._counter, self._by_layer)
@@ -53,12 +53,12 @@ class Version(saved_memory.Version):
 
 
 def changes_of(tensor: Any) -> int:
-    """Return how often the memory of a tensor was changed in place."""
+    """Return the number of in-place changes of a tensor's memory."""
     return int(tensor.inplace_version)
 
 
 class Memory:
-    """Memory as NumPy sees it. It lives as long as this object, or an array over it."""
+    """A piece of memory. It lives as long as this object, or a NumPy array over it."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_holds", "nbytes", "packed")
 
@@ -80,14 +80,14 @@ class Memory:
 
     @property
     def array(self) -> np.ndarray:
-        """Its bytes."""
+        """The bytes, as a NumPy array over the memory."""
         return np.asarray(self)
 
 
 class OwnMemory(Memory):
-    """Memory of Paddle's, with a number that no other memory ever has.
+    """Memory that Paddle allocated, with a number that no other memory ever has.
 
-    Paddle gives the memory to nobody else while this object lives.
+    Paddle cannot reuse the memory while this object lives.
     """
 
     __slots__ = ("number",)
@@ -97,16 +97,16 @@ class OwnMemory(Memory):
         self.number = next(_numbers)
 
     def is_of(self, tensor: Any) -> bool:
-        """Return whether a tensor is over this memory."""
+        """Return whether this is the memory of a tensor."""
         return bool(self._holds._is_shared_buffer_with(tensor))
 
 
 class ReturnedMemory(Memory):
-    """Memory that Paddle got back from a store. Its bytes from `begin` to `end` are what was stored under `key`.
+    """Memory that Paddle got back from a store, which has its bytes from `begin` to `end` under `key`.
 
-    `altered_by` tells which lossy codec may have altered them, as which dtype. For other codecs and dtypes they are
-    other bytes, which have a number of their own. The object holds `spilled`, and so what is stored: unless backward
-    may run again, it is the last one that does.
+    `altered_by` names the lossy codec that may have altered the bytes, and the dtype under which it did. Under another
+    codec or dtype the bytes count as others, with another number. The object holds `spilled`, and with it the stored
+    array; unless backward may run again, nothing else does.
     """
 
     __slots__ = ("_spilled", "_version", "altered_by", "begin", "end", "key", "number")
@@ -127,8 +127,8 @@ class ReturnedMemory(Memory):
         self._version, self._spilled = version, spilled
 
     def is_unchanged_in(self, tensor: Any) -> bool:
-        """Return whether a tensor over this memory has the bytes that are stored."""
-        # Tensors that Paddle itself makes over this memory count changes from 0 on.
+        """Return whether the bytes under a tensor over this memory are still those that are stored."""
+        # Tensors that Paddle itself makes over this memory start a counter of changes at 0.
         return self._version.is_unchanged() and tensor.inplace_version == 0
 
 
@@ -139,14 +139,14 @@ _memories_lock = ForkSafeLock()
 
 
 def register(memory: ReturnedMemory) -> ReturnedMemory:
-    """Let `memory_of` find a memory, and return it."""
+    """Register a memory, so that `memory_of` finds it, and return the memory."""
     with _memories_lock:
         _returned[memory.address] = memory
     return memory
 
 
 def memory_of(tensor: Any) -> OwnMemory | ReturnedMemory:
-    """Return the memory of a tensor. While somebody holds the result, it is the same for all tensors over it."""
+    """Return the memory of a tensor: the same object for all tensors over it, while somebody holds that object."""
     first = tensor.as_strided([1], [1], 0)
     address = first.data_ptr()
     with _memories_lock:
@@ -160,10 +160,10 @@ def memory_of(tensor: Any) -> OwnMemory | ReturnedMemory:
 
 
 def alias(tensor: Any, by_layer: bool) -> Any:
-    """Return another tensor over the same memory, which counts changes with it; `contiguous()` moves only the one.
+    """Return another tensor over the same memory, with the same counter of changes.
 
-    The result has no node, since that would hold an object that holds it. But a tensor that a PyLayer saved must be
-    part of the graph.
+    `contiguous()`, which works in place, moves only one of the two. The result has no node, because the node would hold
+    the object that holds the result. But a tensor that a PyLayer saved (`by_layer`) must be part of the graph.
     """
     if not tensor.is_dense() or 0 in tensor.shape:
         return tensor.detach()
@@ -172,16 +172,17 @@ def alias(tensor: Any, by_layer: bool) -> Any:
 
 
 def placed(memory: np.ndarray, begin: int) -> np.ndarray:
-    """Return a copy of bytes that begins `begin` bytes into new memory. The bytes before it take no RAM."""
+    """Return new memory with a copy of the bytes of `array` from byte `begin` on. The bytes before it take no RAM."""
     array = np.frombuffer(mmap.mmap(-1, begin + memory.nbytes), np.uint8)
     array[begin:] = memory
     return array
 
 
 def same_bytes(memory: np.ndarray, version: Version) -> Callable[[], bool]:
-    """Return a function that tells whether memory has the bytes that it has now.
+    """Return a function that tells whether `memory` still has the bytes that it has now.
 
-    It compares digests where the version differs: a PyLayer that returns what it changed counts one change too many.
+    If the version differs, the function compares digests, because a PyLayer that returns a tensor it changed counts
+    one change too many.
     """
     digest = xxhash.xxh3_128_digest(memory.data)
     return lambda: version.is_unchanged() or xxhash.xxh3_128_digest(memory.data) == digest

@@ -46,7 +46,7 @@ SIGNALS_WAIT = True
 
 
 class Spilled(saved_memory.Spilled):
-    """Stands for a spilled tensor of Paddle. Its layout is that in the memory from which a part may be stored."""
+    """A spilled tensor of Paddle. Its layout is the one in the whole memory, of which a part may be stored."""
 
     __slots__ = ("_altered_by", "_begin", "_original", "_version")
 
@@ -81,7 +81,7 @@ class Spilled(saved_memory.Spilled):
 
 
 class SpilledSmall(saved_memory.SpilledSmall):
-    """Stands for a small tensor of Paddle."""
+    """A small saved tensor of Paddle; several share an array of the store."""
 
     __slots__ = ("_version",)
 
@@ -96,10 +96,10 @@ class SpilledSmall(saved_memory.SpilledSmall):
 
 
 class Releasable(Packed):
-    """Stands in a graph for a spilled tensor, and lets go of it as soon as the graph does not need it.
+    """The object that a graph keeps for a spilled tensor; it drops the tensor as soon as the graph does not need it.
 
-    A node keeps the memory that it gets until it cannot run again; that memory holds what is stored. The node keeps
-    this object longer, until it dies.
+    A node keeps the memory that it unpacked until the node cannot run again; that memory holds the spilled tensor. The
+    node keeps this object longer, until the node dies.
     """
 
     __slots__ = ("_by_layer", "_held", "_spilled")
@@ -120,7 +120,7 @@ class Releasable(Packed):
         return spilled
 
     def tensor(self, for_node: bool = False) -> Any:
-        """Return the tensor. `for_node` says that a node of the graph keeps it for as long as it may run again."""
+        """Return the tensor. `for_node` says that a node of the graph keeps it as long as the node may run again."""
         spilled = self.spilled
         if not self._by_layer:  # of what a PyLayer saved the store has the old values, or raises
             spilled._version.require(spilled._layout)
@@ -132,7 +132,7 @@ class Releasable(Packed):
         return tensor
 
     def free(self) -> None:
-        """Let go of the spilled tensor."""
+        """Drop the spilled tensor."""
         self._held = None
 
     def __repr__(self) -> str:
@@ -140,7 +140,7 @@ class Releasable(Packed):
 
 
 class _Recent:
-    """Holds small memory that was copied a moment ago, so that it is the same when it is saved again."""
+    """Holds a small memory that was copied a moment ago, so that the copy serves if the memory is saved again."""
 
     __slots__ = ("_memory",)
 
@@ -148,7 +148,7 @@ class _Recent:
         self._memory = memory
 
     def is_over(self) -> bool:
-        """Return True: the copy does not need it."""
+        """Return True: the copy does not need the memory."""
         return True
 
 
@@ -213,7 +213,7 @@ class save_on_disk(FrameworkContext):
                 del failure, error, trace  # which would hold this frame, that holds them, and the graph
 
     def pack_hook(self, tensor: Any) -> Any:
-        """Hand a tensor's memory to the store; return what `unpack_hook` takes."""
+        """Give a tensor's memory to the store; return the object that `unpack_hook` takes."""
         return _answer(self._pack, tensor, sys._getframe(1))
 
     def unpack_hook(self, packed: Any) -> Any:
@@ -281,7 +281,7 @@ _entered_lock = ForkSafeLock()
 
 
 def _pack(tensor: Any) -> Any:
-    """Have the innermost context of this thread pack, where there is one."""
+    """Pack a tensor by the innermost context of this thread, if there is one."""
     caller = sys._getframe(1)
     if not _thread.contexts:
         by_layer = _is_of_layers(caller)
@@ -290,7 +290,7 @@ def _pack(tensor: Any) -> Any:
         return _answer(_thread.contexts[-1]._pack, tensor, caller)
     except BaseException:
         if not _is_of_layers(caller):
-            # Paddle never lets go of this object after an error, and it holds all of the graph so far.
+            # After an error Paddle keeps this object for ever, and the object holds all of the graph so far.
             tensor.reconstruct_from_(paddle.empty([0]))
         raise
 
@@ -354,7 +354,7 @@ def _module(frame: FrameType) -> str:
 
 
 def _is_of_layers(caller: FrameType) -> bool:
-    """Return whether a PyLayer saves, or asks for what it saved, rather than a node of the graph."""
+    """Return whether the hook was called for a PyLayer's saved tensor, not for a node of the graph."""
     return bool(_module(caller) == PyLayerContext.__module__)
 
 
@@ -366,11 +366,11 @@ def _refuse_lists(caller: FrameType) -> None:
 
 
 def _kept(tensor: Any, by_layer: bool) -> Kept:
-    # Paddle itself does not look whether what a PyLayer saved was changed.
+    # Paddle itself does not check whether a tensor that a PyLayer saved was changed.
     return Kept(tensor, changes_of if tensor.is_dense() and not by_layer else None)
 
 
 def _copied(tensor: Any, layout: Layout, by_layer: bool) -> Any:
-    """Return a tensor over a copy of its own bytes. It counts changes with the one it was made of."""
+    """Return a tensor over a copy of only its own bytes; it shares the counter of changes of `tensor`."""
     copy = placed(memory_of(tensor).array[layout.offset : layout.offset + layout.span_bytes], layout.offset)
     return Version(tensor, by_layer).over(Memory(address_of(copy), copy.nbytes, copy), layout)

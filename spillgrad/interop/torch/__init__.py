@@ -1,7 +1,7 @@
 """Train PyTorch models that do not fit your RAM.
 
-* `save_on_disk`: what a model's forward saves for backward lives on disk;
-* `disk_offload_optimizer`: an optimizer's state does.
+* `save_on_disk` keeps on disk what a model's forward saves for backward;
+* `disk_offload_optimizer` keeps an optimizer's state on disk.
 """
 
 try:

@@ -9,14 +9,17 @@ import torch
 
 
 class OnDevice:
-    """Bytes on a device, as a store takes them: it copies them once there is room."""
+    """Bytes on a device that a store takes; it calls `fetch` once it has room for them."""
 
     def __init__(self, source: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self._source = source
         self.dtype, self.shape, self.nbytes = dtype, shape, source.nbytes
 
     def fetch(self) -> tuple[np.ndarray, Callable[[], None]]:
-        """Begin to copy, after the kernels so far, to pinned memory; return that, and what waits for the copy."""
+        """Begin to copy the bytes to pinned memory; return that memory, and a function that waits for the copy.
+
+        The copy comes after the kernels launched so far.
+        """
         host = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         stream = _stream_beside(self._source.device)
         stream.wait_stream(torch.cuda.current_stream(self._source.device))
@@ -28,7 +31,7 @@ class OnDevice:
 
 
 def to_device(array: np.ndarray, device: Any) -> Any:
-    """Return the bytes of an array on a device, for what runs on its current stream; the array may go at once."""
+    """Return the bytes of an array on a device, ready for kernels on its current stream; the array may die at once."""
     return torch.from_numpy(array.reshape(-1).view(np.uint8)).to(device)
 
 

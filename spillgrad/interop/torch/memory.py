@@ -1,4 +1,4 @@
-"""PyTorch's memory, as a store takes it and gives it back: which it is, how often it changed, and tensors in it."""
+"""PyTorch's storages: the identity of each, its counter of changes, and tensors over it."""
 
 import itertools
 import weakref
@@ -16,11 +16,11 @@ from spillgrad.spill.saved_memory import Layout, shared_layout
 
 
 class Identity:
-    """Which storage it is: a number that no other storage ever has. The storage itself may die.
+    """The identity of a storage: a number that no other storage ever has. The storage may die before this object.
 
-    While this object lives, no other storage gets the address of this one. A storage may be a copy of what a store has
-    under the key `copy_of`: it has those bytes until somebody changes it. `altered_by` tells which lossy codec altered
-    them before; None means none did.
+    While this object lives, no other storage gets the address of this one. A storage may be a copy of the
+    bytes that a store has under the key `copy_of`; then it has those bytes until somebody changes it. `altered_by` is
+    the key of the lossy codec that altered them before, or None.
     """
 
     __slots__ = ("__weakref__", "_altered_by", "_copy_of", "_number", "_reference", "packed")
@@ -48,7 +48,7 @@ _numbers = itertools.count()
 
 
 def identity_of(storage: Any) -> Identity:
-    """Return the one identity that a storage has for as long as somebody holds it."""
+    """Return the identity of a storage: the same object for as long as somebody holds it."""
     with _identities_lock:
         identity = _identities.get(storage._cdata)
         if identity is None:
@@ -57,14 +57,14 @@ def identity_of(storage: Any) -> Identity:
 
 
 def identity_of_copy(storage: Any, key: Hashable, altered_by: Hashable | None) -> Identity:
-    """Return the identity of a new copy of what a store has under a key, as the codec `altered_by` altered it."""
+    """Return the identity of `storage`, a new copy of the bytes that a store has under `key`; see `Identity`."""
     with _identities_lock:
         identity = _identities[storage._cdata] = Identity(storage, key, altered_by)
         return identity
 
 
 class Version(saved_memory.Version):
-    """How often a storage had been changed in place when this was made."""
+    """The number of in-place changes of a storage when this object was made."""
 
     __slots__ = ("__weakref__", "counter")
 
@@ -75,17 +75,17 @@ class Version(saved_memory.Version):
         self.number = self.counter._version
 
     def now(self) -> int:
-        """Return how often the storage was changed until now."""
+        """Return the number of in-place changes of the storage until now."""
         return int(self.counter._version)
 
 
 def changes_of(tensor: Any) -> int:
-    """Return how often the memory of a tensor was changed in place."""
+    """Return the number of in-place changes of a tensor's memory."""
     return int(tensor._version)
 
 
 def layout_of(tensor: Any) -> Layout:
-    """Return where in its storage a tensor lies."""
+    """Return the layout of a tensor in its storage."""
     itemsize = tensor.itemsize
     return shared_layout(
         tensor.dtype,
@@ -99,7 +99,10 @@ def layout_of(tensor: Any) -> Layout:
 
 
 def over(storage: Any, layout: Layout, version: Version, begin: int = 0) -> Any:
-    """Return the tensor with a layout in a storage from byte `begin` on, which shares a counter of changes."""
+    """Return the tensor that has `layout` in a memory, of which `storage` has the bytes from `begin` on.
+
+    The tensor shares the counter of changes of `version`.
+    """
     itemsize = layout.itemsize
     strides = [stride // itemsize for stride in layout.strides]
     tensor = version.counter.detach()
@@ -113,7 +116,7 @@ def over(storage: Any, layout: Layout, version: Version, begin: int = 0) -> Any:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Return whether a tensor is nothing but memory with strides, on the host or a CUDA device."""
+    """Return whether a tensor is plain strided memory on the host or a CUDA device."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
@@ -130,7 +133,7 @@ def is_plain(tensor: Any) -> bool:
 
 
 def bytes_of(storage: Any, start: int, nbytes: int) -> Any:
-    """Return a part of a storage as a tensor of bytes."""
+    """Return `nbytes` bytes of a storage, from byte `start` on, as a tensor."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, start, (nbytes,), (1,))
 
 

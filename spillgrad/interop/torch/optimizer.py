@@ -1,4 +1,4 @@
-"""Optimizers of PyTorch whose state lives on disk, but for that of the parameter being updated."""
+"""Optimizers of PyTorch whose state lives on disk; that of the parameter being updated is in RAM."""
 
 import collections
 import contextlib
@@ -34,7 +34,7 @@ class _InStore(Holder):
     __slots__ = ("_array", "_device", "_layout", "_store", "lent")
 
     def __init__(self, store: DiskStore, tensor: Any, label: Label) -> None:
-        """Copy a tensor to a store. Raises what that raises."""
+        """Copy a tensor to a store. Raises the errors of `Store.put`."""
         layout = layout_of(tensor)
         source = bytes_of(tensor.untyped_storage(), layout.offset, layout.span_bytes)
         self._store, self._device, self._layout = store, tensor.device, layout._replace(offset=0)
@@ -46,11 +46,11 @@ class _InStore(Holder):
         super().__init__(store.drops.append, store.put(array, label=label, persistent=True))
 
     def copy(self) -> Any:
-        """Return a copy of the tensor, which nobody else has."""
+        """Return a copy of the tensor in memory of its own."""
         return self._over(_as_bytes(self._store.get(self.held)).to(self._device, copy=True))
 
     def lend(self) -> Any:
-        """Return the tensor for an update: the store keeps the memory until that is over."""
+        """Return the tensor for an update; the store keeps its memory until `take_back`."""
         self._array = self._store.get(self.held)
         self._store.begin_change(self.held, self._array)
         own = _as_bytes(self._array).to(self._device)
@@ -58,7 +58,7 @@ class _InStore(Holder):
         return self.lent
 
     def take_back(self) -> bool:
-        """Let the store have the values after an update; return False if somebody else still has the tensor."""
+        """Give the store the values after an update; return False if a caller still holds the tensor."""
         array, tensor, self._array, self.lent = self._array, self.lent, None, None
         if tensor is not None:
             storage = tensor.untyped_storage()
@@ -76,9 +76,9 @@ class _InStore(Holder):
 
 
 class _State:
-    """A parameter's state between two steps; a tensor that somebody looks at is in RAM until the next step.
+    """A parameter's state between two steps; a tensor that a caller reads stays in RAM until the next step.
 
-    It has a mapping's methods without being one: Lightning moves all that is in mappings to a device.
+    It has a mapping's methods without being a Mapping, because Lightning moves the tensors of mappings to a device.
     """
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -111,9 +111,9 @@ class _State:
 
 
 class OffloadedOptimizer(StoreOwner):
-    """What `disk_offload_optimizer` adds to an optimizer: its class is one that derives from this and from its own.
+    """The methods that `disk_offload_optimizer` adds: an offloaded optimizer's class derives from this and its own.
 
-    Between steps `state` has a mapping for each parameter, whose tensors are read when they are looked at.
+    Between steps `state` has a mapping for each parameter, which reads a tensor when a caller asks for it.
     """
 
     param_groups: list[dict[str, Any]]
@@ -135,7 +135,7 @@ class OffloadedOptimizer(StoreOwner):
             self.state = on_disk
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load a state, which may be that of an optimizer in RAM, and put it away."""
+        """Load a state, also one of an optimizer in RAM, and move it to the store."""
         super().load_state_dict(state_dict)  # type: ignore[misc]
         self._put_all_away()
 
@@ -146,7 +146,7 @@ class OffloadedOptimizer(StoreOwner):
         )
 
     def _update_one_by_one(self, update: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Do a step: `update` each parameter as if it were the only one."""
+        """Do a step that calls `update` for each parameter as if the optimizer had no other."""
         self._opt_called = True  # as learning rate schedulers want to know
         closure, loss = args[0] if args else kwargs.pop("closure", None), None
         if closure is not None:
@@ -161,7 +161,7 @@ class OffloadedOptimizer(StoreOwner):
                 alone: dict[str, Any] = {}
                 for param in group["params"]:
                     if param.grad is not None:
-                        # A copy: what an optimizer counts in a group, it counts once in each step.
+                        # A copy of the group: where an optimizer counts steps in a group, one step must count once.
                         alone = {**group, "params": [param]}
                         self.param_groups = [alone]
                         with self._state_in_ram(param):
@@ -188,10 +188,10 @@ class OffloadedOptimizer(StoreOwner):
             self._put_away(param, stored)
 
     def _put_away(self, param: Any, stored: dict[str, _InStore]) -> None:
-        """Put what is large in a parameter's state into the store; `stored` is what was lent from there."""
+        """Move the large tensors of a parameter's state to the store; `stored` are those that the store had lent."""
         if param not in self.state:
             return
-        # In place: nobody else may hold what is given back, and what cannot be put away stays.
+        # In place: a tensor given back must have no other holder, and one that the store refuses stays here.
         values = _as_they_are(self.state[param])
         self.state[param] = _State(values)
         for key in list(values):
@@ -223,7 +223,9 @@ def disk_offload_optimizer(
     on_full: str = "raise",
     keep_journal: str | os.PathLike[str] | None = None,
 ) -> Any:
-    """Keep an optimizer's state on disk, but for `ram_budget` and what the parameter being updated needs; return it.
+    """Keep an optimizer's state on disk, and return the optimizer.
+
+    At most `ram_budget` of the state is in RAM, and the state of the parameter being updated.
 
         optimizer = disk_offload_optimizer(torch.optim.AdamW(model.parameters()), "spill/", ram_budget="1GiB")
         with save_on_disk(optimizer):  # if saved tensors are to share the store and its budget
@@ -273,8 +275,8 @@ def disk_offload_optimizer(
         keep_journal=keep_journal,
     )
     vars(optimizer).pop("step", None)
-    # Not by hooks: those before and after a step can neither have it done once for each parameter, nor return its loss.
-    # And schedulers, scalers and callers hold this very object.
+    # Hooks would not do: those before and after a step can neither run the step once per parameter nor return its loss.
+    # The object stays the same, because schedulers, gradient scalers and callers hold it.
     optimizer.__class__ = offloaded
     optimizer._min_bytes = smallest
     optimizer._put_all_away()
@@ -283,7 +285,7 @@ def disk_offload_optimizer(
 
 @functools.cache
 def _offloaded(kind: Any) -> Any:
-    """Return the class of offloaded optimizers of a class."""
+    """Return the class for offloaded optimizers of the class `kind`."""
     hooked: Any = kind.step
     update = hooked.__wrapped__ if getattr(hooked, "hooked", False) else hooked
 

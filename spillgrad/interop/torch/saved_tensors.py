@@ -38,7 +38,7 @@ SIGNALS_WAIT = True
 
 
 class Spilled(saved_memory.Spilled):
-    """Stands for a spilled tensor of PyTorch."""
+    """A spilled tensor of PyTorch, as the graph keeps it."""
 
     __slots__ = ("_altered_by", "_device", "_earlier", "_version", "waiting")
 
@@ -58,7 +58,7 @@ class Spilled(saved_memory.Spilled):
         self.waiting: Any = None  # the storage, while it waits for this node
 
     def tensor(self) -> Any:
-        """Return the tensor, over memory that it shares with all others of its storage."""
+        """Return the tensor, over memory that it shares with all other tensors of its storage."""
         self._version.require(self._layout)
         storage, memory = self._source._memory_of(self.held, self._key, self._altered_by, self._device)
         memory.version.require(self._layout)
@@ -69,7 +69,7 @@ class Spilled(saved_memory.Spilled):
 
 
 class SpilledSmall(saved_memory.SpilledSmall):
-    """Stands for a small tensor of PyTorch."""
+    """A small saved tensor of PyTorch, as the graph keeps it; several share an array of the store."""
 
     __slots__ = ()
 
@@ -83,7 +83,7 @@ class SpilledSmall(saved_memory.SpilledSmall):
 
 
 class _Original:
-    """A small storage that was copied, and how often it had been changed then."""
+    """A small storage that was copied, and its number of in-place changes then."""
 
     __slots__ = ("_identity", "version")
 
@@ -91,12 +91,12 @@ class _Original:
         self._identity, self.version = identity, version
 
     def is_over(self) -> bool:
-        """Return whether the storage is gone, and nobody changed it before."""
+        """Return whether the storage died without another change."""
         return self._identity.storage() is None and self.version.is_unchanged()
 
 
 class _Memory:
-    """Where the bytes of a handle are: in a storage, from byte `begin` on, while it lives and does not change."""
+    """A storage that has the bytes of a handle, from byte `begin` on, while it lives and does not change."""
 
     __slots__ = ("begin", "identity", "version")
 
@@ -158,7 +158,7 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
 
     @torch.compiler.disable
     def pack_hook(self, tensor: Any) -> Any:
-        """Hand a tensor's storage to the store; return what `unpack_hook` takes."""
+        """Give a tensor's storage to the store; return the object that `unpack_hook` takes."""
         taken = self.only is None or self.only(hooks.SavedValue(tensor, "", "", ""))
         if not taken or not is_plain(tensor) or _stays(tensor):
             return _kept(tensor.detach())  # not the tensor itself, which holds its node: the node would hold itself
@@ -206,7 +206,7 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
     def _memory_of(
         self, handle: Handle, key: Hashable, altered_by: Hashable | None, device: Any
     ) -> tuple[Any, _Memory]:
-        """Return the storage that has what is stored: any that lives, else one with a copy."""
+        """Return a storage that has the stored bytes: one that lives, else a new copy."""
         storage, memory = _in_ram(handle)
         if memory is not None:
             self._store.use(handle)
@@ -225,9 +225,9 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
         return storage, memory
 
     def _hold(self, spilled: Spilled, storage: Any) -> None:
-        """Hold a storage for which the budget has no room until the next node that saved it, or another one, runs.
+        """Hold a storage that the budget has no room for until the backward of another node has begun.
 
-        Both `log_softmax` and `nll_loss` save what `log_softmax` returned, which would be read once for each.
+        Both `log_softmax` and `nll_loss` save the result of `log_softmax`; without this it would be read twice.
         """
         node = _present_node()
         if node is None or spilled.stored.nbytes <= self._store.ram_budget:
@@ -246,12 +246,12 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
 
 
 def _present_node() -> int | None:
-    """Return the number of the node whose derivatives this thread computes."""
+    """Return the number of the node whose backward this thread runs."""
     node = torch._C._current_autograd_node()
     return None if node is None else node._sequence_nr()
 
 
-# Where in RAM the bytes of a handle are. There is one for each handle, so that all its tensors share a counter.
+# The memory in RAM that has the bytes of each handle. All tensors of a handle share it, and its counter of changes.
 _memories: weakref.WeakKeyDictionary[Handle, _Memory] = weakref.WeakKeyDictionary()
 _memories_lock = ForkSafeLock()
 
@@ -263,7 +263,7 @@ def _in_ram(handle: Handle) -> tuple[Any, _Memory | None]:
 
 
 def _stays(tensor: Any) -> bool:
-    """Return whether a tensor is, or is a view of, a parameter or another leaf that requires a gradient."""
+    """Return whether a tensor is a leaf that requires a gradient, such as a parameter, or a view of one."""
     base = tensor if tensor._base is None else tensor._base
     return isinstance(base, torch.nn.Parameter) or (base.requires_grad and base.is_leaf)
 
@@ -273,6 +273,6 @@ def _kept(tensor: Any) -> Kept:
 
 
 def _copied(layout: Layout, storage: Any) -> Any:
-    """Return a tensor over a copy of its own bytes, without the rest of its storage."""
+    """Return the tensor that has `layout` in `storage`, over a copy of only its own bytes."""
     copy = bytes_of(storage, layout.offset, layout.span_bytes).clone()
     return over(copy.untyped_storage(), layout._replace(offset=0), Version(copy))
