@@ -326,7 +326,7 @@ def _leave() -> None:
 
 
 def _answer(hook: Callable[[Any, FrameType], Any], value: Any, caller: FrameType) -> Any:
-    """Return what a hook returns; note its error for the context, as Paddle raises another one with its message."""
+    """Return `hook(value)`; store its error for the context, because Paddle raises another error in its place."""
     try:
         return hook(value, caller)
     except BaseException as error:
