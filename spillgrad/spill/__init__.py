@@ -1,1 +1,1 @@
-"""What keeps training within its memory: saved tensors, parameters, gradients and optimizer state that live on disk."""
+"""Spilling: saved tensors, parameters, gradients and optimizer state live on disk, and in RAM within a budget."""

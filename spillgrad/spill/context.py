@@ -1,4 +1,4 @@
-"""What `save_on_disk` is for every framework: a store, and one way to hand saved tensors to it."""
+"""The base of every framework's `save_on_disk`: a store, and one way to give it saved tensors."""
 
 from typing import Any
 
@@ -31,13 +31,16 @@ class SpillContext(StoreOwner):
         """Open the store; see `StoreOwner._open_store`. Raises what the constructors of the contexts raise."""
         self.only = hooks.checked_predicate("save_on_disk", only)
         self._min_bytes = parse_bytes(min_bytes)
-        # Stands for the store's codec in the keys of what that may alter.
+        # The name of a lossy codec in the keys of tensors that the codec may alter.
         self._codec_mark = object() if is_lossy(codec) else None
         self._open_store("save_on_disk", directory, ram_budget, codec=codec, stacklevel=stacklevel, **options)
         self._small = SmallTensors(self._store)
 
     def _put(self, memory: SavedMemory, label: Label, store: Any = None) -> Handle:
-        """Hand memory to the store, or to another one, and note the view of it. Raises what `DiskStore.put` raises."""
+        """Give memory to `store`, by default this context's, and add the tensor to the views that files list of it.
+
+        Raises the errors of `DiskStore.put`.
+        """
         handle: Handle = (store or self._store).put(
             memory.array, key=memory.key, label=label, unchanged=memory.is_unchanged, watcher=memory.watcher
         )
@@ -45,7 +48,7 @@ class SpillContext(StoreOwner):
         return handle
 
     def flush(self) -> None:
-        """Return when every live spilled tensor is in the files, and all that happened in the journal.
+        """Wait until every live spilled tensor is in the files, and every event in the journal.
 
         Raises SpillError when a tensor could not be written.
         """

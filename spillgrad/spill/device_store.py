@@ -31,7 +31,7 @@ from spillgrad_kernels.memory.holder import Deaths
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
-# So many arrays are copied ahead of their use: more than a layer of a transformer has.
+# The number of arrays that are copied ahead of their use: more than a layer of a transformer has.
 _AHEAD = 16
 
 
@@ -90,7 +90,7 @@ class _DeviceTier(BudgetedTier[DeviceEntry]):
 
 
 class _DeviceState(TierState[DeviceEntry]):
-    """The state of a device store. What is still being copied to the host is watched for changes."""
+    """The state of a device store. It watches arrays for changes while they are being copied to the host."""
 
     tier: _DeviceTier
 
@@ -149,7 +149,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
 
     @property
     def drops(self) -> "collections.deque[object]":
-        """The queue to which finalizers append handles to drop: that of the store of the host, whose thread looks."""
+        """The queue to which finalizers append handles to drop: the host store's, whose thread empties it."""
         return self._below.drops
 
     def allow(self, budget_bytes: int) -> None:
@@ -167,7 +167,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
         watcher: object | None = None,
         persistent: bool = False,
     ) -> DeviceEntry:
-        """Keep an array of the device; see `Store.put`. Waits while the host has no room for those that must leave."""
+        """Keep an array of the device; see `Store.put`. Waits until the host has room for arrays that must leave."""
         state = self._state
         is_copy = not array.flags.c_contiguous
         if is_copy:  # which nobody else has
@@ -210,7 +210,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
         self._copy_ahead()
 
     def flush(self) -> None:
-        """Have the store of the host take the arrays that are only on the device. Raises SpillError when it refuses."""
+        """Copy the arrays that are only on the device to the store of the host. Raises SpillError when that refuses."""
         with self._state.lock:
             self._state.require_open("flush")
             alone = list(self._state.tier.dirty)
@@ -240,7 +240,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
         if entry.below is not None:
             self._below.relabel(entry.below, label)
 
-    # Down
+    # To the host
 
     def _send_what_must_leave(self, entry: DeviceEntry) -> None:
         """Send an array that was put or changed, if it is persistent; then those that exceed the budget."""
@@ -252,7 +252,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
             following = self._next_to_send()
 
     def _next_to_send(self) -> DeviceEntry | None:
-        """Choose the array that is needed last if one must leave, and begin with it."""
+        """If an array must leave, begin to write the one that is needed last, and return it."""
         state, tier = self._state, self._state.tier
         with state.lock:
             state.drain_posts()
@@ -273,7 +273,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
         entry.moving_thread = threading.get_ident()
 
     def _send(self, entry: DeviceEntry) -> None:
-        """Copy an array to the store of the host, which may wait for the disk. Raises what that raises."""
+        """Copy an array to the store of the host, which may wait for the disk. Raises the errors of that store."""
         state, tier = self._state, self._state.tier
         source, below = Source(cast(np.ndarray, entry.array), state.copies.out), entry.below
         taken = False
@@ -356,7 +356,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
         self._make_room(0)
 
     def _copy_ahead(self) -> None:
-        """Begin to copy back what will be used next, as far as the host's RAM has it; have that read the others."""
+        """Begin to copy back the arrays that will be used next; of those on disk, only have the host read them."""
         wanted: list[Handle] = []
         self._state.copies.let_go()
         rank = self._state.tier.schedule.cursor
@@ -376,7 +376,10 @@ class DeviceStore(TieredStore[DeviceEntry]):
                 self._below.prefetch(wanted)
 
     def _next_to_load(self, rank: int) -> tuple[DeviceEntry | None, Handle | None]:
-        """Return the array of the highest rank below one that is with the host only, if it is needed soon."""
+        """Return the array of highest rank below `rank` that only the host has, and its handle there.
+
+        Return None twice if there is none, or it is not needed soon.
+        """
         tier = self._state.tier
         with self._state.lock:
             entry = tier.absent.below(rank)

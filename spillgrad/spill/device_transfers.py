@@ -10,16 +10,16 @@ from spillgrad_kernels.device_array import address_of, empty_on_device
 
 
 class Copies:
-    """Begins copies. A copy waits for the kernels before it, and for nothing else.
+    """Begins copies. A copy waits for the kernels launched before it, and for nothing else.
 
-    Until it is done, a copy holds the host's array and the memory of the device, but not the array over that.
+    Until it is done, a copy holds the host's array and the device's memory, but not the device array over that memory.
     """
 
     def __init__(self) -> None:
         self._out, self._back = driver.Stream(), driver.Stream()
 
     def out(self, array: np.ndarray) -> tuple[np.ndarray, driver.Event]:
-        """Begin to copy a dense array to pinned memory; return that, and when it is done."""
+        """Begin to copy a dense array to pinned memory; return that memory, and the event of the copy's end."""
         host = driver.pinned(array.nbytes).view(array.dtype).reshape(array.shape)
         driver.Event().record(driver.compute()).wait(self._out)
         done = self._out.copy_to_host_async(
@@ -28,7 +28,7 @@ class Copies:
         return host, done
 
     def back(self, host: np.ndarray) -> tuple[np.ndarray, driver.Event]:
-        """Begin to copy a dense array of the host to new memory; return that, and when it is done.
+        """Begin to copy a dense array of the host to the device; return the new array, and the event of the copy's end.
 
         An array that is not pinned goes through pinned memory, piece by piece.
         """
@@ -42,12 +42,12 @@ class Copies:
         return array, driver.Event().record(self._back)
 
     def let_go(self) -> None:
-        """Let go of what finished copies held."""
+        """Release the memory that finished copies held."""
         self._out.let_go()
         self._back.let_go()
 
     def wait_for_oldest(self) -> bool:
-        """Wait until one more copy is done; return False when all are."""
+        """Wait for the oldest unfinished copy; return False if there is none."""
         for stream in (self._out, self._back):
             if stream.held_bytes:
                 stream.let_go(stream.held_bytes - 1)
@@ -56,7 +56,7 @@ class Copies:
 
 
 class Source:
-    """A dense array of the device, as a store takes it. `copy` is `Copies.out`, or a function that calls it."""
+    """A dense array of the device that a store takes. `copy` is `Copies.out`, or a function that calls it."""
 
     def __init__(self, array: np.ndarray, copy: Callable[[np.ndarray], tuple[np.ndarray, driver.Event]]) -> None:
         self.shape, self.dtype, self.nbytes = array.shape, array.dtype, array.nbytes

@@ -22,13 +22,13 @@ from spillgrad.storage.store import StoreStats
 from spillgrad.storage.store_owner import StoreOwner
 from spillgrad_kernels.memory import buffers
 
-# The default device_budget holds so many layers: while one is used, the next is copied.
+# The number of layers that the default `device_budget` holds: while one is used, the next is copied.
 _LAYERS_ON_DEVICE = 2
 
 
 @dataclass(frozen=True)
 class OffloadStats(StoreStats):
-    """The counters of a store, and the bytes of it on a CUDA device: now, and the most so far."""
+    """The counters of a store, and its bytes on a CUDA device: now, and the most so far."""
 
     device_bytes: int = 0
     peak_device_bytes: int = 0
@@ -67,8 +67,8 @@ class disk_offload(StoreOwner):
     object.
 
     A model on a CUDA device, its gradients and the optimizer's state live on disk too. They are on the device while
-    they are used, and copied through pinned memory, which counts in `ram_budget`, while kernels run. What was used last
-    stays on the device, up to `device_budget`. The default is twice what one layer or one update needs at once.
+    they are used, and copied through pinned memory, which counts in `ram_budget`, while kernels run. Those needed
+    soonest stay on the device, up to `device_budget`. The default is twice what one layer or one update needs at once.
 
     `keep_journal` names a file for the journal, which `spillgrad inspect` reads; see `save_on_disk`.
 
@@ -164,7 +164,7 @@ class disk_offload(StoreOwner):
         return self._training.grad_norm
 
     def flush(self) -> None:
-        """Return when everything that nobody is changing is in the files.
+        """Wait until every array that no caller is changing is in the files.
 
         Raises SpillError when something could not be written.
         """

@@ -19,7 +19,7 @@ from spillgrad_kernels.device_array import is_on_device
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
-# Of memory that is so many times larger than a small tensor, a copy of the tensor is kept in its place.
+# If its memory is so many times larger than a small tensor, a copy of the tensor is kept in place of the memory.
 _MUCH_LARGER = 2
 
 
@@ -39,13 +39,13 @@ class Outcome(enum.Enum):
     SPILLED = "its memory goes to the store"
 
 
-# Of each slot of gradients made in advance, the one that stays. Backward needs it first of all; then its memory is what
-# backward would have to make anyway. Further ones, of graphs that wait, are spilled.
+# For each slot of gradients made in advance, the one that stays in RAM. Backward needs it first, and would otherwise
+# allocate as much. Further gradients, of graphs that wait for their backward, are spilled.
 made_ahead: "weakref.WeakValueDictionary[str, Kept]" = weakref.WeakValueDictionary()
 
 
 def become(tensor: Tensor, min_bytes: int, policy: Policy | Automatic | None, small: SmallTensors) -> Outcome:
-    """Return what becomes of the tensor that an operation saves now, in this thread."""
+    """Return what becomes of `tensor`, which an operation saves now, in this thread."""
     storage = tensor._storage
     if storage.offloaded:
         return Outcome.OFFLOADED
@@ -53,7 +53,7 @@ def become(tensor: Tensor, min_bytes: int, policy: Policy | Automatic | None, sm
         return Outcome.LEAF
     memory = storage.array
     memory_bytes, nbytes = memory.nbytes, tensor._array.nbytes
-    # An expanded tensor shows more bytes than its memory has.
+    # An expanded tensor has more elements than its memory.
     stays = outcome_in_ram(nbytes if nbytes < memory_bytes else memory_bytes, memory_bytes, min_bytes)
     if stays is not None:
         return stays
@@ -72,7 +72,7 @@ def become(tensor: Tensor, min_bytes: int, policy: Policy | Automatic | None, sm
 
 
 def outcome_in_ram(nbytes: int, memory_bytes: int, min_bytes: int) -> Outcome | None:
-    """Return how a tensor of any framework stays in RAM, because of its size or the moment; None when it need not.
+    """Return how a tensor stays in RAM because it is small or saved at a special moment; None if it need not stay.
 
     A tensor without elements is small whatever `min_bytes` is.
     """

@@ -11,12 +11,12 @@ from spillgrad.ops.operation import all_operations
 
 CHOICES = ("spill", "keep", "recompute")
 
-# From the name of an operation, or the path of a module, to a choice; None means no choice.
+# A function from the name of an operation, or the path of a module, to a choice or None.
 Chooser = Callable[[str], str | None]
 
 
 class Policy:
-    """A choice for each saved value: first that for its operation, then those for its modules, the innermost first.
+    """Chooses for each saved value: by its operation, else by its modules, the innermost first.
 
     A value without a choice is spilled. Raises ArgumentError for an argument that is no policy.
     """
@@ -50,7 +50,7 @@ class Policy:
         self._known: dict[tuple[str, str], bool] = {}
 
     def keeps(self, operation: str, path: str) -> bool:
-        """Return whether a value stays in RAM that an operation saves within the module at a path."""
+        """Return whether a value that `operation` saves within the module at `path` stays in RAM."""
         known = self._known.get((operation, path))
         if known is None:
             known = self._known[operation, path] = self._keeps(operation, path)
@@ -64,7 +64,7 @@ class Policy:
             return choice == "keep"
         for outer in _outward(path):
             choice = self._of_module(outer)
-            # Of a recomputed module the arguments are saved. They belong to the modules around it.
+            # A recomputed module saves its arguments. These belong to the modules around it.
             if choice is not None and choice != "recompute":
                 return choice == "keep"
         return False
@@ -78,7 +78,7 @@ class Policy:
 
 
 def _outward(path: str) -> Iterator[str]:
-    """Yield the path of a module and of those around it; that of the outermost is empty."""
+    """Yield `path` and the paths of the modules around it, the last of them empty: the outermost module's."""
     yield path
     while path:
         path = path.rpartition(".")[0]

@@ -40,7 +40,7 @@ DEVICE_BUDGET = "64MiB"
 
 @dataclass(frozen=True)
 class SpillStats(OffloadStats):
-    """The counters of a store, and `kept_bytes`: what stays in RAM beside the budget, by the policy or for a loss."""
+    """The counters of a store, and `kept_bytes`, which the policy or a loss keeps in RAM beside the budget."""
 
     kept_bytes: int = 0
 
@@ -117,8 +117,9 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
     the spill files go. `spillgrad inspect` and `sg.storage.inspect` read it, also while it is being written. A journal
     belongs to one object for as long as the object, or a graph that uses it, lives: give each object a file of its own.
 
-    The newest tensors of a device stay there, up to `device_budget` bytes. The others are copied to pinned
-    memory, which counts in `ram_budget`, and from there to the disk, while kernels run. They are copied back before
+    Up to `device_budget` bytes of a device's tensors stay there: those that backward needs soonest, by the order of the
+    last step, or in a first step the newest. The others are copied to pinned memory, which counts in `ram_budget`, and
+    from there to the disk, while kernels run. They are copied back before
     backward needs them. Two things come on top of the budgets: 16 MiB through which data from the disk are copied to
     the device, and the tensors that the backward of one operation uses.
 
@@ -191,7 +192,7 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
         super().__exit__(kind, error, trace)
 
     def pack_hook(self, tensor: Tensor) -> Any:
-        """Hand a tensor's storage to the store, or keep the tensor; return what `unpack_hook` takes."""
+        """Give a tensor's storage to the store, or keep the tensor; return the object that `unpack_hook` takes."""
         match become(tensor, self._min_bytes, self._policy, self._small):
             case Outcome.TOO_SMALL | Outcome.LEAF | Outcome.STORE_IS_BUSY:
                 return tensor
@@ -251,7 +252,7 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
         return SpillStats(**stats, kept_bytes=sum(kept.values()))
 
     def flush(self) -> None:
-        """Return when every live spilled tensor is in the files, and all that happened in the journal.
+        """Wait until every live spilled tensor is in the files, and every event in the journal.
 
         Raises SpillError when a tensor could not be written.
         """

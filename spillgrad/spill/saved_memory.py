@@ -1,7 +1,7 @@
-"""What a saved tensor is to a store, whatever framework it belongs to, and what stands for it in a graph.
+"""What every framework shares about saved tensors: their memory as a store takes it, and the objects in the graph.
 
-A framework says three things for itself: which memory a tensor has, how often that was changed, and how a tensor is
-made over memory that came back.
+A framework adds three things of its own: which memory a tensor has, how often that memory was changed, and how a tensor
+is made over memory that came back.
 """
 
 import functools
@@ -23,7 +23,7 @@ SIGNALS_WAIT = True
 
 
 class Layout(NamedTuple):
-    """Where in its memory a tensor lies. Strides and offset are in bytes.
+    """The place of a tensor in its memory. Strides and offset are in bytes.
 
     `dtype` is the framework's own. Only PyTorch reads memory as the conjugate, or the negative, of what it holds.
     """
@@ -45,11 +45,11 @@ class Layout(NamedTuple):
 
     @property
     def dtype_name(self) -> str:
-        """The name of the dtype, without the framework's."""
+        """The name of the dtype, without the name of the framework."""
         return _name_of(self.dtype)
 
 
-# Layouts repeat from node to node: equal ones are one object.
+# Layouts repeat from node to node, so equal layouts share one object.
 shared_layout = functools.lru_cache(maxsize=4096)(Layout)
 
 
@@ -59,7 +59,7 @@ def _name_of(dtype: Any) -> str:
 
 
 class SavedMemory(NamedTuple):
-    """The memory of a saved tensor, as a store takes it.
+    """The memory of a saved tensor, with what a store must know of it.
 
     Within one store, and so with its codec, equal keys mean equal bytes. `layout` says where in `array` the tensor
     lies. `is_unchanged` tells whether the memory still has the bytes that were saved. While `watcher` lives, a tensor
@@ -74,24 +74,24 @@ class SavedMemory(NamedTuple):
 
 
 class Version:
-    """How often a memory had been changed in place when this was made.
+    """The number of in-place changes of a memory when this object was made.
 
-    Frameworks derive from it. Their object refers to the counter, and does not hold the memory.
+    Frameworks derive from it. The object refers to the counter of changes, and does not hold the memory.
     """
 
     __slots__ = ("number",)
     number: int
 
     def now(self) -> int:
-        """Return how often the memory was changed until now."""
+        """Return the number of in-place changes of the memory until now."""
         raise NotImplementedError
 
     def is_unchanged(self) -> bool:
-        """Return whether the memory was not changed since."""
+        """Return whether the memory is unchanged since this object was made."""
         return self.now() == self.number
 
     def require(self, layout: Layout) -> None:
-        """Raise SavedTensorError for the tensor with a layout when its memory was changed."""
+        """Raise SavedTensorError, which describes the tensor by `layout`, if the memory was changed."""
         now = self.now()
         if now != self.number:
             raise changed_error(layout.dtype, layout.shape, now, self.number)
@@ -107,7 +107,7 @@ def changed_error(dtype: Any, shape: Sequence[int], version: int, expected: int)
 
 
 class Packed:
-    """What stands for a saved tensor in a graph."""
+    """The object that a graph keeps for a saved tensor."""
 
     __slots__ = ()
 
@@ -117,10 +117,9 @@ class Packed:
 
 
 class Kept(Packed):
-    """Stands for a tensor that stays in RAM: it holds the tensor.
+    """A saved tensor that stays in RAM, as the graph keeps it.
 
-    Where `count` is given, it returns how often a tensor was changed in place, and a tensor that was changed since is
-    an error.
+    `count`, if given, returns the number of in-place changes of a tensor; then a change since is an error.
     """
 
     __slots__ = ("__weakref__", "_count", "_number", "_tensor")
@@ -140,7 +139,7 @@ class Kept(Packed):
 
 
 class Spilled(Packed, Holder):
-    """Stands for a tensor whose memory a store has: it holds what the store calls it, and the tensor's layout there.
+    """A saved tensor whose memory a store has, as the graph keeps it: the store's handle, and the tensor's layout.
 
     The store frees the bytes when the last such object over them dies.
     """
@@ -148,13 +147,13 @@ class Spilled(Packed, Holder):
     __slots__ = ("__weakref__", "_key", "_layout", "_source")
 
     def __init__(self, store: DiskStore, source: Any, stored: Any, key: Hashable, layout: Layout) -> None:
-        """Take over a reference to what a store has under a key; `tensor()` gets it from `source`."""
+        """Take over a reference to `stored`, the handle of the memory `key`; `tensor()` gets it from `source`."""
         super().__init__(store.drops.append, stored)
         self._source, self._key, self._layout = source, key, layout
 
     @property
     def stored(self) -> Any:
-        """What the memory is stored as."""
+        """The handle of the memory."""
         return self.held
 
     def __repr__(self) -> str:
@@ -162,7 +161,7 @@ class Spilled(Packed, Holder):
 
 
 class SpilledSmall(Packed):
-    """Stands for a small tensor, whose memory was copied to an array that many share."""
+    """A small saved tensor, as the graph keeps it; its memory was copied to an array that many share."""
 
     __slots__ = ("__weakref__", "_layout", "_place")
 
@@ -173,9 +172,9 @@ class SpilledSmall(Packed):
 def note_view(
     views: list[View], layout: Layout, operation: str | None = None, slot: str | None = None, start: int = 0
 ) -> None:
-    """Add a tensor to the list that files have of an array's views, while there is room.
+    """Add a tensor to the views that files list of an array, unless the list is full.
 
-    Its offset counts from byte `start` of the array on.
+    The tensor's memory begins at byte `start` of the array.
     """
     if len(views) < MAX_VIEWS:
         offset = start + layout.offset
@@ -183,5 +182,5 @@ def note_view(
 
 
 def present_label(operation: str | None = None, slot: str | None = None) -> Label:
-    """Return the label of what an operation saves now, in this thread."""
+    """Return the label of the tensor that an operation saves now, in this thread."""
     return Label(operation or None, slot or None, labels.current.module, labels.current.step)

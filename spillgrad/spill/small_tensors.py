@@ -1,6 +1,6 @@
-"""Small saved tensors, many of which go to a store as one array, whatever framework they belong to.
+"""Small saved tensors of any framework, many of which share one array of a store.
 
-For each array a store and HDF5 hold kilobytes of bookkeeping, and the store writes each with a call of its own.
+Each array costs kilobytes of bookkeeping in the store and in HDF5, and a call to write it.
 """
 
 import itertools
@@ -20,30 +20,30 @@ from spillgrad_kernels.memory.holder import Holder
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
-# Memory smaller than this is batched: a page, as large as what HDF5 keeps of a dataset.
+# Memory smaller than this shares an array: a page, as large as HDF5's bookkeeping of a dataset.
 SMALL_BYTES = 4096
 _BATCH_BYTES = 64 << 10
-# A batch takes at most this part of the budget, so that there is room for others beside the one being filled.
+# A batch takes at most this part of the budget, so that other arrays have room beside the batch being filled.
 _BATCHES_PER_BUDGET = 8
 # For each tensor RAM holds a `Place`, a `SpilledSmall`, a number, and a graph's references to them. These bytes count
 # in the budget.
 _HELD_BYTES = 240
-# `Original`s are looked through when there are at least so many.
+# `Original`s are searched for those that are over when there are at least so many.
 _FEWEST_ORIGINALS = 64
 _numbers = itertools.count()
 
 
 class Copied(Protocol):
-    """Memory that can be copied to a batch. `packed` says where its last copy is; only `SmallTensors` uses it."""
+    """Memory that can be copied to a batch. `packed` is the place of its last copy; only `SmallTensors` uses it."""
 
     packed: "tuple[Any, weakref.ref[Place]] | None"
 
 
 class Original(Protocol):
-    """What a place needs of the memory that was copied there, such as the counter of its changes."""
+    """The part of a copied memory that its place needs, such as the counter of changes."""
 
     def is_over(self) -> bool:
-        """Return whether the place needs it no longer: nobody changed the memory, and nobody can."""
+        """Return whether the place needs this no longer: nobody changed the memory, and nobody can."""
         ...
 
 
@@ -59,7 +59,7 @@ class _Batch(Holder):
 
 
 class Place:
-    """Where in a batch the copy of a memory is."""
+    """The place of a memory's copy in a batch."""
 
     __slots__ = ("__weakref__", "batch", "nbytes", "original", "start")
 
@@ -68,23 +68,23 @@ class Place:
 
     @property
     def views(self) -> list[View]:
-        """What files tell of the batch; see `Handle`."""
+        """The views that files list of the batch; see `Handle`."""
         return self.batch.held.views  # type: ignore[no-any-return]
 
     def read(self) -> np.ndarray:
-        """Return the bytes, which the caller copies at once, as others share them.
+        """Return the bytes, which the caller must copy at once, because other tensors share their array.
 
-        Raises what `DiskStore.get` raises.
+        Raises the errors of `DiskStore.get`.
         """
         return self.batch.owner.read(self.batch)[self.start : self.start + self.nbytes]
 
 
 class SmallTensors:
-    """Copies small memory into batches, and hands these to a store.
+    """Copies small memory into batches, and gives these to a store.
 
     Later changes of the memory do not reach the copy. While a batch is filled, the store counts it in its budget and
-    keeps it in RAM, as an array that is being changed. When it is full, the next one begins. The first batch is small;
-    each is twice as large as the one before, up to a limit. A batch is freed when the last of its places is.
+    keeps it in RAM, as an array that is being changed. When it is full, the next one begins. The first batch is small,
+    and each is twice as large as the one before, up to a limit. A batch is freed with the last of its places.
 
     `_lock` guards the batch that is filled. When a finalizer runs while this thread has the lock, `takes` returns
     False. In a forked child the store refuses to be used.
@@ -116,20 +116,20 @@ class SmallTensors:
 
     def takes(self, nbytes: int) -> bool:
         """Return whether memory of so many bytes goes to a batch: it is small, and the budget has room for batches."""
-        # This thread may be in the middle of filling one.
+        # A finalizer may run while this thread fills a batch.
         return 0 < nbytes < SMALL_BYTES <= self._most_bytes and not self._lock.is_mine()
 
     def known(self, copied: Copied, version: int) -> Place | None:
-        """Return the place of a memory that was changed in place `version` times; None without a copy of that."""
+        """Return the place of a memory as it was after `version` in-place changes; None if there is no such copy."""
         packed = copied.packed
         return packed[1]() if packed is not None and packed[0] == (self._number, version) else None
 
     def add(
         self, copied: Copied, version: int, array: np.ndarray, step: int | None, original: Original | None = None
     ) -> Place:
-        """Copy a memory, the C-contiguous `array`, which was changed in place `version` times, to a batch.
+        """Copy a memory to a batch: `array`, C-contiguous, after `version` in-place changes; return its place.
 
-        The place holds `original` until that is over. Raises what `DiskStore.put` raises.
+        The place holds `original` until `original.is_over()`. Raises the errors of `DiskStore.put`.
         """
         with self._lock:
             place = self._add(array, step, original)
@@ -160,7 +160,7 @@ class SmallTensors:
         return batch
 
     def end_batch(self) -> None:
-        """Let the store write the batch that is being filled. Raises what `DiskStore.end_change` raises."""
+        """Let the store write the batch that is being filled. Raises the errors of `DiskStore.end_change`."""
         with self._lock:
             batch, self._filling = self._filling(), _nothing
             if batch is not None:
@@ -169,7 +169,7 @@ class SmallTensors:
                 self.store.end_change(batch.held, changed=False)
 
     def _drop_originals(self) -> None:
-        """Drop the originals that are over. The next time is when there are twice as many as stay now."""
+        """Drop the originals that are over. The next search is due when there are twice as many as stay now."""
         stay = []
         for reference in self._with_original:
             place = reference()
@@ -182,7 +182,7 @@ class SmallTensors:
         self._most_originals = max(_FEWEST_ORIGINALS, 2 * len(stay))
 
     def read(self, batch: _Batch) -> np.ndarray:
-        """Return the array of a batch. Raises what `DiskStore.get` raises."""
+        """Return the array of a batch. Raises the errors of `DiskStore.get`."""
         array = batch.array
         if array is None:
             before = self._read()
@@ -194,10 +194,10 @@ class SmallTensors:
 
 
 def _nothing() -> None:
-    """Be the reference to no object."""
+    """Return None, as a reference to no object."""
 
 
-# Not a WeakSet: it forgets the dead with Python code, which a signal handler could interrupt.
+# Not a WeakSet, which removes dead objects by Python code that a signal handler could interrupt.
 _all: set[weakref.ref[SmallTensors]] = set()
 
 

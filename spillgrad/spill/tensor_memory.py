@@ -1,4 +1,4 @@
-"""The memory of this library's tensors, as a store takes it and gives it back."""
+"""The memory of spillgrad's tensors, as a store takes it and gives it back."""
 
 import math
 from collections.abc import Hashable
@@ -22,10 +22,10 @@ SIGNALS_WAIT = True
 
 
 class Copy(Storage):
-    """The storage over an array that a store gave back; while nobody changes it, it is what was put under `key`.
+    """The storage over an array that a store gave back; until somebody changes it, it has the bytes put under `key`.
 
-    `altered_by` marks the lossy codec that may have altered the array. It is then equal to what was put only for the
-    store with that codec.
+    `altered_by` marks the lossy codec that may have altered the array. Only for the store with that codec is the
+    array then equal to the one that was put.
     """
 
     __slots__ = ("altered_by", "key")
@@ -35,12 +35,12 @@ class Copy(Storage):
         self.key, self.altered_by = key, altered_by
 
     def is_unchanged(self) -> bool:
-        """Return whether nobody changed the array since it was read."""
+        """Return whether the array is unchanged since it was read."""
         return not self.version
 
 
 class Spilled(saved_memory.Spilled):
-    """Stands for a spilled tensor of this library. It holds the context, whose store closes when it is gone."""
+    """A spilled tensor, as the graph keeps it. It holds the context, because the store closes when the context dies."""
 
     __slots__ = ("_context",)
 
@@ -49,12 +49,12 @@ class Spilled(saved_memory.Spilled):
         self._context = context
 
     def tensor(self) -> Tensor:
-        """Return the tensor, over memory that it shares with all others of its storage.
+        """Return the tensor, over memory that it shares with all other tensors of its storage.
 
-        The storage is the packed one while that is in memory, else that of a copy. Raises SavedTensorError for a copy
-        that was changed.
+        The storage is the packed one while that is in memory, else a copy. Raises SavedTensorError if the copy was
+        changed.
         """
-        # Each array has one storage. With two, a change through one would be unknown to the other.
+        # Each array has one storage: of two, one would not count a change that was made through the other.
         store, handle = self._source, self.held
         array = store.get(handle)
         storage = handle.watcher()
@@ -69,7 +69,7 @@ class Spilled(saved_memory.Spilled):
 
 
 class SpilledSmall(saved_memory.SpilledSmall):
-    """Stands for a small tensor of this library."""
+    """A small saved tensor, as the graph keeps it; several share an array of the store."""
 
     __slots__ = ()
 
@@ -80,33 +80,33 @@ class SpilledSmall(saved_memory.SpilledSmall):
 
 
 def layout_of(tensor: Tensor) -> Layout:
-    """Return where in its storage a tensor lies."""
+    """Return the layout of a tensor in its storage."""
     array = tensor._array
     offset = address_of(array) - address_of(tensor._storage.array) if array.size else 0
     return shared_layout(array.dtype, array.itemsize, array.shape, array.strides, offset)
 
 
 def over(array: np.ndarray, layout: Layout, storage: Storage) -> Tensor:
-    """Return the tensor with a layout in dense memory, that of a storage."""
+    """Return the tensor that has `layout` in `array`, the dense memory of `storage`."""
     return Tensor.wrap(strided_view(array, layout.offset, layout.shape, layout.dtype, layout.strides), storage)
 
 
 def memory_of(tensor: Tensor, codec_mark: object) -> SavedMemory:
-    """Return the memory of a tensor as the store takes it whose lossy codec, if it has one, has that mark."""
+    """Return the memory of a tensor as a store takes it; `codec_mark` marks the store's lossy codec, or is None."""
     storage, array, layout = tensor._storage, tensor._array, layout_of(tensor)
     version = storage.version
     is_unchanged = lambda: storage.version == version  # noqa: E731
     key = _key(storage, codec_mark)
     dense = in_memory_order(storage.array)
     if not dense.flags.carray:
-        # The memory has gaps, or is read-only: the store copies what this tensor shows of it, once there is room.
+        # The memory has gaps, or is read-only: the store copies the elements of this tensor, once there is room.
         shown = array[tuple(slice(None if stride else 1) for stride in array.strides)]
         strides = tuple(
             inner if stride else 0 for stride, inner in zip(array.strides, _dense_strides(shown), strict=True)
         )
         return SavedMemory((key, layout), shown, layout._replace(strides=strides, offset=0), is_unchanged)
     if codec_mark is not None and array.dtype != dense.dtype and dense.dtype in LOSSY_DTYPES:
-        # The codec keeps numbers close, but not bytes: a tensor that shows them as another dtype has the bytes stored.
+        # The codec keeps numbers close, but not bytes: the memory of a tensor of another dtype is stored as bytes.
         key, dense = (storage.uid, version, np.uint8), dense.reshape(-1).view(np.uint8)
     # While the store has the array in RAM it keeps `is_unchanged`, and with it the storage: a tensor that comes back
     # over this array gets this storage, and counts its changes there.
@@ -114,14 +114,14 @@ def memory_of(tensor: Tensor, codec_mark: object) -> SavedMemory:
 
 
 def in_memory_order(array: np.ndarray) -> np.ndarray:
-    """Return an array with its axes in the order of its memory. It is C-contiguous then, unless it has gaps."""
+    """Return an array with its axes in the order of its memory: C-contiguous, unless the memory has gaps."""
     if array.flags.c_contiguous:
         return array
     return array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
 
 
 def _key(storage: Storage, codec_mark: object) -> Hashable:
-    """Return what identifies the contents of a storage in the store whose codec has that mark."""
+    """Return the key of a storage's present contents in the store whose codec has the mark `codec_mark`."""
     if isinstance(storage, Copy) and not storage.version and storage.altered_by in (None, codec_mark):
         return storage.key
     return storage.uid, storage.version

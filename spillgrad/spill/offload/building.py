@@ -1,4 +1,4 @@
-"""Models that are built straight into a store."""
+"""Building a model whose tensors go to a store one by one."""
 
 import contextlib
 import threading
@@ -18,7 +18,7 @@ from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.memory import buffers
 
-# Idle memory of the buffer pool that building a model may leave.
+# The bytes of idle memory that the buffer pool may keep while a model is built.
 _IDLE_BYTES = 64 << 20
 
 
@@ -40,7 +40,7 @@ def _offloading_what_is_registered(residents: Residents) -> Iterator[None]:
 
 
 def built_model(given: Any, residents: Residents | None) -> Module:
-    """Return a module, or the one that a function builds, which goes to the store meanwhile."""
+    """Return a module, or the one that a function builds; its tensors go to the store while it is built."""
     model = given
     if residents is not None:
         if not callable(given):

@@ -1,4 +1,4 @@
-"""What a thread has used of offloaded tensors, by the modules and updates that it is in."""
+"""Frames: the offloaded tensors that each running module or update has used, per thread."""
 
 import collections
 import threading
@@ -13,7 +13,7 @@ SIGNALS_WAIT = True
 
 
 class Frame:
-    """The arrays that a module, or an update, has used so far: it may use them again.
+    """The arrays that a running module or update has used, and may use again.
 
     `number` is None in the frame outside of all modules, which keeps nothing.
     """
@@ -33,5 +33,5 @@ class ThreadFrames(threading.local):
 
     def __init__(self) -> None:
         self.frames = [Frame(None)]
-        # A caller that is about to change this array may not hold it yet.
+        # The array that a caller is about to change; the caller may not hold it yet.
         self.last_changed: np.ndarray | None = None

@@ -10,14 +10,14 @@ from spillgrad.tensor import Tensor
 
 
 class Need(NamedTuple):
-    """Bytes that must be in RAM, or on the device, at once; `why` says which, and what for."""
+    """Bytes that must be in RAM, or on the device, at once; `why` names the tensors and their use."""
 
     nbytes: int
     why: str
 
 
 class Needs(NamedTuple):
-    """What must be at once in RAM, on the device, and in either if all tensors were there."""
+    """What must be at once in RAM, on the device, and together if all tensors were in one place."""
 
     ram: Need
     device: Need
@@ -75,7 +75,7 @@ def disk_need(model: Module, optimizer: Optimizer | None, gradients: bool) -> Di
 
 
 def _of_layers(model: Module) -> Iterator[Need]:
-    # Of a module in several places, only the first counts, with the modules around it there.
+    # Of a module at several paths, only the first path counts, with the modules around it.
     for path, module in model.named_modules():
         own = _own(module)
         around = {id(tensor): tensor for outer in _around(model, path) if _runs(outer) for tensor in _own(outer)}
@@ -86,7 +86,7 @@ def _of_layers(model: Module) -> Iterator[Need]:
 
 
 def _around(model: Module, path: str) -> Iterator[Module]:
-    """Yield the modules around the one at a path."""
+    """Yield the modules that contain the module at `path`."""
     while path:
         path = path.rpartition(".")[0]
         yield model.get_submodule(path)

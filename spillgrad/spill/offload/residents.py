@@ -32,9 +32,9 @@ class Residents(Keeper):
         self.store = store
         self._device_budget_bytes = 0
         self._device_store: DeviceStore | None = None  # made when a tensor of a device is offloaded
-        # Guards which arrays change.
+        # Guards the list of changing arrays.
         self.lock: contextlib.AbstractContextManager[Any] = ForkSafeLock()
-        # Weak, as storages hold this object.
+        # Weak references, because storages hold this object.
         self.changing: collections.deque[weakref.ref[OffloadedStorage]] = collections.deque()
         self.thread = ThreadFrames()
         self._numbers = itertools.count()
@@ -52,7 +52,7 @@ class Residents(Keeper):
         return self._device_store
 
     def allow_on_device(self, nbytes: int) -> None:
-        """Let so many bytes stay on a device; before, none do."""
+        """Allow `nbytes` of arrays to stay on a device; the initial allowance is 0."""
         with self.lock:
             self._device_budget_bytes = nbytes
             if self._device_store is not None:
@@ -63,7 +63,7 @@ class Residents(Keeper):
         return {} if self._device_store is None else self._device_store.stats()
 
     def flush(self) -> None:
-        """Give the store of the host what is only on the device. Raises SpillError when it refuses."""
+        """Copy the arrays that are only on the device to the store of the host. Raises SpillError when that refuses."""
         if self._device_store is not None:
             self._device_store.flush()
 
@@ -73,7 +73,7 @@ class Residents(Keeper):
         return self.thread.frames[-1]
 
     def enter(self, owner: int, begins_step: bool = False) -> None:
-        """Enter a frame, which keeps the arrays used from here on; backward reads those again that operations save."""
+        """Enter a frame, which keeps the arrays used from here on; backward reads again those that operations save."""
         if len(self.thread.frames) == 1:
             if begins_step:
                 self.store.begin_step()
@@ -83,7 +83,7 @@ class Residents(Keeper):
         self.thread.frames.append(Frame(next(self._numbers), owner))
 
     def leave(self, owner: int) -> None:
-        """Leave the frame of `owner`, and let go of its arrays. Do nothing when `owner` did not enter one."""
+        """Leave the frame of `owner`, and release its arrays. Do nothing if `owner` entered none."""
         frames = self.thread.frames
         if frames[-1].owner != owner:
             return
@@ -94,7 +94,7 @@ class Residents(Keeper):
         self.settle()
 
     def make_room(self, nbytes: int, device: Device) -> None:
-        """Let go of the arrays that this thread used first on a device, until `nbytes` more fit the budget."""
+        """Release arrays that this thread holds on a device, first used first, until `nbytes` more fit the budget."""
         used = [frame.arrays[device] for frame in self.thread.frames]
         excess = nbytes - self.store_of(device).budget_bytes + sum(array.nbytes for arrays in used for array in arrays)
         for arrays in used:
@@ -102,7 +102,7 @@ class Residents(Keeper):
                 excess -= arrays.popleft().nbytes
 
     def settle(self) -> None:
-        """Give the store the new values of all arrays that nobody uses any more after a change."""
+        """Give the store the new values of all changed arrays that nobody uses any more."""
         with self.lock:
             for _ in range(len(self.changing)):
                 known = self.changing.popleft()

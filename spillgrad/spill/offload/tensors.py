@@ -30,7 +30,7 @@ SIGNALS_WAIT = True
 
 
 class Keeper(Protocol):
-    """What an offloaded storage asks of the one who keeps it, `Residents`."""
+    """The methods of `Residents` that an offloaded storage calls."""
 
     lock: contextlib.AbstractContextManager[Any]
     thread: ThreadFrames
@@ -47,7 +47,7 @@ class Keeper(Protocol):
 
 
 class OffloadedStorage(Storage):
-    """Memory in a store. It is in RAM, or on the device, while somebody holds `array`, which reads it where needed.
+    """Memory in a store. It is in RAM, or on the device, while somebody holds `array`, which reads it if needed.
 
     After an in-place change the array stays there until nobody uses it any more. The store gets its new values then.
     """
@@ -58,7 +58,7 @@ class OffloadedStorage(Storage):
     norm: float | None = None
 
     def view_of(self, tensor: Tensor) -> "OffloadedView":
-        """Return what stands in a graph for a tensor over this storage."""
+        """Return the object that a graph keeps for a tensor over this storage."""
         return OffloadedView(tensor)
 
     def put_away(self, gradient: Tensor) -> None:
@@ -73,7 +73,7 @@ class OffloadedStorage(Storage):
             frame.hold(made)
 
     def place(self, residents: Keeper, store: "DiskStore | DeviceStore", handle: Handle, array: np.ndarray) -> None:
-        """Become the storage of `array`, which a store has under `handle`, after a plain storage got this class."""
+        """Complete a plain storage that got this class: `array`, its memory, is in `store` under `handle`."""
         self.device = device_of(array)
         del vars(self)["array"]
         self._residents, self._store, self._handle = residents, store, handle
@@ -86,7 +86,7 @@ class OffloadedStorage(Storage):
 
     @property
     def array(self) -> np.ndarray:  # type: ignore[override]
-        """The dense memory. It is one array for as long as anybody holds it."""
+        """The dense memory: the same array for as long as anybody holds it."""
         array = self._alive()
         frame = self._residents.frame
         if array is not None and frame.number is not None and self._used_in == frame.number:
@@ -106,7 +106,7 @@ class OffloadedStorage(Storage):
         return array
 
     def array_to_overwrite(self) -> np.ndarray:
-        """Return the memory if it is there, else new memory, which becomes the storage's when a change begins."""
+        """Return the memory if somebody holds it, else new memory, which becomes the storage's when a change begins."""
         with self._residents.lock:
             array = self._alive()
             if array is None:
@@ -121,7 +121,7 @@ class OffloadedStorage(Storage):
         super().begin_change()
 
     def lend(self) -> None:
-        """Prepare for a caller that gets the memory, and may change it for as long as it holds that."""
+        """Prepare for a caller that gets the memory, and may change it for as long as the caller holds the array."""
         with self._residents.lock:
             was_changing = self._changing
             self._begin_change()
@@ -143,7 +143,7 @@ class OffloadedStorage(Storage):
                 residents.changing.append(weakref.ref(self))
 
     def end_change(self) -> bool:
-        """Give the new values to the store unless the array is still used; return whether that was done.
+        """Give the new values to the store, and return True; return False if the array is still used.
 
         Called with the lock held.
         """
@@ -156,9 +156,9 @@ class OffloadedStorage(Storage):
         return True
 
     def _digest(self) -> bytes | None:
-        """Return a digest that tells later whether the array was changed; None to take it for changed.
+        """Return a digest by which a change of the array is found later; None if the array is to count as changed.
 
-        Memory of a device is taken for changed: to read it would take longer than to store it again.
+        Memory of a device always counts as changed: reading it would take longer than storing it again.
         """
         array = cast(np.ndarray, self._alive())
         if self.device is not CPU:
@@ -167,7 +167,7 @@ class OffloadedStorage(Storage):
 
 
 def is_held(alive: Callable[[], np.ndarray | None]) -> bool:
-    """Return whether anybody refers to an array beside its store."""
+    """Return whether anybody but its store refers to an array."""
     return _holders(alive) > _KEPT_ONLY
 
 
@@ -186,7 +186,7 @@ _KEPT_ONLY = _holders_of_a_kept_array()
 
 
 class OffloadedView:
-    """Stands in a graph for a saved tensor over an offloaded storage."""
+    """The object that a graph keeps for a saved tensor over an offloaded storage."""
 
     __slots__ = ("_layout", "_storage")
 
@@ -217,7 +217,7 @@ class Offloaded(Tensor):
         return self._storage.array_to_overwrite()
 
     def alias(self, edge: Edge = NO_EDGE) -> Tensor:
-        """Return another such tensor, without graph or with the given place in it; it is not read for that."""
+        """Return another tensor over the same storage, without graph or at `edge` in it; nothing is read."""
         tensor: Tensor = object.__new__(OffloadedTensor)
         self._storage.aliased = True
         tensor._storage = self._storage
@@ -226,7 +226,7 @@ class Offloaded(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """The values without graph; other memory, once assigned, goes to the store too."""
+        """The values without graph. Memory assigned to `data` goes to the store too."""
         return self.detach()
 
     @data.setter

@@ -67,7 +67,7 @@ class OffloadedTraining(StepContext):
             module.register_forward_hook(leave, with_kwargs=True, always_call=True)
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
-        """Offload the state, and take over the updates."""
+        """Offload the state of an optimizer, and run its updates one by one."""
         self._optimizer = weakref.ref(optimizer)
         optimizer.step_context = self
         for param in _parameters(optimizer):
@@ -79,12 +79,12 @@ class OffloadedTraining(StepContext):
         self.residents.enter(id(module), begins_step and not self._adds_to_gradients())
 
     def _adds_to_gradients(self) -> bool:
-        """Return whether gradients wait for an update: then this batch belongs to the same step as the last."""
+        """Return whether gradients wait for an update, so that this batch belongs to the same step as the last."""
         waiting = self._waiting()
         return waiting is not None and waiting.grad is not None
 
     def _accumulated(self, param: Tensor) -> None:
-        """Use a parameter's gradient after backward has added to it, or move it to the store."""
+        """After backward has added to a parameter's gradient: update the parameter with it, or move it to the store."""
         self.residents.store.begin_phase("backward")
         optimizer = self._optimizer() if self._step_in_backward else None
         group = None if optimizer is None else self._group_of(optimizer, param)

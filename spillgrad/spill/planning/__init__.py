@@ -1,1 +1,1 @@
-"""What `spillgrad.planning` is made of, and the policy "auto" of `save_on_disk`."""
+"""The parts of `spillgrad.planning`, and the policy "auto" of `save_on_disk`."""

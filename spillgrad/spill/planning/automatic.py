@@ -1,4 +1,4 @@
-"""The policy "auto": spill everything at first, then recompute the layers whose tensors the disk is too slow for."""
+"""The policy "auto": spill everything at first, then recompute layers if steps wait for the disk."""
 
 import collections
 import functools
@@ -19,15 +19,15 @@ from spillgrad.storage.counters import StepTraffic
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.tensor import Tensor
 
-# In the first step kernels compile, and memory is touched for the first time: its times say nothing.
+# In the first step kernels compile, and memory is touched for the first time, so its times are not used.
 _MEASURED_STEPS = 2
-# A step that waits less than this share for the disk has nothing to gain. One that waits so long may have met a moment
-# when the disk was busy, unless the one before waited too, or it is this much.
+# A step that waits for the disk for less than this share has nothing to gain. A longer wait may be chance, unless the
+# step before waited too, or the share is at least `_LONG_WAIT_SHARE`.
 _WAIT_SHARE = 0.05
 _LONG_WAIT_SHARE = 0.25
-# A choice that made steps longer than they were by more than this, which is more than noise, is given up.
+# A choice is given up if it made steps longer by more than this share, which is more than noise.
 _WORSE_SHARE = 0.05
-# The first step after a choice still follows the schedule of those before.
+# The first step after a choice is not judged: it still follows the schedule of the steps before.
 _JUDGED_STEPS = 3
 
 
@@ -58,7 +58,7 @@ class _Known:
         self._former_s = 0.0
 
     def learn(self, run: _Run, step: StepTraffic) -> None:
-        """Take note of a finished step, and choose."""
+        """Learn from a finished step, and choose what to recompute."""
         if self.settled or run.recomputed != self.recomputed:
             return
         self._steps += 1
@@ -100,19 +100,19 @@ class _Thread(threading.local):
     depth = 0
 
 
-# What is known of models, by their first sub-module; and finished steps that are yet to be learned from.
+# What is known of each model, by its first sub-module; and finished steps from which nothing was learned yet.
 _known: "weakref.WeakKeyDictionary[Module, dict[Hashable, _Known]]" = weakref.WeakKeyDictionary()
 _lock = ForkSafeLock()
 _finished: collections.deque[tuple[_Run, StepTraffic]] = collections.deque()
 
 
 class Automatic:
-    """The policy "auto" of `save_on_disk`: it recomputes nothing, or what earlier steps of this process have shown.
+    """The policy "auto" of `save_on_disk`: it recomputes nothing at first, then what measured steps suggest.
 
     A step lasts until the store is empty again: a forward and a backward, of which several may come before an update.
     From the second step on it measures what each module saved, how long its forward took, how fast the disk was, and
-    how long the step waited for it. If a step waited, `choose` decides what to recompute. If steps become slower by
-    that, they go back to what they were. Steps of several threads at once are not measured.
+    how long the step waited for it. If a step waited, `choose` decides what to recompute. If steps become slower
+    by that, nothing is recomputed any more. Steps of several threads at once are not measured.
     """
 
     def __init__(self, store: DiskStore, device: int) -> None:
@@ -122,11 +122,11 @@ class Automatic:
         self._runs: collections.deque[_Run] = collections.deque()  # of all threads, in the present step
 
     def keeps(self, operation: str, path: str) -> bool:
-        """Return False: the store keeps what fits the budget, to the byte."""
+        """Return False: this policy keeps no tensor beside the budget."""
         return False
 
     def begin(self) -> None:
-        """Note that saving begins in this thread."""
+        """Begin to measure: this thread enters the context."""
         with _lock:
             while _finished:
                 run, step = _finished.popleft()
@@ -137,7 +137,7 @@ class Automatic:
             thread.entered_s = self._now_s()
 
     def end(self) -> None:
-        """Note that saving ends in this thread."""
+        """Stop measuring: this thread leaves the context."""
         thread = self._thread
         thread.depth = max(0, thread.depth - 1)
         if thread.depth == 0 and thread.run is not None:
@@ -148,7 +148,7 @@ class Automatic:
         return time.perf_counter() - self._store.waited_s
 
     def saved(self, path: str, key: Hashable, nbytes: int) -> None:
-        """Note what an operation within a module saves."""
+        """Record a memory that an operation within a module saves."""
         run = self._thread.run
         if run is not None and run.recorder is not None:
             run.recorder.save(path, key, nbytes)
@@ -183,7 +183,7 @@ class Automatic:
 
 
 def _end_step(runs: "collections.deque[_Run]", step: StepTraffic) -> None:
-    """Note what the store says of the step that ends. Takes no lock."""
+    """Record the store's counters of the step that ends. Takes no lock."""
     ended = [runs.popleft() for _ in range(len(runs))]
     for run in ended:
         run.is_over = True

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 from spillgrad.spill.planning.record import Part, Unit
 
-# Less than this share of a step is noise: nothing is recomputed for it.
+# A gain of less than this share of a step is noise, and nothing is recomputed for it.
 WORTH_SHARE = 0.05
 
 
 class Choice(NamedTuple):
-    """Modules to recompute: the bytes that frees, the seconds it takes, and the seconds of a step then."""
+    """Modules to recompute; the bytes that this frees, the seconds that it takes, and the length of a step then."""
 
     paths: frozenset[str]
     freed_bytes: int
@@ -19,7 +19,7 @@ class Choice(NamedTuple):
 
 
 class _Exchange(NamedTuple):
-    """One module to recompute in place of modules inside it: the bytes and seconds that adds."""
+    """A module to recompute in place of modules inside it, and the bytes and seconds that this adds."""
 
     add: str
     remove: tuple[str, ...]
@@ -30,9 +30,9 @@ class _Exchange(NamedTuple):
 def choose(units: Sequence[Unit], step_s: Callable[[int, float], float]) -> Choice:
     """Return the choice with the shortest step; among steps that are about as short, the one with the fewest modules.
 
-    `step_s(freed_bytes, seconds)` returns how long a step takes that saves so many bytes less and computes so many
-    seconds longer. Modules that free most bytes for their time come first. Of equal ones the earlier layer does, as its
-    tensors are the first to go to disk.
+    `step_s(freed_bytes, seconds)` returns the length of a step that saves `freed_bytes` less and computes `seconds`
+    longer. Modules that free most bytes for their time come first; of equal modules the one in the earlier layer,
+    because its tensors are the first to go to disk.
     """
     best = min(choices(units, step_s), key=lambda choice: choice.step_s)
     first = Choice(frozenset(), 0, 0.0, step_s(0, 0.0))
@@ -42,7 +42,7 @@ def choose(units: Sequence[Unit], step_s: Callable[[int, float], float]) -> Choi
 
 
 def choices(units: Sequence[Unit], step_s: Callable[[int, float], float]) -> Iterable[Choice]:
-    """Yield choices with ever more to recompute, from nothing on."""
+    """Yield choices that recompute more and more, the first of them nothing."""
     exchanges = [exchange for unit in units for exchange in _exchanges(unit)]
     exchanges.sort(key=lambda exchange: -_worth(exchange.freed_bytes, exchange.seconds))
     paths: frozenset[str] = frozenset()
@@ -56,7 +56,7 @@ def choices(units: Sequence[Unit], step_s: Callable[[int, float], float]) -> Ite
 
 
 def _exchanges(unit: Unit) -> list[_Exchange]:
-    """Return steps from nothing to the whole unit, each worth less than the one before."""
+    """Return exchanges that lead from nothing to the whole unit, each freeing fewer bytes a second than the last."""
     steps: list[_Exchange] = []
     for part in sorted(unit.children, key=_worth_of, reverse=True):
         if part.freed_bytes > 0:
@@ -68,7 +68,7 @@ def _exchanges(unit: Unit) -> list[_Exchange]:
         done = tuple(step.add for step in steps)
         freed_bytes = whole.freed_bytes - sum(step.freed_bytes for step in steps)
         seconds = max(0.0, whole.seconds - sum(step.seconds for step in steps))
-        # If the rest frees more for its time than the last part, they become one step.
+        # If the rest frees more for its time than the last part, the two become one exchange.
         if not steps or _worth(freed_bytes, seconds) <= _worth(steps[-1].freed_bytes, steps[-1].seconds):
             break
         steps.pop()

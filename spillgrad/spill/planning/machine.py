@@ -26,7 +26,7 @@ _PRODUCTS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Disk:
-    """The speed at which a store writes to a directory and reads from it; a byte takes `busy_s_per_byte` of a core."""
+    """The speed at which a store writes and reads a directory; moving a byte takes a core `busy_s_per_byte`."""
 
     write_bytes_per_s: float
     read_bytes_per_s: float
@@ -34,7 +34,7 @@ class Disk:
     free_bytes: int
 
     def seconds(self, written_bytes: int, read_bytes: int) -> float:
-        """Return how long the disk takes to write and read so many bytes."""
+        """Return the seconds that the disk takes for these bytes."""
         return written_bytes / self.write_bytes_per_s + read_bytes / self.read_bytes_per_s
 
 

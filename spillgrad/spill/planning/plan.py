@@ -25,9 +25,9 @@ from spillgrad.spill.planning.record import pattern
 from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad.tensor import Tensor
 
-# This share of the memory stays unused, for errors of the prediction.
+# The share of the memory that a plan leaves unused, for errors of the prediction.
 _MARGIN_SHARE = 0.05
-# The share of the memory for the store while a shallow model is measured; the second if a layer needs more.
+# The share of the memory that the store gets while a shallow model is measured; the second share if a layer needs more.
 _PROFILE_SHARES = (0.25, 0.6)
 _BYTES = 256
 # The number of choices to compare, from recomputing nothing to recomputing everything.
@@ -37,7 +37,7 @@ _RAM_FACTORS = (0.5, 2.0, 4.0, 8.0, 16.0)
 
 @dataclasses.dataclass(frozen=True)
 class Treatment:
-    """What happens to the bytes that some modules save: how many are kept, spilled and recomputed.
+    """The bytes that some modules save: how many are kept, spilled and recomputed.
 
     `modules` is the path of one layer, or of the first and the last of several neighbours.
     """
@@ -62,7 +62,7 @@ class Alternative:
 class Plan:
     """A training run of a model within `ram_bytes` of memory; `str` gives a summary in one line.
 
-    `policy` is that for `save_on_disk`, `offload` says whether parameters and optimizer state live on disk too, and
+    `policy` is the one for `save_on_disk`; `offload` says whether parameters and optimizer state live on disk too, and
     `recomputed` has the paths of the modules to recompute.
     """
 
@@ -191,9 +191,9 @@ def observe(
     offload: bool,
     accumulate: int = 1,
 ) -> Whole:
-    """Return the basis of predictions for a model of the catalogue, trained by AdamW, from two layers as in `plan`.
+    """Profile two layers of a catalogue model, trained by AdamW as in `plan`; return the basis of predictions.
 
-    Set its `machine` to predict for another machine. Raises as `plan` does.
+    Set its `machine` to predict for another machine. Raises the errors of `plan`.
     """
     build, layers, _ = _builder(model, context, None, None)
     place = Path(directory).absolute()
@@ -204,7 +204,7 @@ def observe(
 
 
 def _either(watched: Callable[[bool], Whole], ram_bytes: int) -> list[Whole]:
-    """Profile a model that lives in a store, and also one that lives in RAM if the model may fit there."""
+    """Profile the model living in a store, and also living in RAM if it may fit there."""
     offloaded = watched(True)
     whole_bytes = offloaded.parameter_bytes + offloaded.trained_bytes + offloaded.state_bytes
     return [watched(False), offloaded] if offloaded.profile.base_bytes + whole_bytes < ram_bytes else [offloaded]
@@ -244,7 +244,7 @@ def _profile(
 def _builder(
     model: str | Callable[[int], Module], context: int, depth: int | None, lora: int | None
 ) -> tuple[Callable[[int], Module], int, str]:
-    """Return a function that builds a model of some layers, the number of layers of the whole model, and its name."""
+    """Return a function from a number of layers to a model, the layers of the whole model, and its name."""
     bare: Callable[[int], Module]
     if isinstance(model, str):
         if depth is not None:
@@ -278,7 +278,7 @@ def _loss(model: str | Callable[[int], Module], batch: int, context: int) -> Cal
 
 
 def _best(wholes: Sequence[Whole], ram_bytes: int) -> tuple[Whole, Choice, Prediction] | None:
-    """Return the choice with the shortest step within the memory; of about equal ones the one that recomputes least."""
+    """Return the choice with the shortest step within the memory; of about equal steps, the least recomputation."""
     best: tuple[Whole, Choice, Prediction] | None = None
     for whole in wholes:
         every = list(choices(whole.units, lambda freed_bytes, seconds: 0.0)) or [NOTHING]
@@ -304,7 +304,7 @@ def _policy(whole: Whole, choice: Choice, prediction: Prediction) -> str:
 
 
 def _treatments(whole: Whole, choice: Choice, prediction: Prediction) -> Iterable[Treatment]:
-    """Yield the treatments of layers in order, with neighbours that are treated alike as one.
+    """Yield the treatments of layers in order; neighbours that are treated alike share one.
 
     The newest saved tensors stay in RAM, up to the budget: those of the last layers.
     """
@@ -343,7 +343,7 @@ def _spilled(prediction: Prediction, whole: Whole) -> int:
 
 
 def _alternatives(wholes: Sequence[Whole], ram_bytes: int) -> Iterable[Alternative]:
-    """Yield predictions for other amounts of memory, up to one with which nothing goes to disk."""
+    """Yield predictions for other amounts of memory, up to an amount with which no tensor goes to disk."""
     for factor in _RAM_FACTORS:
         other = int(ram_bytes * factor)
         found = _best(wholes, int(other * (1 - _MARGIN_SHARE)))

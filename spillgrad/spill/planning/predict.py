@@ -22,7 +22,7 @@ from spillgrad.storage.residency import belady
 from spillgrad.storage.residency.belady import PHASES, Event, Item
 
 NOTHING = Choice(frozenset(), 0, 0.0, 0.0)
-# At most so many batches of a step are simulated. Each further batch moves as many bytes as the last of these.
+# The most batches of a step that are simulated. Each further batch moves as many bytes as the last one simulated.
 _PASSES = 3
 
 
@@ -30,7 +30,7 @@ _PASSES = 3
 class Prediction:
     """The predicted bytes and seconds of a training step.
 
-    `compute_s` includes recomputation; `io_s` is the time of the disk. `saved_bytes` are those of one batch, of which a
+    `compute_s` includes recomputation; `io_s` is the time of the disk. `saved_bytes` counts one batch, of which a
     step may have several.
     """
 
@@ -98,7 +98,7 @@ class Whole:
     def events(
         self, choice: Choice = NOTHING, passes: int | None = None, keeps: bool = False
     ) -> tuple[list[Item], list[Event]]:
-        """Return the items and events of a step of the whole model, with `passes` batches if that is given.
+        """Return the items and events of a step of the whole model; `passes` replaces the number of batches.
 
         If the step `keeps`, saved tensors have no events: the store never sees them.
         """
@@ -114,7 +114,7 @@ class Whole:
         return copies.items, [event for event in events if event.item not in kept]
 
     def _first_pass(self) -> list[Event]:
-        """Return the events of a step's first batch: it puts new gradients, to which later batches add."""
+        """Return the events of a step's first batch, which puts new gradients; later batches add to them."""
         found: list[Event] = []
         seen: set[int] = set()
         for event in self.profile.events:
@@ -147,7 +147,7 @@ class Whole:
         return min(self.peak_bytes(self.profile.least_budget, choice) for choice in (NOTHING, everything))
 
     def budget_within(self, ram_bytes: int, choice: Choice = NOTHING) -> int | None:
-        """Return the largest budget with which the process stays within `ram_bytes`; None if there is none."""
+        """Return the largest budget with which the process stays within `ram_bytes`; None if no budget does."""
         low, high = self.profile.least_budget, max(ram_bytes, self.profile.least_budget)
         if self.peak_bytes(low, choice) > ram_bytes:
             return None
@@ -190,7 +190,7 @@ class Whole:
         }
 
     def _saved(self, choice: Choice) -> tuple[int, int]:
-        """Return the bytes that a batch saves: of the whole model, and of one layer."""
+        """Return the bytes that a batch saves in the whole model, and in one layer."""
         items, units = self.profile.items, self.profile.units
         put = {event.item for event in self.profile.events if event.kind == "put" and event.phase == "forward"}
         total = sum(items[item].nbytes for item in put)
@@ -243,7 +243,7 @@ class _Copies:
         self._numbers: dict[tuple[int, int, int], int] = {}
 
     def begin_pass(self) -> None:
-        """Begin a batch: it puts arrays of its own."""
+        """Begin a batch, whose saved arrays are other items than those of the batch before."""
         self._passes += 1
 
     def of_phase(self, events: Sequence[Event], phase: str) -> list[Event]:

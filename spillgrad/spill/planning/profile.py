@@ -32,14 +32,14 @@ from spillgrad.storage.store import Handle
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.memory import buffers
 
-# The number of layers that run: the first may differ, the second stands for all others.
+# The number of layers that run. The first may differ from the others; the second is measured for all others.
 _SHALLOW = 2
 # Units that are not layers. OUTSIDE runs before or around the layers. HEAD is what backward runs before the last layer.
 OUTSIDE, HEAD = -1, -2
-# Measuring ends after so many steps, or after this time.
+# Measuring ends after this number of steps, or after this time.
 _STEPS = 4
 _MEASURED_S = 8.0
-# Two measurements of memory differ by about a MiB. Rounded up to such steps, they are equal.
+# Two measurements of memory differ by about a MiB. Rounded up to multiples of this, they are equal.
 _STEP_BYTES = 16 << 20
 # The interval at which memory is measured.
 _LOOK_EVERY_S = 1e-3
@@ -189,7 +189,7 @@ class _Watched:
         return int(number) if number.isdigit() else OUTSIDE
 
     def around(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a module's forward, and note its time and its unit."""
+        """Run a module's forward, and record its time and its unit."""
         outer, self.unit = self.unit, self.unit_of(path)
         try:
             return self.recorder.forward(path, forward, args, kwargs, self.now_s)
@@ -197,7 +197,7 @@ class _Watched:
             self.unit = outer
 
     def unpacked(self, path: str) -> None:
-        """Note that backward uses a tensor that the module at a path saved."""
+        """Record that backward uses a tensor that the module at `path` saved."""
         unit = self.unit_of(path)
         if self.phase == "backward" and (unit != OUTSIDE or self.unit != HEAD):
             self.unit = unit
@@ -217,7 +217,7 @@ class _Watched:
         self.enter("end")
 
     def _pass(self) -> None:
-        """Run a batch forward and backward, and drop the notes about the batch before."""
+        """Run a batch forward and backward; its records replace those of the batch before."""
         self.recorder, self.marks, self.moved = Recorder(), {}, {}
         self.trace.begin()
         self.enter("forward")
@@ -350,7 +350,7 @@ class _Trace:
         self._store.watch_drops(None)
 
     def name(self, handle: Handle, key: Any) -> None:
-        """Note the key of the memory that a handle stands for."""
+        """Record the key of the memory that a handle refers to."""
         self.keys[self._number(handle)] = key
 
     def _seen(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from spillgrad.tensor import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A module that may be recomputed: this frees `freed_bytes` of saved tensors and takes `seconds` longer."""
+    """A module that may be recomputed, which frees `freed_bytes` of saved tensors and takes `seconds`."""
 
     path: str
     freed_bytes: int
@@ -70,7 +70,7 @@ class Recorder:
         return Part(path, sum(self.freed(path).values()), self.seconds[path])
 
     def freed(self, path: str) -> dict[Hashable, int]:
-        """Return the bytes of each memory that recomputing a module frees: what only it saves, but its arguments."""
+        """Return the bytes of each memory that recomputing a module frees: those only it saves, but not arguments."""
         arguments = self._arguments[path]
         return {
             key: nbytes
