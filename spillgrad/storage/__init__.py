@@ -1,4 +1,4 @@
-"""Keep arrays in RAM or on disk, and give back the same bytes; and say what was kept, when, why, and what it cost.
+"""Stores keep arrays in RAM or on disk and give back the same bytes; inspection shows what they did and what it cost.
 
 * stores: `DiskStore` and `MemoryStore`, each a `Store`, with `Handle Label View StoreStats`;
 * disks: `preflight` returns a `Preflight`, `sweep` each `DeadRun` it removed; `free_bytes`, `is_ram_disk`; sizes as
@@ -95,7 +95,7 @@ __all__ = [
     "verify",
 ]
 
-# What looks at runs and files, by the module that has it: `import spillgrad` must not wait for that.
+# The names for inspection, by module. They load on first use, so that `import spillgrad` does not wait for them.
 _LATE = {
     "advice": ("advise",),
     "arrays": ("Chunk", "Item", "Segment", "StoredArray"),

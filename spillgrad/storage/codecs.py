@@ -1,4 +1,4 @@
-"""Codecs encode arrays for the disk: without loss, or a little less exact and smaller still."""
+"""Codecs encode arrays for the disk: without loss, or smaller and a little less exact."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from spillgrad.storage.disk.chunks import PAGE_BYTES, compressed_chunks
 from spillgrad.storage.store import Handle, Remote
 from spillgrad_kernels.memory import buffers
 
-# Smaller arrays stay as they are: structure in the file and the work in Python would cost more than the bytes.
+# Smaller arrays are not encoded: structure in the file and the work in Python would cost more than the bytes saved.
 MIN_BYTES = 4 * PAGE_BYTES
 # A sample of an array must shrink to this share. Normal floats shrink to 0.88 at 0.2 GB/s, outputs of ReLU to 0.57.
 _PAYS = 0.8
@@ -23,10 +23,10 @@ _ZSTD_LEVEL = 1
 # Every zstd decoder skips frames of this magic number; they fill up pages.
 _SKIPPABLE = 0x184D2A50.to_bytes(4, "little")
 _SKIPPABLE_HEAD_BYTES = 8
-# How many elements are worked on at a time: intermediate results stay in the processor's cache, and need no counting.
+# The number of elements encoded at a time: intermediate results fit the processor's cache, and are too small to count.
 _STEP = 16 << 10
 INT8_BLOCK = 128
-# Larger values could become infinite. The scale of a block of smaller ones could be subnormal, and so not exact.
+# Larger values could become infinite. Below the second, the scale of a block could be subnormal, and so inexact.
 _INT8_LARGEST = 3.4e38
 _INT8_SMALLEST = 127 * 2.0**-126
 # The dtypes that lossy codecs encode.
@@ -34,12 +34,12 @@ LOSSY_DTYPES = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
 
 class Undecodable(ValueError):
-    """Raised for stored bytes that no encoder wrote."""
+    """The error for stored bytes that no encoder wrote."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Encoding:
-    """How an array was encoded, as far as decoding must know it beside the stored bytes."""
+    """How an array was encoded: what decoding needs beside the stored bytes."""
 
     codec: str  # as files name it
     shape: tuple[int, ...]
@@ -94,7 +94,7 @@ def is_lossy(name: str | None) -> bool:
 
 
 def stored_bytes(codec: str, size: int) -> int:
-    """Return how many bytes `bf16` or `int8` makes of so many elements."""
+    """Return how many bytes `size` elements take when encoded by `bf16` or `int8`."""
     return size * 2 if codec == Bfloat16.name else _scale_bytes(size) + size
 
 
@@ -131,7 +131,7 @@ class Lossless:
         return Encoded(payload[:done], Encoding(self.name, array.shape, array.dtype, done, tuple(sizes)))
 
     def sample(self, array: np.ndarray) -> tuple[int, int]:
-        """Return how many bytes of an array were tried as a sample, and how many are stored of them."""
+        """Compress a sample of an array; return the sample's bytes, and its compressed bytes."""
         if not self.bound(array) or not _pays(array):
             return array.nbytes, array.nbytes
         items = array.reshape(-1).view(np.uint8).reshape(-1, array.itemsize)
@@ -257,13 +257,13 @@ _zstd = _Zstd()
 
 
 def filters(dtype: np.dtype[Any]) -> list[tuple[int, tuple[int, ...]]]:
-    """Return number and parameters of the HDF5 filters that `Lossless` stands for."""
+    """Return the numbers and parameters of the HDF5 filters that read what `Lossless` writes."""
     shuffle, zstd = 2, 32015
     return [(shuffle, (dtype.itemsize,)), (zstd, (_ZSTD_LEVEL,))]
 
 
 def _pays(array: np.ndarray) -> bool:
-    """Whether pieces from all over an array shrink enough."""
+    """Return whether pieces from all over an array shrink enough to compress it."""
     items = array.reshape(-1).view(np.uint8).reshape(-1, array.itemsize)
     length = max(1, _SAMPLE_BYTES // array.itemsize)
     before = after = 0
@@ -323,7 +323,7 @@ def _rounded_to_bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 def _rounded_to_odd(values: np.ndarray) -> np.ndarray:
-    """Return the bits of float32 values that round on as `values` would.
+    """Return float32 bits that, rounded further, give the same result as rounding `values` at once.
 
     Source: Boldo, Melquiond (2008), Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to
     odd.

@@ -20,16 +20,16 @@ from spillgrad.storage.residency.step_plan import StepPlan
 from spillgrad.storage.store import NO_LABEL, Label, StoreStats
 from spillgrad.storage.threads.busy_clock import BusyClock
 
-# How many plans of steps the journal tells; a training loop has a few.
+# The most step plans written to the journal; a training loop has a few.
 _PLANS_MAX = 16
-# Arrays of further origins are counted without one; a model of thousands of modules has fewer.
+# Arrays of further origins are counted without origin; a model of thousands of modules has fewer origins.
 _ORIGINS_MAX = 8192
 
 _OriginKey = tuple[str | None, str | None, str | None, np.dtype[Any] | None]
 
 
 class StepTraffic(NamedTuple):
-    """What a step of so many seconds moved, how long the disk was busy, and how long callers waited.
+    """The bytes that a step moved, its length, and the seconds that the disk was busy and callers waited.
 
     `cached_wait_s` of that was for arrays that went through the page cache.
     """
@@ -80,7 +80,7 @@ class Counters:
     # What happened
 
     def packed(self, entry: DiskEntry) -> None:
-        """Note that an array came."""
+        """Count a new array."""
         origin, entry.counters = self._origin(entry.label, entry.dtype)
         for counters in (self.total, entry.counters):
             counters.arrays += 1
@@ -94,14 +94,14 @@ class Counters:
         self._journal.add(events.Pack(entry.nbytes, *origin, step, entry.sequence))
 
     def shared(self, entry: DiskEntry) -> None:
-        """Note that an array came that was there already."""
+        """Count an array that was put although the store had it already."""
         for counters in (self.total, entry.counters):
             counters.packed_bytes += entry.nbytes
             counters.deduplicated_bytes += entry.nbytes
         self._journal.add(events.Share(entry.sequence))
 
     def relabeled(self, entry: DiskEntry) -> None:
-        """Note that an array has another origin than its first label said."""
+        """Move the counts of an array to another origin than that of its first label."""
         former = entry.counters
         origin, entry.counters = self._origin(entry.label, entry.dtype)
         for counters, sign in ((former, -1), (entry.counters, 1)):
@@ -110,14 +110,14 @@ class Counters:
         self._journal.add(events.Label(entry.nbytes, *origin, self._step_of(entry.label), entry.sequence))
 
     def kept(self, nbytes: int, label: Label, dtype: np.dtype[Any]) -> None:
-        """Note that so many bytes stay in RAM beside the store."""
+        """Count bytes that stay in RAM beside the store."""
         origin, of_origin = self._origin(label, dtype)
         for counters in (self.total, of_origin):
             counters.kept_bytes += nbytes
         self._journal.add(events.Keep(nbytes, *origin, self._step_of(label)))
 
     def used(self, entry: DiskEntry, is_here: bool) -> None:
-        """Note that a caller uses an array, which is in RAM, or must be read."""
+        """Count a use of an array as a hit, if it is in RAM, or as a miss."""
         if is_here:
             self.hits += 1
         else:
@@ -126,7 +126,7 @@ class Counters:
             self.begin_phase("backward")
 
     def written(self, entry: DiskEntry, stored_bytes: int, began_s: float, where: tuple[Any, ...]) -> None:
-        """Note that an array was written; `where` has the fields of the place, as `Extent.where` does."""
+        """Count a finished write; `where` has the fields of `Extent.where`."""
         for counters in (self.total, entry.counters):
             counters.written_bytes += entry.nbytes
             counters.stored_bytes += stored_bytes
@@ -134,7 +134,7 @@ class Counters:
         self._journal.add(events.Write(entry.sequence, *about, **self._if_freed(entry)))
 
     def read(self, entry: DiskEntry, began_s: float, prefetched: bool) -> None:
-        """Note that an array was read."""
+        """Count a finished read."""
         for counters in (self.total, entry.counters):
             counters.read_bytes += entry.nbytes
         took_s, ahead = _seconds_since(began_s), prefetched or events.UNSET
@@ -143,7 +143,7 @@ class Counters:
     def waited_to_put(
         self, began_s: float, sequence: int, label: Label, dtype: np.dtype[Any] | None, cached: bool = False
     ) -> None:
-        """Note that a caller waited for room, or for a write; `cached` if that went through the page cache."""
+        """Count a caller's wait for room or for a write, which went through the page cache if `cached`."""
         waited_s = time.perf_counter() - began_s
         self._cached_wait_s += waited_s if cached else 0.0
         origin, of_origin = self._origin(label, dtype)
@@ -152,7 +152,7 @@ class Counters:
         self._journal.add(events.Wait(sequence, events.UNSET, *origin, round(waited_s, 6), "put"))
 
     def waited_to_get(self, began_s: float, entry: DiskEntry) -> None:
-        """Note that a caller waited for a read."""
+        """Count a caller's wait for a read."""
         waited_s = time.perf_counter() - began_s
         for counters in (self.total, entry.counters):
             counters.wait_read_s += waited_s
@@ -160,7 +160,7 @@ class Counters:
         self._journal.add(events.Wait(entry.sequence, took=round(waited_s, 6), cause="get"))
 
     def changed(self, entry: DiskEntry) -> None:
-        """Note that the disk does not have the values of an array any more."""
+        """Tell the journal that an array has new values, which the disk does not have."""
         self._journal.add(events.Change(entry.sequence))
 
     def freed(self, entry: DiskEntry) -> None:
@@ -169,21 +169,21 @@ class Counters:
         self._journal.add(events.Free(entry.sequence))
 
     def flushed(self) -> None:
-        """Note that the structure of the files has every array that is there."""
+        """Tell the journal that the structure of the files is complete."""
         self._journal.add(events.Flush())
 
     def shrunk(self, entry: DiskEntry, sampled_bytes: int, stored_bytes: int) -> None:
-        """Note what lossless compression makes of a sample of an array that was stored as it is."""
+        """Tell the journal how far a sample of an uncompressed array shrinks by lossless compression."""
         told = self._if_freed(entry)
         self._journal.add(events.Shrink(entry.sequence, sampled=sampled_bytes, shrunk=stored_bytes, **told))
 
     def failed(self, entry: DiskEntry, error: SpillError) -> None:
-        """Note that the disk refused an array."""
+        """Count a write that the disk refused."""
         reason = error if self._journal.with_origin else error.__cause__  # which names no origin
         self._journal.add(events.Fail(entry.sequence, plain_text(str(reason))))
 
     def begin_phase(self, name: str | None) -> None:
-        """Note that a phase of a step begins: "forward", "backward" or "update"; None between steps."""
+        """Begin a phase of a step: "forward", "backward" or "update"; None between steps."""
         if name != self._phase:
             if self._phase == "forward":  # readers who follow short steps see each of their phases
                 self._journal.write_soon()
@@ -234,7 +234,7 @@ class Counters:
         return found
 
     def _if_freed(self, entry: DiskEntry) -> dict[str, Any]:
-        """Return the bytes and the origin of an array that was freed meanwhile: its reader does not know them."""
+        """Return the bytes and the origin of an array that was freed meanwhile; readers of the journal forgot them."""
         if entry.references > 0:
             return {}
         return {"bytes": entry.nbytes, **self._origin(entry.label, entry.dtype)[0]._asdict()}
@@ -251,13 +251,13 @@ class Counters:
     # Sums
 
     def traffic(self) -> StepTraffic:
-        """Return what was moved since the store was made."""
+        """Return the traffic since the store was made."""
         total, busy_s = self.total, (self.writing.seconds, self.reading.seconds)
         waited_s = total.wait_s, self._cached_wait_s
         return StepTraffic(time.perf_counter(), total.written_bytes, total.read_bytes, *busy_s, *waited_s)
 
     def stats(self, disk_bytes: int, peak_disk_bytes: int) -> StoreStats:
-        """Return the counters, with the bytes of disk that are used, and were used at most."""
+        """Return the counters; the two arguments are the bytes of disk in use now, and at most so far."""
         return StoreStats(
             **{name: getattr(self.total, name) for name in IN_STATS},
             live_bytes=self.live_bytes,
@@ -272,7 +272,7 @@ class Counters:
         )
 
     def sums(self, stats: StoreStats, live: Iterable[DiskEntry]) -> "events.Sums":
-        """Return what all events until now come to, and the live arrays, for readers without the lines before."""
+        """Return the sums of all events until now, and the live arrays, for readers who lack the earlier lines."""
         self._plans.clear()  # they are told again
         numbers = {id(counters): number for number, (_, counters) in enumerate(self._origins.values())}
         return events.Sums(
@@ -284,7 +284,7 @@ class Counters:
         )
 
     def sample(self, disk_bytes: int) -> "events.Event":
-        """Return what is held now. Called in any thread without the lock, so numbers may not fit each other."""
+        """Return the bytes held now. Called in any thread without the lock: the numbers may be of different moments."""
         tier, total = self._tier, self.total
         return events.Sample(
             ram=tier.used_bytes,

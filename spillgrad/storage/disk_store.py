@@ -44,7 +44,7 @@ from spillgrad.storage.threads.writer import Writer
 from spillgrad.storage.tiered_store import TieredStore
 from spillgrad_kernels.memory import buffers
 
-# Empty files are kept for so long, because the next step would make them again.
+# Empty files are kept for this time, because the next step would make them again.
 _KEEP_EMPTY_S = 5.0
 
 protect(__name__.rpartition(".")[0])
@@ -158,20 +158,20 @@ class DiskStore(TieredStore[DiskEntry]):
 
     @property
     def directory(self) -> Path:
-        """The directory of this run's files."""
+        """The directory of the files of this store's run."""
         return self._directory
 
     @property
     def drops(self) -> "collections.deque[Any]":
-        """The queue to which finalizers append handles to drop; the store drops them with the next call, or soon."""
+        """The queue to which finalizers append handles; the store drops them at its next call, or soon."""
         return self._state.posted
 
     def see_to_drops(self) -> None:
-        """Free the arrays that were dropped until now, as every call does first."""
+        """Free the arrays that were dropped until now. Every other call does so first."""
         self._state.try_drain_posts()
 
     def watch_drops(self, callback: Callable[[Handle], None] | None) -> None:
-        """Have a function called when the last reference to an array goes; None ends that.
+        """Call `callback` whenever the last reference to an array is released; None ends that.
 
         It is called in any thread, with locks held.
         """
@@ -244,7 +244,7 @@ class DiskStore(TieredStore[DiskEntry]):
         return entry
 
     def count_with(self, handle: Handle, nbytes: int) -> None:
-        """Count bytes that a caller holds for the array of a handle, as long as that is live."""
+        """Count bytes that a caller holds for the array of a handle, as long as the handle is live."""
         with self._state.lock:
             self._state.require_open("count_with")
             entry = self._state.live_entry("count_with", handle)
@@ -252,13 +252,13 @@ class DiskStore(TieredStore[DiskEntry]):
             self._state.tier.reserve(nbytes, pinned=True)
 
     def _begin_put(self, who: str) -> None:
-        """Make sure that an array can be taken. Called with the lock held."""
+        """Raise SpillError if the store can take no array. Called with the lock held."""
         self._state.require_open(who)
         self._full_disk.answer_failures()
         self._state.schedule.pause()
 
     def _end_put(self) -> str | None:
-        """Return the text to warn with. Called with the lock held."""
+        """Return the text of a warning for the caller, if there is one. Called with the lock held."""
         self._tell()
         return self._full_disk.warning()
 
@@ -353,7 +353,7 @@ class DiskStore(TieredStore[DiskEntry]):
         self._warn(warning)
 
     def expect(self, nbytes: int) -> None:
-        """Tell how many bytes of persistent arrays to expect, so that what fits beside them is not written early."""
+        """Announce the bytes of persistent arrays to come: arrays that fit beside them are then not written early."""
         with self._state.lock:
             self._state.schedule.expected_bytes = nbytes
 
@@ -366,7 +366,7 @@ class DiskStore(TieredStore[DiskEntry]):
             self._state.counters.begin_phase("forward")
 
     def begin_phase(self, name: str | None) -> None:
-        """Note for the journal that a phase of a step begins: "forward", "backward" or "update"; None between steps.
+        """Tell the journal that a phase of a step begins: "forward", "backward" or "update"; None between steps.
 
         Without this, the forward phase is taken to begin with the first `put`, the backward phase with the first `get`.
         """
@@ -382,7 +382,7 @@ class DiskStore(TieredStore[DiskEntry]):
             self._state.counters.relabeled(entry)
 
     def note_kept(self, nbytes: int, label: Label, dtype: np.dtype[Any]) -> None:
-        """Note for the journal that an array stays in RAM beside the store."""
+        """Tell the journal that an array stays in RAM beside the store."""
         with self._state.lock:
             self._state.counters.kept(nbytes, label, dtype)
             self._tell()
@@ -394,11 +394,11 @@ class DiskStore(TieredStore[DiskEntry]):
 
     @property
     def waited_s(self) -> float:
-        """How many seconds callers waited so far."""
+        """The seconds that callers have waited so far."""
         return self._state.counters.total.wait_s
 
     def at_step_end(self, callback: Callable[[StepTraffic], None]) -> None:
-        """Have a function called once, at the end of the step: in any thread, with locks held, so it must be quick."""
+        """Call `callback` once, at the end of the step: in any thread, with locks held, so it must be quick."""
         with self._state.lock:
             self._state.at_step_end.append(callback)
 
@@ -410,7 +410,7 @@ class DiskStore(TieredStore[DiskEntry]):
             self._prefetcher.request([state.live_entry("prefetch", handle) for handle in handles])
 
     def flush(self) -> None:
-        """Return when every live array is in the files, plain h5py can read them, and the journal says so."""
+        """Wait until every live array is in the files, plain h5py can read them, and the journal says so."""
         state = self._state
         with state.lock:
             state.require_open("flush")
@@ -453,7 +453,7 @@ class DiskStore(TieredStore[DiskEntry]):
         self._state.retire()
 
     def retire_with(self, owner: object) -> None:
-        """Close as soon as an object is gone and no handle is live."""
+        """Close as soon as `owner` is dead and no handle is live."""
         self._state.retire_with(owner)
 
     def close(self) -> None:
@@ -464,7 +464,7 @@ class DiskStore(TieredStore[DiskEntry]):
         self._lifecycle.close()
 
     def _tell(self) -> None:
-        """Have the journal written if many lines wait. Called with the lock held."""
+        """Let the writer write the journal if many lines wait. Called with the lock held."""
         if self._state.journal.is_behind and not self._state.closing:
             self._writer.wake()
 

@@ -17,9 +17,9 @@ _NONCE_BYTES, _TAG_BYTES = 12, 16
 class Encrypted:
     """AES-256 in Galois/Counter mode over the form that `inner` encodes, or over the array itself.
 
-    Pieces of a MiB, each behind its nonce and before its tag. The key is made here and goes nowhere; nonces count up,
-    so none comes twice. Authenticated with a piece are the array's number, label, dtype and shape and its own place
-    among the pieces: bytes of another array, or of another place in this one, are as wrong as damaged ones.
+    An array is cut into pieces of a MiB, each between its nonce and its tag. The key never leaves this object. Nonces
+    count up, so none repeats. Authenticated with a piece are the array's number, label, dtype and shape, and the place
+    of the piece: bytes of another array or another piece are refused like damaged bytes.
 
     Source: NIST SP 800-38D.
     """
@@ -73,7 +73,7 @@ def _pieces(nbytes: int) -> list[tuple[int, int, int]]:
 
 
 def sealed_bytes(nbytes: int) -> int:
-    """Return how many bytes an encrypted form of so many bytes has."""
+    """Return the bytes of the encrypted form of `nbytes`."""
     return nbytes + len(_pieces(nbytes)) * (_NONCE_BYTES + _TAG_BYTES)
 
 

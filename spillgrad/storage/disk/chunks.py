@@ -5,7 +5,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-# Of compressed datasets: a reader of any part decompresses whole chunks.
+# The bytes of a chunk of compressed datasets: to read any part of it is to decompress all of it.
 _COMPRESSED_BYTES = 256 << 10
 # The checksum of a piece is computed while the processor's cache still has it.
 PIECE_BYTES = 8 << 20
@@ -13,7 +13,7 @@ PAGE_BYTES = 4096
 # Chunk sizes are 32-bit in files that HDF5 1.8 can read.
 _MAX_CHUNK_BYTES = (1 << 32) - 1
 
-# The journal leaves out longer lists of pieces or compressed chunks, and HDF5 alone has them: 16 GiB in one array.
+# The journal leaves out longer lists of pieces or chunks (16 GiB in one array), which then only HDF5 has.
 TOLD_PIECES_MAX = 1 << 16
 
 Piece = tuple[int, int, int]  # offset in the file, offset in the array's bytes, number of bytes
@@ -35,7 +35,7 @@ def compressed_chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, 
 def compressed_chunks(
     shape: tuple[int, ...], itemsize: int
 ) -> tuple[tuple[int, ...], dict[tuple[int, ...], tuple[int, int]]]:
-    """Return the shape of compressed chunks; and for the offset of each, its first element and how many it has."""
+    """Return the shape of compressed chunks, and a dict from each chunk's offset to its first element and length."""
     chunk = compressed_chunk_shape(shape, itemsize)
     axis = next(i for i in range(len(shape)) if chunk[i] > 1 or i == len(shape) - 1)
     rows, row = chunk[axis], math.prod(shape[axis + 1 :])
@@ -58,7 +58,7 @@ def _rows(shape: tuple[int, ...], itemsize: int, most_bytes: int) -> tuple[int, 
 
 
 def places(pieces: Sequence[Piece]) -> list[list[int]]:
-    """Return the offset and bytes of joined pieces in the file, as few as possible."""
+    """Return file offset and bytes of each run of adjacent pieces."""
     found: list[list[int]] = []
     for file_offset, _, nbytes in pieces:
         if found and sum(found[-1]) == file_offset:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# 0 if the system has no such flag: then no file can be opened for direct I/O.
+# The flag of direct I/O; 0 on a system without it, where no file can be opened so.
 O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 _O_TMPFILE: int = getattr(os, "O_TMPFILE", 0)
 
@@ -17,7 +17,7 @@ _O_TMPFILE: int = getattr(os, "O_TMPFILE", 0)
 _BUFFER_BYTES = 4 << 20
 _BUFFERS = 2
 _ROUNDS = 2
-# If direct I/O takes more times as long than this, steps would wait for it, which the page cache may hide.
+# If direct I/O takes more than this times as long, steps would wait for it, and the page cache may hide such waits.
 _SLOWEST = 20.0
 
 
@@ -29,12 +29,12 @@ class Speed(NamedTuple):
     busy_s_per_byte: float
 
     def seconds(self, nbytes: int) -> float:
-        """Return how long one thread takes to write so many bytes and to read them."""
+        """Return the seconds that one thread takes to write `nbytes` and to read them."""
         return nbytes / self.write_bytes_per_s + nbytes / self.read_bytes_per_s
 
 
 class Speeds(NamedTuple):
-    """The speed through the page cache and past it; None if it could not be measured, or the system cannot."""
+    """The speeds through the page cache and past it; None for one that could not be measured."""
 
     cached: Speed | None
     direct: Speed | None
@@ -48,7 +48,7 @@ class Speeds(NamedTuple):
         return is_fast_enough and self.direct.busy_s_per_byte < self.cached.busy_s_per_byte
 
     def cache_costs_s(self, moved_bytes: int) -> float:
-        """Return by how much moving so many bytes through the page cache rather than past it slows a step.
+        """Return the seconds by which a step is slower if `moved_bytes` go through the page cache rather than past it.
 
         The whole time counts, though other cores may do that work: if it delays one thread of a kernel, all wait.
         """
@@ -70,7 +70,7 @@ def open_direct(path: str | os.PathLike[str], flags: int) -> int | None:
 
 
 def speeds(directory: Path) -> Speeds:
-    """Return how fast files in `directory` are, from writing and reading 8 MiB twice.
+    """Return the speeds of files in `directory`, measured by writing and reading 8 MiB twice.
 
     Each file system is measured once in a process.
     Raises OSError when there is no such directory.
@@ -82,19 +82,19 @@ def speeds(directory: Path) -> Speeds:
 
 
 _known: dict[int, Speeds] = {}
-# How many steps in succession waited for direct I/O, by device. One step is no evidence: the first of a run waits for
+# The number of consecutive steps that waited for direct I/O, by device. One is no evidence: a run's first waits for
 # the measurement above and has no plan, and any step may meet a moment when the disk is busy.
 _slow_steps: collections.Counter[int] = collections.Counter()
 _SLOW_STEPS = 2
 
 
 def is_awaited(device: int) -> bool:
-    """Return whether steps waited for direct I/O on this device, so that the page cache would slow them less."""
+    """Return whether steps wait for direct I/O on a device so often that the page cache would slow them less."""
     return _slow_steps[device] >= _SLOW_STEPS
 
 
 def note_step(device: int, waited: bool) -> None:
-    """Note, for all stores of the process, whether a step waited for direct I/O on this device."""
+    """Record, for all stores of the process, whether a step waited for direct I/O on a device."""
     if not is_awaited(device):
         _slow_steps[device] = _slow_steps[device] + 1 if waited else 0
 

@@ -1,4 +1,4 @@
-"""Ask for the type of the file system under a directory, and for its free space."""
+"""The type of the file system under a directory, and its free space."""
 
 import os
 from pathlib import Path
@@ -27,6 +27,6 @@ def is_ram_disk(path: str | os.PathLike[str]) -> bool:
 
 
 def free_bytes(path: str | os.PathLike[str]) -> int:
-    """Return how many bytes this user may still write there."""
+    """Return how many bytes this user may still write to the file system of `path`."""
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize

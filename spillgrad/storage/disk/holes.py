@@ -11,7 +11,7 @@ _NOT_HERE = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def hole_bytes(descriptor: int, start: int, stop: int) -> int:
-    """Return how many bytes of `start:stop` take no disk; if the file system does not tell, those behind the end."""
+    """Return how many bytes of `start:stop` take no disk; if the file system does not tell, those past the end."""
     found = 0
     while start < stop:
         try:
@@ -26,12 +26,12 @@ def hole_bytes(descriptor: int, start: int, stop: int) -> int:
 
 
 def punch(descriptor: int, start: int, stop: int) -> None:
-    """Give the disk under `start:stop` back, if the file system can. Raises OSError when the disk refuses."""
+    """Free the disk under `start:stop`, if the file system can. Raises OSError when the disk refuses."""
     _allocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, stop)
 
 
 def reserve(descriptor: int, start: int, stop: int) -> None:
-    """Take disk for `start:stop`, if the file system can, even behind the end of the file, which does not move.
+    """Allocate disk for `start:stop`, if the file system can, also past the end of the file; its length stays.
 
     Raises OSError when the disk refuses.
     """

@@ -1,4 +1,4 @@
-"""Make the errors that say what the disk refused, and what to do."""
+"""The errors for arrays that the disk refused, with advice."""
 
 import errno
 import resource
@@ -28,7 +28,7 @@ def io_error(verb: str, handle: Handle, directory: Path, error: Exception) -> Sp
 
 
 def what_to_do(error: Exception, about_disk: str) -> str:
-    """Return what helps against an error: `about_disk`, unless the disk is not at fault."""
+    """Return advice against an error: `about_disk`, if the disk is at fault."""
     if getattr(error, "errno", None) != errno.EMFILE:
         return about_disk
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -10,7 +10,7 @@ from spillgrad.storage.disk.chunks import PAGE_BYTES
 from spillgrad.storage.disk.direct_io import open_direct
 from spillgrad_kernels.memory import buffers
 
-# Arrays are copied for writing in pieces of this size. Larger ones would take memory, and be no faster.
+# The bytes of a piece in which arrays are copied for writing. Larger pieces take more memory and are no faster.
 _COPIED_BYTES = 2 << 20
 
 
@@ -55,7 +55,7 @@ class PayloadFile:
             self._move(os.pwritev, buffer[: piece.size], file_offset + done, cached)
 
     def read(self, array: np.ndarray, start: int, nbytes: int, file_offset: int, cached: bool = False) -> int:
-        """Fill bytes `start:start + nbytes` of a C-contiguous array from `file_offset`; return how many there were.
+        """Fill bytes `start:start + nbytes` of a C-contiguous array from `file_offset`; return how many were read.
 
         Raises OSError when they cannot be read.
         """
@@ -79,13 +79,13 @@ class PayloadFile:
 
 
 def _is_at_page(payload: np.ndarray) -> bool:
-    """Return whether memory begins at the address of a page."""
+    """Return whether memory begins at a page boundary."""
     address: int = payload.__array_interface__["data"][0]
     return address % PAGE_BYTES == 0
 
 
 def _move_pages(call: Callable[..., int], direct: int, view: memoryview, place: int) -> int:
-    """Move the whole pages of memory that begins at a page; return how many bytes that were, 0 if the file refuses."""
+    """Move the whole pages of memory that begins at a page; return the bytes moved, 0 if the file refuses."""
     whole = len(view) // PAGE_BYTES * PAGE_BYTES
     try:
         return call(direct, [view[:whole]], place) if whole else 0

@@ -1,4 +1,4 @@
-"""Ask what a disk offers before tensors are spilled to it."""
+"""What a disk offers, measured before tensors are spilled to it."""
 
 import dataclasses
 import os
@@ -13,7 +13,7 @@ from spillgrad.storage.sizes import format_bytes
 
 @dataclasses.dataclass(frozen=True)
 class Preflight:
-    """What a directory offers to a store; as text, one line.
+    """The properties of a directory that matter to a store; `str` gives one line.
 
     `file_system` is its type, such as "ext4"; None if the system does not tell. `direct_io` is what a store would
     choose by itself, and `speed` was measured that way; None if nothing could be written.
@@ -27,7 +27,7 @@ class Preflight:
     speed: Speed | None
 
     def slowdown(self, spilled_bytes: int, step_s: float) -> float | None:
-        """Return how many times longer a step of `step_s` seconds is to take when it spills so many bytes.
+        """Return the predicted factor by which a step of `step_s` seconds grows when it spills `spilled_bytes`.
 
         The disk works beside the step: either it only takes processor's time from the step, or the step waits for it.
         Returns None if the speed is unknown.

@@ -1,4 +1,4 @@
-"""One HDF5 file of arrays. HDF5 finds their places; their bytes are read and written there directly, without HDF5.
+"""One HDF5 file of arrays. HDF5 assigns their places; their bytes are read and written there without HDF5.
 
 `FORMAT.md` says what is in it.
 """
@@ -63,17 +63,17 @@ class Extent:
 
     @property
     def stored_bytes(self) -> int:
-        """How many bytes are stored."""
+        """The number of stored bytes."""
         return sum(nbytes for _, _, nbytes in self.pieces)
 
     @property
     def staging_bytes(self) -> int:
-        """How many bytes of memory a read takes beside the array."""
+        """The bytes of memory that a read takes beside the array."""
         return 0 if self.encoding is None else self.encoding.staging_bytes
 
     @property
     def fits_one_only(self) -> bool:
-        """Whether its place fits no other array, because its chunks have the sizes that compression gave them."""
+        """Whether the place fits no other array, because compression determined the sizes of its chunks."""
         return self.encoding is not None and bool(self.encoding.chunks)
 
     @property
@@ -151,23 +151,23 @@ class Segment:
 
     @property
     def live_datasets(self) -> int:
-        """How many arrays have a place."""
+        """The number of arrays that have a place."""
         return len(self._live)
 
     @property
     def broken(self) -> bool:
-        """Whether the structure could not be read or written: live arrays stay readable, but no more come."""
+        """Whether HDF5 failed to read or write the structure: live arrays stay readable, but no array is added."""
         return self._failed or self._structure.error is not None
 
     @property
     def closed_to_more(self) -> bool:
-        """Whether no array may come any more."""
+        """Whether no array may be added any more."""
         return self._full or self.broken
 
     def place(
         self, array: np.ndarray, sequence: int, label: Label, views: list[View], encoding: Encoding | None = None
     ) -> Extent:
-        """Make a dataset for a C-contiguous array, or what `encoding` says it is, whose bytes `write` then stores.
+        """Make a dataset for a C-contiguous array, or for its form by `encoding`; `write` then stores the bytes.
 
         Raises OSError when the disk refuses.
         """
@@ -202,7 +202,7 @@ class Segment:
     def place_again(
         self, extent: Extent, sequence: int, label: Label, views: list[View], encoding: Encoding | None = None
     ) -> Extent:
-        """Give the place of a freed array that was never described to another of the same shape and dtype."""
+        """Give the place of a freed array, which was never described, to another array of the same shape and dtype."""
         for extents in (self._undescribed, self._live):
             extents.discard(extent)
         extent = dataclasses.replace(
@@ -265,7 +265,7 @@ class Segment:
             raise OSError(f"the structure of {self.path} could not be written") from self._structure.error
 
     def describe_one(self) -> bool:
-        """Do a part of what `flush` would, while arrays are being written; return whether there was any."""
+        """Do one part of the work of `flush` while arrays are being written; return whether there was any."""
         written = next((extent for extent in self._undescribed if extent.written), None)
         if written is None or self.broken:
             return False
@@ -282,7 +282,7 @@ class Segment:
         return sum(hole_bytes(self._fd, start, start + nbytes) for start, _, nbytes in extent.pieces)
 
     def punch_holes(self) -> None:
-        """Give back the disk under all pages that hold neither an array nor structure.
+        """Free the disk under all pages that hold neither an array nor structure.
 
         Structure that HDF5 has not written yet may have its place there; to write it takes the disk again.
         Raises OSError when the disk refuses.
@@ -301,7 +301,7 @@ class Segment:
             punch(self._fd, first, last)
 
     def discard(self) -> None:
-        """Remove the file and close it. One that cannot be removed is empty afterwards."""
+        """Remove the file and close it. A file that cannot be removed is emptied."""
         try:
             os.unlink(self.path)
         except FileNotFoundError:  # the whole directory was removed
@@ -313,7 +313,7 @@ class Segment:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the file as it is, without writing to it."""
+        """Close the file without writing to it."""
         with _opening:
             if self in _open:
                 self._structure.abandon()
@@ -324,7 +324,7 @@ class Segment:
 
     @contextlib.contextmanager
     def _structural_change(self) -> Iterator[None]:
-        """Note a failure of HDF5 inside the block, and raise the system's error if that was the cause."""
+        """Record a failure of HDF5 inside the block; raise the system's error if that was the cause."""
         try:
             yield
         except BaseException:
@@ -334,7 +334,7 @@ class Segment:
             raise OSError(*self._structure.error.args) from self._structure.error
 
     def _describe(self, extent: Extent) -> None:
-        """Attach all that a reader wants to know as one JSON attribute: each attribute costs 30 to 45 microseconds."""
+        """Attach the description of an array as one JSON attribute: each attribute costs 30 to 45 microseconds."""
         self._undescribed.discard(extent)
         if extent.dataset != _dataset_name(extent.sequence):  # another array had the place before
             name = _dataset_name(extent.sequence)
@@ -448,7 +448,7 @@ def _abandon_parents() -> None:
 
 @functools.cache
 def abandon_at_exit() -> None:
-    """Have the files that are still open closed when the process ends, and in every forked child.
+    """Register the closing of files that are still open when the process ends, and in every forked child.
 
     What is registered last runs first, so h5py is loaded before: at the end it undoes what its own work needs, and
     before a fork it takes its lock, for which a thread that opens a file waits while it holds `_opening`.

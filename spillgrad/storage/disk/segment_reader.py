@@ -1,4 +1,4 @@
-"""Read the segments of runs of one's own, live or dead."""
+"""Read segments that this user's runs wrote, live or dead."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from spillgrad.storage.store import Handle
 
 
 class Stored(NamedTuple):
-    """An array of a segment, and what its attribute says; without the array if only the run's key can decrypt it."""
+    """An array of a segment and its attributes; `array` is None if only the run's key can decrypt it."""
 
     about: dict[str, Any]
     array: np.ndarray | None

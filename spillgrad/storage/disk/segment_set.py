@@ -1,4 +1,4 @@
-"""The segment files of one run: choose one for each array, and remove those that are empty."""
+"""The segment files of one run: choose a segment for each array, and remove empty segments."""
 
 import math
 import os
@@ -18,12 +18,12 @@ from spillgrad_kernels.memory.buffers import POOLED_MIN_BYTES
 from spillgrad_kernels.memory.system_memory import system_memory
 
 SEGMENT_BYTES = 256 << 20
-# Waits below this share of a step are not worth a change to the page cache.
+# Waits shorter than this share of a step do not justify a change to the page cache.
 _WAIT_SHARE = 0.03
 # The page cache must leave this share of all memory free; the system is asked how much is free at this interval.
 _LEFT_SHARE = 1 / 16
 _ROOM_EVERY_S = 0.1
-# Free space in the files goes back to the file system when they exceed this multiple of the most that was live.
+# Free space in the files is given back when the files exceed this multiple of the most bytes that were live.
 _MOST_DISK = 1.05
 
 _Form = tuple[tuple[int, ...], np.dtype[Any]]
@@ -88,7 +88,7 @@ class SegmentSet:
             self.measure(segment)
 
     def _make_way(self, nbytes: int) -> None:
-        """Give back disk under free space if the files would otherwise take more than they need."""
+        """Free disk under unused space if `nbytes` more would make the files larger than needed."""
         live_bytes = sum(segment.live_bytes for segment in self._segments)
         self._needed_bytes = max(self._needed_bytes, live_bytes)
         if nbytes and self.disk_bytes + nbytes > self._needed_bytes * _MOST_DISK:
@@ -132,7 +132,7 @@ class SegmentSet:
             self.measure(segment)
 
     def describe_one(self) -> bool:
-        """Do a part of what `flush` would, while others are written; return whether there was any."""
+        """Do one part of the work of `flush` while arrays are being written; return whether there was any."""
         self._free_waiting()
         return any(segment.describe_one() for segment in self._segments)
 
@@ -147,7 +147,7 @@ class SegmentSet:
         return is_awaited(self._device) or (not fitting and is_large and self._has_room(nbytes))
 
     def _has_room(self, nbytes: int) -> bool:
-        """Return whether the page cache may grow by so many bytes, besides those it was given a moment ago."""
+        """Return whether the page cache may grow by `nbytes` more since memory was last measured."""
         now_s = time.monotonic()
         if now_s - self._room_asked_s > _ROOM_EVERY_S:
             self._room_asked_s, self._room_bytes = now_s, _cache_room_bytes()
@@ -155,7 +155,7 @@ class SegmentSet:
         return self._room_bytes > 0
 
     def note_step(self, step_s: float, waited_s: float, moved_bytes: int) -> None:
-        """Note how long callers waited for direct I/O in a step.
+        """Record how long callers waited for direct I/O in a step.
 
         The page cache hides such waits, at the price of processor's time, if it has room for what a step moves.
         """
@@ -164,15 +164,15 @@ class SegmentSet:
             note_step(self._device, waited_s > worth_s and _cache_room_bytes() > moved_bytes)
 
     def disk_usage(self) -> tuple[int, int]:
-        """Return how many bytes of disk are used, and were used at most."""
+        """Return the bytes of disk in use now, and at most so far."""
         return self.disk_bytes, self.peak_disk_bytes
 
     def has_unused(self) -> bool:
-        """Return whether a place is kept for an array to come, or a segment is empty."""
+        """Return whether a kept place or an empty segment could be removed."""
         return bool(self._waiting) or any(segment.live_datasets == 0 for segment in self._segments)
 
     def remove_unused(self) -> None:
-        """Give up every kept place, and remove every empty segment."""
+        """Free every kept place, and remove every empty segment."""
         self._free_waiting()
         for segment in [segment for segment in self._segments if segment.live_datasets == 0]:
             self._remove(segment)

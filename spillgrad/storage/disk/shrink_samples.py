@@ -1,4 +1,4 @@
-"""Choose the arrays of which a sample is compressed, so that the journal can tell what a codec would gain."""
+"""Choose arrays of which a sample is compressed, so that the journal shows what a codec would save."""
 
 import collections
 import dataclasses
@@ -13,7 +13,7 @@ from spillgrad.storage.store import Label
 # The first arrays of each origin are sampled, then fewer and fewer, at random: each step stores the same arrays in the
 # same order, so that every eighth array, for example, might always be the same one.
 _FIRST = 8
-# Beyond the first of each origin, samples take no more than this share of the time. One takes 0.3 ms.
+# Beyond the first arrays of each origin, samples take at most this share of the time. One takes 0.3 ms.
 _MOST_SHARE = 0.02
 _AT_ONCE_S = 0.05
 _ORIGINS_MAX = 500  # more are too many to read
@@ -39,5 +39,5 @@ class ShrinkSamples:
         return seen == 1 or (self._spent_s < may_spend_s and self._random.random() * seen < _FIRST)
 
     def took(self, seconds: float) -> None:
-        """Note how long a sample took. Called with the lock held."""
+        """Record how long a sample took. Called with the lock held."""
         self._spent_s += seconds

@@ -1,4 +1,4 @@
-"""The file as HDF5 sees it, which keeps its structure there."""
+"""The file object through which HDF5 reads and writes its structure."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ class StructureFile:
 
     @contextlib.contextmanager
     def written_elsewhere(self, payload: np.ndarray) -> Iterator[None]:
-        """Have HDF5 only find places for the bytes of `payload` inside the block; others write them there."""
+        """Inside the block, HDF5 only assigns places to the bytes of `payload`; they are written without HDF5."""
         start = payload.__array_interface__["data"][0]
         self._elsewhere = range(start, start + payload.nbytes)
         try:
@@ -42,11 +42,11 @@ class StructureFile:
             self._elsewhere = range(0)
 
     def taken(self, start: int, stop: int) -> None:
-        """Note that HDF5 gave these bytes to a payload: no structure is there any more."""
+        """Record that `start:stop` now belongs to a payload, and holds no structure."""
         self.pages[-(-start // PAGE_BYTES) : stop // PAGE_BYTES] = False
 
     def abandon(self) -> None:
-        """Write nothing from now on."""
+        """Ignore all writes from now on."""
         self._abandoned = True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:

@@ -1,1 +1,1 @@
-"""What a store did, line by line."""
+"""The journal: a record of what a store did, line by line."""

@@ -17,7 +17,7 @@ Name = Annotated[str, msgspec.Meta(max_length=1000)] | None
 
 
 class Head(msgspec.Struct):
-    """The first line of a file: the run, and how its store was made."""
+    """The first line of a file: the run, and the options of its store."""
 
     format: object = None
     began: Name = None
@@ -34,19 +34,19 @@ class Head(msgspec.Struct):
 
 
 class Event(msgspec.Struct, tag_field="event", kw_only=True, gc=False):
-    """Something that happened, `t` seconds after the run began."""
+    """An event, `t` seconds after the run began."""
 
     t: Seconds = 0.0
 
 
 class ArrayEvent(Event, gc=False):
-    """Something that happened to an array."""
+    """An event of one array."""
 
     array: int = -1
 
 
 class Keep(Event, tag="keep", gc=False):
-    """An array did not come: it stays in RAM beside the store."""
+    """An array stays in RAM beside the store."""
 
     bytes: Count = 0
     module: Name = None
@@ -57,7 +57,7 @@ class Keep(Event, tag="keep", gc=False):
 
 
 class Pack(Keep, tag="pack", gc=False):
-    """An array came."""
+    """An array was put."""
 
     array: int = -1
 
@@ -67,15 +67,15 @@ class Label(Pack, tag="label", gc=False):
 
 
 class Share(ArrayEvent, tag="share", gc=False):
-    """An array came that was there already."""
+    """An array was put that the store had already."""
 
 
 class Change(ArrayEvent, tag="change", gc=False):
-    """An array has new values: what was stored is out of date."""
+    """An array has new values: its stored bytes are out of date."""
 
 
 class Free(ArrayEvent, tag="free", gc=False):
-    """An array is not needed any more."""
+    """An array was freed."""
 
 
 class Place(ArrayEvent, tag="place", gc=False):
@@ -93,7 +93,7 @@ class Place(ArrayEvent, tag="place", gc=False):
 
 
 class Write(Place, tag="write", gc=False):
-    """An array was written; with its bytes and origin if it was freed meanwhile."""
+    """An array was written. Its bytes and origin are given if it was freed meanwhile."""
 
     took: Seconds = 0.0
     bytes: Count | UnsetType = UNSET
@@ -104,7 +104,7 @@ class Write(Place, tag="write", gc=False):
 
 
 class ToldEvent(ArrayEvent, gc=False):
-    """Something that happened to an array; with its bytes and origin if it was freed meanwhile."""
+    """An event of one array. Its bytes and origin are given if it was freed meanwhile."""
 
     bytes: Count | UnsetType = UNSET
     module: Name | UnsetType = UNSET
@@ -114,21 +114,21 @@ class ToldEvent(ArrayEvent, gc=False):
 
 
 class Read(ToldEvent, tag="read", gc=False):
-    """An array was read; `ahead` if that was before anybody asked."""
+    """An array was read; `ahead` means as a prefetch."""
 
     took: Seconds = 0.0
     ahead: bool | UnsetType = UNSET
 
 
 class Shrink(ToldEvent, tag="shrink", gc=False):
-    """What lossless compression makes of a sample of an array."""
+    """The bytes of a sample of an array, before and after lossless compression."""
 
     sampled: Count = 0
     shrunk: Count = 0
 
 
 class Wait(ToldEvent, tag="wait", gc=False):
-    """A caller waited in `put` or `get`; for `put`, always with the origin of what came."""
+    """A caller waited in `put` or `get`. For `put`, the origin of the new array is always given."""
 
     took: Seconds = 0.0
     cause: Name = msgspec.field(default=None, name="in")
@@ -141,7 +141,7 @@ class Fail(ArrayEvent, tag="fail", gc=False):
 
 
 class Flush(Event, tag="flush", gc=False):
-    """The structure of the files has every array that is there."""
+    """The structure of the files is complete: HDF5 finds every array."""
 
 
 class Phase(Event, tag="phase", gc=False):
@@ -161,7 +161,7 @@ class Step(Event, tag="step", gc=False):
 
 
 class Plan(Event, tag="plan", gc=False):
-    """What a step asked of the store; of a long step only how many events there were."""
+    """The requests of a step to the store; for a long step, only their number."""
 
     plan: int | None = None
     arrays: list[tuple[Count, bool]] | UnsetType | None = UNSET
@@ -171,7 +171,7 @@ class Plan(Event, tag="plan", gc=False):
 
 
 class Sample(Event, tag="sample", gc=False):
-    """What is held at this moment."""
+    """The bytes held at this moment."""
 
     ram: Count = 0
     peak_ram: Count = 0
@@ -190,7 +190,7 @@ class Sample(Event, tag="sample", gc=False):
 
 
 class Stats(msgspec.Struct, gc=False):
-    """`StoreStats`, of whatever version."""
+    """The fields of `StoreStats`, of any version."""
 
     packed_bytes: Count = 0
     deduplicated_bytes: Count = 0
@@ -216,7 +216,7 @@ OriginSums = tuple[
 
 
 class Sums(msgspec.Struct):
-    """All that happened before, and the live arrays: number, bytes, position among the origins, and training step."""
+    """The sums of all earlier events, and the live arrays: number, bytes, position among the origins, training step."""
 
     stats: Stats
     kept: Count
@@ -226,7 +226,7 @@ class Sums(msgspec.Struct):
 
 
 class Totals(Event, tag="totals", gc=False):
-    """What all events before this one come to."""
+    """The sums of all events before this one."""
 
     totals: Sums | None = None
 

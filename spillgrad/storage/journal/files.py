@@ -1,4 +1,4 @@
-"""The files of a journal: their names, whose they are, and how a run gets a place for its own."""
+"""The files of a journal: their names, the runs they belong to, and how a run claims a place for its own."""
 
 import errno
 import gc
@@ -16,20 +16,20 @@ JOURNAL_NAME = "journal.jsonl"
 OLD_JOURNAL_NAME = "journal-old.jsonl"
 NEW_JOURNAL_NAME = "journal-new.jsonl"
 
-# Commands and paths are longer now and then, names are not.
+# The longest command or path, and the longest name, that a journal keeps.
 _TEXT_MAX = 1000
 _HEAD_MAX_BYTES = 64 << 10
-# A thread closes a store that nobody holds any more after a moment.
+# The time that a store which nobody holds any more may take to close in its thread.
 _CLOSING_S, _MOMENT_S = 1.0, 0.01
 
 
 def old_path(path: Path) -> Path:
-    """Return where a journal goes that became too long."""
+    """Return the path to which a full journal is moved."""
     return path.with_name(f"{path.stem}-old{path.suffix}")
 
 
 def plain_text(text: str) -> str:
-    """Return text that every reader can take: of bounded length, and valid Unicode."""
+    """Return `text` cut to a bounded length, as valid Unicode."""
     return text.encode("utf-8", "backslashreplace").decode()[:_TEXT_MAX]
 
 
@@ -37,7 +37,7 @@ def plain_text(text: str) -> str:
 
 
 def is_journal(path: Path) -> bool:
-    """Return whether a file begins as a journal does, or is empty. Raises OSError if it cannot be read."""
+    """Return whether a file is a journal by its first bytes, or empty. Raises OSError if it cannot be read."""
     line = _first_line(path)
     if line is None:
         return False
@@ -49,9 +49,9 @@ def is_journal(path: Path) -> bool:
 
 
 def is_of(directory: Path, run: object) -> bool:
-    """Return whether the journal to which a run's directory leads is its own; `run` is what the journal's head says.
+    """Return whether the journal that a run's directory links to belongs to that run; `run` is from the journal's head.
 
-    By now another run may have the place of a kept journal.
+    Another run may have taken the place of a kept journal since.
     """
     if run is None or not os.path.islink(directory / JOURNAL_NAME):
         return True
@@ -59,7 +59,7 @@ def is_of(directory: Path, run: object) -> bool:
 
 
 def has_others_beside(path: Path) -> bool:
-    """Return whether the file at a journal's old name is of another run, as the first lines say.
+    """Return whether the file at a journal's old name belongs to another run, by their first lines.
 
     A user may have renamed the journal before the next run, for example. Such a file stays.
     """
@@ -74,7 +74,7 @@ def has_others_beside(path: Path) -> bool:
 
 
 def _first_line(path: Path) -> bytes | None:
-    """Return how a file begins; None if it is no regular file. Raises OSError if it cannot be read."""
+    """Return the first line of a file; None if it is no regular file. Raises OSError if it cannot be read."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         return None
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # never waits, whatever the file became meanwhile
@@ -86,7 +86,7 @@ def _first_line(path: Path) -> bytes | None:
 
 
 def may_be_replaced(path: Path) -> bool:
-    """Return whether a journal may take this place without loss. Raises OSError if the file there cannot be read."""
+    """Return whether a new journal may replace the file there. Raises OSError if the file cannot be read."""
     try:
         return is_journal(path)
     except FileNotFoundError:
@@ -135,7 +135,7 @@ def _is_written(path: Path) -> bool:
 
 
 def _what_to_do(path: Path) -> str:
-    """Return what the head of a journal says of its run, and what the user can do to get the place."""
+    """Return a description of a journal's run, from its head, and advice how to free the place."""
     try:
         head = json.loads(_first_line(path) or b"")
         process, whose = head["process"], f" (process {head['process']}, {plain_text(head['run'])})"

@@ -1,4 +1,4 @@
-"""The module `events`, imported on first use: `import spillgrad` does not wait for msgspec, which only stores need."""
+"""The module `events`, imported on first use, because `import spillgrad` must not wait for msgspec."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""Read the journal of a run of one's own, line by line."""
+"""Read a journal that this user's run wrote, line by line."""
 
 import json
 import os

@@ -40,24 +40,23 @@ if TYPE_CHECKING:
 
 # A line takes some 90 bytes; a journal and the one before it cover a few hundred thousand arrays.
 _FILE_BYTES = 32 << 20
-# How many lines wait before they are written, and for how long; for less while the writer is awake for other work.
+# The most lines, and the longest time, that lines wait to be written; a shorter time if the writer is awake anyway.
 _BATCH = 256
 WRITE_EVERY_S = 0.2
 _BUSY_WRITE_EVERY_S = 0.05
-# How often a sample is taken while something happens: at first for readers of a run of a second, later for readers of
-# a run of hours.
+# The interval of samples while events come: short at first, for runs of a second, and longer later, for runs of hours.
 _SAMPLE_MIN_S, _SAMPLE_MAX_S, _SAMPLE_SHARE = 0.01, 0.1, 0.002
-# The events of longer steps are left out: advice would take too long to replay them.
+# The events of longer steps are left out, because advice would take too long to replay them.
 LONGEST_PLAN = 20_000
 
-# Disk reserved behind the end of a file, for the line that says that the disk refused others.
+# The bytes reserved past the end of a file, for the line which says that the disk refused other lines.
 _RESERVED_BYTES = 4096
-# How many `fail` events outlive that the disk refuses them.
+# The number of `fail` events that are kept in RAM while the disk refuses lines.
 _FAILURES_MAX = 100
 
 
 class Summary(NamedTuple):
-    """The lines that wait; the place of each array on disk, by its number; and what all events until now come to."""
+    """The lines that wait; the place of each array on disk, by its number; and the sums of all events until now."""
 
     lines: "list[Line]"
     places: list[tuple[int, tuple[Any, ...]]]
@@ -114,12 +113,12 @@ class Journal:
             self._keep(directory)
 
     def ask(self, sample: "Callable[[], events.Event]", summary: Callable[[collections.deque[Any]], Summary]) -> None:
-        """Have `sample` say what is held now; and `summary`, given the lines that wait, what all events come to."""
+        """Set the functions that return the bytes held now, and, given the lines that wait, a `Summary`."""
         self._sample, self._summary = sample, summary
         self._sampled_s = self._sample_at = 0.0
 
     def add(self, event: "events.Event") -> None:
-        """Add something that happened just now."""
+        """Add an event of this moment."""
         if self._is_over:
             return
         t = time.perf_counter() - self._began_s
@@ -133,11 +132,11 @@ class Journal:
         self._sample_at = min(self._sample_at, self._sampled_s + _SAMPLE_MIN_S)
 
     def write_soon(self) -> None:
-        """Write the lines that wait at the next opportunity."""
+        """Have the waiting lines written at the next opportunity."""
         self._is_wanted = True
 
     def plan(self, number: int, plan: StepPlan) -> None:
-        """Add what a step asked of the store; for a long step, only how many events there were."""
+        """Add the requests of a step to the store; for a long step, only their number."""
         if len(plan.happened) <= LONGEST_PLAN:
             t = time.perf_counter() - self._began_s
             self._lines.append(functools.partial(_plan_event, t, number, plan))
@@ -151,17 +150,17 @@ class Journal:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is a file."""
+        """Whether the journal has a file."""
         return self._fd is not None
 
     @property
     def is_behind(self) -> bool:
-        """Whether many lines wait, or for long, or somebody waits for them, or some are wanted soon."""
+        """Whether lines must be written: many wait, or for long, or somebody waits for them, or asked for them soon."""
         waited_s = time.perf_counter() - self._written_s if self._lines else 0.0
         return len(self._lines) >= _BATCH or waited_s > _BUSY_WRITE_EVERY_S or bool(self._wanted) or self._is_wanted
 
     def wanted(self) -> threading.Event:
-        """Have the lines that wait written when the writer looks next; return the event that is set then."""
+        """Ask for the waiting lines to be written; return the event that is set once they are."""
         written = threading.Event()
         self._wanted.append(written)
         return written
@@ -189,7 +188,7 @@ class Journal:
         return True
 
     def end(self, sums: "events.Sums") -> None:
-        """Write the lines that wait, and what all events come to, if the journal stays."""
+        """Write the lines that wait; and the sums of all events, if the journal stays."""
         if self.kept:
             self._is_ending = True
             self.add(events.End(sums))
@@ -230,7 +229,7 @@ class Journal:
         self._lines.append(sample)
 
     def _keep(self, directory: Path) -> None:
-        """Begin a journal that stays, in the place of one whose run is over, if there is one."""
+        """Begin a journal that stays; it may replace one whose run is over."""
         path = self._path
         try:
             for each in (path, old_path(path)):
@@ -279,7 +278,7 @@ class Journal:
             self._summary_is_due = False
 
     def _refused(self, lines: "Sequence[Line]") -> None:
-        """Keep the last failures for when the disk takes lines again, count the other lines, and say so if possible.
+        """Keep the last failures until the disk takes lines again, count the other lines, and write that if possible.
 
         From then on readers of the journal must not believe that arrays lie where they did.
         """
@@ -293,7 +292,7 @@ class Journal:
                 self._loss_is_told = self._summary_is_due = True
 
     def _summarize(self, lines: "list[Line]") -> "list[events.Event]":
-        """Return events that say what all comes to so far, and add to `lines` those that it counts and that wait.
+        """Return the events that sum up the run so far, and add to `lines` the waiting lines that they count.
 
         Totals are the last of the events: until they are written, older lines hold.
         """
