@@ -16,12 +16,12 @@ from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.models import pretrained
 from spillgrad.models.language_model import LanguageModel, tied_head
 from spillgrad.nn import init
+from spillgrad.nn.containers import ModuleList
 from spillgrad.nn.dropout import Dropout
 from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.gpt2_linear import Conv1D
 from spillgrad.nn.layer_norm import LayerNorm
 from spillgrad.nn.module import Module
-from spillgrad.nn.module_list import ModuleList
 from spillgrad.ops import attention, creation
 from spillgrad.tensor import Tensor
 

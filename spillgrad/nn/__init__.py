@@ -4,6 +4,7 @@ from spillgrad.nn import functional, init, modules, utils
 from spillgrad.nn.activation import *
 from spillgrad.nn.batch_norm import *
 from spillgrad.nn.bilinear import *
+from spillgrad.nn.containers import *
 from spillgrad.nn.conv import *
 from spillgrad.nn.distance import *
 from spillgrad.nn.dropout import *
@@ -15,17 +16,12 @@ from spillgrad.nn.linear import *
 from spillgrad.nn.lora import *
 from spillgrad.nn.loss import *
 from spillgrad.nn.module import *
-from spillgrad.nn.module_dict import *
-from spillgrad.nn.module_list import *
 from spillgrad.nn.multihead_attention import *
 from spillgrad.nn.padding import *
 from spillgrad.nn.parameter import *
-from spillgrad.nn.parameter_list import *
 from spillgrad.nn.pooling import *
 from spillgrad.nn.rearrange import *
-from spillgrad.nn.rms_norm import *
 from spillgrad.nn.rnn import *
-from spillgrad.nn.sequential import *
 from spillgrad.nn.transformer import *
 from spillgrad.nn.upsample import *
 

@@ -1,13 +1,11 @@
 """Bilinear layer."""
 
-import math
 from typing import Any
 
 from spillgrad.errors import ArgumentError
 from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
-from spillgrad.ops import creation
 from spillgrad.ops.bilinear import bilinear
 from spillgrad.tensor import Tensor
 
@@ -34,20 +32,13 @@ class Bilinear(Module):
         self.in1_features = in1_features
         self.in2_features = in2_features
         self.out_features = out_features
-        self.weight = Parameter(
-            creation.empty(out_features, in1_features, in2_features, device=device, dtype=dtype)
-        )  # fmt: skip
-        self.register_parameter(
-            "bias", Parameter(creation.empty(out_features, device=device, dtype=dtype)) if bias else None
-        )
+        shapes = {"weight": (out_features, in1_features, in2_features), "bias": (out_features,) if bias else None}
+        self._new_parameters(device, dtype, **shapes)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw weight and bias from U(-1/sqrt(in1_features), 1/sqrt(in1_features))."""
-        bound = 1 / math.sqrt(self.in1_features)
-        init.uniform_(self.weight, -bound, bound)
-        if self.bias is not None:
-            init.uniform_(self.bias, -bound, bound)
+        init.uniform_by_fan((self.weight, self.bias), self.in1_features)
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         return bilinear(x1, x2, self.weight, self.bias)

@@ -31,7 +31,8 @@ class GroupNorm(Affine):
         self.num_channels = num_channels
         self.eps = eps
         self.affine = affine
-        self._register_affine(num_channels, device, dtype, weight=affine, bias=affine and bias)
+        shape = (num_channels,) if affine else None
+        self._new_parameters(device, dtype, weight=shape, bias=shape if bias else None)
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,12 +1,11 @@
 """Linear layer."""
 
-import math
 from typing import Any
 
 from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
-from spillgrad.ops import creation, matrix_products
+from spillgrad.ops import matrix_products
 from spillgrad.tensor import Tensor
 
 __all__ = ["Linear"]
@@ -27,18 +26,13 @@ class Linear(Module):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.weight = Parameter(creation.empty(out_features, in_features, device=device, dtype=dtype))
-        self.register_parameter(
-            "bias", Parameter(creation.empty(out_features, device=device, dtype=dtype)) if bias else None
-        )
+        shapes = {"weight": (out_features, in_features), "bias": (out_features,) if bias else None}
+        self._new_parameters(device, dtype, **shapes)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw weight and bias from U(-1/sqrt(in_features), 1/sqrt(in_features))."""
-        bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
-        init.uniform_(self.weight, -bound, bound)
-        if self.bias is not None:
-            init.uniform_(self.bias, -bound, bound)
+        init.uniform_by_fan((self.weight, self.bias), self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         return matrix_products.linear(x, self.weight, self.bias)

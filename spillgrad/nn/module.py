@@ -59,6 +59,12 @@ class Module(ModuleCalls, ModuleState):
             param = to_register("parameter", Parameter, self, name, param)
         self._parameters[name] = param
 
+    def _new_parameters(self, device: Any, dtype: Any, **shapes: tuple[int, ...] | None) -> None:
+        """Register new parameters, not yet initialised, by their shapes, or None for those the module does not have."""
+        for name, shape in shapes.items():
+            parameter = None if shape is None else Parameter(creation.empty(shape, device=device, dtype=dtype))
+            self.register_parameter(name, parameter)
+
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Register a tensor that is state but is not learned; `state_dict` leaves it out unless it is persistent."""
         if tensor is not None and not isinstance(tensor, Tensor):
