@@ -4,7 +4,7 @@ from typing import Any
 
 from spillgrad.errors import ArgumentError
 from spillgrad.nn.affine import Affine
-from spillgrad.nn.module import Module
+from spillgrad.nn.function_layer import FunctionLayer
 from spillgrad.ops import channel_norm
 from spillgrad.tensor import Tensor
 
@@ -45,22 +45,18 @@ class GroupNorm(Affine):
         )
 
 
-class LocalResponseNorm(Module):
+class LocalResponseNorm(FunctionLayer):
     """Divide each element by a power of the mean square in neighbouring channels.
 
     Shapes: x (N, C, ...), result the same.
     Source: Krizhevsky, Sutskever, Hinton 2012, "ImageNet classification with deep convolutional neural networks".
     """
 
-    def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> None:
-        super().__init__()
-        self.size = size
-        self.alpha = alpha
-        self.beta = beta
-        self.k = k
-
-    def forward(self, x: Tensor) -> Tensor:
-        return channel_norm.local_response_norm(x, self.size, self.alpha, self.beta, self.k)
+    _function = channel_norm.local_response_norm
+    size: int
+    alpha: float = 1e-4
+    beta: float = 0.75
+    k: float = 1.0
 
     def extra_repr(self) -> str:
         return f"{self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k}"

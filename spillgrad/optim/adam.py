@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import ClassVar
 
-from spillgrad.errors import ArgumentError
 from spillgrad.ops import creation
-from spillgrad.optim.arrays import Pending, pending
-from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State
+from spillgrad.optim.arrays import Pending
+from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State, checked_options
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import optim as kernels
 from spillgrad_kernels.tables.optim import Update
@@ -29,12 +28,7 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         name = type(self).__name__
-        for option, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            if not value >= 0:
-                raise ArgumentError(f"{name}: got {option} {value}; it must not be negative")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ArgumentError(f"{name}: got betas {betas}; both must be at least 0 and below 1")
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
+        super().__init__(params, checked_options(name, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
     def state_tensors(self, group: Group) -> int:
         return 2
@@ -44,10 +38,8 @@ class Adam(Optimizer):
             state.update(step=0, exp_avg=creation.zeros_like(param), exp_avg_sq=creation.zeros_like(param))
         state["step"] += 1
         beta1, beta2 = group["betas"]
-        return pending(
-            self._kernel, param, grad, (state["exp_avg"], state["exp_avg_sq"]),
-            group["lr"], beta1, beta2, group["eps"], group["weight_decay"], state["step"],
-        )  # fmt: skip
+        options = (group["lr"], beta1, beta2, group["eps"], group["weight_decay"], state["step"])
+        return Pending(self._kernel, param, grad, (state["exp_avg"], state["exp_avg_sq"]), options)
 
 
 class AdamW(Adam):

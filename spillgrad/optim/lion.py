@@ -1,9 +1,8 @@
 """Lion: steps by the sign of a momentum."""
 
-from spillgrad.errors import ArgumentError
 from spillgrad.ops import creation
-from spillgrad.optim.arrays import Pending, pending
-from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State
+from spillgrad.optim.arrays import Pending
+from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State, checked_options
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import optim as kernels
 
@@ -22,12 +21,7 @@ class Lion(Optimizer):
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
     ) -> None:
-        for option, value in (("lr", lr), ("weight_decay", weight_decay)):
-            if not value >= 0:
-                raise ArgumentError(f"Lion: got {option} {value}; it must not be negative")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ArgumentError(f"Lion: got betas {betas}; both must be at least 0 and below 1")
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
+        super().__init__(params, checked_options("Lion", lr=lr, betas=betas, weight_decay=weight_decay))
 
     def state_tensors(self, group: Group) -> int:
         return 1
@@ -36,4 +30,5 @@ class Lion(Optimizer):
         if not state:
             state["exp_avg"] = creation.zeros_like(param)
         beta1, beta2 = group["betas"]
-        return pending(kernels.lion, param, grad, (state["exp_avg"],), group["lr"], beta1, beta2, group["weight_decay"])
+        options = (group["lr"], beta1, beta2, group["weight_decay"])
+        return Pending(kernels.lion, param, grad, (state["exp_avg"],), options)

@@ -2,8 +2,8 @@
 
 from spillgrad.errors import ArgumentError
 from spillgrad.ops import creation
-from spillgrad.optim.arrays import Pending, pending
-from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State
+from spillgrad.optim.arrays import Pending
+from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State, checked_options
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import optim as kernels
 
@@ -24,23 +24,12 @@ class SGD(Optimizer):
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
-            if not value >= 0:
-                raise ArgumentError(f"SGD: got {name} {value}; it must not be negative")
+        options = checked_options("SGD", lr=lr, momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum == 0 or dampening != 0):
             raise ArgumentError(
                 f"SGD: got momentum {momentum} and dampening {dampening}; nesterov needs momentum, and dampening 0"
             )
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "momentum": momentum,
-                "dampening": dampening,
-                "weight_decay": weight_decay,
-                "nesterov": nesterov,
-            },
-        )
+        super().__init__(params, options | {"dampening": dampening, "nesterov": nesterov})
 
     def state_tensors(self, group: Group) -> int:
         return 1 if group["momentum"] else 0
@@ -51,4 +40,4 @@ class SGD(Optimizer):
             state["momentum_buffer"] = creation.zeros_like(param)
         options = [group[name] for name in ("lr", "momentum", "dampening", "weight_decay", "nesterov")]
         buffer = state["momentum_buffer"] if group["momentum"] else None
-        return pending(kernels.sgd, param, grad, (buffer,), *options, first)
+        return Pending(kernels.sgd, param, grad, (buffer,), (*options, first))
