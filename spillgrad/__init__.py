@@ -44,14 +44,7 @@ from spillgrad import (
 )
 from spillgrad.autograd import gradcheck as _gradcheck  # the function, before its module takes the name
 from spillgrad.autograd.core.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
-from spillgrad.autograd.core.grad_mode import (
-    enable_grad,
-    inference_mode,
-    is_grad_enabled,
-    is_inference_mode_enabled,
-    no_grad,
-    set_grad_enabled,
-)  # fmt: skip
+from spillgrad.autograd.core.grad_mode import *
 from spillgrad.autograd.differentiate import grad
 from spillgrad.device.device import Device as device
 from spillgrad.device.precision import get_float32_matmul_precision, set_float32_matmul_precision

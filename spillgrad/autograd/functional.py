@@ -157,9 +157,7 @@ def _pulled(
     retain_graph: bool | None = None,
 ) -> list[Any]:  # fmt: skip
     """Return vᵀ J per input, None where no output depends on it."""
-    pairs = [
-        (o, v) for o, v in zip(outputs, vectors, strict=True) if o is not None and o.requires_grad
-    ]  # fmt: skip
+    pairs = [(o, v) for o, v in zip(outputs, vectors, strict=True) if o is not None and o.requires_grad]
     if not pairs:
         return [None] * len(inputs)
     roots, seeds = zip(*pairs, strict=True)
@@ -258,9 +256,7 @@ def _by_rows(call: _Call) -> list[list[Tensor]]:
         rows = []
         for place in range(output.numel()):
             unit = _unit(output, place)
-            found = _pulled(
-                [output], call.inputs.tensors, [unit], create_graph=call.create_graph, retain_graph=True
-            )  # fmt: skip
+            found = _pulled([output], call.inputs.tensors, [unit], create_graph=call.create_graph, retain_graph=True)
             rows.append(call.filled(found, call.inputs.tensors))
         blocks.append([_joined([row[j] for row in rows], 0, output, x) for j, x in enumerate(call.inputs.tensors)])
     return blocks

@@ -298,19 +298,10 @@ def from_safetensors(
     libraries, the model is in evaluation mode.
     Raises MissingFileError, and CheckpointError for a damaged file, or one of another model, with all that differs.
     """
-
-    def make(saved: pretrained.Weights, description: dict[str, Any] | None) -> Llama:
-        saved = {_own_name(name): tensor for name, tensor in saved.items() if not name.endswith("rotary_emb.inv_freq")}
-        made = model
-        if made is None:
-            own = config or config_of(saved, description, path)
-            pretrained.require_layers(own.num_hidden_layers, saved, path)
-            made = pretrained.build(Llama, own)
-        if made.config.tie_word_embeddings:
-            saved = pretrained.without_tied_head(saved, "model.embed_tokens.weight", path)
-        return pretrained.fill(made, saved, path)
-
-    return pretrained.load(path, make)
+    return pretrained.model_of(
+        Llama, path, config, model, own_weights=_own_weights, config_of=config_of, layers="num_hidden_layers",
+        embedding="model.embed_tokens.weight",
+    )  # fmt: skip
 
 
 def config_of(
@@ -322,5 +313,9 @@ def config_of(
     return LlamaConfig.from_hugging_face(description)
 
 
-def _own_name(name: str) -> str:
-    return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
+def _own_weights(saved: pretrained.Weights) -> pretrained.Weights:
+    return {
+        name if name.startswith(("model.", "lm_head.")) else f"model.{name}": tensor
+        for name, tensor in saved.items()
+        if not name.endswith("rotary_emb.inv_freq")
+    }
