@@ -8,8 +8,9 @@ import numpy as np
 from spillgrad.autograd.core.engine import run_backward
 from spillgrad.autograd.core.grad_mode import enable_grad
 from spillgrad.autograd.differentiate import grad
-from spillgrad.device.device import filled, moved
+from spillgrad.device.device import moved
 from spillgrad.errors import ArgumentError, GradcheckError
+from spillgrad.ops.creation import zeros_like
 from spillgrad.tensor import Tensor
 
 # A Jacobian of at most so many elements is printed whole.
@@ -105,10 +106,7 @@ class _Check:
             cases += [[i] for i in self.outputs]
         for undefined in cases:
             roots = [o.gradient_edge() for o in self.outputs.values()]
-            grads = [
-                None if i in undefined else Tensor.wrap(filled(o.device, o.shape, o.dtype, 0))
-                for i, o in self.outputs.items()
-            ]
+            grads = [None if i in undefined else zeros_like(o) for i, o in self.outputs.items()]
             edges = [source.gradient_edge() for source in self.sources.values()]
             which = ", ".join(map(str, undefined))
             try:

@@ -20,8 +20,8 @@ from spillgrad.nn.containers import ModuleList
 from spillgrad.nn.dropout import Dropout
 from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.gpt2_linear import Conv1D
-from spillgrad.nn.layer_norm import LayerNorm
 from spillgrad.nn.module import Module
+from spillgrad.nn.normalization import LayerNorm
 from spillgrad.ops import attention, creation
 from spillgrad.tensor import Tensor
 

@@ -21,9 +21,9 @@ from spillgrad.models.language_model import LanguageModel, tied_head
 from spillgrad.nn import init
 from spillgrad.nn.containers import ModuleList
 from spillgrad.nn.embedding import Embedding
-from spillgrad.nn.layer_norm import RMSNorm
 from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
+from spillgrad.nn.normalization import RMSNorm
 from spillgrad.ops import activations, attention, creation, join_split
 from spillgrad.tensor import Tensor
 

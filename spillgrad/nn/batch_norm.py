@@ -5,7 +5,7 @@ from typing import Any
 from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.autograd.recompute.state import is_recomputing
 from spillgrad.errors import ShapeError
-from spillgrad.nn.affine import Affine
+from spillgrad.nn.normalization import Affine
 from spillgrad.ops import channel_norm, creation, shape
 from spillgrad.tensor import Tensor
 

@@ -11,10 +11,10 @@ from spillgrad.errors import ArgumentError
 from spillgrad.nn import init
 from spillgrad.nn.containers import ModuleList
 from spillgrad.nn.dropout import Dropout
-from spillgrad.nn.layer_norm import LayerNorm
 from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
 from spillgrad.nn.multihead_attention import MultiheadAttention
+from spillgrad.nn.normalization import LayerNorm
 from spillgrad.ops import activations, arithmetic, creation
 from spillgrad.tensor import Tensor
 

@@ -184,7 +184,5 @@ class disable_saved_tensors_hooks(contextlib.ContextDecorator):
             raise GraphError(self._message)
         stack.disabled.append(self._message)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         stack.disabled.pop()
