@@ -66,12 +66,12 @@ class LlamaConfig:
         if self.head_dim is None and self.hidden_size % heads:
             raise ArgumentError(
                 f"LlamaConfig: got hidden_size {self.hidden_size} and num_attention_heads {heads}; the heads must "
-                "share the width evenly, or head_dim say theirs"
+                "share the width evenly; else give head_dim"
             )
         if heads % self.key_value_heads:
             raise ArgumentError(
-                f"LlamaConfig: got num_attention_heads {heads} and num_key_value_heads {self.key_value_heads}; as many "
-                "heads must share each of the latter"
+                f"LlamaConfig: got num_attention_heads {heads} and num_key_value_heads {self.key_value_heads}; the "
+                "second must divide the first"
             )
         if self.head_width % 2:
             raise ArgumentError(f"LlamaConfig: got heads of {self.head_width}; rotations need an even width")

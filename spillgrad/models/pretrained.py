@@ -19,11 +19,11 @@ Weights = dict[str, StoredTensor]
 
 
 def load(path: str | os.PathLike[str], make: Callable[[Weights, dict[str, Any] | None], T]) -> T:
-    """Return what `make` makes of the tensors at a path, none of them read yet, and of the `config.json` beside them.
+    """Call `make` with the tensors at a path, not read yet, and the `config.json` beside them; return its result.
 
-    The path is that of a file, an index of several, or a folder; also one that `save_checkpoint` has written to. What
-    another process saves there meanwhile is made in place of what it removed. Without a `config.json`, that is None.
-    Raises MissingFileError, CheckpointError.
+    The path is that of a file, an index of several, or a folder; also one that `save_checkpoint` has written to. If
+    another process replaces the checkpoint meanwhile, `make` is called again with the new one. Without a `config.json`,
+    its second argument is None. Raises MissingFileError, CheckpointError.
     """
     root = safetensors_io.absolute(path)
     if (root / POINTER).is_file():
@@ -69,7 +69,7 @@ def model_of(
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Weights, dict[str, Any] | None]:
-    """Return what `load` gives to what it calls. Raises MissingFileError, CheckpointError."""
+    """Return the arguments that `load` gives to `make`. Raises MissingFileError, CheckpointError."""
     return load(path, lambda saved, description: (saved, description))
 
 
@@ -119,6 +119,6 @@ def _without_tied_head(saved: Weights, embedding: str, path: str | os.PathLike[s
 
 
 def require_layers(layers: int, saved: Weights, path: str | os.PathLike[str]) -> None:
-    """Raise CheckpointError where there cannot be so many: to make them first would take for ever."""
+    """Raise CheckpointError for more layers than tensors: making a damaged config's layers could take for ever."""
     if layers > len(saved):
         raise CheckpointError(f"{path}: got {len(saved)} tensors, wanted those of {layers} layers; use another copy")
