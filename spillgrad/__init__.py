@@ -129,7 +129,6 @@ from spillgrad.ops.diagonals import *
 from spillgrad.ops.distance import *
 from spillgrad.ops.dropout_masks import alpha_dropout, dropout, feature_alpha_dropout
 from spillgrad.ops.einsum import *
-from spillgrad.ops.exponential import *
 from spillgrad.ops.fuse import *
 from spillgrad.ops.incomplete_gamma import *
 from spillgrad.ops.index_replace import *
@@ -149,7 +148,6 @@ from spillgrad.ops.promotion import result_type
 from spillgrad.ops.rearrange import *
 from spillgrad.ops.recurrent import *
 from spillgrad.ops.reduce import *
-from spillgrad.ops.rounding import *
 from spillgrad.ops.sampling import *
 from spillgrad.ops.scan import *
 from spillgrad.ops.shape import *

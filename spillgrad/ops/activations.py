@@ -8,12 +8,11 @@ from spillgrad import dtypes
 from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import inplace as in_place
-from spillgrad.ops.arithmetic import add, div, mul, neg, sub
+from spillgrad.ops.arithmetic import add, div, log, mul, neg, sub
 from spillgrad.ops.clamp_where import clamp
 from spillgrad.ops.creation import draw
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.elementwise import OPERATIONS, call, row_function
-from spillgrad.ops.exponential import log
 from spillgrad.ops.indexing import scatter
 from spillgrad.ops.join_split import chunk
 from spillgrad.ops.normalization import softmax

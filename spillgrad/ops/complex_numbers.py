@@ -11,7 +11,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.device.device import filled
 from spillgrad.errors import DtypeError, ShapeError
-from spillgrad.ops import arithmetic, clamp_where, elementwise, inplace, rounding, trigonometry
+from spillgrad.ops import arithmetic, clamp_where, elementwise, inplace, trigonometry
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
@@ -96,7 +96,7 @@ def angle(input: Tensor) -> Tensor:
         return trigonometry.atan2(_imag(input), _real(input))
     if dtypes.category(input.dtype) < 2:
         input = to_dtype(input, dtypes.get_default_dtype())
-    zero = rounding.floor(clamp_where.clamp(input, 0, 0))  # of NaN NaN; it has no slope
+    zero = arithmetic.floor(clamp_where.clamp(input, 0, 0))  # of NaN NaN; it has no slope
     return clamp_where.where(input < 0, math.pi, zero)  # type: ignore[no-any-return]
 
 

@@ -1,8 +1,8 @@
 """How elementwise operations are made from the kernels' table of rows, and called.
 
 Operands broadcast and promote as in PyTorch. With `out=` the result goes into a tensor of its shape, which may be an
-operand or overlap one. The functions themselves stand where they belong: `arithmetic`, `exponential`, `trigonometry`,
-`rounding`, `comparison`, `clamp_where`, `logic`, `special`, `activations`.
+operand or overlap one. The functions themselves stand where they belong: `arithmetic`, `trigonometry`, `comparison`,
+`clamp_where`, `logic`, `special`, `activations`.
 """
 
 import functools
@@ -179,6 +179,10 @@ def row_function(
     function.__module__ = sys._getframe(1).f_globals["__name__"]  # where unpickling finds it, as for namedtuples
     function.__doc__ = doc
     return declare(method=method, in_place=in_place, numpy=numpy, standard=standard)(function)
+
+
+# The function of a row that is also a method, one in place, and has the same name in NumPy and in the standard.
+common_function = functools.partial(row_function, in_place=True, numpy=True, standard=True)
 
 
 def by_numpy(name: str, function: Callable[..., Any], *operands: Any) -> Tensor:

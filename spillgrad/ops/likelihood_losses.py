@@ -5,11 +5,10 @@ from typing import Any
 
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.activations import logsigmoid
-from spillgrad.ops.arithmetic import add, div, mul, square
+from spillgrad.ops.arithmetic import add, div, exp, log, mul, square
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.clamp_where import clamp, where
 from spillgrad.ops.elementwise import OPERATIONS
-from spillgrad.ops.exponential import exp, log
 from spillgrad.ops.fuse import fuse
 from spillgrad.ops.losses import reduced
 from spillgrad.ops.reduce import mean, sum

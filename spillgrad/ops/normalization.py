@@ -8,12 +8,11 @@ import numpy as np
 
 from spillgrad.dtypes import HALF, float32
 from spillgrad.errors import DtypeError, ShapeError
-from spillgrad.ops.arithmetic import mul, rsqrt, square, sub
+from spillgrad.ops.arithmetic import exp, mul, rsqrt, square, sub
 from spillgrad.ops.array_casts import on_floats, require_floats
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
-from spillgrad.ops.exponential import exp
 from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import mean, sum
 from spillgrad.ops.shape import normalize_dim, reshape, shape_arguments
