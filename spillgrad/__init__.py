@@ -114,7 +114,6 @@ from spillgrad.ops.array_api_names import *
 from spillgrad.ops.attention import *
 from spillgrad.ops.autocast import *
 from spillgrad.ops.bessel import i0
-from spillgrad.ops.bilinear import *
 from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm
 from spillgrad.ops.clamp_where import *
 from spillgrad.ops.comparison import *

@@ -58,15 +58,15 @@ def clamp(
     """
     if min is None and max is None:
         raise ArgumentError("clamp: got neither min nor max; give at least one")
-    lowest, highest = _bounds(result_type(input, *(b for b in (min, max) if b is not None)))
+    lowest, highest = bounds(result_type(input, *(b for b in (min, max) if b is not None)))
     return call("clamp", input, lowest if min is None else min, highest if max is None else max, out=out)
 
 
 clip = clamp
 
 
-def _bounds(dtype: dtypes.DType) -> tuple[Number, Number]:
-    """The bounds that move nothing."""
+def bounds(dtype: dtypes.DType) -> tuple[Number, Number]:
+    """Return the least and the greatest number of a dtype, which as bounds move nothing."""
     if dtypes.category(dtype) == 1:
         limits = dtypes.iinfo(dtype)
         return limits.min, limits.max
