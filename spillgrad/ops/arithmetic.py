@@ -65,9 +65,7 @@ mul = multiply = common_function("mul", "Return the elementwise product.", stand
 
 
 @declare(in_place=True, numpy=True, standard="divide")
-def div(
-    input: Operand, other: Operand, *, rounding_mode: str | None = None, out: Tensor | None = None
-) -> Tensor:  # fmt: skip
+def div(input: Operand, other: Operand, *, rounding_mode: str | None = None, out: Tensor | None = None) -> Tensor:
     """Return input / other: true division, or rounded with `rounding_mode` "floor" or "trunc" (integers stay exact)."""
     if rounding_mode is None:
         return call("div", input, other, out=out)
@@ -96,17 +94,13 @@ reciprocal = common_function("reciprocal", "Return 1 / x for each element.")
 
 
 @declare(in_place=True)
-def addcmul(
-    input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1, out: Tensor | None = None
-) -> Tensor:  # fmt: skip
+def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1, out: Tensor | None = None) -> Tensor:
     """Return input + value * tensor1 * tensor2."""
     return add(input, mul(tensor1, tensor2), alpha=value, out=out)
 
 
 @declare(in_place=True)
-def addcdiv(
-    input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1, out: Tensor | None = None
-) -> Tensor:  # fmt: skip
+def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1, out: Tensor | None = None) -> Tensor:
     """Return input + value * tensor1 / tensor2."""
     return add(input, div(tensor1, tensor2), alpha=value, out=out)
 

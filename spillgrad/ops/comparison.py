@@ -34,9 +34,7 @@ signbit = row_function(
 
 
 @declare(method=True, numpy=True)
-def isclose(
-    input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> Tensor:  # fmt: skip
+def isclose(input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
     """Return whether |input - other| <= atol + rtol |other|, elementwise; infinite ones if they are equal."""
 
     def are_close(*values: Any) -> Any:
