@@ -107,7 +107,6 @@ from spillgrad.ops.array_api_names import *
 from spillgrad.ops.attention import *
 from spillgrad.ops.autocast import *
 from spillgrad.ops.bessel import i0
-from spillgrad.ops.bilinear import *
 from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm
 from spillgrad.ops.clamp_where import *
 from spillgrad.ops.comparison import *
@@ -122,7 +121,6 @@ from spillgrad.ops.diagonals import *
 from spillgrad.ops.distance import *
 from spillgrad.ops.dropout_masks import alpha_dropout, dropout, feature_alpha_dropout
 from spillgrad.ops.einsum import *
-from spillgrad.ops.exponential import *
 from spillgrad.ops.fuse import *
 from spillgrad.ops.incomplete_gamma import *
 from spillgrad.ops.index_replace import *
@@ -142,7 +140,6 @@ from spillgrad.ops.promotion import result_type
 from spillgrad.ops.rearrange import *
 from spillgrad.ops.recurrent import *
 from spillgrad.ops.reduce import *
-from spillgrad.ops.rounding import *
 from spillgrad.ops.sampling import *
 from spillgrad.ops.scan import *
 from spillgrad.ops.shape import *

@@ -7,7 +7,7 @@ from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.ops import matrix_products
-from spillgrad.ops.bilinear import bilinear
+from spillgrad.ops.einsum import bilinear
 from spillgrad.tensor import Tensor
 
 __all__ = ["Bilinear", "Identity", "Linear"]
