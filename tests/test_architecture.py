@@ -69,7 +69,6 @@ FRAMEWORK_USERS = (
     "spillgrad.interop",
     "spillgrad_tools.bench.torch",
     "spillgrad_tools.bench.torch_cuda",
-    "spillgrad_tools.bench.gpt_torch",
     "spillgrad_tools.bench.paddle",
 )
 # Imports inside functions hide a dependency. Each of these has a reason.

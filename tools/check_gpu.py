@@ -117,7 +117,7 @@ def train(device: str, spills: bool) -> list[float]:
     import tempfile
 
     from spillgrad_tools.bench.gpt import SIMULATED_GPT, tokens
-    from spillgrad_tools.bench.gpt_ours import Training
+    from spillgrad_tools.bench.ours import Training
 
     if small := os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
         sizes, batch, steps = SIMULATED_GPT, 1, 2
@@ -244,8 +244,7 @@ def tests(*paths: str) -> Callable[[Path, float], Outcome]:
 
 def as_markdown(answer: dict[str, Any]) -> str:
     """Return the README's table of the results that the benchmark printed as JSON."""
-    from spillgrad_tools.bench.cases import Result
-    from spillgrad_tools.bench.cuda_cases import CUDA_BY_NAME
+    from spillgrad_tools.bench.cases import CUDA_BY_NAME, Result
     from spillgrad_tools.bench.report import cuda_as_markdown
 
     results = [
