@@ -93,7 +93,6 @@ MOST_LINES = 500
 # Longer files, each with its reason.
 LONG_FILES = {
     "spillgrad": "a façade: it lists the public names",
-    "spillgrad.storage.disk_store": "a tenth of it is the contract of the budget, in the docstring of its class",
 }
 
 Import = tuple[str, bool]  # what is imported, and whether inside a function

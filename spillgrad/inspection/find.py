@@ -100,7 +100,7 @@ def find_array(path: str | os.PathLike[str], key: str) -> tuple[Segment, StoredA
     if error is not None and not arrays:
         raise error
     wanted = key.strip("/")
-    number = int(wanted) if wanted.isascii() and wanted.isdigit() and len(wanted) < 20 else None
+    number = _number(wanted)
     names = [
         name
         for name, (_, array) in arrays.items()

@@ -847,7 +847,7 @@ def test_a_fresh_object_for_each_step_leaves_nothing_behind(directory: Path):
 
 
 def test_files_vanish_with_the_graph_while_the_object_lives_on(directory: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("spillgrad.storage.disk_store._KEEP_EMPTY_S", 0.02)
+    monkeypatch.setattr("spillgrad.storage.threads.writer._KEEP_EMPTY_S", 0.02)
     spill = sg.save_on_disk(directory, ram_budget=0)
     with spill:
         loss = weight().exp().sum()

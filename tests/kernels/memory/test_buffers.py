@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from spillgrad.storage.process_memory import rss_bytes
+from spillgrad.storage.counters import rss_bytes
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.memory.buffers import PAGE_BYTES, POOLED_MIN_BYTES, BufferPool, pool
 from spillgrad_kernels.memory.system_memory import SystemMemory
