@@ -201,7 +201,8 @@ def test_a_product_is_made_by_tensor_cores_out_of_registers(dtype, a_turned, b_t
     ("float64", 64, attention.NO_MASK),
 ])  # fmt: skip
 @pytest.mark.parametrize("make", [
-    attention.forward_kernel, attention_backward.queries_kernel, attention_backward.keys_kernel,
+    attention.forward_kernel, lambda variant: attention_backward.backward_kernel(variant, False),
+    lambda variant: attention_backward.backward_kernel(variant, True),
 ])  # fmt: skip
 def test_attention_keeps_its_rows_in_registers(make, dtype, width, mask):
     kernel = make(attention.Variant(dtype, width, width, mask, mask == 0, mask == 0))
