@@ -15,7 +15,7 @@ import numpy as np
 from spillgrad_kernels.cuda.array import empty, zeros
 from spillgrad_kernels.cuda.elementwise import contiguous, converted, copy
 from spillgrad_kernels.cuda.index_sums import PART_VALUES, add_rows_at, adding_columns, checked_index, dense_as
-from spillgrad_kernels.cuda.jit.compile import Kernel, cuda, device
+from spillgrad_kernels.cuda.jit.compile import Kernel, device, for_each_turn
 from spillgrad_kernels.cuda.pointers import HALF, WORD_BYTES, computing_dtype, loaders, quotient, storers, widest
 from spillgrad_kernels.cuda.reductions import cumsum
 from spillgrad_kernels.cuda.sorting import in_order
@@ -64,20 +64,17 @@ def choosing(nbytes: int, index: str) -> Kernel:
     load, index_bytes = loaders[index, 1], np.dtype(index).itemsize
 
     def choose(
-        count: int, span: int, n: int, inner: int, width: int, a: int, chosen: int, out: int, pattern: int
+        turn: int, span: int, n: int, inner: int, width: int, a: int, chosen: int, out: int, pattern: int
     ) -> None:  # fmt: skip
-        turn = cuda.grid(1)
-        while turn < count:
-            o = quotient(turn, span)
-            c = turn - quotient(turn, inner) * inner
-            at = np.int64(load(chosen + quotient(turn, width) * index_bytes))
-            if 0 <= at < n:
-                move(out + turn * nbytes, a + ((o * n + at) * inner + c) * nbytes)
-            else:
-                mark(out + turn * nbytes, pattern)
-            turn += cuda.gridsize(1)
+        o = quotient(turn, span)
+        c = turn - quotient(turn, inner) * inner
+        at = np.int64(load(chosen + quotient(turn, width) * index_bytes))
+        if 0 <= at < n:
+            move(out + turn * nbytes, a + ((o * n + at) * inner + c) * nbytes)
+        else:
+            mark(out + turn * nbytes, pattern)
 
-    return Kernel(choose, f"choose_{nbytes}_by_{index}")
+    return Kernel(for_each_turn(choose), f"choose_{nbytes}_by_{index}")
 
 
 @functools.cache
@@ -85,13 +82,10 @@ def _counting() -> Kernel:
     """Return the kernel that writes the integers 0 to count - 1."""
     store = storers["int64", 1]
 
-    def count_up(count: int, out: int) -> None:
-        turn = cuda.grid(1)
-        while turn < count:
-            store(out + turn * WORD_BYTES, turn)
-            turn += cuda.gridsize(1)
+    def count_up(turn: int, out: int) -> None:
+        store(out + turn * WORD_BYTES, turn)
 
-    return Kernel(count_up)
+    return Kernel(for_each_turn(count_up))
 
 
 def arange(count: int) -> DeviceArray:
@@ -114,25 +108,22 @@ def overwriting(nbytes: int, index: str) -> Kernel:
     load, index_bytes, load_word = loaders[index, 1], np.dtype(index).itemsize, loaders["int64", 1]
 
     def overwrite(
-        count: int, length: int, n: int, inner: int, width: int, chosen: int, positions: int, values: int, out: int
+        turn: int, length: int, n: int, inner: int, width: int, chosen: int, positions: int, values: int, out: int
     ) -> None:
-        turn = cuda.grid(1)
-        while turn < count:
-            i = quotient(turn, width)
-            piece = turn - i * width
-            o = quotient(i, length * inner)
-            j = quotient(i, inner) - o * length
-            c = i - (o * length + j) * inner
-            own = load(chosen + i * index_bytes)
-            at = np.int64(own)
-            is_last = j + 1 == length or positions == 0 or load(chosen + (i + inner) * index_bytes) != own
-            if 0 <= at < n and is_last:
-                source = i if positions == 0 else (o * length + load_word(positions + i * WORD_BYTES)) * inner + c
-                to = (o * n + at) * inner + c
-                move(out + (to * width + piece) * nbytes, values + (source * width + piece) * nbytes)
-            turn += cuda.gridsize(1)
+        i = quotient(turn, width)
+        piece = turn - i * width
+        o = quotient(i, length * inner)
+        j = quotient(i, inner) - o * length
+        c = i - (o * length + j) * inner
+        own = load(chosen + i * index_bytes)
+        at = np.int64(own)
+        is_last = j + 1 == length or positions == 0 or load(chosen + (i + inner) * index_bytes) != own
+        if 0 <= at < n and is_last:
+            source = i if positions == 0 else (o * length + load_word(positions + i * WORD_BYTES)) * inner + c
+            to = (o * n + at) * inner + c
+            move(out + (to * width + piece) * nbytes, values + (source * width + piece) * nbytes)
 
-    return Kernel(overwrite, f"overwrite_{nbytes}_by_{index}")
+    return Kernel(for_each_turn(overwrite), f"overwrite_{nbytes}_by_{index}")
 
 
 @functools.cache
@@ -140,14 +131,11 @@ def _listing() -> Kernel:
     """Return the kernel that lists the positions of True in a mask, given the address of running counts of True."""
     load, load_word, store = loaders["uint8", 1], loaders["int64", 1], storers["int64", 1]
 
-    def list_places(count: int, mask: int, counts: int, out: int) -> None:
-        turn = cuda.grid(1)
-        while turn < count:
-            if load(mask + turn) != 0:
-                store(out + (load_word(counts + turn * WORD_BYTES) - 1) * WORD_BYTES, turn)
-            turn += cuda.gridsize(1)
+    def list_places(turn: int, mask: int, counts: int, out: int) -> None:
+        if load(mask + turn) != 0:
+            store(out + (load_word(counts + turn * WORD_BYTES) - 1) * WORD_BYTES, turn)
 
-    return Kernel(list_places)
+    return Kernel(for_each_turn(list_places))
 
 
 def places_where(mask: DeviceArray) -> DeviceArray:

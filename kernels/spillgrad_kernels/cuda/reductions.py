@@ -17,7 +17,7 @@ from numba.cuda import types
 from spillgrad_kernels.cuda import scans
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import compute, contiguous, converted
-from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda, device
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda, device, for_each_group
 from spillgrad_kernels.cuda.pointers import computing_dtype, loaders, quotient, storers
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, threads_of_row
 from spillgrad_kernels.cuda.rows import run as run_rows
@@ -96,8 +96,8 @@ def kernel(name: str, finished_as: str | None, dtype: np.dtype[Any], result: np.
     size, result_size, threads = dtype.itemsize, result.itemsize, THREADS
 
     def fold(
-        units: int, n: int, inner: int, parts: int, length: int, count: int, width: int, beside: int, apart: int,
-        a: int, shift: int, out: int,
+        group: int, units: int, n: int, inner: int, parts: int, length: int, count: int, width: int, beside: int,
+        apart: int, a: int, shift: int, out: int,
     ) -> None:  # fmt: skip
         # A result has `width` threads at a distance of `beside`; threads of consecutive results are `apart` apart.
         shared = cuda.shared.array(threads, accumulated)
@@ -105,35 +105,31 @@ def kernel(name: str, finished_as: str | None, dtype: np.dtype[Any], result: np.
         columns = quotient(threads, width)
         lane = quotient(thread, beside) % width
         column = quotient(thread, apart) % columns
-        groups = quotient(units + columns - 1, columns) * parts
-        group = cuda.blockIdx.x
-        while group < groups:
-            part = group % parts
-            unit = quotient(group, parts) * columns + column
-            folded = identity
-            if unit < units:
-                o = quotient(unit, inner)
-                base = a + (o * n * inner + unit - o * inner) * size
-                own_shift = load(shift + unit * size) if shifted else no_shift
-                last = (part + 1) * length if (part + 1) * length < n else n
-                j = part * length + lane
-                while j < last:
-                    folded = combine(folded, number(term(load(base + j * inner * size), own_shift, j)))
-                    j += width
-            shared[thread] = folded
+        part = group % parts
+        unit = quotient(group, parts) * columns + column
+        folded = identity
+        if unit < units:
+            o = quotient(unit, inner)
+            base = a + (o * n * inner + unit - o * inner) * size
+            own_shift = load(shift + unit * size) if shifted else no_shift
+            last = (part + 1) * length if (part + 1) * length < n else n
+            j = part * length + lane
+            while j < last:
+                folded = combine(folded, number(term(load(base + j * inner * size), own_shift, j)))
+                j += width
+        shared[thread] = folded
+        cuda.syncthreads()
+        half = width >> 1
+        while half > 0:
+            if lane < half:
+                shared[thread] = combine(shared[thread], shared[thread + half * beside])
             cuda.syncthreads()
-            half = width >> 1
-            while half > 0:
-                if lane < half:
-                    shared[thread] = combine(shared[thread], shared[thread + half * beside])
-                cuda.syncthreads()
-                half >>= 1
-            if lane == 0 and unit < units:
-                store(out + (unit * parts + part) * result_size, finish(shared[thread], count))
-            cuda.syncthreads()
-            group += cuda.gridDim.x
+            half >>= 1
+        if lane == 0 and unit < units:
+            store(out + (unit * parts + part) * result_size, finish(shared[thread], count))
+        cuda.syncthreads()
 
-    return Kernel(fold, f"{name}_{dtype.name}")
+    return Kernel(for_each_group(fold), f"{name}_{dtype.name}")
 
 
 class _Folding(NamedTuple):
@@ -338,7 +334,7 @@ def running(name: str, a: DeviceArray, axis: int) -> DeviceArray:
     groups, kernel = outer * fold.parts, scan(name, dtype, inner == 1)
     words = n, fold.parts, fold.length, a.address, 0 if before is None else before.address, out.address
     if inner == 1:
-        kernel.run_blocks(groups, outer, *words)
+        kernel.run_blocks(groups, *words)
     else:
         kernel.run(groups * inner, inner, *words)
     return out
