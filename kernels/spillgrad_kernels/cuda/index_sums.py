@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from spillgrad_kernels.cuda.array import empty
-from spillgrad_kernels.cuda.elementwise import contiguous, copy
+from spillgrad_kernels.cuda.elementwise import contiguous, converted
 from spillgrad_kernels.cuda.jit.compile import Kernel, device, for_each_turn
-from spillgrad_kernels.cuda.pointers import WORD_BYTES, computing_dtype, loaders, quotient, storers, widest
+from spillgrad_kernels.cuda.pointers import WORD_BYTES, computing_dtype, lane_loader, loaders, quotient, storers, widest
 from spillgrad_kernels.cuda.reductions import RULES
 from spillgrad_kernels.cuda.sorting import in_order
 from spillgrad_kernels.device_array import DeviceArray
@@ -30,25 +30,11 @@ def _adder(
     `sums` is a tuple of `lanes` adjacent elements. `load` returns it, `add` returns it combined with the elements at an
     address, and `store` writes it. `rule` is the reduction that combines elements.
     """
-    x, y = ([f"{letter}{i}" for i in range(lanes)] for letter in "xy")
-    source = f"""
-def load(at):
-    {", ".join(x)} = load_lanes(at)
-    return ({", ".join(x)},)
-def add(sums, at):
-    {", ".join(x)}, = sums
-    {", ".join(y)} = load_lanes(at)
-    return ({", ".join(f"combine({a}, {b})" for a, b in zip(x, y, strict=True))},)
-def store(at, sums):
-    {", ".join(x)}, = sums
-    store_lanes(at, {", ".join(x)})
-"""
-    made: dict[str, Any] = {
-        "load_lanes": loaders[dtype.name, lanes], "store_lanes": storers[dtype.name, lanes],
-        "combine": RULES[rule].combine,
-    }  # fmt: skip
-    exec(compile(source, f"<{rule} of {lanes} of {dtype.name}>", "exec"), made)
-    return device(made["load"]), device(made["add"]), device(made["store"])
+    load, store = lane_loader(dtype.name, lanes), storers[dtype.name, lanes]
+    both = "".join(f"combine(sums[{i}], more[{i}]), " for i in range(lanes))
+    made: dict[str, Any] = {"load": load, "combine": RULES[rule].combine}
+    exec(f"def add(sums, at):\n    more = load(at)\n    return ({both})", made)
+    return load, device(made["add"]), device(lambda at, sums: store(at, *sums))
 
 
 @functools.cache
@@ -162,11 +148,6 @@ def checked_index(who: str, index: DeviceArray) -> DeviceArray:
     return contiguous(index)
 
 
-def dense_as(dtype: np.dtype[Any], a: DeviceArray) -> DeviceArray:
-    """Return `a` if it is dense and of `dtype`, else a copy that is."""
-    return contiguous(a) if a.dtype == dtype else copy(a, dtype)
-
-
 def add_rows_at(
     who: str, out: DeviceArray, index: DeviceArray, values: DeviceArray, outer: int, n: int, width: int,
     rule: str = "sum",
@@ -184,7 +165,7 @@ def add_rows_at(
         )
     if not count or not out.size:
         return
-    values = dense_as(out.dtype, values)
+    values = contiguous(converted(values, out.dtype))
     length = count // outer
     chosen, places = in_order(index.reshape(outer, length), 1, False, length)
     size, partial = out.dtype.itemsize, computing_dtype(out.dtype)

@@ -312,7 +312,7 @@ def places_among(keys: DeviceArray, sought: DeviceArray, after: bool) -> DeviceA
     dtype = np.result_type(keys.dtype, sought.dtype)
     if dtype.kind == "c":
         raise NotOnDevice(f"places_among: no kernel of the device sorts {dtype}")
-    keys, sought = converted(contiguous(keys), dtype), converted(contiguous(sought), dtype)
+    keys, sought = contiguous(converted(keys, dtype)), contiguous(converted(sought, dtype))
     if dtype == np.bool_:
         keys, sought = keys.view(np.uint8), sought.view(np.uint8)
     out = empty(sought.shape, np.int64)

@@ -387,7 +387,7 @@ def test_updates_of_many_parameters_move_as_much_and_find_them_in_a_table(formul
 
 def test_the_places_of_a_mask_compile_for_every_generation():
     for major, minor in CAPABILITIES:
-        assert f".target sm_{major}{minor}" in indexing._listing().ptx((major, minor))
+        assert f".target sm_{major}{minor}" in indexing.list_places.ptx((major, minor))
 
 
 @pytest.mark.parametrize("make", [
