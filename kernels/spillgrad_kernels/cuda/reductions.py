@@ -34,8 +34,8 @@ _PART_ELEMENTS = 1 << 14
 # The length of a part of a column in a running fold. One thread walks along a part.
 _COLUMN_ELEMENTS = 1 << 8
 
-# For the universal function of each rule, the rule that folds the results of parts.
-_OF_PARTS: dict[np.ufunc, str] = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
+# The rules that are universal functions. For the universal function of any rule, its rule folds the results of parts.
+FOLD_OF_UFUNC: dict[np.ufunc, str] = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
 
 RULES = {
     **_CPU_RULES,
@@ -189,7 +189,7 @@ def _reduce(name: str, axes: Shape, keepdims: bool, a: DeviceArray, shift: Devic
     while fold.parts > 1:
         partials = empty((fold.units, fold.parts), np.dtype(type(_identity(rule, a.dtype))))
         fold.run(rule, None, count, a, shift, partials)
-        fold, rule = _Folding(fold.units, fold.parts, 1, _PART_ELEMENTS), _OF_PARTS[RULES[rule].ufunc]
+        fold, rule = _Folding(fold.units, fold.parts, 1, _PART_ELEMENTS), FOLD_OF_UFUNC[RULES[rule].ufunc]
         a, shift = partials, None
     fold.run(rule, name, count, a, shift, out)
     return out
@@ -283,7 +283,7 @@ def _log_of_sum(largest: Any, total: Any) -> Any:
 
 _LOGSUMEXP = RowLoop("logsumexp", ["a"], fold=EXPONENTIALS_FOLD, finish=_log_of_sum, finished=["lse"], stored=["lse"])
 _LOGSUMEXP_OF_PART = RowLoop("logsumexp_of_part", ["a"], fold=EXPONENTIALS_FOLD, stored=["largest", "total"])
-_LOGSUMEXP_OF_PARTS = RowLoop(
+_LOGSUMEXPFOLD_OF_UFUNC = RowLoop(
     "logsumexp_of_parts", ["part_largest", "part_total"],
     fold=Fold(EXPONENTIALS, lambda part_largest, part_total: (part_largest, part_total), join_exponentials),
     finish=_log_of_sum, finished=["lse"], stored=["lse"],
@@ -302,7 +302,7 @@ def logsumexp(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArra
     else:
         folded = empty((2, parts, rows.units), CONVERSIONS[a.dtype.name])
         run_rows(_LOGSUMEXP_OF_PART, rows._replace(parts=parts), [a], [folded[0], folded[1]])
-        run_rows(_LOGSUMEXP_OF_PARTS, Rows(1, parts, rows.units), [folded[0], folded[1]], [out])
+        run_rows(_LOGSUMEXPFOLD_OF_UFUNC, Rows(1, parts, rows.units), [folded[0], folded[1]], [out])
     return out
 
 
@@ -312,9 +312,8 @@ def logsumexp(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArra
 @functools.cache
 def scan(name: str, dtype: np.dtype[Any], is_dense: bool) -> Kernel:
     """Return the kernel of a running fold by the rule `name`, along a dimension that is dense in memory or not."""
-    build = scans.along_rows if is_dense else scans.down_columns
     identity, result = _identity(name, dtype), _result_dtype(name, dtype)
-    return build(RULES[name].combine, identity, dtype, result, f"running_{name}_{dtype.name}")
+    return scans.kernel(RULES[name].combine, identity, dtype, result, is_dense, f"running_{name}_{dtype.name}")
 
 
 def running(name: str, a: DeviceArray, axis: int) -> DeviceArray:

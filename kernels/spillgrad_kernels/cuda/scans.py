@@ -21,10 +21,13 @@ _THREAD_ELEMENTS = 9
 TILE = THREADS * _THREAD_ELEMENTS
 
 
-def along_rows(
-    combine: Callable[..., Any], identity: Any, dtype: np.dtype[Any], result: np.dtype[Any], name: str
+def kernel(
+    combine: Callable[..., Any], identity: Any, dtype: np.dtype[Any], result: np.dtype[Any], is_dense: bool, name: str
 ) -> Kernel:
-    """Return the kernel for `inner` = 1. Its argument `before` is the address of the running folds of whole parts."""
+    """Return the kernel for `inner` = 1 if `is_dense`, else the kernel for any `inner`.
+
+    The kernels' argument `before` is the address of the running folds of whole parts.
+    """
     number, accumulated = type(identity), np.dtype(type(identity))
     in_shared = getattr(types, accumulated.name)
     load, load_before, store = loaders[dtype.name, 1], loaders[accumulated.name, 1], storers[result.name, 1]
@@ -70,17 +73,6 @@ def along_rows(
             cuda.syncthreads()
             first += tile
 
-    return Kernel(for_each_group(scan_rows), name)
-
-
-def down_columns(
-    combine: Callable[..., Any], identity: Any, dtype: np.dtype[Any], result: np.dtype[Any], name: str
-) -> Kernel:
-    """Return the kernel for any `inner`. Its argument `before` is the address of the running folds of whole parts."""
-    number, accumulated = type(identity), np.dtype(type(identity))
-    load, load_before, store = loaders[dtype.name, 1], loaders[accumulated.name, 1], storers[result.name, 1]
-    size, before_size, result_size = dtype.itemsize, accumulated.itemsize, result.itemsize
-
     def scan_columns(
         turn: int, inner: int, n: int, parts: int, length: int, a: int, before: int, out: int
     ) -> None:  # fmt: skip
@@ -96,4 +88,4 @@ def down_columns(
             folded = combine(folded, number(load(a + i * size)))
             store(out + i * result_size, folded)
 
-    return Kernel(for_each_turn(scan_columns), name)
+    return Kernel(for_each_group(scan_rows) if is_dense else for_each_turn(scan_columns), name)
