@@ -108,22 +108,9 @@ def _random_word(seed: int, counter: int, position: int) -> Any:
     return x0 if lane == 0 else x1 if lane == 1 else x2 if lane == 2 else x3
 
 
-class Functions(NamedTuple):
-    """The device functions that the kernels of a variant share."""
-
-    find_rows: Any  # (blocks, size1): return the place of a thread's row
-    fill_part: Any  # (part, address, step, first, width, is_inside): load a part of a row into registers
-    fill_tile: Any  # (shared, address, row_step, step, begin, count, width, padded): load rows into shared memory
-    dot: Any  # (part, address): return the dot product of registers and a row in shared memory
-    add: Any  # (part, factor, address): add a multiple of a row in shared memory to registers
-    store_part: Any  # (part, factor, address, step, first, width): store a multiple of registers in a row
-    score: Any  # (score, query, key, queries, keys, mask): return a score with the mask applied
-    factor: Any  # (seed, counter, key, threshold, kept_factor): return the factor of dropout for a weight
-
-
 @functools.cache
-def functions(variant: Variant, cut: Cut) -> Functions:
-    """Return the device functions of a variant."""
+def functions(variant: Variant, cut: Cut) -> tuple[Any, ...]:
+    """Return the device functions that the kernels of a variant share."""
     tile, rows = cut.tile, cut.rows
     dtype = np.dtype(variant.dtype)
     size, lanes, number = dtype.itemsize, ACCESS_BYTES // dtype.itemsize, dtype.type
@@ -143,6 +130,7 @@ def functions(variant: Variant, cut: Cut) -> Functions:
 
     @device
     def fill_part(part: Any, address: int, step: int, first: int, width: int, is_inside: bool) -> None:
+        """Load a part of a row into registers."""
         for i in range(len(part)):
             part[i] = load(address + (first + i) * step) if is_inside and first + i < width else zero
 
@@ -150,6 +138,7 @@ def functions(variant: Variant, cut: Cut) -> Functions:
     def fill_tile(
         shared: Any, address: int, row_step: int, step: int, begin: int, count: int, width: int, padded: int
     ) -> None:
+        """Load rows into shared memory."""
         place = cuda.threadIdx.x
         while place < tile * padded:
             j = quotient(place, padded)
@@ -160,6 +149,7 @@ def functions(variant: Variant, cut: Cut) -> Functions:
 
     @device
     def dot(part: Any, address: int) -> Any:
+        """Return the dot product of registers and a row in shared memory."""
         total = zero
         for i in range(0, len(part), lanes):
             values = load_shared(address + i * size)
@@ -169,6 +159,7 @@ def functions(variant: Variant, cut: Cut) -> Functions:
 
     @device
     def add(part: Any, factor: Any, address: int) -> None:
+        """Add a multiple of a row in shared memory to registers."""
         for i in range(0, len(part), lanes):
             values = load_shared(address + i * size)
             for lane in range(lanes):
@@ -176,12 +167,14 @@ def functions(variant: Variant, cut: Cut) -> Functions:
 
     @device
     def store_part(part: Any, factor: Any, address: int, step: int, first: int, width: int) -> None:
+        """Store a multiple of registers in a row."""
         for i in range(len(part)):
             if first + i < width:
                 store(address + (first + i) * step, part[i] * factor)
 
     @device
     def score(value: Any, query: int, key: int, queries: int, keys: int, mask: int) -> Any:
+        """Return a score with the mask applied."""
         if query >= queries or key >= keys or (causal and key > query):
             return lowest
         if kind == CHOICE:
@@ -192,11 +185,12 @@ def functions(variant: Variant, cut: Cut) -> Functions:
 
     @device
     def factor(seed: int, counter: int, key: int, threshold: int, kept_factor: Any) -> Any:
+        """Return the factor of dropout for a weight."""
         if drops:
             return kept_factor if _random_word(seed, counter, key) >= np.uint64(threshold) else zero
         return one
 
-    return Functions(find_rows, fill_part, fill_tile, dot, add, store_part, score, factor)
+    return find_rows, fill_part, fill_tile, dot, add, store_part, score, factor
 
 
 @functools.cache

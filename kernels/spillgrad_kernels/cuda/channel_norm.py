@@ -119,34 +119,30 @@ def adding(dtype: np.dtype[Any], lanes: int, backward: bool) -> Kernel:
     return Kernel(for_each_group(add_terms), name)
 
 
-@functools.cache
-def _joining() -> Callable[[int, int, int], Any]:
-    """Return the device function that adds up the sums of the parts of a unit."""
-    load = loaders["float64", 2]
+_load_sums = loaders["float64", 2]
 
-    @device
-    def join(sums: int, unit: int, parts: int) -> Any:
-        """Return both sums of a unit."""
-        first, second = np.float64(0), np.float64(0)
-        for part in range(unit * parts, (unit + 1) * parts):
-            one, other = load(sums + 2 * part * WORD_BYTES)
-            first += one
-            second += other
-        return first, second
 
-    return join
+@device
+def _join(sums: int, unit: int, parts: int) -> Any:
+    """Return both sums of a unit: the sums of its parts, added up."""
+    first, second = np.float64(0), np.float64(0)
+    for part in range(unit * parts, (unit + 1) * parts):
+        one, other = _load_sums(sums + 2 * part * WORD_BYTES)
+        first += one
+        second += other
+    return first, second
 
 
 @functools.cache
 def finishing(dtype: np.dtype[Any]) -> Kernel:
     """Return the kernel that computes mean, variance and reciprocal deviation of each unit from its parts' sums."""
-    load, size, join = loaders[dtype.name, 1], dtype.itemsize, _joining()
+    load, size = loaders[dtype.name, 1], dtype.itemsize
     store, number_size = storers[computing_dtype(dtype).name, 1], computing_dtype(dtype).itemsize
 
     def finish_moments(
         unit: int, parts: int, n: int, run: int, x: int, sums: int, mean: int, rstd: int, variance: int, eps: float
     ) -> None:
-        distance, squares = join(sums, unit, parts)
+        distance, squares = _join(sums, unit, parts)
         distance /= n
         spread = squares / n - distance * distance
         if spread < 0:  # negative by rounding; a NaN stays NaN
@@ -184,7 +180,7 @@ def sharing(number: np.dtype[Any], weight: np.dtype[Any]) -> Kernel:
     The gradients of all elements of a unit are computed from the unit's numbers, `shift` and `slope`. The first threads
     compute units, the other threads channels. A missing weight counts as 1.
     """
-    load_weight, weight_size, join = loaders[weight.name, 1], weight.itemsize, _joining()
+    load_weight, weight_size = loaders[weight.name, 1], weight.itemsize
     store, size = storers[number.name, 1], number.itemsize
 
     def share(
@@ -196,7 +192,7 @@ def sharing(number: np.dtype[Any], weight: np.dtype[Any]) -> Kernel:
         if turn < units:
             first = (turn - quotient(turn, groups) * groups) * inner
             for k in range(inner):
-                one, other = join(sums, turn * inner + k, parts)
+                one, other = _join(sums, turn * inner + k, parts)
                 factor = np.float64(1)
                 if weight != 0:
                     factor = np.float64(load_weight(weight + (first + k) * weight_size))
@@ -207,7 +203,7 @@ def sharing(number: np.dtype[Any], weight: np.dtype[Any]) -> Kernel:
         else:
             c = turn - units
             for sample in range(samples):
-                one, other = join(sums, sample * channels + c, parts)
+                one, other = _join(sums, sample * channels + c, parts)
                 plain += one
                 weighted += other
             store(by_weight + c * size, weighted)
