@@ -4,7 +4,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -197,12 +197,7 @@ class save_on_disk(FrameworkContext):
         _thread.contexts.append(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, kind: Any = None, error: BaseException | None = None, trace: Any = None) -> None:
         _thread.contexts.pop()
         _leave()
         failure, _thread.failure = _thread.failure, None

@@ -140,8 +140,7 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
     """
 
     _shared = ("disk_offload_optimizer", OffloadedOptimizer)
-    _stacklevel = 5  # one more than by default: `torch.compiler.disable` wraps `__init__`
-    # That of `saved_tensors_hooks` would store the bound hooks, and with them a reference cycle.
+    _stacklevel = 4  # one more than by default: `torch.compiler.disable` wraps `__init__`
     __init__ = torch.compiler.disable(FrameworkContext.__init__)
 
     def _begin(self) -> None:

@@ -14,8 +14,7 @@ from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.utils import clip_grad
 from spillgrad.optim.optimizer import Group, Optimizer, StepContext
 from spillgrad.spill.offload.needs import state_bytes_of
-from spillgrad.spill.offload.residents import Residents
-from spillgrad.spill.offload.tensors import Offloaded, OffloadedTensor
+from spillgrad.spill.offload.residents import Offloaded, OffloadedTensor, Residents
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
@@ -104,7 +103,7 @@ class OffloadedTraining(StepContext):
                 )
             optimizer.step_parameter(param, group)
             param.grad = None
-            self.residents.settle()
+            self.residents.return_changed()
         else:
             self._put_gradient_away(param)
             if run is None:
@@ -141,7 +140,7 @@ class OffloadedTraining(StepContext):
             self.residents.offload(grad, Label("gradient", None, self._names[id(param)]))
             if isinstance(grad, OffloadedTensor):
                 grad._storage.norm = norm
-        self.residents.settle()
+        self.residents.return_changed()
 
     @contextlib.contextmanager
     def around_step(self) -> Iterator[None]:
@@ -196,7 +195,7 @@ class OffloadedTraining(StepContext):
         for key, value in optimizer.state.get(param, {}).items():
             if isinstance(value, Tensor):
                 self.residents.offload(value, Label("state", key, self._names.get(id(param))))
-        self.residents.settle()
+        self.residents.return_changed()
 
 
 def _norm(grad: Tensor) -> float:
