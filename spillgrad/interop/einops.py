@@ -15,15 +15,12 @@ from typing import Any
 import numpy as np
 
 from spillgrad.errors import ArgumentError
+from spillgrad.interop.needed_package import needed_package
 from spillgrad.ops import creation, einsum, join_split, rearrange, reduce, shape
 from spillgrad.tensor import Tensor
 
-try:
+with needed_package("einops"):
     from einops._backends import AbstractBackend
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "spillgrad.interop.einops: got no package einops; pip install einops", name=error.name
-    ) from error
 
 _REDUCTIONS = {
     "all": reduce.all, "any": reduce.any, "max": reduce.amax, "mean": reduce.mean, "min": reduce.amin,

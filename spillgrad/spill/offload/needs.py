@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from spillgrad.nn.module import Module
 from spillgrad.optim.optimizer import Group, Optimizer
+from spillgrad.spill.planning.record import around
 from spillgrad.storage.sizes import format_bytes
 from spillgrad.tensor import Tensor
 
@@ -78,18 +79,12 @@ def _of_layers(model: Module) -> Iterator[Need]:
     # Of a module at several paths, only the first path counts, with the modules around it.
     for path, module in model.named_modules():
         own = _own(module)
-        around = {id(tensor): tensor for outer in _around(model, path) if _runs(outer) for tensor in _own(outer)}
+        outside = map(model.get_submodule, around(path))
+        shared = {id(tensor): tensor for outer in outside if _runs(outer) for tensor in _own(outer)}
         used_at_once = [own] if _runs(module) else [[tensor] for tensor in own]
         for used in used_at_once:
-            nbytes = sum(tensor.nbytes for tensor in {**around, **{id(tensor): tensor for tensor in used}}.values())
+            nbytes = sum(tensor.nbytes for tensor in {**shared, **{id(tensor): tensor for tensor in used}}.values())
             yield Need(nbytes, f"{path or type(model).__name__} needs {format_bytes(nbytes)} of parameters and buffers")
-
-
-def _around(model: Module, path: str) -> Iterator[Module]:
-    """Yield the modules that contain the module at `path`."""
-    while path:
-        path = path.rpartition(".")[0]
-        yield model.get_submodule(path)
 
 
 def _runs(module: Module) -> bool:
