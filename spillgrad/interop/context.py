@@ -3,13 +3,16 @@
 import weakref
 from collections.abc import Hashable
 
-from spillgrad.interop.arrays import part_to_store
+from spillgrad.interop.arrays import ALIGNMENT_BYTES
 from spillgrad.spill.context import SpillContext
 from spillgrad.spill.saved_memory import Layout
 from spillgrad.storage.store import Handle
 
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
+
+# Of a tensor that is a smaller share of its memory, such as a batch sliced from all data, only its part is stored.
+_SHARE_STORED_WHOLE = 1 / 4
 
 
 class FrameworkContext(SpillContext):
@@ -28,7 +31,10 @@ class FrameworkContext(SpillContext):
     def _part(self, key: Hashable, layout: Layout, nbytes: int) -> tuple[Hashable, int, int]:
         """Return the part of a memory that is stored for a tensor: the part's key, first byte and end.
 
-        `key` is that of the whole memory, which has `nbytes`.
+        `key` is that of the whole memory, which has `nbytes`. It is the part if it is stored already, or if the tensor
+        is a large share of it.
         """
-        begin, end = part_to_store(layout, nbytes, is_stored=key in self._stored)
+        if key in self._stored or layout.span_bytes >= _SHARE_STORED_WHOLE * nbytes:
+            return key, 0, nbytes
+        begin, end = layout.offset // ALIGNMENT_BYTES * ALIGNMENT_BYTES, layout.offset + layout.span_bytes
         return (key if end - begin == nbytes else (key, begin, end)), begin, end

@@ -224,7 +224,7 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
         place = self._small.known(storage, storage.version)
         if place is None:
             dense = in_memory_order(storage.array)
-            place = self._small.add(storage, storage.version, dense, labels.current.step)
+            place = self._small.add(storage, storage.version, dense)
         note_view(place.views, layout, *hooks.packing(), place.start)
         return SpilledSmall(place, layout)
 

@@ -394,7 +394,7 @@ def test_changes_that_race_with_the_writer_never_give_a_wrong_gradient(directory
                 if (i - delay) % 3 == number and i >= delay:
                     if number == 2:  # its write began long ago, but its thread may have slept since
                         spilled = losses[i - delay].grad_fn.next_functions[0][0]._raw_saved_self.data
-                        wait_until(lambda handle=spilled.stored: handle.extent is not None)
+                        wait_until(lambda handle=spilled.held: handle.extent is not None)
                     inputs[i - delay].mul_(2)
         for i, loss in enumerate(losses):
             try:

@@ -12,7 +12,6 @@ import paddle
 from paddle.autograd.py_layer import PyLayerContext
 from paddle.base.framework import _dygraph_tracer
 
-from spillgrad import labels
 from spillgrad.autograd.core import hooks
 from spillgrad.errors import ArgumentError, SavedTensorError
 from spillgrad.fork_safe_lock import ForkSafeLock
@@ -259,7 +258,7 @@ class save_on_disk(FrameworkContext):
     ) -> SpilledSmall:
         place = self._small.known(original, version.number)
         if place is None:
-            place = self._small.add(original, version.number, original.array, labels.current.step, _Recent(original))
+            place = self._small.add(original, version.number, original.array, _Recent(original))
         note_view(place.views, layout, start=place.start)
         return SpilledSmall(place, layout, version)
 

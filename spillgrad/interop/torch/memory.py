@@ -47,19 +47,15 @@ _identities_lock = ForkSafeLock()
 _numbers = itertools.count()
 
 
-def identity_of(storage: Any) -> Identity:
-    """Return the identity of a storage: the same object for as long as somebody holds it."""
+def identity_of(storage: Any, copy_of: Hashable | None = None, altered_by: Hashable | None = None) -> Identity:
+    """Return the identity of a storage: the same object for as long as somebody holds it.
+
+    A new storage that is a copy of what a store has gets a new one; see `Identity`.
+    """
     with _identities_lock:
-        identity = _identities.get(storage._cdata)
+        identity = _identities.get(storage._cdata) if copy_of is None else None
         if identity is None:
-            identity = _identities[storage._cdata] = Identity(storage)
-        return identity
-
-
-def identity_of_copy(storage: Any, key: Hashable, altered_by: Hashable | None) -> Identity:
-    """Return the identity of `storage`, a new copy of the bytes that a store has under `key`; see `Identity`."""
-    with _identities_lock:
-        identity = _identities[storage._cdata] = Identity(storage, key, altered_by)
+            identity = _identities[storage._cdata] = Identity(storage, copy_of, altered_by)
         return identity
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from spillgrad import labels
 from spillgrad.autograd.core import hooks
 from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.interop.arrays import dtype_and_shape
@@ -19,7 +18,6 @@ from spillgrad.interop.torch.memory import (
     bytes_of,
     changes_of,
     identity_of,
-    identity_of_copy,
     is_plain,
     layout_of,
     over,
@@ -193,7 +191,7 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
         if place is None:
             array = bytes_of(storage, 0, storage.nbytes()).numpy()
             original = _Original(identity, Version(tensor))
-            place = self._small.add(identity, number, array, labels.current.step, original)
+            place = self._small.add(identity, number, array, original)
         note_view(place.views, layout, start=place.start)
         return SpilledSmall(place, layout)
 
@@ -218,7 +216,7 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
             storage, memory = _in_ram(handle)  # another thread may have been quicker
             if memory is None:
                 storage, version = tensor.untyped_storage(), Version(tensor)
-                memory = _memories[handle] = _Memory(identity_of_copy(storage, key, altered_by), 0, version)
+                memory = _memories[handle] = _Memory(identity_of(storage, key, altered_by), 0, version)
                 if storage.data_ptr() == address_of(array):
                     self._store.watch(handle, array, version, instead_of=handle.watcher())
         return storage, memory
@@ -229,7 +227,7 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
         Both `log_softmax` and `nll_loss` save the result of `log_softmax`; without this it would be read twice.
         """
         node = _present_node()
-        if node is None or spilled.stored.nbytes <= self._store.ram_budget:
+        if node is None or spilled.held.nbytes <= self._store.ram_budget:
             return
         torch.autograd.Variable._execution_engine.queue_callback(self._let_go)
         spilled.waiting = storage

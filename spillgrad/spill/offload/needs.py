@@ -67,7 +67,7 @@ class DiskNeed(NamedTuple):
 def disk_need(model: Module, optimizer: Optimizer | None, gradients: bool) -> DiskNeed:
     """Return the bytes that a model and its optimizer's state have on disk, with or without gradients there."""
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
-    state = 0 if optimizer is None else sum(state_bytes_of(optimizer, *member) for member in _members(optimizer))
+    state = 0 if optimizer is None else sum(state_bytes_of(optimizer, *member) for member in members(optimizer))
     return DiskNeed(
         sum(tensor.nbytes for tensor in tensors),
         sum(tensor.nbytes for tensor in tensors if tensor.requires_grad) if gradients else 0,
@@ -99,7 +99,7 @@ def _of_updates(model: Module, optimizer: Optimizer | None, copies_gradients: bo
     names = {id(param): name for name, param in model.named_parameters()}
     if optimizer is None:
         return
-    for param, group in _members(optimizer):
+    for param, group in members(optimizer):
         if param.requires_grad and id(param) in names:
             state_bytes = state_bytes_of(optimizer, param, group)
             nbytes = (3 if copies_gradients else 2) * param.nbytes + state_bytes
@@ -111,7 +111,8 @@ def _of_updates(model: Module, optimizer: Optimizer | None, copies_gradients: bo
             )
 
 
-def _members(optimizer: Optimizer) -> Iterator[tuple[Tensor, Group]]:
+def members(optimizer: Optimizer) -> Iterator[tuple[Tensor, Group]]:
+    """Yield the parameters of an optimizer, each with its group."""
     return ((param, group) for group in optimizer.param_groups for param in group["params"])
 
 

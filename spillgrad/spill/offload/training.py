@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from spillgrad.autograd.core.engine import Run, outermost_run
 from spillgrad.autograd.core.grad_mode import no_grad
@@ -13,7 +13,7 @@ from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.utils import clip_grad
 from spillgrad.optim.optimizer import Group, Optimizer, StepContext
-from spillgrad.spill.offload.needs import state_bytes_of
+from spillgrad.spill.offload.needs import members, state_bytes_of
 from spillgrad.spill.offload.residents import Offloaded, OffloadedTensor, Residents
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
@@ -69,7 +69,7 @@ class OffloadedTraining(StepContext):
         """Offload the state of an optimizer, and run its updates one by one."""
         self._optimizer = weakref.ref(optimizer)
         optimizer.step_context = self
-        for param in _parameters(optimizer):
+        for param, _ in members(optimizer):
             self._put_state_away(optimizer, param)
             if self._step_in_backward and (self._max_grad_norm is not None or id(param) in self._names):
                 param._updated_in_backward = True
@@ -119,10 +119,9 @@ class OffloadedTraining(StepContext):
             return
         with no_grad(), self.around_step():
             self._uses_up = True
-            for group in optimizer.param_groups:
-                for param in group["params"]:
-                    optimizer.step_parameter(param, group)
-                    param.grad = None
+            for param, group in members(optimizer):
+                optimizer.step_parameter(param, group)
+                param.grad = None
 
     def _group_of(self, optimizer: Optimizer, param: Tensor) -> Group | None:
         if id(param) not in self._groups:
@@ -146,7 +145,7 @@ class OffloadedTraining(StepContext):
     def around_step(self) -> Iterator[None]:
         optimizer = self._optimizer()
         if optimizer is not None and self._max_grad_norm is not None:
-            norms = [_norm(param.grad) for param in _parameters(optimizer) if param.grad is not None]
+            norms = [_norm(param.grad) for param, _ in members(optimizer) if param.grad is not None]
             if norms:
                 self.grad_norm = clip_grad.total_norm(norms)
                 self._factor = clip_grad.factor(self.grad_norm, self._max_grad_norm)
@@ -201,7 +200,3 @@ class OffloadedTraining(StepContext):
 def _norm(grad: Tensor) -> float:
     known = grad._storage.norm if isinstance(grad, OffloadedTensor) else None
     return clip_grad.norm(grad) if known is None else known
-
-
-def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:
-    return (param for group in optimizer.param_groups for param in group["params"])

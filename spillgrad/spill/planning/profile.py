@@ -314,8 +314,8 @@ class _Watching(save_on_disk):
         if isinstance(packed, Spilled):
             storage = tensor.storage
             self._watched.recorder.save(path, storage.uid, storage.array.nbytes)
-            if isinstance(packed.stored, Handle):
-                self._watched.trace.name(packed.stored, storage.uid)
+            if isinstance(packed.held, Handle):
+                self._watched.trace.name(packed.held, storage.uid)
         return path, packed
 
     def unpack_hook(self, packed: Any) -> Tensor:

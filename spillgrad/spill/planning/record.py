@@ -66,10 +66,6 @@ class Recorder:
         """The bytes of all saved memory."""
         return sum(nbytes for _, nbytes in self._saved.values())
 
-    def part(self, path: str) -> Part:
-        """Return the bytes that recomputing a module frees, and its seconds."""
-        return Part(path, sum(self.freed(path).values()), self.seconds[path])
-
     def freed(self, path: str) -> dict[Hashable, int]:
         """Return the bytes of each memory that recomputing a module frees: those only it saves, but not arguments."""
         arguments = self._arguments[path]
@@ -92,7 +88,7 @@ class Recorder:
             typical.setdefault(pattern(path), []).append(self.seconds[path])
 
         def part(path: str) -> Part:
-            return dataclasses.replace(self.part(path), seconds=statistics.median(typical[pattern(path)]))
+            return Part(path, sum(self.freed(path).values()), statistics.median(typical[pattern(path)]))
 
         found = {path: [child for child in paths if child.rpartition(".")[0] == path] for path in units}
         return [Unit(part(path), tuple(map(part, children))) for path, children in found.items()]
