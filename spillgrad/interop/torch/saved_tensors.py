@@ -11,9 +11,9 @@ from spillgrad.autograd.core import hooks
 from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.interop.arrays import dtype_and_shape
 from spillgrad.interop.context import FrameworkContext
-from spillgrad.interop.torch import cuda
 from spillgrad.interop.torch.memory import (
     Identity,
+    OnDevice,
     Version,
     bytes_of,
     changes_of,
@@ -22,6 +22,7 @@ from spillgrad.interop.torch.memory import (
     layout_of,
     over,
     tensor_of_bytes,
+    to_device,
 )
 from spillgrad.interop.torch.optimizer import OffloadedOptimizer
 from spillgrad.spill import saved_memory
@@ -175,7 +176,7 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
             layout = layout._replace(offset=layout.offset - begin)
         dtype, shape = dtype_and_shape(layout, end - begin)
         source = bytes_of(storage, begin, end - begin)
-        array = cuda.OnDevice(source, dtype, shape) if tensor.is_cuda else source.numpy().view(dtype).reshape(shape)
+        array = OnDevice(source, dtype, shape) if tensor.is_cuda else source.numpy().view(dtype).reshape(shape)
         memory = SavedMemory(key, array, layout, version.is_unchanged)
         handle = self._put(memory, present_label())
         spilled = Spilled(self, handle, memory, altered_by, tensor.device, version, self._newest.get(key))
@@ -211,7 +212,7 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
         if self._waiting and self._waiting_of != _present_node():
             self._let_go()
         array = self._store.get(handle)
-        tensor = tensor_of_bytes(array) if device.type == "cpu" else cuda.to_device(array, device)
+        tensor = tensor_of_bytes(array) if device.type == "cpu" else to_device(array, device)
         with _memories_lock:
             storage, memory = _in_ram(handle)  # another thread may have been quicker
             if memory is None:

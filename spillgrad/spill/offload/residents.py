@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import operator
 import sys
 import threading
 import weakref
@@ -328,6 +329,12 @@ class Offloaded(Tensor):
     """A tensor over an offloaded storage: shape and dtype are known without reading it."""
 
     _storage: OffloadedStorage
+    shape = property(operator.attrgetter("_storage._shape"))
+    dtype = property(operator.attrgetter("_storage._dtype"))
+    device = property(operator.attrgetter("_storage.device"))
+    nbytes = property(operator.attrgetter("_storage._handle.nbytes"))
+    itemsize = property(operator.attrgetter("_storage._dtype.itemsize"))
+    ndim = property(lambda self: len(self.shape))
 
     @property
     def _array(self) -> np.ndarray:
@@ -359,30 +366,6 @@ class Offloaded(Tensor):
         residents, label = self._storage._residents, self._storage._handle.label
         cast(property, Tensor.data).__set__(self, value)  # which makes a plain tensor of it
         residents.offload(self, label)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._storage._shape
-
-    @property
-    def dtype(self) -> Any:
-        return self._storage._dtype
-
-    @property
-    def ndim(self) -> int:
-        return len(self._storage._shape)
-
-    @property
-    def device(self) -> Device:
-        return self._storage.device
-
-    @property
-    def nbytes(self) -> int:
-        return self._storage._handle.nbytes
-
-    @property
-    def itemsize(self) -> int:
-        return self._storage._dtype.itemsize
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
