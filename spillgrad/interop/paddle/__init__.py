@@ -3,8 +3,6 @@
 from spillgrad.interop.needed_package import needed_package
 
 with needed_package("paddle", to_install="paddlepaddle"):
-    import paddle
-
-from spillgrad.interop.paddle.saved_tensors import save_on_disk
+    from spillgrad.interop.paddle.saved_tensors import save_on_disk
 
 __all__ = ["save_on_disk"]

@@ -7,9 +7,7 @@
 from spillgrad.interop.needed_package import needed_package
 
 with needed_package("torch"):
-    import torch
-
-from spillgrad.interop.torch.optimizer import OffloadedOptimizer, disk_offload_optimizer
-from spillgrad.interop.torch.saved_tensors import save_on_disk
+    from spillgrad.interop.torch.optimizer import OffloadedOptimizer, disk_offload_optimizer
+    from spillgrad.interop.torch.saved_tensors import save_on_disk
 
 __all__ = ["OffloadedOptimizer", "disk_offload_optimizer", "save_on_disk"]

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -94,13 +94,12 @@ class _Original:
         return self._identity.storage() is None and self.version.is_unchanged()
 
 
-class _Memory:
+class _Memory(NamedTuple):
     """A storage that has the bytes of a handle, from byte `begin` on, while it lives and does not change."""
 
-    __slots__ = ("begin", "identity", "version")
-
-    def __init__(self, identity: Identity, begin: int, version: Version) -> None:
-        self.identity, self.begin, self.version = identity, begin, version
+    identity: Identity
+    begin: int
+    version: Version
 
 
 class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
