@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from spillgrad.errors import ArgumentError, SpillError
-from spillgrad.inspection.placed import require_there
 from spillgrad.inspection.slices import Selection, read_selection
+from spillgrad.inspection.unflushed import require_there
 from spillgrad.inspection.values import StoredValues
 from spillgrad.storage.sizes import format_bytes
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from spillgrad.errors import ArgumentError, SpillError, SpillFormatError
 from spillgrad.inspection.arrays import Segment, StoredArray
-from spillgrad.inspection.placed import Journals
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.segments import inspect_segment
+from spillgrad.inspection.unflushed import Journals
 from spillgrad.inspection.untrusted import UntrustedReader
 from spillgrad.storage.journal.files import is_journal
 from spillgrad.storage.runs.run_directory import RUN_NAME, is_segment

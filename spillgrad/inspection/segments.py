@@ -10,7 +10,7 @@ from typing import cast
 from spillgrad.errors import SpillError, SpillFormatError
 from spillgrad.inspection.arrays import Segment, StoredArray, foreign, held_bytes, read_structure, without_overlap
 from spillgrad.inspection.journal_state import JournalState
-from spillgrad.inspection.placed import Journals, placed_array
+from spillgrad.inspection.unflushed import Journals, placed_array
 from spillgrad.inspection.untrusted import UntrustedReader
 from spillgrad.storage.runs.run_directory import is_locked
 

@@ -13,10 +13,10 @@ from spillgrad.inspection.arrays import StoredArray
 from spillgrad.inspection.find import is_segment_file, segment_files
 from spillgrad.inspection.journal_reader import LONGEST_BYTES, read_head, read_lines
 from spillgrad.inspection.journal_state import JournalState
-from spillgrad.inspection.placed import Journals
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.runs import find_runs
 from spillgrad.inspection.segments import inspect_segment
+from spillgrad.inspection.unflushed import Journals
 from spillgrad.inspection.untrusted import UntrustedReader
 from spillgrad.inspection.values import StoredValues
 from spillgrad.storage.format_version import check_version

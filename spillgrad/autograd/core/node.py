@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from spillgrad.autograd.core import anomaly_mode
 from spillgrad.autograd.core.grad_mode import state
+from spillgrad.autograd.core.gradient_references import is_unshared
 from spillgrad.autograd.core.hooks import stack as hook_stack
-from spillgrad.autograd.core.unshared import is_unshared
 from spillgrad.errors import GraphError, HookTypeError
 from spillgrad.fork_safe_lock import ForkSafeLock
 

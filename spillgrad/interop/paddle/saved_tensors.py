@@ -31,7 +31,7 @@ from spillgrad.interop.paddle.memory import (
     same_bytes,
 )
 from spillgrad.spill import saved_memory
-from spillgrad.spill.outcome import Outcome, outcome_in_ram
+from spillgrad.spill.keep_or_spill import Outcome, outcome_in_ram
 from spillgrad.spill.saved_memory import Kept, Layout, Packed, SavedMemory, note_view, present_label
 from spillgrad.spill.small_tensors import Place
 from spillgrad.storage.disk_store import DiskStore

@@ -26,7 +26,7 @@ from spillgrad.interop.torch.memory import (
 )
 from spillgrad.interop.torch.optimizer import OffloadedOptimizer
 from spillgrad.spill import saved_memory
-from spillgrad.spill.outcome import Outcome, outcome_in_ram
+from spillgrad.spill.keep_or_spill import Outcome, outcome_in_ram
 from spillgrad.spill.saved_memory import Kept, Layout, Packed, SavedMemory, note_view, present_label
 from spillgrad.storage.store import Handle, nobody
 from spillgrad.storage.threads.interrupts import keep_whole

@@ -15,9 +15,9 @@ from spillgrad.inspection.arrays import Segment, StoredArray
 from spillgrad.inspection.contents import ArrayContents, Bin, array_contents
 from spillgrad.inspection.export import export_npy
 from spillgrad.inspection.find import find_array, require_not_stored
-from spillgrad.inspection.placed import there
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.slices import MOST_SHOWN, Selection, parse_index, read_selection, read_shown
+from spillgrad.inspection.unflushed import there
 from spillgrad.inspection.values import StoredValues
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.inspect import json_output
