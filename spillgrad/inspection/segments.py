@@ -77,10 +77,7 @@ def _of_run(path: Path, structure: Segment, refused: SpillError | None, state: J
 
 
 def _completed(array: StoredArray, is_elsewhere: bool, in_hdf5: StoredArray | None) -> StoredArray:
-    """Return a journal's array, completed by the views and chunk shape that only HDF5 knows.
-
-    If the journal does not list the array's pieces (`is_elsewhere`), return HDF5's array in its place.
-    """
+    """Return a journal's array with HDF5's views and chunk shape; if the journal lacks its pieces, HDF5's array."""
     if in_hdf5 is None or (in_hdf5.problem is not None and not is_elsewhere):
         return array
     if is_elsewhere:
@@ -101,10 +98,7 @@ def _differs(array: StoredArray, in_hdf5: dict[str, StoredArray]) -> str | None:
 
 
 def _note(state: JournalState, is_live: bool, unflushed: int, total: int, is_readable: bool) -> str | None:
-    """Return a note on arrays that HDF5 does not have, because the run will flush later or was killed before a flush.
-
-    Return None if HDF5 has all arrays. If lines of the journal are missing, the note says so instead.
-    """
+    """Return a note on the arrays that HDF5 lacks, or on missing lines of the journal; None if nothing is missing."""
     if not state.knows_places:
         return (
             f"the disk refused lines of the run's journal: what was in it before, but for {total} arrays, is not known"

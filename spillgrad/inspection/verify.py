@@ -170,10 +170,7 @@ def _wrong(path: Path, array: StoredArray, found: Verification) -> str | None:
 
 
 def _verify_journal(path: Path, found: Verification) -> None:
-    """Check that each line of a journal is an event, and record the result in `found`.
-
-    A last line that is cut off is no problem if the run did not end.
-    """
+    """Check that each line of a journal is an event; a last line may be cut off if the run did not end."""
     state = JournalState()
     damaged = []
     number, text = 0, b""

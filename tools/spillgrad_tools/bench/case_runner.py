@@ -73,10 +73,7 @@ class CaseRunner:
             np.save(Path(directory) / f"{number}.npy", result)
 
     def check(self, case: str, directory: str) -> float | None:
-        """Prepare a case, run it once and compare the results with the reference in `directory`.
-
-        Return their `disagreement`, or None if the library lacks the operation.
-        """
+        """Prepare and run a case; return the `disagreement` of its results, or None if the library lacks it."""
         self.calls, self.counts = {}, {}  # frees the operands of the case before
         self.library.release_memory()
         asked = self.cases[case]

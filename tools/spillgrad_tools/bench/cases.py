@@ -249,10 +249,7 @@ def _cuda_matmul_cases(sizes: tuple[int, ...]) -> Iterator[Case]:
 
 
 def cuda_cases(simulated: bool, log2_floats: int) -> tuple[Case, ...]:
-    """Return the cases for a GPU or, if `simulated`, for Numba's simulator.
-
-    Elementwise cases have 2 ** `log2_floats` numbers.
-    """
+    """Return the cases for a GPU, or for the simulator. Elementwise cases have 2 ** `log2_floats` numbers."""
     heads = (1, 2, 5, 4) if simulated else (4, 12, 1024, 64)
     config = SIMULATED_GPT if simulated else GPT2
     tokens = ((1 if simulated else 4, config["context"] + 1),)
