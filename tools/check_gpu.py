@@ -201,7 +201,7 @@ def by_process(name: str, *options: str) -> Callable[[Path, float], Outcome]:
 
 
 def tests(*paths: str) -> Callable[[Path, float], Outcome]:
-    """Return a check that runs the tests in small chunks, a process for each, on all cores: a crash loses one chunk."""
+    """Return a check that runs the tests on all cores in chunks, each in its own process: a crash loses one chunk."""
 
     def check(log: Path, limit_s: float) -> Outcome:
         if importlib.util.find_spec("pytest") is None:
@@ -244,7 +244,7 @@ def tests(*paths: str) -> Callable[[Path, float], Outcome]:
 
 
 def as_markdown(answer: dict[str, Any]) -> str:
-    """Return the results that the benchmark printed as JSON as the Markdown table of the README."""
+    """Convert the benchmark's JSON output to the Markdown table of the README."""
     from spillgrad_tools.bench.cases import CUDA_BY_NAME, Result
     from spillgrad_tools.bench.report import cuda_as_markdown
 

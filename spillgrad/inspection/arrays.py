@@ -191,7 +191,7 @@ class Unreadable(Exception):
 def _array(
     path: Path, item: Item, line: dict[str, Any], chunks: list[list[int]], file_bytes: int, most_bytes: int
 ) -> StoredArray:
-    """Return the array of a root group's dataset; `line` and `chunks` are the child process's answers about it."""
+    """Return the array in a dataset of the root group; `line` and `chunks` are the child process's answers about it."""
     about: _About | None = None
     codec = None
     dtype, shape = None, item.shape or ()
@@ -355,7 +355,7 @@ def _about(path: Path, text: str) -> _About:
 
 
 def dtype_named(name: str | None, itemsize: int | None) -> np.dtype[Any] | None:
-    """Return the dtype of this name; None if no store writes the name, or if the dtype has not the given `itemsize`."""
+    """Return the dtype of this name; None if no store writes the name, or if a given `itemsize` does not match."""
     if name is None:
         return None
     found: np.dtype[Any] | None = None

@@ -156,7 +156,7 @@ class _File:
             os.close(fd)
             raise SpillFormatError(f"{path} is no file of a run; name a folder of spill files, or a journal")
         self.identity = found.st_dev, found.st_ino
-        self.begun = False  # the head was taken in
+        self.begun = False  # whether the head was read
         self._fd = fd
         self._head: Head | None = None
         self._rest = b""

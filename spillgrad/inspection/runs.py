@@ -170,7 +170,7 @@ def find_runs(path: str | os.PathLike[str], below: bool = True) -> list[Path]:
     journals = [path / name for name in names if name.endswith(".jsonl") and _is_filled_journal(path / name)]
     told |= {os.path.realpath(old_path(journal)) for journal in journals if not has_others_beside(journal)}
     found = [*directories, *(journal for journal in journals if os.path.realpath(journal) not in told)]
-    if not found and below:  # as the folder of all runs of `spillgrad train`
+    if not found and below:  # such as the folder of all runs of `spillgrad train`
         for name in names:
             if (path / name).is_dir():
                 with contextlib.suppress(SpillError, PermissionError, FileNotFoundError):
@@ -226,7 +226,7 @@ def _is_filled_journal(path: Path) -> bool:
 def _directory(head: Head) -> Path | None:
     """Return the directory of the run whose journal has this head; None if the run is not of this machine.
 
-    Return None also if the directory has not the name of a run's: a user must not be advised to sweep just any folder
+    Return None also if the directory does not have a run's name: users must not be advised to sweep just any folder
     that a journal names.
     """
     directory = Path(head.run or "")

@@ -24,8 +24,7 @@ _DATASET_NAME = re.compile("[0-9]{8,19}")
 
 
 class Journals(contextlib.AbstractContextManager["Journals"]):
-    """Reads the journals beside segments. The journal of the run asked for last stays open, and is read on.
-
+    """Reads the journals beside segments. The journal asked for last stays open, and only its new lines are read.
     A store writes to its journal before it gives the place of an array to another array. So the bytes read from a place
     are those of the array that the journal has there, if the journal still has the array there after the reading.
     """
@@ -105,7 +104,7 @@ def there(segment: Path, array: StoredArray) -> Iterator[StoredValues]:
 
 
 def placed_array(found: Placed, file_bytes: int, most_bytes: int) -> StoredArray:
-    """Return an array as its journal describes it; its file has `file_bytes`, of arrays at most `most_bytes`."""
+    """Convert a journal's array; its file has a size of `file_bytes`, and holds at most `most_bytes` of arrays."""
     place, origin = found.place, found.origin
     dtype, shape = None, tuple(place.shape)
     chunks: tuple[Chunk, ...] = ()

@@ -148,7 +148,7 @@ class UntrustedReader(contextlib.AbstractContextManager["UntrustedReader"]):
 def is_unflushed(path: str | os.PathLike[str]) -> bool:
     """Return whether a segment was never flushed, because its run goes on or was killed early.
 
-    The first 4 KiB of such a file are empty. Raises OSError if the file cannot be read.
+    The first 4 KiB of such a file hold only zeros. Raises OSError if the file cannot be read.
     """
     if not is_segment(os.path.basename(path)) or not os.path.isfile(path):
         return False
@@ -157,7 +157,7 @@ def is_unflushed(path: str | os.PathLike[str]) -> bool:
 
 
 def refusal(path: str, reason: str, number: int | None = None) -> OSError:
-    """Return the error for a file that cannot be read: of the errno `number`, or a SpillError with HDF5's `reason`."""
+    """Return the error for an unreadable file: an OSError if the errno `number` is given, else a SpillError."""
     if number is not None:
         return OSError(number, os.strerror(number), path)
     return SpillError(

@@ -54,7 +54,7 @@ class StoredValues(contextlib.AbstractContextManager["StoredValues"]):
         os.close(self._fd)
 
     def checksum(self) -> str:
-        """Return the XXH3 of the stored bytes as 16 hexadecimal digits. Raises SpillCorruptionError for lost bytes."""
+        """Return the XXH3 of the stored bytes as 16 hex digits. Raises SpillCorruptionError if bytes are missing."""
         digest = xxhash.xxh3_64()
         for chunk in self.array.chunks:
             for start in range(0, chunk.nbytes, PIECE_BYTES):

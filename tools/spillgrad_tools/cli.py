@@ -1,4 +1,4 @@
-"""The command `spillgrad`: this module has the options and help of each command; `runs` names the module that works."""
+"""The command `spillgrad`: options and help of its commands; the decorator `runs` names the module of each command."""
 
 import contextlib
 import errno

@@ -120,7 +120,7 @@ class CaseRunner:
         return seconds
 
     def _count(self, call: Call) -> int:
-        """Return the number of calls that fill a timing. It is estimated twice, as the first call is slower: cold."""
+        """Return the number of calls that fill a timing. The first call is slower, so the number is estimated twice."""
         if self.is_heavy:
             return 1
         count = max(1, round(TIMING_S / self.library.seconds_of(1, call)))

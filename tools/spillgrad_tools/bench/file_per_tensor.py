@@ -23,7 +23,7 @@ class TensorFile:
 def file_per_tensor(
     directory: Path, save: Callable[[Any, Path], None], load: Callable[[Path], Any]
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return the pack hook and the unpack hook of PyTorch's tutorial, which call `save` and `load` for the files."""
+    """Return a pack hook, which writes files with `save(tensor, path)`, and an unpack hook, which uses `load(path)`."""
 
     def pack(tensor: Any) -> Any:
         if tensor.numel() < FEWEST_ELEMENTS:

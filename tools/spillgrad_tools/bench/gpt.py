@@ -94,7 +94,7 @@ def gpt_loss(
 class Spilling:
     """Context manager for a forward pass under `hooks` that spill.
 
-    `left_in_ram_bytes` are the bytes in the store's RAM at the end of the last pass.
+    `left_in_ram_bytes` is the number of bytes that the store holds in RAM at the end of the last pass.
     """
 
     def __init__(self, hooks: Any) -> None:

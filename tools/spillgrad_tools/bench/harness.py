@@ -129,7 +129,7 @@ def _serve(runner: Any) -> None:
 
 
 def in_turns(turns: Mapping[str, Callable[[], Turn]], rounds: int) -> Iterator[dict[str, Turn]]:
-    """Run the rounds, in each of which every contender takes one turn; yield the results of a round by contender."""
+    """Run rounds in which each contender takes one turn; yield the results of each round by contender."""
     for _ in range(rounds):
         yield {name: turn() for name, turn in turns.items()}
 

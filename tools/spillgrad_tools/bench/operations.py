@@ -192,7 +192,7 @@ def _chain_of_7(library: Library) -> Function:
 
 
 def _with_gradients(forward: Callable[[Library], Function]) -> Callable[[Library], Function]:
-    """Return a `composed` that adds the inputs' gradients; the last operand is the gradient of the result."""
+    """Return a `composed` for an operation with its inputs' gradients; the last operand is the result's gradient."""
 
     def composed(library: Library) -> Function:
         function, grad = forward(library), library.grad
@@ -233,13 +233,13 @@ OPERATIONS = {operation.name: operation for operation in (*COMPUTING, *MOVING, *
 
 
 def call_of(name: str, library: Library, operands: list[Any]) -> Call | None:
-    """Return the function that a case times: a call of operation `name` with the operands; None if it is lacking."""
+    """Return the function that a case times: operation `name` with its operands; None if the library lacks it."""
     operation = OPERATIONS[name.removesuffix(" out=")]
     return (library.into if name.endswith(" out=") else library.call)(operation, *operands)
 
 
 def load(name: str, device: str = "cpu") -> Library:
-    """Import the module for a library and a device, and return its `Library`; `name` is a key of `LIBRARY_NAMES`."""
+    """Import the module of a library, such as "ours" or "torch", for a device; return the library."""
     on_device = "_cuda" if device == "cuda" and name != "numpy" else ""
     made: Library = importlib.import_module(f"spillgrad_tools.bench.{name}{on_device}").LIBRARY()
     return made

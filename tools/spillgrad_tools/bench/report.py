@@ -137,7 +137,7 @@ def show_train(about: dict[str, Any], results: dict[str, dict[str, Any]], verdic
 
 
 def train_as_markdown(about: dict[str, Any], results: dict[str, dict[str, Any]], verdicts: Sequence[Verdict]) -> str:
-    """Return as Markdown what `show_train` prints."""
+    """Return the table and the verdicts that `show_train` prints, as Markdown."""
     lines = [
         f"| {about['model']}, batch {about['batch']} × {about['context']}, float32 | {' | '.join(_TRAIN_COLUMNS)} |",
         "|" + "---|" * (1 + len(_TRAIN_COLUMNS)),

@@ -91,7 +91,7 @@ def check(losses: Mapping[str, float], step: int) -> None:
 
 
 def write_weights(model: sg.models.GPT, path: Path) -> None:
-    """Write the parameters of a model to an .npz file, by name."""
+    """Write the parameters of a model, by their names, to an .npz file."""
     arrays: dict[str, Any] = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
     np.savez(path, **arrays)
 
@@ -263,7 +263,7 @@ def verdicts(results: Results) -> list[Verdict]:
 
 
 def chosen(contenders: Sequence[Contender], name: str) -> list[Contender]:
-    """Return the installed contenders whose name contains `name`, and those that they are compared with."""
+    """Return the installed contenders whose name contains `name`, and the contenders that these are compared with."""
     found = [each.name for each in contenders if name in each.name]
     if found and contenders is IN_TURNS:
         found += [OURS, TORCH]

@@ -36,8 +36,8 @@ _CHECKSUMS = {"verified": "green", "wrong": "bold red", "none": "yellow"}
 def show_array(options: InspectOptions, key: str) -> bool:
     """Print what is known of the array `key`, or the values of a slice; or export values to a file.
 
-    Return False if the array has a problem, such as a wrong checksum. The output is the same then, and the problem is
-    printed to standard error too, or is the value of "problem" in JSON.
+    Return False if the array has a problem, such as a wrong checksum. Its values are printed nevertheless; the problem
+    is printed to standard error, or is the value of "problem" in JSON.
     Raises the errors of `find_array`, `parse_index`, `Selection`, `array_contents`, `read_shown` and `export_npy`.
     """
     index = (...,) if options.slice_text is None else parse_index(options.slice_text)

@@ -17,7 +17,7 @@ from spillgrad_tools.inspect.words import died, swept_by
 class Follower:
     """Follows a run by reading the new lines of its journal, and opens no other file.
 
-    When the run has ended and another run at the path is live, the follower follows that run.
+    When the run has ended and another run at the path is live, the follower switches to the other run.
     """
 
     def __init__(self, path: Path) -> None:
