@@ -204,7 +204,7 @@ def _array(
             about = _about(path, line["text"])
             codec = about.codec
         dtype = dtype_named(item.dtype, line.get("itemsize"))
-        if about is not None and codec not in (None, Lossless.name):  # the dataset is bytes
+        if about is not None and codec not in (None, Lossless.name):  # the dataset holds encoded bytes
             dtype, shape = dtype_named(about.dtype, None), about.shape
         _check(item, about, dtype, shape)
         places = _places(item, line, chunks, file_bytes, most_bytes)
@@ -297,7 +297,7 @@ def check_codec(codec: str | None, dtype: np.dtype[Any] | None, shape: tuple[int
     inner = codec.removesuffix("aes256gcm").removesuffix("+")
     if inner in (Bfloat16.name, Int8.name) and dtype not in (np.float32, np.float64):
         raise Unreadable(f"its dtype is {dtype.name}, of which codec {inner} makes nothing")
-    if inner == Lossless.name:  # how many bytes it made is not written down
+    if inner == Lossless.name:  # the compressed size before encryption is not recorded
         return
     expected = stored_bytes(inner, math.prod(shape)) if inner else math.prod(shape) * dtype.itemsize
     if inner != codec:

@@ -15,7 +15,7 @@ from spillgrad.inspection.values import StoredValues
 
 BINS = 16
 
-Number = int | float | str  # text: a date
+Number = int | float | str  # a date is text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from h5py import h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
-MORE_BYTES = 128 << 20  # of address space, beside that of the libraries
+MORE_BYTES = 128 << 20  # the address space allowed beyond that of the libraries
 MOST_OBJECTS = 100_000
 MOST_DEPTH = 8
 MOST_NAME_BYTES = 16 << 20
-MOST_TEXT_BYTES = 64 << 10  # of an attribute; a compact one, as stores write, has no more
+MOST_TEXT_BYTES = 64 << 10  # for an attribute; stores write HDF5's compact attributes, which have no more
 MOST_ATTRIBUTES = 64
 MOST_CHUNKS = 1 << 18
 CHUNKS_A_LINE = 2048
@@ -37,7 +37,7 @@ Line = dict[str, Any]
 
 def main() -> None:
     """Answer the questions on stdin until it ends."""
-    codecs.lookup("ascii")  # with which h5py looks up names; later no file can be opened
+    codecs.lookup("ascii")  # load now the codec that h5py needs for names: later no file can be opened
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     size = int(_read("/proc/self/statm").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MORE_BYTES,) * 2)
@@ -153,7 +153,7 @@ class Walk:
         try:
             line["attributes"] = _attributes(dataset)
             line["text"] = _text(dataset)
-        except Exception as error:  # the dataset itself is one
+        except Exception as error:  # the rest of the dataset may be readable
             line["problem"] = f"its attributes cannot be read: {error}"
         line["offset"] = None
         if line["layout"] == "contiguous" and not line["external"]:

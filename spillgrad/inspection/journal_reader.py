@@ -19,7 +19,7 @@ from spillgrad.storage.runs import file_lock
 # Longer than any line of a journal.
 LONGEST_BYTES = 4 << 20
 _PIECE_BYTES = 256 << 10
-# No journal of a store, old file included, is longer. One call reads at most so much; the next call reads the rest.
+# No journal of a store, old file included, is longer. One call reads no more than this; the next call reads the rest.
 _READ_MAX_BYTES, _READ_MAX_LINES = 256 << 20, 4_000_000
 _MOMENT_S, _PATIENCE = 0.01, 50
 

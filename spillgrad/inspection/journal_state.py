@@ -91,7 +91,7 @@ class JournalState:
         self.last_s = 0.0
         self.ended = False
         self.phase: str | None = None
-        self.step: int | None = None  # the training step of the array that came last
+        self.step: int | None = None  # the training step of the array that was put last
         self._stats = StoreStats()
         self._live: dict[int, int] = {}
         self._live_bytes = 0

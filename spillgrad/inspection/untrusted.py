@@ -25,7 +25,7 @@ _HEAD_BYTES = 4096
 _PATH_LENGTH, _REASON_LENGTH = 4096, 1000
 DAMAGED = "HDF5 damaged the memory of its process"
 _CHILD = Path(__file__).with_name("hdf5_child.py")
-# An interpreter with site packages would load whatever they ask for at every start.
+# With site packages, the interpreter would load at every start whatever their .pth files ask for.
 _START = (
     "import json, runpy, sys; sys.path[:] = json.loads(sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
 )

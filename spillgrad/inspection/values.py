@@ -115,7 +115,7 @@ class StoredValues(contextlib.AbstractContextManager["StoredValues"]):
 
     def _decompress(self, start: int, stop: int, items: np.ndarray) -> None:
         chunks = self.array.chunks
-        whole = chunks[0].length  # the last one may have fewer elements, and is padded
+        whole = chunks[0].length  # the last chunk may have fewer elements, and is padded
         for chunk in chunks[bisect.bisect_right(self._starts, start) - 1 :]:
             if chunk.start >= stop:
                 break
@@ -138,7 +138,7 @@ class StoredValues(contextlib.AbstractContextManager["StoredValues"]):
         else:
             stored = self._stored(first * 2, stop * 2)
         encoding = Encoding(codec, values.shape, values.dtype, stored.nbytes)
-        with self._decoding(), np.errstate(over="ignore", invalid="ignore"):  # scales that no encoder wrote
+        with self._decoding(), np.errstate(over="ignore", invalid="ignore"):  # forged scales may overflow
             _ELEMENTWISE[codec].decode(stored, encoding, Handle(values, 0, None), values)
         into[:] = values[start - first :]
 

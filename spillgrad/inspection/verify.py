@@ -106,7 +106,7 @@ def _files(path: Path) -> list[Path]:
         if not segments:
             raise
         runs = []
-    # A run's folder has its journal, or a link to the kept one.
+    # A run's folder contains the run's journal, or a link to it if the journal is kept elsewhere.
     journals = [Path(os.path.realpath(run / JOURNAL_NAME)) if run.is_dir() else run for run in runs]
     both = (file for journal in journals for file in (old_path(journal), journal))
     return [*dict.fromkeys(file for file in both if file.exists()), *segments]

@@ -74,7 +74,7 @@ ONE_BY_ONE = (
     Contender(ADAPTERS, cap=ADAPTERS_CAP, options={"offload_budget": ADAPTERS_BUDGET, "lora": ADAPTERS_RANK}),
 )
 LARGE_MODEL, LARGE_BATCH, LARGE_CONTEXT, LARGE_STEPS = "gpt2-xl", 2, 1024, 3
-# Models of the same width with so few blocks fit the RAM; the difference of their times is that of two blocks.
+# Models of the same width with this few blocks fit in RAM; the difference between their times is that of two blocks.
 FEW_BLOCKS = (1, 3)
 
 
