@@ -188,7 +188,7 @@ class Client:
 
 
 def _leaks(store: DiskStore, directory: Path) -> list[str]:
-    """Close a store that no thread uses any more; return a line for each kind of memory, entry or file it leaves."""
+    """Close a store that no thread uses any more; return a line for each resource that the store leaves behind."""
     deadline_s = time.monotonic() + PATIENCE_S
     state = store._state
 

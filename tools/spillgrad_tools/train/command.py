@@ -43,7 +43,7 @@ CLOSING_S = 10.0
 
 @contextlib.contextmanager
 def stop_request(console: Console) -> Iterator[threading.Event]:
-    """Context manager: the first Ctrl-C or SIGTERM sets the event and prints a line; the second acts by default."""
+    """Context manager: the first Ctrl-C or SIGTERM sets the event and prints a line; the second ends the process."""
     stop = threading.Event()
 
     def receive(*_: object) -> None:
