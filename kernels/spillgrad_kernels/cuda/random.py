@@ -218,7 +218,7 @@ def words64(shape: Shape, seed: int, offset: int) -> DeviceArray:
 
 
 def randint(low: int, high: int, shape: Shape, seed: int, offset: int) -> DeviceArray:
-    """Return int64 uniform in [low, high); the relative error of probabilities is below (high - low) / 2**64."""
+    """Return int64 numbers in [low, high), uniform up to a relative error of probabilities of (high - low) / 2**64."""
     require_range(low, high)
     return _drawn("randint", shape, np.int64, np.int64, seed, offset, low, high - low)
 
@@ -232,7 +232,8 @@ def permutation(n: int, seed: int, offset: int) -> DeviceArray:
 def dropout(a: DeviceArray, p: float, seed: int, offset: int, residual: DeviceArray | None = None) -> DeviceArray:
     """Return `a` with each element, even NaN, set to 0 with probability `p`, and other elements scaled by 1 / (1 - p).
 
-    Raises ValueError also for a residual of another shape or dtype.
+    `residual`, if given, is added to the result. Raises ValueError also if the shape or dtype of `residual` is not the
+    shape or dtype of `a`.
     """
     require_probability(p)
     if residual is not None and (residual.shape, residual.dtype) != (a.shape, a.dtype):
