@@ -161,7 +161,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         return self.shape[0]
 
     def view(self, dtype: Any = None) -> "DeviceArray":
-        """Return a view of the same bytes, as `dtype` if it is given. Raises ValueError if NumPy does."""
+        """Return a view of the same bytes, as `dtype` if given. Raises ValueError if the layout does not fit `dtype`."""
         return self.view_by(np.ndarray.view, self.dtype if dtype is None else dtype)
 
     def transpose(self, *axes: Any) -> "DeviceArray":
@@ -181,7 +181,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         return self.view_by(np.broadcast_to, shape)
 
     def reshape(self, *shape: Any, copy: bool | None = None) -> "DeviceArray":
-        """Return a view of another shape. If no view has it, return a copy, or raise ValueError if `copy` is False."""
+        """Return a view of another shape. If no view has that shape, copy or, with `copy=False`, raise ValueError."""
         sizes = shape[0] if len(shape) == 1 else shape
         if copy is False or self.layout.dense:  # a dense array has a view of every shape
             return self.view_by(_reshaped, sizes)
@@ -409,7 +409,7 @@ def _require_device(function: Callable[..., Any], arguments: Sequence[Any]) -> N
 
 @functools.cache
 def device_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the device function for a function that `on_device` decorated. Raises NotOnDevice if there is none."""
+    """Return the device function for a function decorated by `on_device`. Raises NotOnDevice if there is none."""
     name = function.__name__
     module: str = function.device_module  # type: ignore[attr-defined]
     try:

@@ -127,7 +127,7 @@ def _values(chosen: _Chosen, value: Any, dtype: Any) -> DeviceArray:
 
 
 def _complete(parts: tuple[Any, ...], ndim: int) -> list[Any]:
-    """Return an index for all dimensions: slices replace `...`, arrays replace integers, a mask is for several."""
+    """Return the parts of an index: one for each dimension, or a mask for several. Integers become arrays."""
     whole = [np.asarray(part) if isinstance(part, int | np.integer) else part for part in parts]
     named = [part for part in whole if part is not None and part is not Ellipsis]
     missing = ndim - sum([part.ndim if _is_mask(part) else 1 for part in named])

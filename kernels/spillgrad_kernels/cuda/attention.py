@@ -323,7 +323,7 @@ def prepare(
     q: DeviceArray, k: DeviceArray, v: DeviceArray, scale: float, causal: bool, mask: DeviceArray | None,
     dropout: Dropout | None,
 ) -> Call:  # fmt: skip
-    """Return the call for these operands. Raises TypeError for a mask's dtype, and ValueError for its shape."""
+    """Return the call for these operands. Raises TypeError or ValueError if the mask's dtype or shape does not fit."""
     kind, shape = NO_MASK, (*q.shape[:-1], k.shape[-2])
     if mask is None:
         mask = q  # stands for the mask, which the kernel then does not read
@@ -344,7 +344,7 @@ def attention_forward(
     q: DeviceArray, k: DeviceArray, v: DeviceArray, scale: float, causal: bool, mask: DeviceArray | None = None,
     dropout: Dropout | None = None,
 ) -> tuple[DeviceArray, DeviceArray]:  # fmt: skip
-    """Return softmax(scale q k^T + mask) v, and the logarithm of each query's sum of exponentials, for backward."""
+    """Return softmax(scale q k^T + mask) v and, for backward, the logarithm of each query's sum of exponentials."""
     check_operands(q, k, v)
     out, lse = empty((*q.shape[:-1], v.shape[-1]), q.dtype), empty(q.shape[:-1], q.dtype)
     if lse.size:

@@ -175,7 +175,6 @@ def _products(a: DeviceArray, b: DeviceArray, parts: int, before: DeviceArray | 
     """Return the product a @ b of each group and each part of the depth.
 
     If `before` is given, the products are added to `before` in place, and `before` is returned.
-
     Shapes: a (groups, rows, depth), b (groups, depth, columns), result and before (parts, groups, rows, columns).
     """
     groups, depth, columns = b.shape

@@ -39,7 +39,7 @@ class Loop(NamedTuple):
 
     @property
     def arrays(self) -> list[int]:
-        """The positions of arrays in the list of operands, then results."""
+        """The positions of arrays, not of numbers, in the list of operands, then results."""
         return [i for i in range(len(self.dtypes)) if i >= len(self.pattern) or self.pattern[i] != "n"]
 
     @property
@@ -145,7 +145,7 @@ def traced(formula: Formula, computed: np.dtype[Any]) -> Trace:
 
 
 class CallPlan(NamedTuple):
-    """The prepared kernel for calls with equal layouts. `words` are sizes and strides; `results` make new result arrays."""
+    """The prepared kernel for calls with equal layouts. `words` are sizes and strides; `results` make new arrays."""
 
     kernel: Kernel
     turns: int

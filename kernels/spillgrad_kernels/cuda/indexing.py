@@ -95,8 +95,8 @@ def arange(count: int) -> DeviceArray:
 def overwriting(nbytes: int, index: str) -> Kernel:
     """Return the kernel that writes pieces of `nbytes` bytes to the places that a sorted index selects.
 
-    Shapes: chosen (the index) (outer, length, inner), out (outer, n, inner) places of `width` pieces each. `positions`
-    is the address of an array like `chosen`: the position along `length` that each index had before the sort. Of equal
+    Shapes: index `chosen` (outer, length, inner), `out` (outer, n, inner, width) in pieces. `positions` is the address
+    of an array of the shape of the index: the position along `length` that each index had before the sort. Of equal
     indices, the last one writes. If `positions` is 0, the index was not sorted, and no two indices are equal.
     """
     move = _mover(nbytes)

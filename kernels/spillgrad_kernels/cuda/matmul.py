@@ -92,7 +92,7 @@ class Variant(NamedTuple):
 
     @property
     def sums(self) -> str:
-        """The dtype of sums."""
+        """The name of the dtype in which products are summed."""
         return "float64" if self.result == "float64" else "float32"
 
     @property
@@ -326,7 +326,7 @@ def prepare(
 ) -> CallPlan:  # fmt: skip
     """Return the plan for operands of these layouts; `further` has the names and layouts of addend, other and kept.
 
-    `is_aligned` says for A, for B and for all other arrays whether they begin at multiples of 16 bytes.
+    `is_aligned` says whether A, whether B, and whether all other arrays begin at multiples of 16 bytes.
     `on_tensor_cores` are the dtypes that tensor cores multiply if accesses of 16 bytes are possible.
     """
     batch, (m, n), k = result.shape[:-2], result.shape[-2:], a.shape[-1]

@@ -158,7 +158,7 @@ def _backward(
     loop: RowLoop, parameters: RowLoop, grad: DeviceArray, a: DeviceArray, weight: DeviceArray | None,
     *numbers: DeviceArray,
 ) -> list[DeviceArray]:  # fmt: skip
-    """Return the gradient by `a`, computed by `loop`, then by the parameters. `numbers` have a value for each row."""
+    """Return the gradient by `a`, then the gradients by the parameters. Each of `numbers` has a value for each row."""
     count = numbers[0].size
     n = a.size // count if count else 0 if weight is None else weight.size
     rows, da = _rows(a, n), empty(a.shape, a.dtype)

@@ -310,7 +310,7 @@ _LOGIC = {
 
 
 def call_ufunc(ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **options: Any) -> Any:
-    """Call a universal function or its method, and return the result. Raises NotOnDevice if there is no kernel."""
+    """Call a universal function, or its method `method`, and return the result. Raises NotOnDevice without a kernel."""
     if method == "at" and ufunc in reductions.FOLD_OF_UFUNC:
         a, key, values = operands
         _all_on_device(f"{ufunc.__name__}.at", a)

@@ -161,7 +161,7 @@ def writing() -> Kernel:
 
 @functools.lru_cache(maxsize=64)  # gradients mostly have the same addresses as in the previous step
 def _on_device(words: tuple[int, ...]) -> DeviceArray:
-    """Return a device array that begins with `words`. Do not change it: later calls return it again."""
+    """Return a device array that begins with `words`. Do not change it: later calls with equal words return it."""
     made = empty((-(-len(words) // _WORDS_AT_ONCE) * _WORDS_AT_ONCE,), np.int64)
     for start in range(0, len(words), _WORDS_AT_ONCE):
         some = words[start : start + _WORDS_AT_ONCE]

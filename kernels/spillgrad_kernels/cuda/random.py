@@ -182,7 +182,7 @@ def dropping(dtype: np.dtype[Any], lanes: int, adds: bool) -> Kernel:
 
 
 def _signed(word: int) -> int:
-    """Return the int64 with the same low 64 bits as `word`, as kernels take int64."""
+    """Return the int64 with the same low 64 bits as `word`, because kernels take int64."""
     return ((word & (1 << 64) - 1) ^ 1 << 63) - (1 << 63)
 
 
@@ -218,13 +218,13 @@ def words64(shape: Shape, seed: int, offset: int) -> DeviceArray:
 
 
 def randint(low: int, high: int, shape: Shape, seed: int, offset: int) -> DeviceArray:
-    """Return int64 numbers in [low, high), uniform up to a relative error of probabilities of (high - low) / 2**64."""
+    """Return uniform int64 in [low, high). The relative error of probabilities is below (high - low) / 2**64."""
     require_range(low, high)
     return _drawn("randint", shape, np.int64, np.int64, seed, offset, low, high - low)
 
 
 def permutation(n: int, seed: int, offset: int) -> DeviceArray:
-    """Return the numbers 0 to n - 1 in random order; int64."""
+    """Return the numbers 0 to n - 1 in random order, as int64."""
     words = _drawn("words64", (n,), np.int64, np.int64, seed, offset)
     return in_order(words.view(np.uint64), 0, False, n)[1]
 

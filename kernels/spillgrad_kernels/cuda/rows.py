@@ -306,7 +306,7 @@ def kernel(loop: RowLoop, dtypes: tuple[np.dtype[Any] | None, ...], lanes: int) 
 
 
 class Rows(NamedTuple):
-    """The rows of an (outer, n, inner) array along n. If `parts` > 1, a row is only folded, in `parts` parts."""
+    """The rows of an (outer, n, inner) array along n. If `parts` > 1, rows are only folded, each in `parts` parts."""
 
     outer: int
     n: int

@@ -41,7 +41,7 @@ def _between(number: int, least: int, most: int) -> int:
 
 @functools.cache
 def _comparison(descending: bool) -> Callable[[Any, Any], bool]:
-    """Return the device function is_before(x, y). It is True if x comes before y in sorted order, False if equal."""
+    """Return the device function is_before(x, y): whether x comes before y in sorted order; False if equal."""
 
     @device
     def ascends(x: Any, y: Any) -> bool:
