@@ -161,7 +161,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         return self.shape[0]
 
     def view(self, dtype: Any = None) -> "DeviceArray":
-        """Return a view of the same bytes, as `dtype` if given. Raises ValueError if the layout does not fit `dtype`."""
+        """Return a view of the same bytes, as `dtype` if it is given. Raises ValueError if `dtype` does not fit."""
         return self.view_by(np.ndarray.view, self.dtype if dtype is None else dtype)
 
     def transpose(self, *axes: Any) -> "DeviceArray":

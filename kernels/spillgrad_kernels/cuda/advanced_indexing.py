@@ -180,7 +180,7 @@ def _choose(a: DeviceArray, key: Any) -> _Chosen:
         place = elementwise(_row, "row", [place, index, np.int64(size)], np.int64)
     others = [i for i in range(view.ndim) if i not in indexed]
     order = [*indexed, *others]
-    apart = numbers[-1] - numbers[0] + 1 != len(numbers)  # NumPy then puts their dimensions first
+    apart = numbers[-1] - numbers[0] + 1 != len(numbers)  # NumPy then puts the dimensions of `place` first
     return _Chosen(
         view if order == [*range(view.ndim)] else view.transpose(order), place, rows,
         tuple([view.shape[i] for i in others]), 0 if apart else places[0],

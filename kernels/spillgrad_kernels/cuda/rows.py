@@ -78,8 +78,8 @@ class RowLoop:
         return [*(f"{name}_out" for name in self.stored), *(["element_out"] if self.element else [])]
 
 
-# A row has `width` threads, its members, at a distance of 1 << beside. The distance of threads of consecutive rows is 1
-# << apart.
+# A row has `width` threads, its members, at a distance of 1 << beside. The distance of threads of consecutive rows is
+# 1 << apart.
 _KERNEL = """
 def kernel(rows, extent, inner, parts, part_extent, width, beside, apart, {parameters}):
     {shared}

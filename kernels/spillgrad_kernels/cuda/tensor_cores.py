@@ -24,7 +24,7 @@ from spillgrad_kernels.cuda.precision import tf32_is_allowed
 
 NEIGHBOURS = 2  # a thread holds pairs of adjacent sums of a row of C
 _WARP = 32
-_ROWS, _COLUMNS = 16, 8  # of one multiplication
+_ROWS, _COLUMNS = 16, 8  # the rows and columns of the result of one multiplication
 
 
 class Tile(NamedTuple):
