@@ -207,7 +207,7 @@ def prepare(
 def _lanes(sizes: list[int], strides: list[list[int]], layouts: Sequence[Layout]) -> int:
     """Return how many adjacent elements a thread computes.
 
-    The number may be more than 1 if, along the last dimension, each array is dense or has stride 0.
+    The number is more than 1 only if, along the last dimension, each array is dense or has stride 0.
     """
     lanes = ACCESS_BYTES // max(layout.dtype.itemsize for layout in layouts)
     for own, layout in zip(strides, layouts, strict=True):

@@ -17,7 +17,7 @@ from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.tables.formula import CONVERSIONS
 from spillgrad_kernels.tables.scalar_math import exp, log, sqrt, where
 
-# Gradients of parameters are sums over rows, computed in parts: `_PARTIAL_ROWS` is the fewest rows of a part.
+# Gradients of parameters are sums over rows, in at most `_MAX_PARTIALS` parts of at least `_PARTIAL_ROWS` rows.
 _PARTIAL_ROWS, _MAX_PARTIALS = 64, 512
 
 

@@ -26,7 +26,7 @@ from spillgrad_kernels.tables.scalar_math import sqrt, where
 
 __all__ = ["adam", "adamw", "clipping", "lion", "run", "scaled", "sgd", "squares_on_device", "sums_of_squares"]
 
-# The number of elements that one block adds up or updates, a part. It is the same on all devices, and so are results.
+# The number of elements of a part, which a block adds up or updates. It is the same on all devices, and so are results.
 _PART_ELEMENTS = 1 << 14
 # The number of words that one launch writes to the device.
 _WORDS_AT_ONCE = 128
