@@ -54,7 +54,7 @@ def relu(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> 
 
 
 def _activation(name: str, doc: str) -> Callable[..., Tensor]:
-    """Return the activation function of the row `name`, which has no other operand than the input."""
+    """Return the activation function of the table's row `name`, whose only operand is the input."""
 
     def function(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
         return _activated(name, input, inplace=inplace, out=out)

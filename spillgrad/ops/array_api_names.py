@@ -83,7 +83,7 @@ def astype(x: Tensor, dtype: Any, /, *, copy: bool = True, device: Any = None) -
 
 
 def can_cast(from_: Any, to: Any) -> bool:
-    """Return whether a dtype, or a tensor's, casts to the same or a later kind: bool, integer, real, complex."""
+    """Return whether a dtype or a tensor casts to `to` of the same or a later kind: bool, integer, real, complex."""
     source = from_.dtype if isinstance(from_, Tensor) else dtypes.as_dtype(from_)
     return dtypes.category(source) <= dtypes.category(dtypes.as_dtype(to))
 

@@ -28,7 +28,7 @@ _FLOATING = dtypes.HALF | FLOATS
 
 
 def cast(array: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
-    """Return a copy of an array as `dtype`. Values out of range become infinite or wrap around, as in PyTorch."""
+    """Return a copy as `dtype`. Values out of range silently become infinite or wrap around, as in PyTorch."""
     if is_on_device(array):
         return array.astype(dtype)
     out = empty(array.shape, dtype)
@@ -66,7 +66,7 @@ def _itself(self: Any) -> Any:
 
 
 def contiguous(array: np.ndarray) -> np.ndarray:
-    """Return the array if it is in row-major memory without gaps, else a copy that is."""
+    """Return the array itself if it is in row-major memory without gaps, else a copy in such memory."""
     return array if array.flags.c_contiguous else cast(array, array.dtype)
 
 
@@ -168,7 +168,7 @@ def run_formula(
 
 
 def _compared(value: int, dtype: dtypes.DType) -> np.ndarray:
-    """Return `value` as an array, to compare integers of `dtype` with: infinite if `dtype` cannot hold it."""
+    """Return `value` as an array to compare with integers of `dtype`: infinite if `dtype` cannot hold the value."""
     limits = np.iinfo(dtype)
     return np.asarray(value, dtype) if limits.min <= value <= limits.max else np.asarray(math.copysign(math.inf, value))
 

@@ -1,4 +1,4 @@
-"""Mixed precision: in an `autocast` region, products compute in half precision; functions that need float32 keep it.
+"""Mixed precision: in an `autocast` region, products compute in half precision, and some functions in float32.
 
 Entering a region puts a check before every product, as `intercept` does, so that operations cost nothing extra while no
 thread is in a region. Functions that must compute in float32 are made of several operations; the decorator
@@ -62,7 +62,7 @@ class _Origin(NamedTuple):
 
 
 class CastOf(Storage):
-    """The storage of a converted parameter. Until the storage is changed in place, it can be made again."""
+    """The storage of a converted parameter. The conversion can be made again, unless storage or parameter changed."""
 
     def __init__(self, array: np.ndarray, parameter: Tensor) -> None:
         super().__init__(array)
@@ -81,7 +81,7 @@ class CastOf(Storage):
 
 
 class Conversion:
-    """The object that a graph saves for a tensor over a `CastOf`: the parameter, and the tensor's place in the cast."""
+    """The object that a graph saves for a tensor over a `CastOf`: the parameter and the tensor's layout in the cast."""
 
     __slots__ = ("_array", "_dtype", "_label", "_offset", "_origin")
 
@@ -123,7 +123,7 @@ def _memory_of(parameter: Tensor) -> np.ndarray | Storage:
 
 
 class _Region(threading.local):
-    """Per thread: the depth of nested `autocast` regions, and the conversions made in the outermost region."""
+    """Per thread: the depth of nested `autocast` regions, and the conversions made since the outermost one began."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -190,7 +190,7 @@ def _parameter_as(parameter: Tensor, dtype: dtypes.DType) -> Tensor:
 
 
 def product_dtype(dtype: dtypes.DType) -> dtypes.DType:
-    """Return the dtype to which this thread's `autocast` region, if any, converts operands of `dtype` for products."""
+    """Return the dtype in which products take operands of `dtype`, given this thread's `autocast` region, if any."""
     casting = state.autocast
     return casting.dtype if casting is not None and dtype in _CONVERTED else dtype
 
@@ -302,7 +302,7 @@ def clear_autocast_cache() -> None:
 
 
 def float32_in_autocast(function: _Function) -> _Function:
-    """Decorator: in an `autocast` region, pass half-precision arguments as float32 and turn `autocast` off inside."""
+    """Decorator: in an `autocast` region, run the function without `autocast`, with float32 for half precision."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
@@ -322,7 +322,7 @@ def float32_in_autocast(function: _Function) -> _Function:
 
 
 def half_in_autocast(function: _Function) -> _Function:
-    """Decorator: in an `autocast` region, convert positional float32 and half-precision arguments to its dtype.
+    """Decorator: in an `autocast` region, convert float32 and half-precision positional arguments to its `dtype`.
 
     It is for functions that do more than one product.
     """

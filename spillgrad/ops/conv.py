@@ -108,7 +108,7 @@ def conv_transpose2d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
     output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
 ) -> Tensor:  # fmt: skip
-    """Return a larger image: the sum, over the input's elements, of the weights times the element at its window.
+    """Return a larger image: for each input element, the weights times the element are added to the element's window.
 
     It is the derivative of `conv2d` by its input. If `conv2d` maps several image sizes to the size of `input`,
     `output_padding` chooses among them.
@@ -122,7 +122,7 @@ def conv_transpose1d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
     output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
 ) -> Tensor:  # fmt: skip
-    """Return a longer signal: the sum, over the input's elements, of the weights times the element at its window.
+    """Return a longer signal: for each input element, the weights times the element are added to the element's window.
 
     Shapes: input (N, C, l) or (C, l), weight (C, M / groups, k), bias (M,), result (N, M, L). The rest is as in
     `conv_transpose2d`.
@@ -134,7 +134,7 @@ def conv_transpose3d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
     output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
 ) -> Tensor:  # fmt: skip
-    """Return a larger volume: the sum, over the input's elements, of the weights times the element at its window.
+    """Return a larger volume: for each input element, the weights times the element are added to the element's window.
 
     Shapes: input (N, C, d, h, w) or (C, d, h, w), weight (C, M / groups, kd, kh, kw), bias (M,), result (N, M, D, H,
     W). The rest is as in `conv_transpose2d`.
@@ -191,7 +191,7 @@ def _transposed(
 def _laid_over_volumes(
     input: Tensor, weight: Tensor, windows: Windows, groups: int, step: int, spacing: int, before: int, depth: int
 ) -> Tensor:
-    """Transpose-convolve each slice to as many slices as the weight has, and add these to the volumes' slices."""
+    """Transposed convolution of volumes: each slice gives as many slices as the weight has, added along the depth."""
     n, channels, count = input.shape[:3]
     inner, span = weight.shape[1:3]
     slices = reshape(permute(input, (0, 2, 1, 3, 4)), (n * count, channels, *input.shape[3:]))

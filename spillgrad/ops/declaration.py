@@ -9,10 +9,10 @@
 
     divide = true_divide = div
 
-An argument is False, a string of names separated by spaces, or True. True means every public name that the function's
-module gives it, so that an alias is an assignment; for the standard, which has no aliases, it means the function's own
-name. `tensor_methods` makes the methods, `spillgrad.array_api` the standard's functions, and `spillgrad.interop.numpy`
-the functions for NumPy's.
+An argument is False, a string of names separated by spaces, or True. True means every public name that its module gives
+the function, aliases by assignment included; for the standard, which has no aliases, it means the function's own name.
+`tensor_methods` makes the methods, `spillgrad.array_api` the standard's functions, and `spillgrad.interop.numpy` the
+functions for NumPy's.
 """
 
 import functools

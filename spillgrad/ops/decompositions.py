@@ -240,7 +240,8 @@ def svd(A: Tensor, full_matrices: bool = True, *, driver: str | None = None) -> 
     The gradient is infinite if equal singular values leave the vectors arbitrary and the result depends on the vectors.
     With `full_matrices`, backward raises GraphError for a gradient of vectors that have no singular value (PyTorch
     drops this gradient).
-    Shapes: A (..., m, n), U (..., m, k), S (..., k), Vh (..., k, n), k = min(m, n), or m and n with `full_matrices`.
+    Shapes: A (..., m, n), S (..., k), k = min(m, n); U (..., m, k), Vh (..., k, n), or with `full_matrices` U (..., m,
+    m), Vh (..., n, n).
     Raises ShapeError, DtypeError; LinAlgError if the algorithm does not converge. `driver` has no effect.
     """
     require_matrices("linalg.svd", A)

@@ -97,10 +97,10 @@ def _triangle_places(name: str, function: Any, row: int, col: int, offset: int, 
 
 
 def tril_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the indices of the lower triangle of a matrix. Shapes: the result (2, n), row indices, column indices."""
+    """Return the indices of the lower triangle of a matrix. Shapes: the result (2, n), row and column indices."""
     return _triangle_places("tril_indices", np.tril_indices, row, col, offset, dtype, device)
 
 
 def triu_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the indices of the upper triangle of a matrix. Shapes: the result (2, n), row indices, column indices."""
+    """Return the indices of the upper triangle of a matrix. Shapes: the result (2, n), row and column indices."""
     return _triangle_places("triu_indices", np.triu_indices, row, col, offset, dtype, device)

@@ -43,7 +43,7 @@ def _require_probability(name: str, p: float) -> None:
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Return `input` with each element zeroed with probability `p` and the others scaled by 1 / (1 - p).
 
-    Without `training`, it is `input` itself. Raises ArgumentError unless 0 <= p <= 1. Source: Srivastava et al. 2014.
+    Without `training`, return `input`. Raises ArgumentError unless 0 <= p <= 1. Source: Srivastava et al. 2014.
     """
     _require_probability("dropout", p)
     require_floats("dropout", input.dtype)

@@ -75,7 +75,7 @@ def _from_lists(arguments: tuple[Any, ...]) -> tuple[list[Tensor], list[Labels],
 
 
 def _spelled_out(labels: Labels, ndim: int, dots: int) -> Labels:
-    """Return a label for each dimension: "..." becomes the last of the `dots` labels of the longest "..."."""
+    """Return a label for each dimension: "..." becomes the last of `dots` common labels, so that it broadcasts."""
     if _ELLIPSIS not in labels:
         return labels
     place = labels.index(_ELLIPSIS)
@@ -210,7 +210,7 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
 def _planned(terms: tuple[Labels, ...], result: Labels, sizes: tuple[tuple[Any, int], ...]) -> Any:
     """Return the pairs of operands to multiply, as opt_einsum orders them; None if it is not installed.
 
-    A pair holds two positions in the list of operands, to whose end its product is then moved.
+    A pair holds two positions in the list of operands; the product replaces the two at the end of the list.
     """
     try:
         from opt_einsum import contract_path, get_symbol

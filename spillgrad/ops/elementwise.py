@@ -235,7 +235,7 @@ def _same_or_apart(out: np.ndarray, operand: Any) -> bool:
 
 
 def deliver(name: str, result: Tensor, out: Any) -> Tensor:
-    """Return `result`, or copy it into `out` and return `out`: then GraphError if a gradient would be recorded."""
+    """Return `result`, or copy it into `out` and return `out`. Raises GraphError if the copy has to be recorded."""
     if out is None:
         return result
     _check_out(name, out, result.shape, result.device, (result,))

@@ -65,7 +65,7 @@ def _by_half(g: Tensor, dims: Shape, norm: str, self_shape: Shape) -> Tensor:
 
 
 def _by_real(g: Tensor, dims: Shape, norm: str, self_shape: Shape, size: int) -> Tensor:
-    """Return the gradient of a real inverse: elements that stand for two of the whole spectrum count twice."""
+    """Return the gradient of the real inverse transform: elements that stand for two of the spectrum count twice."""
     along = dims[-1]
     half = _fft_r2c(g, dims, _ADJOINT[norm])
     twice = np.full(half.shape[along], 2.0)

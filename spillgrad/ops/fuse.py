@@ -143,7 +143,7 @@ def fuse(function: Callable[..., Any]) -> FusedFunction:
 
 
 def _operation_that_raised(traceback: TracebackType | None) -> str:
-    """Return the name of the operation that read a symbol: of the first spillgrad frame that the function called."""
+    """Return the name of the operation that read a symbol: the first spillgrad function that the function called."""
     name, outside = "an operation", True
     while traceback is not None:
         frame = traceback.tb_frame

@@ -37,7 +37,7 @@ def is_active() -> bool:
 
 @contextlib.contextmanager
 def without_handler() -> Iterator[None]:
-    """Context manager: operations of this thread run without its handler."""
+    """Context manager: operations of this thread run without the thread's handler."""
     handler, _active.handler = _active.handler, None
     try:
         yield

@@ -150,12 +150,12 @@ def interpolate(
     mode: str = "nearest", align_corners: bool | None = None, recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return images of the size `size`, or of the input's size times `scale_factor`.
+    """Return images of size `size`, or of the input's size times `scale_factor`.
 
     The modes are "nearest", "nearest-exact" and "area" for any input, "linear" for signals, "bilinear" and "bicubic"
     for images, "trilinear" for volumes. With `align_corners`, the centres of the corner elements keep their places,
-    otherwise the corners of the image. With `antialias`, "bilinear" and "bicubic" sum over all elements that a result
-    element covers in a smaller image. Coordinates are computed from `scale_factor` itself, or with
+    otherwise the outer corners of the image do. With `antialias`, "bilinear" and "bicubic" sum over all elements that a
+    result element covers in a smaller image. Coordinates are computed from `scale_factor` itself, or with
     `recompute_scale_factor` from the sizes.
     Shapes: input (N, C, L), (N, C, H, W) or (N, C, D, H, W), result the same with other sizes.
     Raises ShapeError, DtypeError, ArgumentError.
