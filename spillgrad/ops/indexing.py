@@ -279,7 +279,7 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
 @declare(method=True)
 def take(input: Tensor, index: Tensor) -> Tensor:
-    """Return the elements at positions `index` of the flattened input; negative positions count from the end."""
+    """Return the elements at positions `index` of the flattened input, in the index's shape; -1 is the last one."""
     count = input.numel()
     if isinstance(index, Tensor) and index.dtype.kind == "i":
         index = Tensor.wrap(np.where(index.array < 0, index.array + count, index.array))
