@@ -30,7 +30,7 @@ def bits(typing_context: Any, x: Any) -> Any:
 
 @intrinsic
 def select(typing_context: Any, condition: Any, chosen: Any, otherwise: Any) -> Any:
-    """Return one of two values without a branch, since LLVM might not vectorise a loop around a branch."""
+    """Return `chosen` or `otherwise` without a branch, since LLVM might not vectorise a loop around a branch."""
     common = typing_context.unify_types(chosen, otherwise)
     signature = common(types.boolean, chosen, otherwise)
 
@@ -74,7 +74,7 @@ def polynomial(*coefficients: float) -> Any:
 
 
 def beyond(limit: float, name: str) -> Any:
-    """Return a compiled function of (x, result): libm's `name` of x where |x| > `limit`, else `result`.
+    """Return a compiled function of (x, result) that returns libm's `name`(x) if |x| > `limit`, else `result`.
 
     A call keeps LLVM from vectorising a loop, unless the called function has vector variants. The variants here take
     one comparison if no lane is beyond the limit.
