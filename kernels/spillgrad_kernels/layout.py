@@ -68,7 +68,7 @@ class Layout:
 
 
 def address_of(array: np.ndarray) -> int:
-    """Return the address of the first element, in a seventh of the time of `array.ctypes.data`; not in kernels."""
+    """Return the address of the first element, 7 times as fast as `array.ctypes.data`. Kernels cannot call this."""
     return ctypes.c_size_t.from_address(id(array) + DATA_FIELD).value
 
 
