@@ -59,7 +59,7 @@ class Layout:
         return cls.made(array.shape, array.strides, array.dtype, array.flags.writeable)
 
     def at(self, address: int = STAND_IN_ADDRESS) -> np.ndarray:
-        """Return a NumPy array with this layout at `address`. Its elements must not be read."""
+        """Return a NumPy array with this layout at `address`. The array's elements must not be read."""
         interface = {
             "version": 3, "shape": self.shape, "strides": self.strides, "typestr": f"|V{self.dtype.itemsize}",
             "data": (address, not self.writeable),

@@ -100,7 +100,7 @@ class _Check:
                 )
 
     def _check_undefined(self) -> None:
-        """Check that an output without a gradient has the same effect as one with a gradient of zeros."""
+        """Check that an output without a gradient has the same effect as an output with a gradient of zeros."""
         cases: list[list[int]] = [list(self.outputs)]
         if len(self.outputs) > 1:
             cases += [[i] for i in self.outputs]

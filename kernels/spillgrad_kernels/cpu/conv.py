@@ -323,7 +323,7 @@ def _depthwise_weight(start: int, stop: int, grads: Any, images: Any, taps: Any,
 
 
 def _taps(windows: Windows) -> np.ndarray:
-    """Return the offset (down, across) of each element of a window from the window's position: (elements, 2)."""
+    """Return the offsets (down, across) of a window's elements from the window's position, as array (elements, 2)."""
     lines = [
         np.arange(size) * dilation - padding
         for size, dilation, padding in zip(windows.size, windows.dilation, windows.padding, strict=True)
@@ -332,7 +332,7 @@ def _taps(windows: Windows) -> np.ndarray:
 
 
 def _every(elements: list[int]) -> slice:
-    """Return the slice that selects the evenly spaced indices `elements`. A slice is copied much faster than a list."""
+    """Return a slice that selects the evenly spaced indices `elements`. Copying a slice is faster than indexing."""
     step = elements[1] - elements[0] if len(elements) > 1 else 1
     return slice(elements[0], elements[-1] + 1, step) if elements else slice(0)
 

@@ -44,7 +44,10 @@ else:
 
 @jit
 def _copy_dense(start: int, stop: int, source: int, target: int, nbytes: int, streamed: bool) -> None:
-    """Copy blocks `start` to `stop` from array id `source` to `target`, both dense, past the caches if `streamed`."""
+    """Copy blocks `start` to `stop` of a dense array to another dense array, past the caches if `streamed`.
+
+    `source` and `target` are the ids of the arrays.
+    """
     first, last = start * _BLOCK, min(stop * _BLOCK, nbytes)
     source, target = data_of(source), data_of(target)
     if not streamed:

@@ -319,6 +319,6 @@ def _shared_cut(m: int, n: int, k: int, itemsize: int, threads: int) -> ProductC
 
 
 def _even_part(size: int, largest: int, multiple: int) -> int:
-    """Cut `size` into the fewest equal parts of at most `largest`; return a part rounded up to a multiple."""
+    """Cut `size` into as few equal parts as `largest` allows; return a part, rounded up to a multiple of `multiple`."""
     parts = -(-size // largest)
     return round_up(-(-size // parts), multiple)  # type: ignore[no-any-return]

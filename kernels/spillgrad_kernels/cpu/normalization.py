@@ -35,7 +35,7 @@ _inlined = register_jitable(error_model="numpy", fastmath=REASSOCIATE, forceinli
 
 @_inlined
 def _largest_number(row: Any) -> Any:
-    """Return the largest value of a row. If the row holds NaN, return any value: the softmax is NaN in any case."""
+    """Return a row's largest value; for a row with NaN, any value, because its sum of exponentials is NaN anyway."""
     largest = row.dtype.type(-np.inf)
     for j in range(row.size):
         largest = larger_number(largest, row[j])

@@ -114,7 +114,7 @@ def _sums_of_squares(start: int, stop: int, like: Any, table: Any, partials: Any
 
 @on_device("optim")
 def sums_of_squares(arrays: Sequence[np.ndarray]) -> list[float]:
-    """Return each array's sum of squares, added up in float64. Raises TypeError unless all have one floating dtype."""
+    """Return each array's sum of squares, added up in float64. Raises TypeError unless all have the same float type."""
     flat = [np.ascontiguousarray(a) for a in arrays]
     if not flat:
         return []

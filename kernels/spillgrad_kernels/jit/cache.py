@@ -49,7 +49,7 @@ _SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DEBUGINFO
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """The cache's directory, and what it holds: files and bytes of the current version, number and bytes of others."""
+    """The state of the cache: files and bytes of the kernels' current version, number and bytes of other versions."""
 
     directory: Path
     writable: bool
@@ -61,7 +61,7 @@ class CacheInfo:
 
 @dataclass(frozen=True)
 class Place:
-    """A place for machine code. The user chooses the directory `base`; the directories `names` in it are the cache's.
+    """A place for machine code: the user chooses the directory `base`; the cache owns the path `names` below it.
 
     Methods raise OSError if a directory is missing and cannot be made. If another user may write to a directory or
     file, they warn and raise OSError.
@@ -158,7 +158,7 @@ _refused: set[Path] = set()  # places that this process has warned about
 
 
 def places() -> tuple[Place, ...]:
-    """Return the places for machine code: the user's cache directory, then one in the system's temporary directory."""
+    """Return the places for machine code, best first: in the user's cache directory, and in the temporary directory."""
     temporary = Place(Path(tempfile.gettempdir()), (f"spillgrad-kernels-{os.geteuid()}",))
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # the XDG Base Directory Specification says to ignore relative paths
@@ -218,7 +218,7 @@ def write(name: str, payload: bytes) -> bool:
 
 @functools.cache
 def _prune_once(place: Place) -> None:
-    """Prune the cache before its first file from this process. Once is enough: one process adds little."""
+    """Prune the cache before this process first writes to it. Once is enough, because one process adds little."""
     prune(place)
 
 

@@ -125,7 +125,7 @@ def c_function(name: str, parameters: int) -> Any:
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """Return a function that kernels can call; `function` emits its LLVM code, as for Numba's `intrinsic`."""
+    """Return a function that kernels can call. `function` emits the LLVM code of a call, as for Numba's `intrinsic`."""
     return Deferred(lambda compiler: compiler.intrinsic(function))
 
 

@@ -38,7 +38,7 @@ __all__ = ["carray", "cgutils", "dispatcher", "intrinsic", "overload", "type_of"
 
 
 def _number_functions_apart() -> None:
-    """Let Numba number functions from a random number on, so that symbols of different processes differ."""
+    """Let Numba number functions from a random number on: equal symbols of two processes would confuse the linker."""
     FunctionIdentity._unique_ids = itertools.count(secrets.randbits(60))
 
 
@@ -54,7 +54,7 @@ first_fork_lock, last_fork_lock = global_compiler_lock, ffi.lib._lock
 
 
 class _DiskCache(NullCache):  # type: ignore[misc]
-    """The disk cache of one kernel, with the interface of Numba's caches: Numba loads and saves machine code by it."""
+    """The disk cache of one kernel, with the interface of Numba's caches: Numba loads and saves machine code in it."""
 
     def __init__(self, function: Any, counts: Any) -> None:
         self._counts = counts

@@ -220,7 +220,7 @@ class BufferPool:
     def _give_back_unneeded(self, wanted_bytes: int = 0) -> mmap.mmap | None:
         """Trim idle memory to what recent use explains, or to less if the system has little left.
 
-        If an idle buffer would go back, resize one to `wanted_bytes` and return it. Otherwise return None.
+        If an idle buffer would go back, resize an idle buffer to `wanted_bytes` and return it. Otherwise return None.
         """
         now_s = time.monotonic()
         mapped_bytes = self._live_bytes + self._idle_bytes

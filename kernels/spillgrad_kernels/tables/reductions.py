@@ -91,7 +91,7 @@ for _function in {f for rule in RULES.values() for f in (rule.term, rule.combine
 
 
 class Order(NamedTuple):
-    """An array's shape as (outer, n, inner), of which a reduction folds n.
+    """An array's shape, viewed as (outer, n, inner); a reduction folds the dimension n.
 
     If `permutation` is not None, the array's axes must be permuted first.
     """

@@ -52,7 +52,7 @@ F64, I64 = np.float64, np.int64
 
 @emitted(lambda a, b, c: a(a, b, c))
 def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return a * b + c, rounded once. With c = -0.0 it is the product, which LLVM does not fuse with an addition."""
+    """Return a * b + c, rounded once. With c = -0.0, return a product that LLVM does not fuse with an addition."""
     return builder.fma(a, b, c)
 
 
@@ -138,7 +138,7 @@ INF32, NAN32 = F32(np.inf), F32(np.nan)
 
 
 def through_float64(function: Any) -> Any:
-    """Return a float32 function that calls `function` in float64: it has half the lanes, but is accurate."""
+    """Return a float32 function that computes `function` in float64: in half as many lanes, but accurately."""
 
     @jitable
     def narrow(x: Any) -> Any:

@@ -81,7 +81,7 @@ def see_gradients() -> bool:
 
 
 def restore(pairs: list[HookPair]) -> None:
-    """Replace all pairs of hooks that this thread has entered by `pairs`."""
+    """Make `pairs` the active pairs of hooks of this thread, in place of all others."""
     stack.pairs = pairs
     if pairs or stack.watchers:
         stack.watched = True

@@ -1,7 +1,7 @@
 """Recompute saved values: run a function again in backward instead of keeping what its operations save.
 
-A recomputed function is a region of the graph. An ordinary pair of saved-tensor hooks packs its saved values as empty
-slots. When backward unpacks the first slot, the function runs again, under hooks that fill the slots.
+A recomputed function is a region of the graph. An ordinary pair of saved-tensor hooks packs the function's saved values
+as empty slots. When backward unpacks the first slot, the function runs again, under hooks that fill the slots.
 
 Source: Chen et al. 2016, "Training deep nets with sublinear memory cost"; torch.utils.checkpoint (use_reentrant=False).
 """
@@ -176,7 +176,7 @@ class _Filling:
         self._found: list[_Description] = []
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Fill the next slot, if it is in use; the recomputation's own graph keeps the value unpacked."""
+        """Put the value into the next slot, if the slot is in use; return it for the recomputation's own graph."""
         number = len(self._found)
         self._found.append(self._describe(tensor))
         if number < len(self._slots):
