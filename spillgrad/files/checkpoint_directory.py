@@ -202,7 +202,7 @@ def _named(root: Path) -> str | None:
 
 
 def open_current(root: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the current version's sub-directory and its verified state. Raises CheckpointError if either is bad."""
+    """Return the sub-directory and the verified state of the current version. Raises CheckpointError without one."""
     while True:
         current, checksum = _pointed(root)
         try:
@@ -215,7 +215,7 @@ def open_current(root: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _pointed(root: Path) -> tuple[Path, Any]:
-    """Return the pointer's sub-directory and the checksum of its state. Raises CheckpointError for a bad pointer."""
+    """Read the pointer: return the sub-directory and the checksum of its state. Raises CheckpointError if it is bad."""
     if not root.is_dir():
         raise CheckpointError(f"checkpoint: {root} is not a directory; give one that a run has saved to")
     if not (root / POINTER).is_file():
