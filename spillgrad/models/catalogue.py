@@ -64,7 +64,7 @@ def names() -> list[str]:
 
 
 def config(name: str | Config, context: int | None = None, **overrides: Any) -> Config:
-    """Return the config of a model, with the fields in `overrides` replaced; `context` is the most positions.
+    """Return a model's config with the fields in `overrides` replaced; `context` sets the largest number of positions.
 
     Raises UnknownModelError for a name that `names` does not list. Raises ArgumentError for a field that is unknown.
     """
