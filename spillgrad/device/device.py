@@ -16,8 +16,8 @@ Array = np.ndarray
 class Device:
     """The name of a device, which need not exist. It equals strings: `x.device == "cuda"`, `x.device == "cuda:0"`.
 
-    The constructor takes a type and a number, or one name with both. The hash is that of "cpu" or "cuda:0". So in sets
-    and dictionaries a CUDA device does not match "cuda": two different strings cannot share a hash.
+    The constructor takes a type and a number, or one name with both. The hash is that of the full name, "cpu" or
+    "cuda:0". So in sets and dictionaries a device does not match "cuda": two different strings cannot share a hash.
     """
 
     __slots__ = ("index", "type")

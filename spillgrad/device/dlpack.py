@@ -219,7 +219,10 @@ def _capsule_of(source: Any, **options: Any) -> Any:
 
 
 def _taken(capsule: Any) -> tuple[_Lent, bool]:
-    """Take a capsule's memory; return it, and whether it is bfloat16. Raises DtypeError if NumPy cannot read it."""
+    """Take the memory of a capsule; return the memory, and whether its dtype is bfloat16.
+
+    Raises DtypeError for another dtype that NumPy lacks, and for memory that NumPy cannot read.
+    """
     content = Content.of(capsule)
     is_bfloat16 = (content.tensor.dtype.code, content.tensor.dtype.bits) == (_BFLOAT, 16)
     with _as_numpy_takes_it(content.tensor):
@@ -247,8 +250,8 @@ def import_from_host(source: Any) -> Array:
 def import_from(source: Any) -> Array:
     """Return a device array that shares the memory of an object whose `__dlpack_device__` is a CUDA device.
 
-    The memory lives as long as the last view of it. Raises DeviceError unless it is on the first CUDA device. Raises
-    DtypeError for a dtype that NumPy lacks.
+    The memory lives as long as the last view of it. Raises DeviceError for memory of another device than the first.
+    Raises DtypeError for a dtype that NumPy lacks.
     """
     _require_first(source.__dlpack_device__()[1])
     lent, is_bfloat16 = _taken(_capsule_of(source, stream=int(_driver().compute().handle)))
@@ -257,9 +260,10 @@ def import_from(source: Any) -> Array:
 
 
 def import_interface(source: Any) -> Array:
-    """Return a device array that shares the memory of an object with `__cuda_array_interface__`, and keeps it alive.
+    """Return a device array that shares the memory of an object with `__cuda_array_interface__`.
 
-    Raises ArgumentError for a masked array, DtypeError for an unknown dtype or a foreign byte order.
+    The array keeps the object alive. Raises ArgumentError for a masked array. Raises DtypeError for an unknown dtype,
+    and for another byte order than this machine's.
     """
     driver, said = _driver(), source.__cuda_array_interface__
     if said.get("mask") is not None:
@@ -276,7 +280,7 @@ def import_interface(source: Any) -> Array:
 
 
 def _over(lent: _Lent) -> Array:
-    """Return a device array that shares memory of another library; the host waits for our kernels at its release."""
+    """Return a device array that shares another library's memory; releasing the memory waits for our kernels."""
     # The owner may reuse the memory, and does not know the stream on which our kernels read it.
     weakref.finalize(lent, _wait_for_kernels).atexit = False
     view = np.asarray(lent)

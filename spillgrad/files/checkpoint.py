@@ -177,7 +177,7 @@ def _load(
 
 @contextlib.contextmanager
 def _of_this_run(directory: Path) -> Iterator[None]:
-    """Context manager: raise CheckpointError in place of an error of loading optimizer, schedule or data."""
+    """Context manager: turn an error of loading optimizer, schedule or data into a CheckpointError."""
     try:
         yield
     except StateDictError as error:

@@ -202,7 +202,10 @@ def _named(root: Path) -> str | None:
 
 
 def open_current(root: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the sub-directory and the verified state of the current version. Raises CheckpointError without one."""
+    """Return the sub-directory and the verified state of the current version.
+
+    Raises CheckpointError if there is no current version, or if its state is damaged.
+    """
     while True:
         current, checksum = _pointed(root)
         try:
@@ -215,7 +218,10 @@ def open_current(root: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _pointed(root: Path) -> tuple[Path, Any]:
-    """Read the pointer: return the sub-directory and the checksum of its state. Raises CheckpointError if it is bad."""
+    """Return the sub-directory and the checksum of `state.json` that the pointer names.
+
+    Raises CheckpointError if the pointer is missing, damaged or of another format.
+    """
     if not root.is_dir():
         raise CheckpointError(f"checkpoint: {root} is not a directory; give one that a run has saved to")
     if not (root / POINTER).is_file():

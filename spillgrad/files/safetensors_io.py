@@ -72,7 +72,10 @@ class StoredTensor:
                 raise damaged(self.path, "it ends too early")
 
     def copy_to(self, tensor: Tensor) -> None:
-        """Overwrite `tensor` in place; this needs no further memory if it is contiguous and of the same dtype."""
+        """Read this tensor into `tensor`, in place.
+
+        This needs no further memory if `tensor` is contiguous, on the host, and of the same shape and dtype.
+        """
         with no_grad():
             if tensor.dtype != self.dtype or tensor.shape != self.shape or tensor.is_cuda:
                 inplace.copy_(tensor, self)
@@ -207,7 +210,10 @@ def _read_file(path: Path) -> dict[str, StoredTensor]:
 
 
 def known_layout(name: str, shape: Sequence[int], where: str) -> tuple[dtypes.DType, tuple[int, ...]]:
-    """Return the dtype that safetensors calls `name`, and the shape. Raises CheckpointError if no tensor has such."""
+    """Return the dtype that safetensors calls `name`, and the shape as a tuple.
+
+    Raises CheckpointError, which names the tensor as `where`, if no tensor can have this dtype or shape.
+    """
     if name not in NAMES:
         raise CheckpointError(
             f"load: {where} has dtype {name}, which no tensor has; convert it to one of {', '.join(NAMES)}"
@@ -282,7 +288,10 @@ def checksum(path: Path) -> str:
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """Return an absolute path, valid in any current directory. Raises MissingFileError if the current one is gone."""
+    """Return `path` as an absolute path, which stays valid if the process changes its current directory.
+
+    Raises MissingFileError if the current directory was removed.
+    """
     try:
         return Path(path).absolute()
     except FileNotFoundError as error:
@@ -292,7 +301,7 @@ def absolute(path: str | os.PathLike[str]) -> Path:
 
 
 def open_for_reading(path: Path) -> Any:
-    """Open a file for reading bytes. Raises MissingFileError if it does not exist, else CheckpointError on failure."""
+    """Open a file for reading bytes. Raises MissingFileError if it does not exist, CheckpointError for other errors."""
     try:
         return path.open("rb")
     except FileNotFoundError as error:

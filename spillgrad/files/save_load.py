@@ -245,7 +245,10 @@ def _require(holds: object, what: str) -> None:
 
 
 def _decode(value: Any, tensors: list[Any]) -> Any:
-    """Convert the JSON of `_Writer.encode` back to a value. Raises an error in `_MALFORMED` for any other JSON."""
+    """Return the value that `_Writer.encode` converted to JSON; the JSON refers to `tensors` by number.
+
+    Raises one of the errors in `_MALFORMED` for any other JSON.
+    """
     if isinstance(value, list):
         return [_decode(part, tensors) for part in value]
     if not isinstance(value, dict):

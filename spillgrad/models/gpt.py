@@ -131,7 +131,7 @@ class MLP(Module):
 
 
 class Block(Module):
-    """A layer of the transformer: y = x + attention(norm(x)), then the result y + MLP(norm(y))."""
+    """A transformer block: compute y + MLP(norm(y)), with y = x + attention(norm(x))."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -190,14 +190,14 @@ def _residual_std(config: GPTConfig) -> float:
 
 
 def from_safetensors(path: str | os.PathLike[str], config: GPTConfig | None = None, *, model: GPT | None = None) -> GPT:
-    """Return a GPT with the weights of a safetensors file, an index of several files, or a folder of Hugging Face's.
+    """Return a GPT with the weights at a path: a safetensors file, an index of several files, or a folder with either.
 
     Tensors are read one by one, into a new model or into `model`. Their names are those of `GPT2LMHeadModel` or,
     without "transformer.", of `GPT2Model`; masks ("attn.bias") are ignored. `config` defaults to the `config.json`
     beside the file; without that file it is inferred from the weights, with heads of width 64, as in all published
     models. As in Hugging Face's libraries, the model is in evaluation mode.
-    Raises MissingFileError if a file does not exist. Raises CheckpointError for a damaged file, or for a file of
-    another model, with all differences.
+    Raises MissingFileError if a file does not exist. Raises CheckpointError for a damaged file, and for weights of
+    another model; the message then lists all differences.
     """
     return pretrained.model_of(
         GPT, path, config, model, own_weights=_own_weights, config_of=config_of, layers="n_layer",

@@ -142,7 +142,7 @@ def _is_positive(value: Any) -> bool:
 
 
 def _frequencies(config: LlamaConfig) -> np.ndarray:
-    """Return the rotation from one position to the next, for each pair of elements of a head.
+    """Return, for each pair of elements of a head, the angle between the rotations at neighbouring positions.
 
     Units: radians. Shapes: result (head_width / 2,).
     Source: Su et al. 2021, "RoFormer", section 3.2.2; for "llama3", Llama 3.1's reference implementation.
@@ -218,7 +218,7 @@ class MLP(Module):
 
 
 class Block(Module):
-    """A layer of the transformer: y = x + attention(norm(x)), then the result y + MLP(norm(y))."""
+    """A transformer block: compute y + MLP(norm(y)), with y = x + attention(norm(x))."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -291,14 +291,14 @@ class Llama(LanguageModel):
 def from_safetensors(
     path: str | os.PathLike[str], config: LlamaConfig | None = None, *, model: Llama | None = None
 ) -> Llama:
-    """Return a Llama with the weights of a safetensors file, an index of several files, or a folder of Hugging Face's.
+    """Return a Llama with the weights at a path: a safetensors file, an index of several, or a folder with either.
 
     Tensors are read one by one, into a new model or into `model`. Their names are those of `LlamaForCausalLM`, with or
     without "model."; tables of frequencies ("rotary_emb.inv_freq") are ignored. `config` defaults to the `config.json`
     beside the file; it cannot be inferred, because shapes do not show the number of heads. As in Hugging Face's
     libraries, the model is in evaluation mode.
-    Raises MissingFileError if a file does not exist. Raises CheckpointError for a damaged file, or for a file of
-    another model, with all differences.
+    Raises MissingFileError if a file does not exist. Raises CheckpointError for a damaged file, and for weights of
+    another model; the message then lists all differences.
     """
     return pretrained.model_of(
         Llama, path, config, model, own_weights=_own_weights, config_of=config_of, layers="num_hidden_layers",

@@ -19,11 +19,11 @@ Weights = dict[str, StoredTensor]
 
 
 def load(path: str | os.PathLike[str], make: Callable[[Weights, dict[str, Any] | None], T]) -> T:
-    """Call `make` with the tensors at a path, not read yet, and the content of `config.json`; return its result.
+    """Return `make(tensors, config)`: the tensors at a path, not read yet, and the content of `config.json`, or None.
 
     The path is a file, an index of several files, or a folder, also one that `save_checkpoint` has written to. If
-    another process replaces that checkpoint meanwhile, `make` is called again with the new one. Without a `config.json`
-    beside the tensors, the second argument of `make` is None. Raises MissingFileError, CheckpointError.
+    another process replaces that checkpoint meanwhile, `make` is called again with the new one. The config is None if
+    there is no `config.json` beside the tensors. Raises MissingFileError, CheckpointError.
     """
     root = safetensors_io.absolute(path)
     if (root / POINTER).is_file():
@@ -41,9 +41,9 @@ def model_of(
     kind: Callable[[Any], M], path: str | os.PathLike[str], config: Any, model: M | None, *,
     own_weights: Callable[[Weights], Weights], config_of: Callable[..., Any], layers: str, embedding: str,
 ) -> M:  # fmt: skip
-    """Read the weights at a path, one by one, into `model`, or into a new model; return it in evaluation mode.
+    """Read the weights at a path, one by one, into `model`, or into a new one; return the model in evaluation mode.
 
-    A new model is `kind(config)`. `own_weights` renames the weights as in the model. `layers` is the config's field for
+    A new model is `kind(config)`. `own_weights` gives the weights the model's names. `layers` is the config's field for
     the number of layers. `embedding` is the path of the token embedding, which the head may share.
     Raises the errors of `load`. Raises CheckpointError, before anything changes, that lists every tensor that is
     missing, unexpected or of another shape.

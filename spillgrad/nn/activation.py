@@ -17,7 +17,7 @@ __all__ = [
 
 
 class GELU(FunctionLayer):
-    """Multiply each element x by the normal distribution function of x; `approximate="tanh"` is GPT-2's formula.
+    """Multiply each element x by the standard normal distribution function at x; "tanh" is GPT-2's approximation.
 
     Source: Hendrycks, Gimpel 2016, "Gaussian error linear units".
     """

@@ -79,7 +79,7 @@ class _ModuleSequence(_List[Module]):
     _modules: dict[str, Module]  # type: ignore[assignment]
 
     def insert(self, index: int, module: Module) -> Self:
-        """Insert a module before an index. Raises DimensionError for a wrong index, TypeError for another object."""
+        """Insert a module before an index. Raises DimensionError for a wrong index, TypeError for a wrong object."""
         if not isinstance(module, Module):
             raise TypeError(self._misfit("insert", "a Module", module))
         if not -len(self) <= index <= len(self):

@@ -56,12 +56,12 @@ class Dropout3d(_Dropout):
 
 
 class AlphaDropout(_Dropout):
-    """In training, drop elements but keep the mean and variance that SELU keeps. Source: Klambauer et al. 2017."""
+    """In training, drop elements but keep mean and variance, for use with SELU. Source: Klambauer et al. 2017."""
 
     _function = dropout_masks.alpha_dropout
 
 
 class FeatureAlphaDropout(_Dropout):
-    """In training, drop whole channels but keep the mean and variance that SELU keeps (see `AlphaDropout`)."""
+    """In training, drop whole channels but keep mean and variance, for use with SELU (see `AlphaDropout`)."""
 
     _function = dropout_masks.feature_alpha_dropout

@@ -24,7 +24,7 @@ class Conv1D(Module):
         init.normal_(self.weight, std=std)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return the layer's result; if `residual` is given, return the sum of both."""
+        """Return the layer's result, plus `residual` if that is given."""
         return matrix_products.linear(x, self.weight.t(), self.bias, activation=self.activation, residual=residual)
 
     def extra_repr(self) -> str:

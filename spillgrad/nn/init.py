@@ -133,7 +133,7 @@ def trunc_normal_(
 
 
 def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
-    """Fill with `gain` times a matrix with orthonormal rows or columns, whichever are fewer; join later dimensions.
+    """Fill with `gain` times a matrix of orthonormal rows or columns, whichever are fewer; later dimensions are joined.
 
     Source: Saxe et al. 2013, "Exact solutions to the nonlinear dynamics of learning in deep linear neural networks".
     """

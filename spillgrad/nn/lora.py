@@ -97,7 +97,7 @@ class LoRALayer(Module):
         return matrix_products.linear(mul(down, self.scaling), self.lora_B.weight, residual=base)
 
     def state_dict(self, **options: Any) -> dict[str, Any]:
-        """Return the module's state. Raises GraphError while merged, because loading it would merge twice."""
+        """Return the module's state. Raises GraphError while merged, because loading such a state would merge twice."""
         if self.merged:
             raise GraphError(
                 f"{type(self).__name__}: got state_dict() while merged; unmerge() first, or take the adapters away for "
@@ -134,7 +134,7 @@ class LoRAConv1D(LoRALayer):
         return transpose(weight, 0, 1)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return the layer's result; if `residual` is given, return the sum of both."""
+        """Return the layer's result, plus `residual` if that is given."""
         result = self._product(x)
         if self.activation is not None:
             result = call(self.activation, result)
@@ -152,12 +152,13 @@ def lora(
 
     A layer computes base(x) + (alpha / rank) · B(A(dropout(x))); `alpha` defaults to the rank. Only A and B require
     gradients: `optimizer = AdamW(p for p in model.parameters() if p.requires_grad)`. Frozen weights get no gradients
-    and are kept for backward only if the layer's input needs one; nothing writes to them, except `merge()`.
+    and are kept for backward only if the layer's input needs a gradient; nothing writes to them, except `merge()`.
     `lora_state_dict` returns the adapters alone.
 
-    `target` chooses among `Linear` layers and GPT-2's `Conv1D`. It is several names, each the end of a path such as
-    "attn.c_proj"; or a string, which is one such name or a regular expression for whole paths. Layers whose weight is
-    tied to another layer's stay unchanged. If the model itself is such a layer, its replacement is returned.
+    `target` chooses among `Linear` layers and GPT-2's `Conv1D`; None chooses all. It is a list of names, each the end
+    of a path such as "attn.c_proj"; or a string, which is one such name or a regular expression for whole paths. Layers
+    whose weight is tied to another layer's stay unchanged. If the model itself is such a layer, its replacement is
+    returned.
 
     Raises ArgumentError, before anything changes, for a rank below 1, a name that no layer has, a model without layers
     to adapt, or a model that has adapters. Source: Hu et al. 2021, equation 3.

@@ -98,7 +98,10 @@ class BCEWithLogitsLoss(_Loss):
 
 
 class KLDivLoss(_Loss):
-    """Kullback-Leibler divergence of the target from the given log probabilities; "batchmean" is the definition."""
+    """Kullback-Leibler divergence of the target from the input, which is log probabilities.
+
+    The reduction "batchmean" is the definition of the divergence.
+    """
 
     _function = likelihood_losses.kl_div
     reduction: str = "mean"

@@ -219,7 +219,7 @@ class Module(ModuleCalls, ModuleState):
                 yield f"{path}.{name}" if path else name, tensor
 
     def get_submodule(self, target: str) -> "Module":
-        """Return the module at a path such as "layers.0", or this module for "". Raises AttributeError without one."""
+        """Return the module at a path such as "layers.0" ("" is this module). Raises AttributeError if none exists."""
         module: Any = self
         for name in target.split(".") if target else ():
             if not hasattr(module, name):
@@ -230,7 +230,10 @@ class Module(ModuleCalls, ModuleState):
         return module  # type: ignore[no-any-return]
 
     def set_submodule(self, target: str, module: "Module") -> None:
-        """Replace the module at a path. Raises ArgumentError for "", AttributeError if none is there, TypeError."""
+        """Replace the module at a path.
+
+        Raises ArgumentError for the path "", AttributeError if no module is there, TypeError if `module` is no module.
+        """
         if not target:
             raise ArgumentError("set_submodule: got the path ''; a module cannot replace itself")
         path, _, name = target.rpartition(".")

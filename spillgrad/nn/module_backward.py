@@ -32,8 +32,9 @@ Gradients = tuple[Tensor | None, ...]
 class ModuleBackward:
     """One call of a module with backward hooks, which get gradients, or None for values that are not tensors.
 
-    When the gradients of all results are computed, the pre-hooks get them, with None for unused results. When the
-    gradients of the positional arguments are computed, the hooks get both, with zeros for arguments without a gradient.
+    When the gradients of all results are computed, the pre-hooks get these, with None for unused results. When the
+    gradients of the positional arguments are computed, the hooks get the gradients of both, with zeros for arguments
+    without a gradient.
     If no argument requires a gradient, the hooks are called right after the pre-hooks, with None for each argument.
     """
 
@@ -48,7 +49,7 @@ class ModuleBackward:
         self._grad_outputs: Gradients | None = None
 
     def inputs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Pass the positional arguments through a node that receives their gradients, and return them."""
+        """Pass the positional arguments through a node that receives their gradients; return the new arguments."""
         self._inputs = len(args)
         args, node, places = _passed(args)
         if node is not None:
@@ -58,7 +59,7 @@ class ModuleBackward:
         return args
 
     def output(self, result: Any) -> Any:
-        """Pass the module's result through a node that receives the result's gradients, and return it."""
+        """Pass the module's result through a node that receives the result's gradients; return the new result."""
         values = (result,) if isinstance(result, Tensor) else result
         if not isinstance(values, tuple | list):
             return result  # as in PyTorch: only tensors, and tuples or lists of them, are seen
@@ -102,7 +103,10 @@ class ModuleBackward:
 
 
 def _passed(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any, list[int]]:
-    """Pass tensors among `values` through a node. Return the values, the node or None, and the tensors' indices."""
+    """Pass the tensors among `values` through a node; return the new values, the node, and the tensors' indices.
+
+    If no tensor requires a gradient, the values are unchanged, the node is None, and there are no indices.
+    """
     places = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
     if not is_grad_enabled() or not any(values[place].requires_grad for place in places):
         return values, None, []

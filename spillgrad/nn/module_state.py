@@ -89,11 +89,12 @@ class ModuleState:
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> IncompatibleKeys:
-        """Copy tensors or arrays into the parameters and buffers of the same paths; with `assign`, replace these.
+        """Copy tensors or arrays into the parameters and buffers of the same paths.
 
-        Raises StateDictError, before anything is copied, that lists all keys with a wrong shape and, if `strict`, all
-        missing and unexpected keys. Hooks after loading may change the lists of missing and unexpected keys, so with
-        such hooks these keys are checked after the copying. Raises OperandError for anything but a dictionary.
+        With `assign`, the tensors replace the parameters and buffers instead. Raises StateDictError, before anything is
+        copied, that lists all keys with a wrong shape and, if `strict`, all missing and unexpected keys. Hooks after
+        loading may change the lists of missing and unexpected keys, so with such hooks these keys are checked after the
+        copying. Raises OperandError for anything but a dictionary.
         """
         if not isinstance(state_dict, Mapping):
             raise OperandError(f"load_state_dict: Expected state_dict to be dict-like, got {type(state_dict)}")

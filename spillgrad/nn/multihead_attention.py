@@ -71,10 +71,11 @@ class MultiheadAttention(Module):
         need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """Return the result and, with `need_weights`, the attention weights, averaged over the heads or for each head.
+        """Return the result and, with `need_weights`, the attention weights, else None.
 
-        True in a mask means "not attended"; a mask of numbers is added to the scores. If `attn_mask` is given,
-        `is_causal` changes nothing.
+        The weights are averaged over the heads if `average_attn_weights`, else there is one matrix for each head. True
+        in a mask means "not attended"; a mask of numbers is added to the scores. If `attn_mask` is given, `is_causal`
+        changes nothing.
         Shapes: key_padding_mask (N, S), attn_mask (T, S) or (N · num_heads, T, S), weights (N, T, S) or
         (N, num_heads, T, S).
         """

@@ -101,7 +101,9 @@ class TransformerEncoderLayer(_Layer):
 
 
 class TransformerDecoderLayer(_Layer):
-    """Self-attention, attention to an encoder's result `memory`, and a feed-forward network, each added and normalised.
+    """Self-attention, attention to an encoder's result `memory`, and a feed-forward network.
+
+    Each part is added to its input and normalised.
 
     Shapes: tgt and result (T, N, d_model), memory (S, N, d_model), or with `batch_first` N first, or without N.
     """

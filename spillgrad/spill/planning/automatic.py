@@ -108,10 +108,10 @@ _finished: collections.deque[tuple[_Run, StepTraffic]] = collections.deque()
 
 
 class Automatic:
-    """The policy "auto" of `save_on_disk`: recompute nothing at first, then what measured steps suggest.
+    """The policy "auto" of `save_on_disk`: recompute nothing at first, then the modules that measured steps suggest.
 
-    A step is a forward and a backward, until the store is empty again; an update may follow several steps. From the
-    second step on, the policy measures the bytes that each module saves, the time of its forward, the speed of the
+    A step is a forward and a backward; it ends when the store is empty again. An update may follow several steps. From
+    the second step on, the policy measures the bytes that each module saves, the time of its forward, the speed of the
     disk, and the time for which the step waits for the disk. If steps wait, `choose` decides which modules to
     recompute. If this makes steps slower, nothing is recomputed any more. A step of several threads is not measured.
     """

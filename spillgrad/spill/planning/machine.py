@@ -52,7 +52,7 @@ class Machine:
 
 
 def measure(directory: str | os.PathLike[str], seconds: float = 2.0) -> Machine:
-    """Measure this machine, writing to the directory for `seconds`. Raises SpillError if it cannot be written."""
+    """Measure this machine, and write to `directory` for `seconds`. Raises SpillError if writing fails."""
     return Machine(os.cpu_count() or 1, matmul_rate(), measure_disk(directory, seconds))
 
 

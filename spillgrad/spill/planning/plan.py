@@ -63,7 +63,7 @@ class Alternative:
 class Plan:
     """The plan of a training run within `ram_bytes` of memory; `str` gives a summary in one line.
 
-    `policy` is the argument for `save_on_disk`. `offload` says whether parameters and optimizer state are on disk too.
+    `policy` is the argument of `save_on_disk`. `offload` says whether parameters and optimizer state are on disk too.
     `recomputed` has the paths of the modules to recompute.
     """
 
@@ -244,7 +244,7 @@ def _watched(
 def _builder(
     model: str | Callable[[int], Module], context: int, depth: int | None, lora: int | None
 ) -> tuple[Callable[[int], Module], int, str]:
-    """Return a function that builds a given number of layers, the whole model's number of layers, and its name."""
+    """Return a function that builds the model with n layers, the whole model's number of layers, and its name."""
     bare: Callable[[int], Module]
     if isinstance(model, str):
         if depth is not None:

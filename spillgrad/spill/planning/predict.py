@@ -101,7 +101,7 @@ class Whole:
     def events(
         self, choice: Choice = NOTHING, passes: int | None = None, keeps: bool = False
     ) -> tuple[list[Item], list[Event]]:
-        """Return the items and events of a step of the whole model; `passes` replaces the number of batches.
+        """Return the items and events of a step of the whole model; `passes`, if given, is the number of batches.
 
         If `keeps` is true, saved tensors have no events, because they never reach the store.
         """
@@ -117,7 +117,7 @@ class Whole:
         return copies.items, [event for event in events if event.item not in kept]
 
     def _first_pass(self) -> list[Event]:
-        """Return the events of a step's first batch, which puts new gradients; later batches add to them."""
+        """Return the events of a step's first batch, which puts new gradients; later batches add to these gradients."""
         found: list[Event] = []
         seen: set[int] = set()
         for event in self.profile.events:

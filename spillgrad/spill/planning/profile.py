@@ -302,7 +302,7 @@ class _Watched:
 
 
 class _Watching(save_on_disk):
-    """A `save_on_disk` that reports which module saves a tensor, and when backward uses it."""
+    """A `save_on_disk` that reports which module saves a tensor, and when backward uses the tensor."""
 
     def __init__(self, watched: _Watched, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -422,7 +422,7 @@ class _Sampler:
 
 
 def _layers(model: Module, count: int) -> str | None:
-    """Return the path of the outermost list with `count` numbered modules in a model; None if it has none."""
+    """Return the path of the outermost list with `count` numbered modules in a model; None if there is no such list."""
     numbered: collections.Counter[str] = collections.Counter()
     for path, _ in model.named_modules():
         outer, _, name = path.rpartition(".")
