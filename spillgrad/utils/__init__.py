@@ -1,4 +1,4 @@
-"""Helpers around training, under PyTorch's name: `checkpoint`, which recomputes instead of keeping."""
+"""PyTorch's package `torch.utils`: the module `checkpoint`, which recomputes tensors instead of keeping them."""
 
 from spillgrad.utils import checkpoint
 
