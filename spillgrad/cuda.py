@@ -55,10 +55,7 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Return whether the CUDA device computes in bfloat16.
-
-    With `including_emulation`, computing in float32 counts too, which every device can do.
-    """
+    """Return whether the CUDA device computes in bfloat16; emulation in float32, by every device, counts by default."""
     return is_available() and (including_emulation or get_device_capability() >= (8, 0))
 
 

@@ -50,10 +50,7 @@ def get_default_dtype() -> DType:
 
 
 def set_default_dtype(dtype: Any) -> None:
-    """Set the dtype of floating-point tensors that are made without a dtype.
-
-    Raises DtypeError unless `dtype` is a floating-point dtype.
-    """
+    """Set the dtype of floating-point tensors made without a dtype. Raises DtypeError if it is not floating-point."""
     global _default_float
     chosen = as_dtype(dtype)
     if chosen not in _FLOATING:
@@ -62,10 +59,7 @@ def set_default_dtype(dtype: Any) -> None:
 
 
 def as_dtype(dtype: Any) -> DType:
-    """Return `dtype`, which may be a dtype, a NumPy or Python type, or a name, as a dtype of native byte order.
-
-    Raises DtypeError for anything else.
-    """
+    """Return a dtype, a NumPy or Python type, or a name as a native dtype. Raises DtypeError for anything else."""
     if isinstance(dtype, np.dtype):
         found = dtype if dtype.isnative else dtype.newbyteorder("=")
     elif isinstance(dtype, str) and dtype.rpartition(".")[2] in _BY_NAME:

@@ -295,10 +295,7 @@ class Tensor(TensorData):
         self._output_nr = 0
 
     def accumulate_grad(self, grad: "Tensor") -> None:
-        """Add `grad` to `.grad`, in place if grad mode is disabled.
-
-        Raises DeviceError for a gradient on another device, GraphError for a gradient of another shape than `.grad`.
-        """
+        """Add `grad` to `.grad`, in place if grad mode is disabled. Raises DeviceError for another device."""
         if grad.device is not self.device:
             raise DeviceError(
                 f"backward: got a gradient on '{grad.device}' for a leaf on '{self.device}'; a hook or a custom "

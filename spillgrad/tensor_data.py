@@ -54,10 +54,7 @@ class Storage:
         return self._uid  # type: ignore[return-value]
 
     def begin_change(self) -> None:
-        """Let `keeper` copy the present values, then count an in-place change that is about to be made.
-
-        It is counted before it is made, so that a thread that reads the memory during the change can detect it.
-        """
+        """Let `keeper` copy the values, and count a change before it is made, so that other threads can detect it."""
         if self.keeper is not None:
             keeper, self.keeper = self.keeper(), None
             if keeper is not None:
@@ -194,10 +191,7 @@ class TensorData:
         self._storage.version += 1
 
     def mark_shared(self) -> Self:
-        """Set the storage's `aliased`, because other code may keep this tensor; return the tensor.
-
-        Memory that is aliased is never reused.
-        """
+        """Mark the memory as shared with other code, so that it is never reused; return the tensor."""
         self._storage.aliased = True
         return self
 

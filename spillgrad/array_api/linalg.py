@@ -21,10 +21,7 @@ eigvalsh, svdvals = unary(decompositions.eigvalsh), unary(decompositions.svdvals
 
 @declare(numpy=True)
 def tensordot(x1: Tensor, x2: Tensor, /, *, axes: Any = 2) -> Tensor:
-    """Return the sums of products over the last `axes` dimensions of `x1` and the first `axes` of `x2`.
-
-    `axes` may also be a pair of sequences: the dimensions of `x1` and the dimensions of `x2`.
-    """
+    """Return the sums of products over the last `axes` dimensions of `x1` and first `axes` of `x2`, or over two lists."""
     first, second = promoted("tensordot", x1, x2)
     return einsum.tensordot(first, second, axes)
 
@@ -79,10 +76,7 @@ def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
 
 
 def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
-    """Return the lower (or upper) triangular factors of symmetric positive-definite matrices.
-
-    Raises LinAlgError for other matrices.
-    """
+    """Return the triangular factors of symmetric positive-definite matrices. Raises LinAlgError for other matrices."""
     return decompositions.cholesky(x, upper=upper)
 
 

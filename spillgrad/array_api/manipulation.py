@@ -57,10 +57,7 @@ def reshape(x: Tensor, /, shape: Any, *, copy: bool | None = None) -> Tensor:
 
 @declare(numpy=True)
 def roll(x: Tensor, /, shift: Any, *, axis: Any = None) -> Tensor:
-    """Return a copy with the elements moved by `shift` along some dimensions, or along the flattened tensor.
-
-    Elements that are moved beyond the end continue at the beginning.
-    """
+    """Return a copy with the elements rolled by `shift` along some dimensions, or along the flattened tensor."""
     several = isinstance(axis, tuple) and not isinstance(shift, tuple)
     return rearrange.roll(x, (shift,) * len(axis) if several else shift, axis)
 

@@ -53,11 +53,7 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
 
 @declare(numpy=True)
 def searchsorted(x1: Tensor, x2: Any, /, *, side: str = "left", sorter: Tensor | None = None) -> Tensor:
-    """Return the indices at which elements of `x2` can be inserted into the vector `x1`, so that it stays sorted.
-
-    Equal elements of `x1` come after that index with `side` "left", before it with "right". `sorter` holds the indices
-    that sort `x1`, if it is not sorted.
-    """
+    """Return the indices at which to insert elements of `x2` into the sorted `x1`: left or right of equal elements."""
     return counting.searchsorted(x1, x2, side=side, sorter=sorter)
 
 

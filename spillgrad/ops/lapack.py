@@ -43,10 +43,7 @@ _ADVICE = {
 
 
 def require_matrices(name: str, *matrices: Tensor) -> None:
-    """Raise ShapeError for a tensor of fewer than two dimensions.
-
-    Raises DtypeError for a dtype that is not floating-point, and for tensors of different dtypes.
-    """
+    """Raise ShapeError below two dimensions, DtypeError unless all have the same floating-point dtype."""
     for matrix in matrices:
         if matrix.ndim < 2:
             raise ShapeError(f"{name}: The input tensor A must have at least 2 dimensions, got {matrix.shape}")

@@ -28,10 +28,7 @@ __all__ = [
 def margin_ranking_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
-    """Return max(0, margin - target * (input1 - input2)).
-
-    A target of 1 wants `input1` to be larger than `input2`, a target of -1 wants it to be smaller.
-    """
+    """Return max(0, margin - target * (input1 - input2)): target 1 wants input1 larger than input2, -1 smaller."""
     losses: Any = clamp_min(margin - target * (input1 - input2), 0.0)
     return reduced("margin_ranking_loss", losses, reduction)
 
