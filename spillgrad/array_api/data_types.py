@@ -53,7 +53,10 @@ def _dtype_of(array_or_dtype: Any) -> DType:
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
-    """Return whether `from_`, a dtype or a tensor, promotes to `to`: of the same kind, or complex for a real dtype."""
+    """Return whether `from_`, a dtype or a tensor, can be cast to the dtype `to`: promoting both must give `to`.
+
+    Both must be of one kind (bool, integer, real or complex), or `from_` real and `to` complex.
+    """
     source, target = _dtype_of(from_), dtypes.as_dtype(to)
     kinds = dtypes.category(source), dtypes.category(target)
     return kinds in ((0, 0), (1, 1), (2, 2), (2, 3), (3, 3)) and dtypes.promote(source, target) == target
