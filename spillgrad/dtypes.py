@@ -59,7 +59,7 @@ def set_default_dtype(dtype: Any) -> None:
 
 
 def as_dtype(dtype: Any) -> DType:
-    """Return a dtype, a NumPy or Python type, or a name as a native dtype. Raises DtypeError for anything else."""
+    """Convert a dtype, NumPy or Python type, or name to a dtype in native byte order. Raises DtypeError otherwise."""
     if isinstance(dtype, np.dtype):
         found = dtype if dtype.isnative else dtype.newbyteorder("=")
     elif isinstance(dtype, str) and dtype.rpartition(".")[2] in _BY_NAME:

@@ -109,7 +109,7 @@ class OperandError(SpillgradError, TypeError, RuntimeError):
 
 
 class MissingPackageError(SpillgradError, ModuleNotFoundError):
-    """Raised on import of a module that needs a package that is not installed."""
+    """Raised for a module of spillgrad that needs a package that is not installed."""
 
 
 class FusionError(SpillgradError, TypeError, RuntimeError):

@@ -25,7 +25,7 @@ class GeneratorState:
 
 
 class _Position:
-    """The seed and the offset in its stream of the next draw: one tuple, so that a fork never sees half a change."""
+    """The seed and the offset of the next draw in its stream, as one tuple: a fork never sees half a change."""
 
     def __init__(self, seed: int, offset: int) -> None:
         self.now = (seed, offset)

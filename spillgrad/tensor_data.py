@@ -1,4 +1,4 @@
-"""A tensor's memory: the storage that it shares with its views, and the array over the storage; no graphs."""
+"""A tensor's memory: the storage shared with its views, and the array over the storage. Graphs are not used here."""
 
 import itertools
 from collections.abc import Callable

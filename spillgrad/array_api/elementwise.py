@@ -1,4 +1,4 @@
-"""Elementwise functions of the array API standard; most are functions of `sg` that declare their name in it."""
+"""Elementwise functions of the array API standard; most are functions of `sg` that declare their standard name."""
 
 from collections.abc import Callable
 from typing import Any

@@ -21,7 +21,10 @@ eigvalsh, svdvals = unary(decompositions.eigvalsh), unary(decompositions.svdvals
 
 @declare(numpy=True)
 def tensordot(x1: Tensor, x2: Tensor, /, *, axes: Any = 2) -> Tensor:
-    """Return the sums of products over the last `axes` dimensions of `x1` and the first of `x2`, or over two lists."""
+    """Return the sums of products over the last `axes` dimensions of `x1` and the first `axes` of `x2`.
+
+    `axes` may also be a pair of sequences: dimensions of `x1` and dimensions of `x2`.
+    """
     first, second = promoted("tensordot", x1, x2)
     return einsum.tensordot(first, second, axes)
 

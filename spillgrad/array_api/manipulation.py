@@ -72,5 +72,5 @@ def squeeze(x: Tensor, /, axis: Any) -> Tensor:
 
 @declare(numpy=True)
 def tile(x: Tensor, repetitions: tuple[int, ...], /) -> Tensor:
-    """Return the tensor repeated along its last dimensions, `repetitions` times each."""
+    """Return the tensor repeated along its last dimensions; `repetitions` has a count for each of these."""
     return rearrange.tile(x, repetitions)

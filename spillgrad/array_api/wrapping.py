@@ -17,7 +17,7 @@ NUMBERS = (bool, int, float, complex)
 def promoted(name: str, *operands: Any) -> list[Any]:
     """Return the operands with all tensors in one dtype, promoted whatever their dimensions; numbers stay unchanged.
 
-    Raises OperandError for an operand that is neither, and if no operand is a tensor.
+    Raises OperandError for an operand that is neither tensor nor number, and if no operand is a tensor.
     """
     found = {x.dtype for x in operands if isinstance(x, Tensor)}
     if not found or not all(isinstance(x, (Tensor, *NUMBERS)) for x in operands):

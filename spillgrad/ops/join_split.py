@@ -79,7 +79,7 @@ def _stack(count: int) -> Operation:
 
 
 def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors in their common dtype. Raises ArgumentError for an empty list, OperandError for no list."""
+    """Return the tensors in their common dtype. Raises ArgumentError for an empty list, OperandError otherwise."""
     if not isinstance(tensors, list | tuple) or not all(isinstance(x, Tensor) for x in tensors):
         raise OperandError(f"{name}: got {type(tensors).__name__}; wanted a list or tuple of tensors")
     if not tensors:

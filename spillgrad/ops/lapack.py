@@ -15,7 +15,7 @@ from spillgrad_kernels.device_array import NotOnDevice, beside, is_on_device
 
 
 def lapack(name: str, function: Callable[..., Any], *arrays: Any) -> Any:
-    """Return the result of a NumPy function of `arrays`; it computes half precision in float32.
+    """Call a NumPy function on arrays and return its results as arrays; half precision is computed in float32.
 
     Raises LinAlgError if the function does, with advice in the message; NotOnDevice if an array is on a device.
     """

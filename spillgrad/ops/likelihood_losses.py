@@ -93,8 +93,8 @@ def gaussian_nll_loss(
 ) -> Tensor:
     """Return the negative log density of `target` under normal distributions of means `input` and variances `var`.
 
-    Variances below `eps` are raised to `eps`; their gradient is passed through as if they had that value. With `full`,
-    the loss includes the constant log(2π) / 2.
+    Variances below `eps` are raised to `eps`; gradients pass through to them unchanged. With `full`, the loss includes
+    the constant log(2π) / 2.
     Shapes: var as input, with a last size of 1, or without the last dimension. Raises ArgumentError for a negative
     variance, ShapeError for another shape.
     """

@@ -97,7 +97,7 @@ all_operations: "weakref.WeakSet[Operation]" = weakref.WeakSet()
 class Operation:
     """A differentiable operation. A call computes the outputs, and records them if an input needs a gradient.
 
-    `view` says that an output may share the memory of the first input; it then has the input's storage and version.
+    `view` says that an output may share the memory of the first input; such an output has its storage and version.
     """
 
     name: str

@@ -120,7 +120,7 @@ class Structure(NamedTuple):
 
 
 def call_source(structure: Structure, made: bool) -> str:
-    """Return the code of the call. With `made`, it also takes, first, the results that another kernel has computed."""
+    """Return the code of the call. With `made`, its first arguments are the results, computed by another kernel."""
     array = "{0}._array if isinstance({0}, Tensor) else {0}"
     if structure.listed:
         arrays = [f"a = [{array.format('x')} for x in p]"]
@@ -146,7 +146,7 @@ def _tuple(parts: Sequence[str]) -> str:
 
 
 def _positions(numbers: tuple[int, ...]) -> str:
-    """Return the expression for positions: many in a row as a range, as a tuple of ten thousand compiles for 50 ms."""
+    """Return the expression for positions. Many in a row become a range: a tuple of 10,000 takes 50 ms to compile."""
     if len(numbers) > UNROLLED and numbers == tuple(range(numbers[0], numbers[0] + len(numbers))):
         return f"range({numbers[0]}, {numbers[0] + len(numbers)})"
     return str(numbers)

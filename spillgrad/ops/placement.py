@@ -81,7 +81,7 @@ def by_host(function: Function) -> Function:
 
 
 def or_by_host(function: Function) -> Function:
-    """Decorate as `by_host` does, but use the host only if the device has no kernel. The function changes nothing."""
+    """Decorate as `by_host` does, but use the host only if the device has no kernel; the function changes nothing."""
     on_host = by_host(function)
 
     @functools.wraps(function)

@@ -119,7 +119,7 @@ def _traced(formula: Formula, dtype: Any) -> Trace:
 
 
 class _Loop:
-    """A formula of several results, run on arrays. All calls with the same number of rows have the same layouts.
+    """A formula of several results, run on arrays. Calls with the same number of rows must have the same layouts.
 
     Results must not be operands: a loop that may overwrite its operands is not vectorised, and takes ten times as long.
     """
@@ -140,7 +140,7 @@ class _Loop:
 
 
 class _Product:
-    """The product rows @ matrix + addend. All calls with the same number of rows have the same layouts.
+    """The product rows @ matrix + addend. Calls with the same number of rows must have the same layouts.
 
     The addend has the strides of the result, or is one row that is added to every row.
     """
@@ -249,7 +249,7 @@ def _backward(
 
 
 def _before(first: np.ndarray, values: np.ndarray, steps: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return the states before each step: `first` before the first step, else those in `values` after the last one."""
+    """Return the states before each step, given the states `first` before the first and `values` after each step."""
     found = empty(values.shape, values.dtype)
     state = np.array(first)
     for start, stop in steps:

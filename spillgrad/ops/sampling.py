@@ -42,7 +42,7 @@ def _require_probabilities(name: str, p: np.ndarray) -> None:
 
 @declare(method=True)
 def bernoulli(input: Tensor, p: float | None = None, *, generator: Generator | None = None) -> Tensor:
-    """Return, for each element, 1 with the probability that the element gives, or with probability `p`, else 0.
+    """Return, for each element, 1 with a probability equal to the element, or to `p` if that is given, else 0.
 
     Raises ArgumentError for probabilities outside [0, 1], unless they are on a device.
     """
@@ -66,7 +66,7 @@ def bernoulli_(tensor: Tensor, p: float | Tensor = 0.5, *, generator: Generator 
 def multinomial(
     input: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None
 ) -> Tensor:
-    """Return indices drawn with probabilities proportional to the weights `input`, each once unless `replacement`.
+    """Draw indices with probabilities proportional to the weights `input`, each at most once unless `replacement`.
 
     Shapes: input (n,) or (m, n), the result (num_samples,) or (m, num_samples); int64.
     Raises ArgumentError for more samples without replacement than there are indices. On the host, it also raises
@@ -186,7 +186,7 @@ def _filled(name: str, tensor: Tensor, draws: np.ndarray) -> Tensor:
 def random_(tensor: Tensor, *bounds: int, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with whole numbers drawn from [0, to) or [from, to); return the tensor.
 
-    Without bounds, the numbers are drawn from the range, from 0 on, that the dtype holds exactly.
+    Without bounds, the range begins at 0 and holds the whole numbers that the dtype holds exactly.
     """
     if len(bounds) > 2:
         raise ArgumentError(f"random_: got {len(bounds)} bounds; give none, (to) or (from, to)")

@@ -85,7 +85,7 @@ def _size_before(node: Any) -> tuple[int, ...]:
 
 
 def _pad(node: Any) -> tuple[int, ...]:
-    """Return widths as `pad` takes them: the last dimension first, without first dimensions that are not padded."""
+    """Return widths as `pad` takes them: the last dimension first; leading dimensions without padding are left out."""
     widths = list(node._saved["widths"])
     while widths and widths[0] == (0, 0):
         widths.pop(0)

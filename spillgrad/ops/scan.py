@@ -126,7 +126,8 @@ def _logcumsumexp_forward(self: np.ndarray, dim: int) -> np.ndarray:
 
 
 def _logcumsumexp_gradient(g: Tensor, self: Any, result: Any, dim: int) -> Tensor:
-    # Each step's part of the next sum is at most 1; where the sum before is of nothing, it has no weight either.
+    # The former sum's part of each sum is at most 1. If the former sum is -inf, its elements have weight 0: any decay
+    # is right.
     before = _moved_on(result, dim, -math.inf)
     decay = exp(where(before > -math.inf, before - result, 0.0))
     weight = exp(where(self > -math.inf, self - result, -math.inf))
@@ -216,7 +217,7 @@ def _strips(name: str, y: Tensor, x: Tensor | None, dx: Any, dim: int) -> tuple[
 
 @declare(numpy="trapezoid")
 def trapezoid(y: Tensor, x: Tensor | None = None, *, dx: Any = None, dim: int = -1) -> Tensor:
-    """Return the area under `y` along a dimension by the trapezoidal rule; points are at `x`, or `dx` (1) apart."""
+    """Return the area under `y` along a dimension by the trapezoidal rule; points lie at `x`, or `dx` (1) apart."""
     strips, dim = _strips("trapezoid", y, x, dx, dim)
     return sum(strips, dim)
 

@@ -130,7 +130,7 @@ def reshape(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
 
 @declare(method=True)
 def view(input: Tensor, *sizes: Any) -> Tensor:
-    """Return a view in another shape (one size may be -1), or, given a dtype, of the same bytes as that dtype.
+    """Return a view in another shape (one size may be -1), or, given a dtype, of the same bytes in that dtype.
 
     Raises ShapeError if the strides allow no view; `reshape` then copies.
     """

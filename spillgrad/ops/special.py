@@ -82,7 +82,7 @@ sinc = row_function("sinc", "Return sin(πx) / (πx), 1 at 0.", in_place=True, n
 
 @declare(in_place=True, numpy=True)
 def heaviside(input: Tensor, values: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return 0 for negative elements, 1 for positive elements, and `values`, which get the gradient, for 0."""
+    """Return 0 for negative elements, 1 for positive elements, and `values` for 0; only `values` gets a gradient."""
     return call("heaviside", input, values, out=out)
 
 
