@@ -75,10 +75,7 @@ class Codec(Protocol):
         ...
 
     def decode(self, stored: np.ndarray, encoding: Encoding, handle: Handle, into: np.ndarray) -> None:
-        """Decode `stored` into `into`, a C-contiguous array.
-
-        Raises Undecodable if `stored` cannot be decoded.
-        """
+        """Decode `stored` into `into`, a C-contiguous array. Raises Undecodable for damaged bytes."""
         ...
 
 
@@ -135,10 +132,7 @@ class Lossless:
         return Encoded(payload[:done], Encoding(self.name, array.shape, array.dtype, done, tuple(sizes)))
 
     def sample(self, array: np.ndarray) -> tuple[int, int]:
-        """Compress a sample of an array; return the sample's bytes before and after compression.
-
-        Both are the bytes of the array if the array is not worth compressing.
-        """
+        """Compress a sample of an array; return the sample's bytes before and after compression."""
         if not self.bound(array) or not _pays(array):
             return array.nbytes, array.nbytes
         items = array.reshape(-1).view(np.uint8).reshape(-1, array.itemsize)
@@ -160,10 +154,7 @@ class Lossless:
 
 
 def decompress(frame: np.ndarray, length: int, items: np.ndarray) -> None:
-    """Decompress `frame`, a chunk of `length` items that `Lossless` encoded, into `items`.
-
-    Shapes: items (at most `length`, bytes of an item). Raises Undecodable if the frame is damaged or of another size.
-    """
+    """Decompress a chunk of `length` items by `Lossless` into `items`, a row of bytes for each. Raises Undecodable."""
     itemsize = items.shape[1]
     try:
         if _zstd.content_bytes(frame.data) != length * itemsize:  # decoding would take as much memory as the frame says
@@ -257,10 +248,7 @@ _CODECS: dict[str, Callable[[], Codec]] = {codec.name: codec for codec in (Lossl
 
 
 class _Zstd(threading.local):
-    """A zstd compressor and decompressor for each thread, as threads must not share them.
-
-    zstandard is imported on first use.
-    """
+    """A zstd compressor and decompressor for each thread, as threads must not share them. Loaded on first use."""
 
     def __init__(self) -> None:
         import zstandard
@@ -294,19 +282,13 @@ def _pays(array: np.ndarray) -> bool:
 
 
 def _frame(items: np.ndarray, length: int) -> bytes:
-    """Shuffle and compress `items`, padded with zeros to a chunk of `length` items; return the zstd frame.
-
-    The frame that pads the chunk to whole pages is not included.
-    """
+    """Compress a chunk, `items` padded to `length`; return its zstd frame, without the one that fills up its page."""
     frame: bytes = _zstd.compressor.compress(_shuffled(items, length).data)
     return frame
 
 
 def _shuffled(items: np.ndarray, length: int) -> np.ndarray:
-    """Return the bytes of `items` shuffled: all first bytes, then all second bytes, and so on.
-
-    Shapes: items (n, bytes of an item), result (bytes of an item, max(n, length)), padded with zeros.
-    """
+    """Return all first bytes of items, then all second bytes, and so on; zeros pad `items` to `length` items."""
     planes = np.zeros((items.shape[1], max(length, len(items))), np.uint8)
     for i, plane in enumerate(planes):
         plane[: len(items)] = items[:, i]
@@ -342,9 +324,7 @@ def _rounded_to_bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 def _rounded_to_odd(values: np.ndarray) -> np.ndarray:
-    """Round float64 `values` to float32 with rounding to odd, and return the bits.
-
-    Rounding the result again, to bfloat16, gives the same as rounding `values` directly.
+    """Round float64 `values` to float32 bits, to odd: rounding these to bfloat16 then equals rounding `values` at once.
 
     Source: Boldo, Melquiond (2008), Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to
     odd.

@@ -143,10 +143,7 @@ class Counters:
     def waited_to_put(
         self, began_s: float, sequence: int, label: Label, dtype: np.dtype[Any] | None, cached: bool = False
     ) -> None:
-        """Count a caller's wait, since `began_s`, for room or for a write.
-
-        `cached` means that the write went through the page cache.
-        """
+        """Count a caller's wait since `began_s`: for room, or for a write, through the page cache if `cached`."""
         waited_s = time.perf_counter() - began_s
         self._cached_wait_s += waited_s if cached else 0.0
         origin, of_origin = self._origin(label, dtype)
@@ -222,10 +219,7 @@ class Counters:
     # Origins
 
     def _origin(self, label: Label, dtype: np.dtype[Any] | None) -> tuple[Origin, OriginCounters]:
-        """Return the origin of arrays with this label and dtype, and the counters of that origin.
-
-        If the journal must name no origins, because the store encrypts, the label is ignored.
-        """
+        """Return an origin and its counters. If the journal names no origins (encryption), ignore the label."""
         if not self._journal.with_origin:
             label = NO_LABEL
         key: _OriginKey = label.module, label.op, label.slot, dtype
@@ -240,10 +234,7 @@ class Counters:
         return found
 
     def _if_freed(self, entry: DiskEntry) -> dict[str, Any]:
-        """Return the bytes and the origin of an array as event fields if the array was freed meanwhile, else no fields.
-
-        Readers of the journal forget both when the array is freed.
-        """
+        """Return the bytes and origin of an array if it was freed meanwhile, when journal readers forget both."""
         if entry.references > 0:
             return {}
         return {"bytes": entry.nbytes, **self._origin(entry.label, entry.dtype)[0]._asdict()}
@@ -293,10 +284,7 @@ class Counters:
         )
 
     def sample(self, disk_bytes: int) -> "events.Event":
-        """Return a sample of the bytes that the store holds now.
-
-        Called in any thread without the lock, so the numbers may be of slightly different moments.
-        """
+        """Return the bytes held now. Called in any thread without the lock, so they may be of different moments."""
         tier, total = self._tier, self.total
         return events.Sample(
             ram=tier.used_bytes,

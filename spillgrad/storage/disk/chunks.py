@@ -20,10 +20,7 @@ Piece = tuple[int, int, int]  # offset in the file, offset in the array's bytes,
 
 
 def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the chunk shape of an uncompressed array: the array's own shape, or, from 4 GiB on, blocks of whole rows.
-
-    Each chunk is contiguous in the array.
-    """
+    """Return the chunk shape of an uncompressed array: the whole array, or from 4 GiB on contiguous whole rows."""
     if not math.prod(shape):
         return (1,) * len(shape)
     return _rows(shape, itemsize, _MAX_CHUNK_BYTES)
@@ -38,10 +35,7 @@ def compressed_chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, 
 def compressed_chunks(
     shape: tuple[int, ...], itemsize: int
 ) -> tuple[tuple[int, ...], dict[tuple[int, ...], tuple[int, int]]]:
-    """Return the chunk shape of a compressed array, and a dict of its chunks in C order.
-
-    The dict maps the offset of a chunk, an index for each axis, to its first element and its number of elements.
-    """
+    """Return the chunk shape of a compressed array, and a dict from each chunk's offset to (first element, length)."""
     chunk = compressed_chunk_shape(shape, itemsize)
     axis = next(i for i in range(len(shape)) if chunk[i] > 1 or i == len(shape) - 1)
     rows, row = chunk[axis], math.prod(shape[axis + 1 :])
@@ -56,10 +50,7 @@ def compressed_chunks(
 
 
 def _rows(shape: tuple[int, ...], itemsize: int, most_bytes: int) -> tuple[int, ...]:
-    """Return the shape of nearly equal blocks of whole rows, of at most `most_bytes` each.
-
-    The rows are those of the first axis whose rows take at most `most_bytes`.
-    """
+    """Return the shape of blocks of at most `most_bytes`: whole rows of the first axis whose rows are short enough."""
     axis = next(i for i in range(len(shape)) if math.prod(shape[i + 1 :]) * itemsize <= most_bytes)
     most_rows = most_bytes // (math.prod(shape[axis + 1 :]) * itemsize)
     parts = -(-shape[axis] // most_rows)

@@ -60,10 +60,7 @@ class Speeds(NamedTuple):
 
 
 def open_direct(path: str | os.PathLike[str], flags: int) -> int | None:
-    """Open a file for direct I/O, and return its descriptor; return None if the file system has no direct I/O.
-
-    Raises OSError for any other failure.
-    """
+    """Open a file for direct I/O; return None if the file system has none. Raises OSError for any other failure."""
     if not O_DIRECT:
         return None
     try:
@@ -87,17 +84,14 @@ def speeds(directory: Path) -> Speeds:
 
 
 _known: dict[int, Speeds] = {}
-# The number of consecutive steps that waited for direct I/O, by device. One step is no evidence: a run's first step waits
-# for the measurement above and has no plan, and any step may meet a moment when the disk is busy.
+# The number of consecutive steps that waited for direct I/O, by device. One step is no evidence: the first step of a
+# run waits for the measurement above and has no plan, and any step may meet a moment when the disk is busy.
 _slow_steps: collections.Counter[int] = collections.Counter()
 _SLOW_STEPS = 2
 
 
 def is_awaited(device: int) -> bool:
-    """Return whether the page cache should replace direct I/O on a device.
-
-    This is so once several steps in succession waited for direct I/O on that device.
-    """
+    """Return whether steps in succession waited for direct I/O on a device, so that the page cache replaces it."""
     return _slow_steps[device] >= _SLOW_STEPS
 
 

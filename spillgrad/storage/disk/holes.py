@@ -11,10 +11,7 @@ _NOT_HERE = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def hole_bytes(descriptor: int, start: int, stop: int) -> int:
-    """Return how many of the bytes `start:stop` of a file lie in holes.
-
-    If the file system does not report holes, only the bytes past the end of the file count.
-    """
+    """Return how many of bytes `start:stop` lie in holes; if the file system reports none, those past the end."""
     found = 0
     while start < stop:
         try:
@@ -29,10 +26,7 @@ def hole_bytes(descriptor: int, start: int, stop: int) -> int:
 
 
 def punch(descriptor: int, start: int, stop: int) -> None:
-    """Free the disk blocks of bytes `start:stop` of a file.
-
-    Does nothing if the file system cannot punch holes. Raises OSError for any other failure.
-    """
+    """Free the disk blocks of `start:stop`; do nothing if the file system cannot. Raises OSError for other failures."""
     _allocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, stop)
 
 

@@ -78,10 +78,7 @@ class Extent:
 
     @property
     def where(self) -> tuple[Any, ...]:
-        """The values of the fields of `events.Place` from `segment` on.
-
-        `dataset` is the name that the dataset has after the next flush.
-        """
+        """The fields of `events.Place` from `segment` on; `dataset` is its name after the next flush."""
         about = self.encoding or self
         place = (
             self.segment.name,
@@ -222,10 +219,7 @@ class Segment:
     def place_again(
         self, extent: Extent, sequence: int, label: Label, views: list[View], encoding: Encoding | None = None
     ) -> Extent:
-        """Reuse the place of a freed array for another array of the same shape and dtype; return the new extent.
-
-        The dataset of the freed array must never have been described.
-        """
+        """Reuse the place of a freed array, which was never described, for an array of the same shape and dtype."""
         for extents in (self._undescribed, self._live):
             extents.discard(extent)
         extent = dataclasses.replace(
@@ -261,10 +255,7 @@ class Segment:
             raise OSError(f"the structure of {self.path} could not be written") from self._structure.error
 
     def describe_one(self) -> bool:
-        """Describe one written array, so that `flush` has less to do; return whether there was such an array.
-
-        Other arrays may be written meanwhile.
-        """
+        """Describe one written array, to leave less to `flush`; return if there was one. Writes may be under way."""
         written = next((extent for extent in self._undescribed if extent.written), None)
         if written is None or self.broken:
             return False
@@ -277,10 +268,7 @@ class Segment:
         return os.fstat(self._fd).st_blocks * 512
 
     def hole_bytes(self, extent: Extent) -> int:
-        """Return how many bytes of disk a write to `extent` will allocate.
-
-        Raises OSError if the system cannot say where the file has holes.
-        """
+        """Return how many bytes of disk a write to `extent` will allocate. Raises OSError if the system cannot tell."""
         return sum(hole_bytes(self._fd, start, start + nbytes) for start, _, nbytes in extent.pieces)
 
     def punch_holes(self) -> None:
@@ -326,10 +314,7 @@ class Segment:
 
     @contextlib.contextmanager
     def _structural_change(self) -> Iterator[None]:
-        """Context manager: mark the file as broken if HDF5 raises in the block.
-
-        Raises OSError if HDF5 could not read or write its structure.
-        """
+        """Context manager: record a failure of HDF5 in the block; raise OSError if the system caused it."""
         try:
             yield
         except BaseException:
@@ -339,10 +324,7 @@ class Segment:
             raise OSError(*self._structure.error.args) from self._structure.error
 
     def _describe(self, extent: Extent) -> None:
-        """Attach the description of an array to its dataset as one JSON attribute.
-
-        One attribute holds everything, because each attribute costs 30 to 45 microseconds.
-        """
+        """Attach the description of an array as one JSON attribute: each attribute costs 30 to 45 microseconds."""
         self._undescribed.discard(extent)
         if extent.dataset != _dataset_name(extent.sequence):  # another array had the place before
             name = _dataset_name(extent.sequence)

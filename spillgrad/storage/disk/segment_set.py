@@ -91,10 +91,7 @@ class SegmentSet:
             self.measure(segment)
 
     def _make_way(self, nbytes: int) -> None:
-        """Free the disk blocks of unused space if `nbytes` more would make the files larger than needed.
-
-        The files need the most bytes that were live at once, and 5 % more.
-        """
+        """Punch holes if `nbytes` more would make the files over 5 % larger than the most bytes that were live."""
         live_bytes = sum(segment.live_bytes for segment in self._segments)
         self._needed_bytes = max(self._needed_bytes, live_bytes)
         if nbytes and self.disk_bytes + nbytes > self._needed_bytes * _MOST_DISK:
@@ -138,10 +135,7 @@ class SegmentSet:
             self.measure(segment)
 
     def describe_one(self) -> bool:
-        """Describe one written array, so that `flush` has less to do; return whether there was such an array.
-
-        Other arrays may be written meanwhile.
-        """
+        """Describe one written array, to leave less to `flush`; return if there was one. Writes may be under way."""
         self._free_waiting()
         return any(segment.describe_one() for segment in self._segments)
 
@@ -217,10 +211,7 @@ class SegmentSet:
         segment.discard()
 
     def measure(self, segment: Segment) -> None:
-        """Update how many bytes of disk a segment takes.
-
-        Any thread may call this while the segment holds a live array.
-        """
+        """Update the bytes of disk that a segment takes. Any thread may call it while the segment has a live array."""
         with self._measuring:
             nbytes = segment.disk_bytes()
             self.disk_bytes += nbytes - self._disk_bytes.get(segment, 0)

@@ -33,10 +33,7 @@ class StructureFile:
 
     @contextlib.contextmanager
     def written_elsewhere(self, payload: np.ndarray) -> Iterator[None]:
-        """Context manager: ignore HDF5's writes of the memory of `payload`, which the caller writes without HDF5.
-
-        So HDF5 only assigns places to these bytes.
-        """
+        """Context manager: HDF5 only assigns places to the bytes of `payload`, and does not write them."""
         start = payload.__array_interface__["data"][0]
         self._elsewhere = range(start, start + payload.nbytes)
         try:
