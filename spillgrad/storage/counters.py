@@ -234,7 +234,7 @@ class Counters:
         return found
 
     def _if_freed(self, entry: DiskEntry) -> dict[str, Any]:
-        """Return the bytes and origin of an array if it was freed meanwhile, when journal readers forget both."""
+        """Return the bytes and origin of a freed array, which readers of the journal forgot; nothing for a live one."""
         if entry.references > 0:
             return {}
         return {"bytes": entry.nbytes, **self._origin(entry.label, entry.dtype)[0]._asdict()}

@@ -91,7 +91,7 @@ _SLOW_STEPS = 2
 
 
 def is_awaited(device: int) -> bool:
-    """Return whether steps in succession waited for direct I/O on a device, so that the page cache replaces it."""
+    """Return whether the page cache is to replace direct I/O on a device: steps in succession waited for the disk."""
     return _slow_steps[device] >= _SLOW_STEPS
 
 

@@ -78,7 +78,7 @@ class Extent:
 
     @property
     def where(self) -> tuple[Any, ...]:
-        """The fields of `events.Place` from `segment` on; `dataset` is its name after the next flush."""
+        """The fields of `events.Place` from `segment` on; `dataset` is the dataset's name after the next flush."""
         about = self.encoding or self
         place = (
             self.segment.name,
@@ -255,7 +255,7 @@ class Segment:
             raise OSError(f"the structure of {self.path} could not be written") from self._structure.error
 
     def describe_one(self) -> bool:
-        """Describe one written array, to leave less to `flush`; return if there was one. Writes may be under way."""
+        """Describe one written array, to leave less to `flush`; return whether there was one. Writes may go on."""
         written = next((extent for extent in self._undescribed if extent.written), None)
         if written is None or self.broken:
             return False

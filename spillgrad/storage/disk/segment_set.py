@@ -135,7 +135,7 @@ class SegmentSet:
             self.measure(segment)
 
     def describe_one(self) -> bool:
-        """Describe one written array, to leave less to `flush`; return if there was one. Writes may be under way."""
+        """Describe one written array, to leave less to `flush`; return whether there was one. Writes may go on."""
         self._free_waiting()
         return any(segment.describe_one() for segment in self._segments)
 
