@@ -36,7 +36,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class _Postponing:
-    """Calls a signal's handler at a moment that leaves nothing half done."""
+    """A signal handler that calls `handler`, at once or later, when no work of a store is half done."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -62,9 +62,10 @@ def protect(package: str) -> None:
 
 
 def keep_whole() -> None:
-    """Have the Python handlers of all signals, that of Ctrl-C included, wait until stores have finished their work.
+    """Postpone the Python handlers of all signals, Ctrl-C's included, until stores have finished their work.
 
-    Only the main thread can do so, and only for the handlers that are set now. So every context and step does it again.
+    Only the main thread can postpone handlers, and only those that are set now, so every context and step calls this
+    again.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -85,10 +86,10 @@ def _come_again(main_thread: int, number: int, postponing: _Postponing) -> None:
 
 
 def _may_be_left(frame: FrameType | None, is_patient: bool) -> bool:
-    """Return whether a handler may run in the main thread, which is in this frame.
+    """Return whether a handler may run now, while the main thread is in `frame`.
 
-    It may if the thread waits there, or is in no code that must finish. If it is not `is_patient`, finalizers do not
-    count as such.
+    It may if the thread waits there, or is in no code that must finish. If not `is_patient`, finalizers need not
+    finish.
     """
     waits = frame is not None and _waits(frame)
     is_in_store = False
