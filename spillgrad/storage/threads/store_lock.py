@@ -6,9 +6,9 @@ import weakref
 from spillgrad.errors import SpillError
 from spillgrad.fork_safe_lock import ForkSafeLock
 
-# All locks that are alive, and perhaps some that are dead. The tuple is replaced, never changed. Up to Python 3.11 the garbage
-# collector may run in the middle of `tuple(a_list)`: if that removes an element of the list, the copy refers to freed
-# memory.
+# All locks that are alive, and perhaps some that are dead. The tuple is replaced, never changed. Up to Python 3.11 the
+# garbage collector may run in the middle of `tuple(a_list)`: if that removes an element of the list, the copy refers to
+# freed memory.
 _locks: tuple["weakref.ref[StoreLock]", ...] = ()
 # The numbers of the threads on whose work stores wait.
 own_threads: set[int] = set()
