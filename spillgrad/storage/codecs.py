@@ -154,7 +154,7 @@ class Lossless:
 
 
 def decompress(frame: np.ndarray, length: int, items: np.ndarray) -> None:
-    """Decompress a chunk of `length` items by `Lossless` into `items`, a row of bytes for each. Raises Undecodable."""
+    """Decompress `frame`, a chunk of `length` items, into `items`, a row of bytes for each. Raises Undecodable."""
     itemsize = items.shape[1]
     try:
         if _zstd.content_bytes(frame.data) != length * itemsize:  # decoding would take as much memory as the frame says
@@ -282,13 +282,13 @@ def _pays(array: np.ndarray) -> bool:
 
 
 def _frame(items: np.ndarray, length: int) -> bytes:
-    """Compress a chunk, `items` padded to `length`; return its zstd frame, without the one that fills up its page."""
+    """Return the zstd frame of a chunk, without page padding; zeros pad `items` to the `length` of the chunk."""
     frame: bytes = _zstd.compressor.compress(_shuffled(items, length).data)
     return frame
 
 
 def _shuffled(items: np.ndarray, length: int) -> np.ndarray:
-    """Return all first bytes of items, then all second bytes, and so on; zeros pad `items` to `length` items."""
+    """Return the first bytes of all items, then all second bytes, and so on; zeros pad `items` to `length` items."""
     planes = np.zeros((items.shape[1], max(length, len(items))), np.uint8)
     for i, plane in enumerate(planes):
         plane[: len(items)] = items[:, i]
@@ -324,7 +324,9 @@ def _rounded_to_bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 def _rounded_to_odd(values: np.ndarray) -> np.ndarray:
-    """Round float64 `values` to float32 bits, to odd: rounding these to bfloat16 then equals rounding `values` at once.
+    """Round float64 `values` to float32 with rounding to odd, and return the bits.
+
+    Rounding these bits again, to bfloat16, gives the same result as rounding `values` at once.
 
     Source: Boldo, Melquiond (2008), Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to
     odd.

@@ -143,7 +143,7 @@ class Counters:
     def waited_to_put(
         self, began_s: float, sequence: int, label: Label, dtype: np.dtype[Any] | None, cached: bool = False
     ) -> None:
-        """Count a caller's wait since `began_s`: for room, or for a write, through the page cache if `cached`."""
+        """Count a caller's wait since `began_s` for room, or for a write (`cached`: one through the page cache)."""
         waited_s = time.perf_counter() - began_s
         self._cached_wait_s += waited_s if cached else 0.0
         origin, of_origin = self._origin(label, dtype)
@@ -219,7 +219,7 @@ class Counters:
     # Origins
 
     def _origin(self, label: Label, dtype: np.dtype[Any] | None) -> tuple[Origin, OriginCounters]:
-        """Return an origin and its counters. If the journal names no origins (encryption), ignore the label."""
+        """Return the origin of a label and dtype, and its counters. A journal without origins ignores the label."""
         if not self._journal.with_origin:
             label = NO_LABEL
         key: _OriginKey = label.module, label.op, label.slot, dtype
@@ -234,7 +234,7 @@ class Counters:
         return found
 
     def _if_freed(self, entry: DiskEntry) -> dict[str, Any]:
-        """Return the bytes and origin of a freed array, which readers of the journal forgot; nothing for a live one."""
+        """Return event fields for the bytes and origin of a freed array, which journal readers forgot; else none."""
         if entry.references > 0:
             return {}
         return {"bytes": entry.nbytes, **self._origin(entry.label, entry.dtype)[0]._asdict()}
@@ -284,7 +284,7 @@ class Counters:
         )
 
     def sample(self, disk_bytes: int) -> "events.Event":
-        """Return the bytes held now. Called in any thread without the lock, so they may be of different moments."""
+        """Return the bytes held now. Called in any thread without the lock: numbers may be of different moments."""
         tier, total = self._tier, self.total
         return events.Sample(
             ram=tier.used_bytes,

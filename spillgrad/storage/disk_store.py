@@ -141,7 +141,7 @@ class DiskStore(TieredStore[DiskEntry]):
 
     @property
     def drops(self) -> "collections.deque[Any]":
-        """The queue to which finalizers append handles to drop; the store drops these at its next call, or soon."""
+        """The queue to which finalizers append handles to drop; the store drops them at its next call or soon after."""
         return self._state.posted
 
     def see_to_drops(self) -> None:
@@ -222,7 +222,7 @@ class DiskStore(TieredStore[DiskEntry]):
         return entry
 
     def count_with(self, handle: Handle, nbytes: int) -> None:
-        """Count `nbytes` more, which a caller holds for the array of `handle`, as long as the handle is live."""
+        """Count `nbytes` that a caller holds beside the array of `handle`, as long as the handle is live."""
         with self._state.lock:
             entry = self._state.open_entry("count_with", handle)
             entry.beside_bytes += nbytes
@@ -388,7 +388,7 @@ class DiskStore(TieredStore[DiskEntry]):
             self._prefetcher.request([state.live_entry("prefetch", handle) for handle in handles])
 
     def flush(self) -> None:
-        """Wait until all live arrays are in the files, plain h5py can read these, and the journal has all events."""
+        """Wait until plain h5py can read all live arrays in the files, and the journal has all events until now."""
         state = self._state
         with state.lock:
             state.require_open("flush")
@@ -442,7 +442,7 @@ class DiskStore(TieredStore[DiskEntry]):
         self._lifecycle.close()
 
     def _tell(self) -> None:
-        """Wake the writer if many lines wait for the journal, or long. Called with the lock held."""
+        """Wake the writer if many journal lines wait, or if one waits too long. Called with the lock held."""
         if self._state.journal.is_behind and not self._state.closing:
             self._state.bell.ring()
 

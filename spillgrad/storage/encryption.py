@@ -15,7 +15,7 @@ _NONCE_BYTES, _TAG_BYTES = 12, 16
 
 
 class Encrypted:
-    """Encrypts, by AES-256 in Galois/Counter mode, the form that the codec `inner` encodes, or the array itself.
+    """Encrypts, by AES-256 in Galois/Counter mode, what the codec `inner` encodes, or, without that, the array itself.
 
     An array is cut into pieces of 1 MiB; each is stored with its nonce before it and its tag behind it. The key never
     leaves this object. Nonces count up, so none repeats. The tag of a piece also authenticates the number, label, dtype

@@ -168,7 +168,7 @@ class StoreState(TierState[DiskEntry]):
     def note_change(self, entry: DiskEntry) -> None:
         """Record that an array has new values, and give these a new number in files.
 
-        Its old place on disk is freed, but may still have the old number.
+        The old place on disk is freed, but files may still know it by the old number.
         """
         self.free_below(entry)
         self.tier.unwatch(entry)

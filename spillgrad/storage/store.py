@@ -135,9 +135,9 @@ class Store(Protocol):
 
         With the `key` of a live handle, that handle is returned again, with one more reference. The array itself is
         kept, not a copy, unless it is read-only, unaligned or not C-contiguous. If the caller may write to the array
-        afterwards, `unchanged` must return whether it has not. A remote array is copied as soon as there is room, and
-        must not change before that is done. A `persistent` array lives longer than a training step, as parameters do,
-        and is used in each step.
+        afterwards, `unchanged` must return False once the caller has. A remote array is copied as soon as there is
+        room, and must not change before that is done. A `persistent` array lives longer than a training step, as
+        parameters do, and is used in each step.
 
         Raises SpillError if this write or an earlier one failed.
         """
@@ -158,9 +158,9 @@ class Store(Protocol):
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
         """Announce that `array`, the array of `handle`, is about to be modified; it stays in RAM until `end_change`.
 
-        Until then, the store does not ask whether the array is unchanged; nor later, if the array then has new values.
-        A caller that will overwrite the whole array may give another array of the same shape and dtype, which becomes
-        the array of `handle`.
+        Until then, the store does not check whether the array is unchanged; after that, only if the array has no new
+        values. A caller that will overwrite the whole array may give another array of the same shape and dtype, which
+        becomes the array of `handle`.
 
         Raises what `get` raises.
         """
@@ -189,11 +189,11 @@ class Store(Protocol):
         ...
 
     def drop(self, handle: Handle) -> None:
-        """Release one reference; the last one frees the array. Never blocks, so finalizers may call it."""
+        """Release one reference of `handle`; the last one frees the array. Never blocks, so finalizers may call it."""
         ...
 
     def prefetch(self, handles: Iterable[Handle]) -> None:
-        """Load these arrays, in this order, as far as the budget allows without evicting arrays needed sooner."""
+        """Load `handles` in this order, as far as the budget allows without evicting arrays needed sooner."""
         ...
 
     def flush(self) -> None:

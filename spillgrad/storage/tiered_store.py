@@ -38,7 +38,7 @@ class TieredStore(Generic[E]):
         raise NotImplementedError
 
     def _note_use(self, entry: E, is_here: bool) -> None:
-        """Called when a caller uses an array, which is in the tier (`is_here`) or is being read; with the lock held."""
+        """Called when a caller uses an array that is in the tier (`is_here`) or is being read, with the lock held."""
 
     def _begin_change(self, entry: E) -> None:
         """Called when an array is about to be modified, with the lock held."""
@@ -63,7 +63,7 @@ class TieredStore(Generic[E]):
         return self._state.tier.budget_bytes
 
     def get(self, handle: Handle) -> np.ndarray:
-        """Return the array of `handle`; see `Store.get`. Reads the tier below unless the array is here or coming."""
+        """Return the array of `handle`; see `Store.get`. Reads the tier below unless it is here or on its way."""
         state, tier = self._state, self._state.tier
         checked = None
         while True:
@@ -91,7 +91,7 @@ class TieredStore(Generic[E]):
         return array
 
     def _use(self, entry: E, array: np.ndarray | None) -> None:
-        """Record that a caller gets the array of an entry; if it is None, begin to load it. The lock is held."""
+        """Record that a caller gets `array`, or begin to load it if it is None. Called with the lock held."""
         self._state.tier.schedule.get(entry)
         if array is None:
             self._begin_load(entry)
@@ -133,7 +133,7 @@ class TieredStore(Generic[E]):
 
     @contextlib.contextmanager
     def room(self, nbytes: int) -> Iterator[None]:
-        """Context manager: count `nbytes` that the caller uses; first wait, as `put` does, until they fit."""
+        """Context manager: count `nbytes` for the caller; first wait, as `put` does, until they fit, if they can."""
         state = self._state
         with state.lock:
             state.require_open("room")
@@ -146,7 +146,7 @@ class TieredStore(Generic[E]):
                 state.tier.unreserve(nbytes, pinned=True)
 
     def watch(self, handle: Handle, array: np.ndarray, watcher: Watcher, instead_of: object) -> Any:
-        """Have `watcher` asked whether `array`, got from `handle`, is unchanged before it is handed out again.
+        """Ask `watcher`, before `array` of `handle` is handed out again, whether the array is unchanged.
 
         Return the watcher of the array: another one if another thread has replaced `instead_of` meanwhile. The store
         holds the watcher as long as it holds the array. If the watcher dies before the array, the store presumes that

@@ -35,7 +35,7 @@ def compressed_chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, 
 def compressed_chunks(
     shape: tuple[int, ...], itemsize: int
 ) -> tuple[tuple[int, ...], dict[tuple[int, ...], tuple[int, int]]]:
-    """Return the chunk shape of a compressed array, and a dict from each chunk's offset to (first element, length)."""
+    """Return the chunk shape of a compressed array, and its chunks: {offset: (first element, number of elements)}."""
     chunk = compressed_chunk_shape(shape, itemsize)
     axis = next(i for i in range(len(shape)) if chunk[i] > 1 or i == len(shape) - 1)
     rows, row = chunk[axis], math.prod(shape[axis + 1 :])
@@ -50,7 +50,7 @@ def compressed_chunks(
 
 
 def _rows(shape: tuple[int, ...], itemsize: int, most_bytes: int) -> tuple[int, ...]:
-    """Return the shape of blocks of at most `most_bytes`: whole rows of the first axis whose rows are short enough."""
+    """Return the shape of blocks of at most `most_bytes`: whole rows of the first axis whose rows are that short."""
     axis = next(i for i in range(len(shape)) if math.prod(shape[i + 1 :]) * itemsize <= most_bytes)
     most_rows = most_bytes // (math.prod(shape[axis + 1 :]) * itemsize)
     parts = -(-shape[axis] // most_rows)

@@ -74,8 +74,7 @@ def open_direct(path: str | os.PathLike[str], flags: int) -> int | None:
 def speeds(directory: Path) -> Speeds:
     """Return the speeds of files in `directory`, measured by writing and reading 8 MiB twice.
 
-    Each file system is measured once in a process.
-    Raises OSError when there is no such directory.
+    Each file system is measured once in a process. Raises OSError if there is no such directory.
     """
     device = os.stat(directory).st_dev
     if device not in _known:
@@ -91,7 +90,7 @@ _SLOW_STEPS = 2
 
 
 def is_awaited(device: int) -> bool:
-    """Return whether the page cache is to replace direct I/O on a device: steps in succession waited for the disk."""
+    """Return whether the page cache is to replace direct I/O on a device, as steps in succession waited for it."""
     return _slow_steps[device] >= _SLOW_STEPS
 
 
@@ -114,7 +113,7 @@ def _measure(directory: Path) -> Speeds:
 
 
 def _speed(descriptor: int) -> Speed:
-    """Write and read the file of `descriptor`, close it, and return the speed of the best round."""
+    """Write and read the file of `descriptor` a few times, close it, and return the best speeds."""
     nbytes = _BUFFERS * _BUFFER_BYTES
     try:
         with mmap.mmap(-1, _BUFFER_BYTES) as memory, memoryview(memory) as buffer:

@@ -11,7 +11,7 @@ _NOT_HERE = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def hole_bytes(descriptor: int, start: int, stop: int) -> int:
-    """Return how many of bytes `start:stop` lie in holes; if the file system reports none, those past the end."""
+    """Return how many of bytes `start:stop` are in holes; if the file system reports none, those past the end."""
     found = 0
     while start < stop:
         try:
@@ -26,7 +26,10 @@ def hole_bytes(descriptor: int, start: int, stop: int) -> int:
 
 
 def punch(descriptor: int, start: int, stop: int) -> None:
-    """Free the disk blocks of `start:stop`; do nothing if the file system cannot. Raises OSError for other failures."""
+    """Free the disk blocks of bytes `start:stop`.
+
+    Does nothing if the file system cannot punch holes. Raises OSError for any other failure.
+    """
     _allocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, stop)
 
 

@@ -78,7 +78,7 @@ class Extent:
 
     @property
     def where(self) -> tuple[Any, ...]:
-        """The fields of `events.Place` from `segment` on; `dataset` is the dataset's name after the next flush."""
+        """The values for `events.Place` from `segment` on; `dataset` is the dataset's name after the next flush."""
         about = self.encoding or self
         place = (
             self.segment.name,
@@ -242,9 +242,9 @@ class Segment:
                 self._file.unlink(extent.dataset.encode())
 
     def flush(self) -> None:
-        """Write HDF5's structure to the file, so that plain h5py finds every dataset; no write may be under way.
+        """Describe all arrays and write HDF5's structure out, so that plain h5py finds every dataset.
 
-        Raises OSError if the structure could not be written, now or earlier.
+        No write may be under way. Raises OSError if the structure could not be written, now or earlier.
         """
         if not self.broken:
             with self._structural_change():
@@ -255,7 +255,7 @@ class Segment:
             raise OSError(f"the structure of {self.path} could not be written") from self._structure.error
 
     def describe_one(self) -> bool:
-        """Describe one written array, to leave less to `flush`; return whether there was one. Writes may go on."""
+        """Describe one array, as `flush` does for all; return False if there is none. Writes may be under way."""
         written = next((extent for extent in self._undescribed if extent.written), None)
         if written is None or self.broken:
             return False
@@ -314,7 +314,7 @@ class Segment:
 
     @contextlib.contextmanager
     def _structural_change(self) -> Iterator[None]:
-        """Context manager: record a failure of HDF5 in the block; raise OSError if the system caused it."""
+        """Context manager: record that HDF5 failed; raise OSError if its reads or writes of structure failed."""
         try:
             yield
         except BaseException:
@@ -324,7 +324,7 @@ class Segment:
             raise OSError(*self._structure.error.args) from self._structure.error
 
     def _describe(self, extent: Extent) -> None:
-        """Attach the description of an array as one JSON attribute: each attribute costs 30 to 45 microseconds."""
+        """Attach the description of an array as one JSON attribute, as each attribute costs 30 to 45 microseconds."""
         self._undescribed.discard(extent)
         if extent.dataset != _dataset_name(extent.sequence):  # another array had the place before
             name = _dataset_name(extent.sequence)

@@ -36,9 +36,9 @@ class SegmentSet:
     another. So the place of a freed array is kept for an array of the same shape and dtype. When an array fits none of
     the kept places, all of them are given up, so that files do not grow.
 
-    Only the owner thread calls the methods that place and free arrays or remove segments; other threads may call
-    `measure` and ask how to move an array. A lock guards the counters `disk_bytes` and `peak_disk_bytes`. `device` is
-    the number of the device that `directory` is on.
+    Only the owner thread calls the methods, except `measure`, `disk_usage`, `goes_through_cache` and `note_step`. A
+    lock guards the counters `disk_bytes` and `peak_disk_bytes`. `device` is the number of the device that `directory`
+    is on.
     """
 
     def __init__(
@@ -64,13 +64,10 @@ class SegmentSet:
     def place(
         self, array: np.ndarray, sequence: int, label: Label, views: list[View], encoding: Encoding | None = None
     ) -> Extent:
-        """Return a place for a C-contiguous array: a kept place, or a new one.
+        """Return a place for a C-contiguous array: a kept place, or a new one in the first segment with room.
 
-        A new place is in the first segment with room, or in a new segment.
-
-        With an `encoding`, `array` is the encoded form.
-
-        Raises OSError if a file cannot be made or its structure cannot be written.
+        With an `encoding`, `array` is the encoded form. Makes a new segment if none has room. Raises OSError if a file
+        cannot be made or its structure cannot be written.
         """
         compressed = encoding is not None and encoding.chunks
         waiting = None if compressed else self._waiting.get((array.shape, array.dtype))
@@ -135,7 +132,7 @@ class SegmentSet:
             self.measure(segment)
 
     def describe_one(self) -> bool:
-        """Describe one written array, to leave less to `flush`; return whether there was one. Writes may go on."""
+        """Describe one array, as `flush` does for all; return False if there is none. Writes may be under way."""
         self._free_waiting()
         return any(segment.describe_one() for segment in self._segments)
 

@@ -190,7 +190,7 @@ class Sample(Event, tag="sample", gc=False):
 
 
 class Stats(msgspec.Struct, gc=False):
-    """The fields of `StoreStats`; a field that the version of the writer did not have is 0."""
+    """The fields of `StoreStats`; a field that an older version did not write is 0."""
 
     packed_bytes: Count = 0
     deduplicated_bytes: Count = 0
@@ -216,7 +216,7 @@ OriginSums = tuple[
 
 
 class Sums(msgspec.Struct):
-    """The sums of all earlier events; and number, bytes, index into `origins` and training step of each live array."""
+    """Sums of all earlier events; `live` has number, bytes, index into `origins` and training step of each array."""
 
     stats: Stats
     kept: Count

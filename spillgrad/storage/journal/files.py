@@ -37,7 +37,7 @@ def plain_text(text: str) -> str:
 
 
 def is_journal(path: Path) -> bool:
-    """Return whether a file is a journal, by its first line, or empty. Raises OSError if it cannot be read."""
+    """Return whether a file is empty or, by its first line, a journal. Raises OSError if it cannot be read."""
     line = _first_line(path)
     if line is None:
         return False
@@ -149,7 +149,7 @@ def _what_to_do(path: Path) -> str:
 
 
 def link(path: Path, directory: Path) -> None:
-    """Link to a kept journal from a run's directory, if links exist. Raises SpillError if it cannot be written."""
+    """Make a link to a kept journal in a run's directory. Raises SpillError if the directory cannot be written."""
     try:
         os.symlink(path, directory / JOURNAL_NAME)
     except OSError as error:

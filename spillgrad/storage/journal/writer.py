@@ -66,9 +66,9 @@ class Summary(NamedTuple):
 class Journal:
     """Collects events without a lock; one thread, the store's writer, writes them.
 
-    Stores do not depend on the journal: lines that the disk refuses are lost. A line says so at once, in disk space
-    that was reserved for that, because arrays may be in other places from then on. Once the disk takes lines again, or
-    at the end, the journal gets the reasons of failed writes, and the sums of all events.
+    Stores do not depend on the journal: lines that the disk refuses are lost. A `lost` line says so at once, in disk
+    space that was reserved for it, because arrays may be in other places from then on. Once the disk takes lines again,
+    or at the end, the journal gets the reasons of failed writes, and the sums of all events.
 
     The journal is in the run's directory and is removed with it; or it is at `keep`, where it stays, and the directory
     has a link to it.
@@ -113,7 +113,7 @@ class Journal:
             self._keep(directory)
 
     def ask(self, sample: "Callable[[], events.Event]", summary: Callable[[collections.deque[Any]], Summary]) -> None:
-        """Set `sample`, which returns the bytes held now, and `summary`, which sums up, given the waiting lines."""
+        """Set two functions: `sample` returns the bytes held now, `summary` a `Summary`, given the waiting lines."""
         self._sample, self._summary = sample, summary
         self._sampled_s = self._sample_at = 0.0
 
@@ -145,7 +145,7 @@ class Journal:
 
     @property
     def waits(self) -> bool:
-        """Whether a line waits or is being written: checked in this order, as `write` notes first, then takes lines."""
+        """Whether a line waits or is being written. The order matters: `write` sets the flag before it takes lines."""
         return bool(self._lines) or self._is_writing
 
     @property
@@ -155,7 +155,7 @@ class Journal:
 
     @property
     def is_behind(self) -> bool:
-        """Whether to write lines now: many wait, or long, or a thread waits for them, or `write_soon` was called."""
+        """Whether to write now: many lines wait, or one waits long, a thread wants it, or `write_soon` was called."""
         waited_s = time.perf_counter() - self._written_s if self._lines else 0.0
         return len(self._lines) >= _BATCH or waited_s > _BUSY_WRITE_EVERY_S or bool(self._wanted) or self._is_wanted
 

@@ -136,7 +136,7 @@ class _Simulation:
         return self._traffic
 
     def _enter(self, item: int, when: int, phase: str) -> None:
-        """Bring an item into RAM, then evict the items needed last, perhaps this item, until the budget is kept."""
+        """Bring an item into RAM, then evict the items needed last, perhaps this item, until the rest fits."""
         self._needed[item] = when
         heapq.heappush(self._farthest, (-when, item))
         self._ram_bytes += self._items[item].nbytes

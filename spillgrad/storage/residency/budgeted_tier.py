@@ -43,7 +43,7 @@ class BudgetedTier(Generic[E]):
     """
 
     def __init__(self, name: str, budget_bytes: int, reserves: bool = True) -> None:
-        """Make an empty tier. Tiers of the same name share the plans of steps. `reserves` is as for `Schedule`."""
+        """Make an empty tier. Tiers of one name share step plans. `Schedule.__init__` explains `reserves`."""
         self.name = name
         self.budget_bytes = budget_bytes
         self.used_bytes = self.peak_bytes = self.pinned_bytes = self.writing_bytes = 0
@@ -86,7 +86,7 @@ class BudgetedTier(Generic[E]):
         self._move(entry, CALLERS)
 
     def remove(self, entry: E) -> None:
-        """Let go of an entry that was dropped or lost; if it is being written or read, that does so when it ends."""
+        """Let go of an entry that was dropped or lost. If it is being written or read, the end of that does so."""
         if entry.residence is CHANGING:
             self.pinned_bytes -= entry.nbytes
         if not entry.is_writing and entry.residence is not LOADING:
@@ -139,7 +139,10 @@ class BudgetedTier(Generic[E]):
             entry.prefetched, entry.must_spill = True, False
 
     def end_load(self, entry: E, array: np.ndarray | None, handed_out: bool) -> None:
-        """Record that a read ended: count `array` in place of its reservation; None if the read failed."""
+        """Record that a read ended, for a caller (`handed_out`) or as a prefetch: count `array`, not its reservation.
+
+        `array` is None if the read failed.
+        """
         if array is None or not (handed_out or entry.references > 0):
             self._move(entry, UNREADABLE if entry.references > 0 else GONE)
             self.unreserve(entry.nbytes, pinned=handed_out)
@@ -184,8 +187,7 @@ class BudgetedTier(Generic[E]):
     def held(self, entry: E) -> tuple[np.ndarray | None, Callable[[], bool] | None]:
         """Return the array of an entry, if it is in this tier, and a function that tells whether it is unchanged.
 
-        The function is called without the lock. It is None if nobody watches the array, or while a caller is changing
-        it.
+        Call the function without the lock. It is None if nobody watches the array, or while a caller changes the array.
         """
         if entry.array is not None:
             return entry.array, None if entry.residence is CHANGING else entry.unchanged
@@ -215,8 +217,8 @@ class BudgetedTier(Generic[E]):
     def hand_out(self, entry: E) -> None:
         """Record that a caller gets the array of an entry, which is in this tier.
 
-        If the store made the array and can read it again, it gives up its own reference, so that only the caller holds
-        the array, unless the schedule expects another use.
+        If the store made the array and can read it again, the store gives up its own reference, so that only the caller
+        holds the array; but not if the schedule expects another use.
         """
         if entry.residence is not BOTH or entry.lease is None or self._is_needed_again(entry):
             return

@@ -87,7 +87,7 @@ class Schedule:
         self.pause()
 
     def pause(self) -> None:
-        """Record that arrays are being put rather than used, unless a plan is followed that has reached uses."""
+        """Record that arrays are being put, not used; do nothing if a plan is followed and its uses have begun."""
         if self._plan is None or not self._used:
             self.cursor = None
 

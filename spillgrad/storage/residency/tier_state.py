@@ -43,7 +43,7 @@ class TierState(Generic[E]):
         self.changed = threading.Condition(self.lock)
 
     def require_open(self, who: str) -> None:
-        """Drain the posts. Raises SpillError if the store is closed or unusable, or this thread must not wait."""
+        """Drain the posts. Raises SpillError if the store is closed or unusable, or in a thread of a store."""
         if threading.get_ident() in own_threads:  # a finalizer that the garbage collector ran there
             raise interrupted_error()
         self.drain_posts()
@@ -143,7 +143,7 @@ class TierState(Generic[E]):
         self.free_below(entry)
 
     def free_below(self, entry: E) -> None:
-        """Free an entry's place in the tier below; if a thread is reading it, the end of the read does so."""
+        """Free an entry's place in the tier below; if a thread is reading it, the end of the read frees it."""
         raise NotImplementedError
 
     def _entered(self, entry: E) -> None:

@@ -54,7 +54,7 @@ class Lifecycle:
         self._thread = thread
 
     def _work(self, loop: Callable[[], None]) -> None:
-        """Run `loop`, then end the store; if that raises, make the store unusable: no thread waits for this one."""
+        """Run `loop`, then end the store. If that raises, make the store unusable, so that no thread waits."""
         own_threads.add(threading.get_ident())
         try:
             loop()
@@ -88,7 +88,7 @@ class Lifecycle:
             del failure  # whose traceback holds this frame, and the callers'
 
     def end(self) -> None:
-        """Once no thread reads or writes, release everything, unless that was done. Called with the lock held."""
+        """Wait until no thread reads or writes, then release everything, once. Called with the lock held."""
         self._state.wait_for_io()
         if self._ended:
             return
@@ -139,7 +139,7 @@ class Lifecycle:
         return counters.sums(counters.stats(*self._segments.disk_usage()), self._state.entries.values())
 
     def _summary(self, lines: collections.deque[Any]) -> Summary:
-        """Take the waiting `lines`; return them and the sums of all events, theirs too. Called without the lock."""
+        """Take the waiting `lines`, and return a summary that includes them. Called without the lock."""
         with self._state.lock:
             entries = self._state.entries.values()
             places = [(entry.sequence, entry.extent.where) for entry in entries if entry.extent is not None]

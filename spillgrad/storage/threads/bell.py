@@ -18,7 +18,7 @@ class Bell:
         self.ring_in_c: Callable[[object], None] = self._rings.put
 
     def ring(self) -> None:
-        """Wake the thread that sleeps, or end its next sleep at once."""
+        """Wake the sleeping thread; if it is awake, its next `wait` returns at once."""
         # A ring that waits already will be heard later than now. Two rings at once cost one needless wake-up.
         if self._rings.empty():
             self._rings.put(None)

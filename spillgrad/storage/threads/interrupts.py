@@ -36,7 +36,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class _Postponing:
-    """A signal handler that calls `handler`, at once or later, when no work of a store is half done."""
+    """A signal handler that calls another one, `handler`, as soon as no store's work is half done."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -88,8 +88,7 @@ def _come_again(main_thread: int, number: int, postponing: _Postponing) -> None:
 def _may_be_left(frame: FrameType | None, is_patient: bool) -> bool:
     """Return whether a handler may run now, while the main thread is in `frame`.
 
-    It may if the thread waits there, or is in no code that must finish. If not `is_patient`, finalizers need not
-    finish.
+    It may if the thread waits there, or is in no code that must finish. Finalizers must finish only while `is_patient`.
     """
     waits = frame is not None and _waits(frame)
     is_in_store = False
@@ -109,7 +108,7 @@ def _is_protected(module: str) -> bool:
 
 
 def _waits(frame: FrameType) -> bool:
-    """Return whether a frame waits for another thread, and has given up its lock meanwhile."""
+    """Return whether a frame waits for another thread, and has released the lock for that time."""
     if frame.f_code is _WAIT:
         # The local comes just before the `try` that takes the lock again.
         return "gotit" in frame.f_locals and not frame.f_locals["self"]._is_owned()

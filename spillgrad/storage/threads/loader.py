@@ -32,7 +32,7 @@ class Loader:
         self.begin_read(entry, pinned)
 
     def end(self, entry: DiskEntry, array: np.ndarray | None, began_s: float, handed_out: bool) -> None:
-        """End the read of an entry: count `array` in place of its reservation; None if the read failed."""
+        """End a read for a caller (`handed_out`) or a prefetch: count `array`, not its room; None if it failed."""
         if array is not None:
             self._state.counters.read(entry, began_s, prefetched=not handed_out)
         self._state.tier.end_load(entry, array, handed_out)

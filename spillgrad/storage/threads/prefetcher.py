@@ -33,7 +33,7 @@ class Prefetcher:
         self.start_loads()
 
     def start_loads(self) -> None:
-        """Have I/O threads load what fits; set `load_waits` if this is to be called again once there is more room."""
+        """Have I/O threads load what fits. Sets `load_waits` if an array waits for room: then call this again."""
         state = self._state
         while self._loading < _LOADING_MAX:
             entry = self._next()

@@ -39,7 +39,7 @@ class Room:
     ) -> bool:  # fmt: skip
         """Wait until `nbytes` fit, or the disk refuses writes; return False if only callers could make room.
 
-        `label` and `dtype` say which array the room is for; `dtype` is None if it is for no array. With
+        `label` and `dtype` describe the array that needs the room; `dtype` is None if no array does. With
         `until_all_left`, returns False only once no other array can leave RAM.
         """
         state, tier = self._state, self._state.tier

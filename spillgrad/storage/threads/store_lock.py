@@ -17,9 +17,9 @@ own_threads: set[int] = set()
 class StoreLock(ForkSafeLock):  # type: ignore[misc]  # as there
     """A lock that raises SpillError if the thread already holds this lock, or the lock of another store.
 
-    A finalizer that the garbage collector runs, or a signal handler, may run between any two lines, where the thread is
-    in the middle of a change of a store. If it waited there, it would wait for its own thread, or for a thread that
-    waits for its own thread.
+    A finalizer that the garbage collector runs, or a signal handler, may run between any two lines, while its thread is
+    in the middle of a change of a store. If it waited for a lock there, the thread would wait for itself, or for a
+    thread that waits for this one.
     """
 
     def __init__(self) -> None:

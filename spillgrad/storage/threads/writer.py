@@ -226,7 +226,7 @@ class Writer:
         return entry
 
     def _stage(self, entry: DiskEntry, nbytes: int) -> bool:
-        """Reserve bytes for an encoded form, if they fit or no other write is under way; return whether it did."""
+        """Reserve `nbytes` for an encoded form; return False if they do not fit and another write is under way."""
         tier = self._state.tier
         if not tier.make_room(nbytes) and self._moving:
             return False
@@ -297,7 +297,7 @@ class Writer:
             self._written(entry, extent, None, unchanged, started)
 
     def _sample(self, entry: DiskEntry, shrinks: ShrinkSamples) -> float:
-        """Compress a sample of an array, if one is due, and record its sizes; return how long that took."""
+        """Compress a sample of an array, if one is due, and record its sizes; return the seconds that took."""
         state, began_s = self._state, time.perf_counter()
         with state.lock:
             if not shrinks.is_due(entry):
@@ -317,7 +317,7 @@ class Writer:
         unchanged: bool = True,
         began_s: float = 0.0,
     ) -> None:
-        """Record how a write ended: with `error`, or else with values that are `unchanged` or not. Takes the lock."""
+        """Record how a write ended: it failed with `error`, or its values were `unchanged` or not. Takes the lock."""
         state = self._state
         with state.lock:
             self._moving -= 1
@@ -391,5 +391,5 @@ class Writer:
 
 
 def _payload(entry: DiskEntry) -> np.ndarray:
-    """Return the array or its encoded form, to be written. A dropped entry holds it until the write ends."""
+    """Return what is to be written: the encoded form, or the array. The entry holds it until the write ends."""
     return cast(np.ndarray, entry.array) if entry.encoded is None else entry.encoded.payload
