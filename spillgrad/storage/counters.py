@@ -69,7 +69,7 @@ class Counters:
         self._cached_wait_s = 0.0
         self._origins: dict[_OriginKey, tuple[Origin, OriginCounters]] = {}
         self._phase: str | None = None
-        self._steps = 0  # of training, if arrays say to which step they belong
+        self._steps = 0  # training steps, if the labels of arrays have a step
         self._step_label: int | None = None
         self._labelled: tuple[int | None, int] = None, 0  # the newest label, and the number of its step
         self._step_began_s = time.perf_counter()

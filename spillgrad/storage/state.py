@@ -45,7 +45,7 @@ class StoreState(TierState[DiskEntry]):
         self.on_room: Callable[[], None] = lambda: None  # called when there may be room for a prefetch that waits
         self.at_step_end: list[Callable[[StepTraffic], None]] = []  # called once, at the end of the present step
         self._before = self.counters.traffic()
-        # References to the store and to its owner, which are posted too, once those are gone.
+        # Weak references to the store and to its owner; each is posted once its object is gone.
         self._store: weakref.ref[Any] = weakref.ref(self)
         self._owner: weakref.ref[Any] = self._store
         self._wakers: list[weakref.ref[Any]] = []
@@ -118,7 +118,7 @@ class StoreState(TierState[DiskEntry]):
 
     def submit(self, work: Callable[[], None]) -> None:
         """Have an I/O thread call `work`; the files of the store stay open until that has ended."""
-        io_threads.submit(work, self._job_ended)  # which ends only after this thread gives up the lock
+        io_threads.submit(work, self._job_ended)  # `_job_ended` needs the lock, so it runs after this
         self._jobs += 1
 
     def _job_ended(self, error: SpillError | None) -> None:

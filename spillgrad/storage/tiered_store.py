@@ -72,11 +72,11 @@ class TieredStore(Generic[E]):
                 entry = state.live_entry("get", handle)
                 if entry.residence is LOADING:
                     self._wait_for_load(entry)
-                    continue  # it may have left since, and another thread may be loading it again
+                    continue  # it may have been evicted since, and another thread may be loading it again
                 if entry.persistent and entry.is_below_only:
                     self._wait_for_room(entry.loading_bytes, entry.label, entry.dtype)
                     if not entry.is_below_only:
-                        continue  # it came meanwhile, or was dropped
+                        continue  # it was loaded meanwhile, or was dropped
                 array, unchanged = tier.held(entry)
                 if unchanged is None or array is checked:
                     self._use(entry, array)

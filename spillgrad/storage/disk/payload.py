@@ -85,7 +85,7 @@ def _is_at_page(payload: np.ndarray) -> bool:
 
 
 def _move_pages(call: Callable[..., int], direct: int, view: memoryview, place: int) -> int:
-    """Move the whole pages of a page-aligned `view`; return the bytes moved, 0 if the file system wants larger blocks."""
+    """Move the whole pages of a page-aligned `view`; return the bytes moved, 0 if the file wants larger blocks."""
     whole = len(view) // PAGE_BYTES * PAGE_BYTES
     try:
         return call(direct, [view[:whole]], place) if whole else 0

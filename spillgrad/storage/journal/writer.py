@@ -94,7 +94,7 @@ class Journal:
         began = datetime.datetime.now(datetime.UTC).isoformat()
         about = {key: plain_text(told) if isinstance(told, str) else told for key, told in (about or {}).items()}
         self._head = {"format": FORMAT_VERSION, "began": began, "process": os.getpid(), **about}
-        self._is_ending = self._is_over = False  # the last lines come; nobody writes any more
+        self._is_ending = self._is_over = False  # the last lines are written; no more lines are
         self._written_s = self._began_s
         self._is_wanted = False
         self._is_writing = False
@@ -106,7 +106,7 @@ class Journal:
         self._sampled_s = self._sample_at = math.inf
         self._sample: Callable[[], events.Event]
         self._summary: Callable[[collections.deque[Any]], Summary] | None = None
-        self._summary_bytes = 0  # of the file's bytes, those of the totals that it begins with
+        self._summary_bytes = 0  # the size of the totals at the beginning of the file
         self._path = directory / JOURNAL_NAME if keep is None else keep.absolute()
         self.kept = keep is not None
         if self.kept:
@@ -171,7 +171,7 @@ class Journal:
         self._written_s = time.perf_counter()
         self._is_wanted = False
         t = self._written_s - self._began_s
-        if self._lines and t >= self._sample_at:  # what is held since the last line
+        if self._lines and t >= self._sample_at:  # sample what is held since the last line
             self._take_sample(t)
         self._is_writing = True
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
@@ -200,7 +200,7 @@ class Journal:
     def _end_in_short(self) -> None:
         """Write an end without totals to a full disk: the last block may have room for that, and for some failures."""
         self._sample_at = math.inf
-        self._lost -= 1  # the end comes again
+        self._lost -= 1  # the end is added again
         for failures in (_FAILURES_MAX, 1, 0):
             while len(self._lines) > failures:
                 self._lines.popleft()
@@ -241,7 +241,7 @@ class Journal:
                 self._begin_file()
             except BaseException:
                 self._close_file()
-                if not os.fstat(place).st_size:  # it was made to be claimed
+                if not os.fstat(place).st_size:  # `claim` made it
                     os.unlink(path)
                 raise
             finally:

@@ -24,7 +24,7 @@ class Residence(enum.IntEnum):
     GONE = 12  # the last reference was dropped, and the store holds none of its bytes
 
 
-# Looking up names of this module takes a quarter of the time.
+# A lookup of these names takes a quarter of the time of a lookup in `Residence`.
 NEW, ABOVE, WRITING, CALLERS, CALLERS_WRITING, BOTH, LENT = list(Residence)[:7]
 BELOW, LOADING, UNREADABLE, CHANGING, LOST, GONE = list(Residence)[7:]
 

@@ -15,14 +15,14 @@ import struct
 import threading
 from pathlib import Path
 
-# The errors of a file system without locks, and of a kernel with neither kind.
+# The errors of a file system without locks, and of a kernel with neither kind of lock.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 # struct flock of Linux (fcntl_locking(2)): type, whence, start, length, process.
 _FLOCK = "hhqqi"
 _EXCLUSIVE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
-# A fork waits for `_opening`, so that the child has no descriptor that is not listed.
+# A fork waits for `_opening`, so that every descriptor that the child inherits is in `_open`.
 _open: set[int] = set()
 _opening = threading.RLock()  # nothing that takes another lock is done while holding it
 

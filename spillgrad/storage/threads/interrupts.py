@@ -15,10 +15,10 @@ from typing import Any
 # interrupted. It is the code of the packages that call `protect`, and of the modules that say `SIGNALS_WAIT = True`.
 _MARK = "SIGNALS_WAIT"
 _protected: set[str] = set()
-# While a module of this library is imported, and Numba with it, a handler would find half of it.
+# While a module of this library is imported, and Numba with it, a handler would find it half initialized.
 _LIBRARY, _IMPORT = __name__.partition(".")[0], "<module>"
-# An exception cannot leave a finalizer: Python prints it and forgets it. A finalizer that hangs, which is none of a
-# store, is interrupted after a while.
+# An exception cannot leave a finalizer: Python prints it and forgets it. A finalizer that hangs, which no
+# finalizer of a store does, is interrupted after a while.
 _FINALIZER = "__del__"
 _OF_WEAKREF = (weakref.__name__, "_weakrefset")
 

@@ -37,7 +37,7 @@ class Prefetcher:
         state = self._state
         while self._loading < _LOADING_MAX:
             entry = self._next()
-            state.load_waits = entry is not None  # set before the search for room: some may be made meanwhile
+            state.load_waits = entry is not None  # set before the search for room: room may be made meanwhile
             # Callers that wait come first. Otherwise an array evicted for one of them would be loaded again at once.
             if entry is None or self._room.waiting_puts:
                 return

@@ -60,7 +60,7 @@ class Writer:
         self._full_disk = full_disk
         self._codec = codec
         self._shrinks = ShrinkSamples() if state.journal.kept and codec is None else None
-        self._encoded: collections.deque[DiskEntry] = collections.deque()  # each wants a place
+        self._encoded: collections.deque[DiskEntry] = collections.deque()  # each needs a place on disk
         self._low_water_bytes = int(state.tier.budget_bytes * (1 - _HIGH_WATER))
         self._urgent: collections.deque[DiskEntry] = collections.deque()  # for each a caller waits in `write_through`
         self._flush_asked = self._flush_done = 0
@@ -206,15 +206,15 @@ class Writer:
             while self._to_flush and entry is None:
                 wanted = self._to_flush.popleft()
                 entry = wanted if wanted.residence is ABOVE else None
-            # Callers that wait may not have woken yet to evict what was written for them: no more is written than they
-            # lack.
+            # Callers that wait may not have woken yet to evict what was written for them. So no more bytes are written
+            # than these callers lack.
             is_lacking = self._moving_bytes < self._room.missing_bytes()
             if entry is None and self._flush_done == self._flush_asked and (is_lacking or self._is_behind):
                 entry = tier.dirty.first_to_spill()
         if entry is None:
             return None
         if self._codec is not None and not self._stage(entry, self._codec.bound(entry)):
-            # It comes again when a write has ended. One that nobody asked for is chosen anew.
+            # It is tried again when a write has ended. An entry that no caller waits for is chosen anew.
             if entry.in_callers_memory:
                 self._urgent.appendleft(entry)
             elif self._flush_done < self._flush_asked:
@@ -352,7 +352,7 @@ class Writer:
             return
         state.tier.fail_write(entry)
         if not entry.retried:
-            # Another file may have room, or what is freed meanwhile.
+            # Another file may have room, or space may be freed meanwhile.
             entry.retried = self._waits_for_others = True
             if entry.in_callers_memory:
                 self._urgent.append(entry)
@@ -376,9 +376,9 @@ class Writer:
             whole = False
             self._flush_failed(caught)
         with state.lock:
-            if whole and not state.freed:  # to give those back changes the structure again
+            if whole and not state.freed:  # giving these back changes the structure again
                 state.counters.flushed()
-        state.journal.write()  # whose readers then find as much as those of HDF5
+        state.journal.write()  # so that its readers find what readers of HDF5 find
         with state.lock:
             self._flush_done = asked
             state.changed.notify_all()
