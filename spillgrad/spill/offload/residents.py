@@ -197,13 +197,13 @@ class OffloadedStorage(Storage):
         self._residents.return_changed()
 
     def hold(self, made: Tensor) -> None:
-        """Keep `made`, a tensor made from the memory, until the frame of the running module or update ends."""
+        """Let the frame of the running module or update keep `made`, a tensor made from the memory."""
         frame = self._residents.frame
         if frame.number is not None:
             frame.hold(made)
 
     def place(self, residents: Residents, store: "DiskStore | DeviceStore", handle: Handle, array: np.ndarray) -> None:
-        """Initialize a plain storage whose class was changed to this one; `array`, its memory, is stored as `handle`."""
+        """Initialize a plain storage whose class was changed to this; `handle` is the stored memory, `array`."""
         self.device = device_of(array)
         del vars(self)["array"]
         self._residents, self._store, self._handle = residents, store, handle
@@ -236,9 +236,9 @@ class OffloadedStorage(Storage):
         return array
 
     def array_to_overwrite(self) -> np.ndarray:
-        """Return the array if it is in memory, else a new array without the old values, which takes its place.
+        """Return the array if it is in memory, else a new one without the old values, for the caller to overwrite.
 
-        The caller must then begin a change, and overwrite the whole array.
+        A new array becomes the storage's memory when a change begins.
         """
         with self._residents.lock:
             array = self._alive()

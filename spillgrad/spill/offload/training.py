@@ -21,7 +21,7 @@ from spillgrad.tensor_data import Storage
 
 
 class OffloadedTraining(StepContext):
-    """The hooks on a model, its parameters and its optimizer. These refer to this object; it keeps none of them alive."""
+    """The hooks on a model, its parameters and its optimizer. The hooked objects keep this alive, not vice versa."""
 
     def __init__(self, residents: Residents, step_in_backward: bool, max_grad_norm: float | None) -> None:
         self.residents = residents
@@ -33,7 +33,7 @@ class OffloadedTraining(StepContext):
         self._groups: dict[int, int] = {}
         self._factor: float | None = None  # scales the gradients during the updates of one step
         self._uses_up = False  # whether those updates are the last use of the gradients
-        self._waiting: Callable[[], Tensor | None] = lambda: None  # the last parameter whose gradient waits for an update
+        self._waiting: Callable[[], Tensor | None] = lambda: None  # the last parameter with a waiting gradient
         # For each outermost backward that is running, the parameters that got their gradient in it.
         self._finished: weakref.WeakKeyDictionary[Run, dict[int, Tensor]] = weakref.WeakKeyDictionary()
 
@@ -186,7 +186,7 @@ class OffloadedTraining(StepContext):
             self._put_state_away(optimizer, param)
 
     def _made_in_update(self, optimizer: Optimizer | None, param: Tensor) -> int:
-        """Return the bytes that a parameter's update allocates: a scaled copy of the gradient, and at first the state."""
+        """Return the bytes that a parameter's update allocates: a scaled gradient, and state in the first update."""
         group = None if optimizer is None else self._group_of(optimizer, param)
         if optimizer is None or group is None or param.grad is None:
             return 0
