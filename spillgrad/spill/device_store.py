@@ -300,7 +300,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
                 self._make_room(0)
 
     def _make_room(self, nbytes: int) -> bool:
-        """Evict arrays that the host store has until `nbytes` more fit; return whether they fit.
+        """Until `nbytes` more fit, evict arrays that the host store has too; return whether `nbytes` fit.
 
         If memory that only unfinished copies hold is in the way, wait for copies. Called with the lock held.
         """

@@ -1,4 +1,4 @@
-"""Choose what happens to a saved tensor, such as that it stays in RAM or is spilled; `save_on_disk` does it."""
+"""Choose what happens to a saved tensor, such as staying in RAM or being spilled; `save_on_disk` carries it out."""
 
 import enum
 import weakref

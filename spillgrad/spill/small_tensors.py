@@ -41,10 +41,10 @@ class Copied(Protocol):
 
 
 class Original(Protocol):
-    """What a place must keep of the memory that was copied, such as the counter of changes."""
+    """An object that a place keeps for the memory that was copied, such as the memory's counter of changes."""
 
     def is_over(self) -> bool:
-        """Return whether the place no longer needs this object: the memory was not changed, and cannot be any more."""
+        """Return whether the place no longer needs this object: the memory is unchanged, and can no longer change."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Get the memory to store from spillgrad's tensors, and make tensors over memory that a store gave back."""
+"""The memory that a store takes for spillgrad's tensors, and tensors over memory that a store gave back."""
 
 import math
 from collections.abc import Hashable
@@ -121,7 +121,7 @@ def in_memory_order(array: np.ndarray) -> np.ndarray:
 
 
 def _key(storage: Storage, codec_mark: object) -> Hashable:
-    """Return the key of a storage's present bytes, in a store whose lossy codec has the mark `codec_mark`, or None."""
+    """Return the key of a storage's present bytes; `codec_mark` is the mark of the store's lossy codec, or None."""
     if isinstance(storage, Copy) and not storage.version and storage.altered_by in (None, codec_mark):
         return storage.key
     return storage.uid, storage.version

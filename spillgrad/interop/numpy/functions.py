@@ -153,7 +153,7 @@ def _delivered(name: str, result: Any, out: Any) -> Any:
 
 
 def call_function(function: Any, types: Iterable[type], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Apply a NumPy function to tensors; return NotImplemented if `types` has another library's array.
+    """Apply a NumPy function to tensors; return NotImplemented if `types` includes another library's type.
 
     Raises OperandError, a TypeError, if there is no equivalent function.
     """
@@ -222,7 +222,7 @@ def _operands(inputs: tuple[Any, ...]) -> list[Any] | None:
 
 
 def call_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Apply a ufunc to tensors, or its method `method`, such as "reduce"; a plain call has "__call__".
+    """Apply a ufunc's method to tensors: "__call__", or another method such as "reduce".
 
     Return NotImplemented if an operand is another library's array: that library may compute the ufunc. Raises
     OperandError, a TypeError, if there is no equivalent function.
@@ -259,7 +259,7 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], options: d
 
 
 def _in_dtype(name: str, ufunc: np.ufunc, operands: list[Any], dtype: Any) -> list[Any]:
-    """Return operands converted for a ufunc's option `dtype`. Raises OperandError if the result has another dtype."""
+    """Return operands converted to `dtype`, a ufunc's option. Raises OperandError if the result has another dtype."""
     gives_bool = all(types.endswith("?") or types.endswith("O") for types in ufunc.types)
     if gives_bool and np.dtype(dtype) == np.bool_:
         return operands

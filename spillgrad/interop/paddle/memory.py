@@ -104,9 +104,9 @@ class OwnMemory(Memory):
 class ReturnedMemory(Memory):
     """Memory that Paddle got back from a store. The store has the bytes `begin:end` of the memory under `key`.
 
-    `altered_by` is the key of the lossy codec that may have altered the bytes, and of the dtype under which it did. For
-    another codec or dtype the memory counts as new memory, with this `number`. The object keeps `spilled` alive, and so
-    the stored array; unless backward may run again, nothing else does.
+    `altered_by` is a key for the lossy codec that may have altered the bytes, and for the dtype under which it did. For
+    another codec or dtype, the memory counts as new memory, with the number `number`. The object keeps `spilled` alive,
+    and so the stored array; unless backward may run again, nothing else does.
     """
 
     __slots__ = ("_spilled", "_version", "altered_by", "begin", "end", "key", "number")

@@ -45,7 +45,7 @@ SIGNALS_WAIT = True
 
 
 class Spilled(saved_memory.Spilled):
-    """The object that refers to a spilled tensor of Paddle. The layout is in the whole memory; a part may be stored."""
+    """A spilled tensor of Paddle. Its layout is for the whole memory, although the store may have only a part of it."""
 
     __slots__ = ("_altered_by", "_begin", "_original", "_version")
 
@@ -65,7 +65,7 @@ class Spilled(saved_memory.Spilled):
         self._original = weakref.ref(original)
 
     def tensor(self) -> Any:
-        """Return the tensor, over memory that holds this object."""
+        """Return the tensor; its memory keeps this object alive."""
         array = self._source.get(self.held)
         begin, end = self._begin, self._begin + array.nbytes
         original = self._original()
@@ -80,7 +80,7 @@ class Spilled(saved_memory.Spilled):
 
 
 class SpilledSmall(saved_memory.SpilledSmall):
-    """The object that refers to a small saved tensor of Paddle; several of them share an array of the store."""
+    """A small saved tensor of Paddle; several of them share an array of the store."""
 
     __slots__ = ("_version",)
 
@@ -89,7 +89,7 @@ class SpilledSmall(saved_memory.SpilledSmall):
         self._version = version
 
     def tensor(self) -> Any:
-        """Return the tensor, over memory that holds this object."""
+        """Return the tensor; its memory keeps this object alive."""
         own = buffers.copy(self._place.read())
         return self._version.over(Memory(address_of(own), own.nbytes, (own, self)), self._layout)
 
@@ -210,7 +210,7 @@ class save_on_disk(FrameworkContext):
                 del failure, error, trace  # they refer to this frame: the cycle would keep the graph alive
 
     def pack_hook(self, tensor: Any) -> Any:
-        """Give a tensor's memory to the store; return the object that `unpack_hook` takes."""
+        """Give a tensor's memory to the store, or keep the tensor; return the object that `unpack_hook` takes."""
         return _answer(self._pack, tensor, sys._getframe(1))
 
     def unpack_hook(self, packed: Any) -> Any:

@@ -36,7 +36,7 @@ class Identity:
         self.packed: Any = None  # the place of its last copy among small memory; see `small_tensors`
 
     def key(self, version: int, altered_by: Hashable | None) -> Hashable:
-        """Return the key of the bytes after `version` changes, as the codec with the key `altered_by` alters them."""
+        """Return the key of the bytes after `version` changes; `altered_by` is the key of a lossy codec, or None."""
         if self._copy_of is not None and not version and self._altered_by == altered_by:
             return self._copy_of
         return self._number, version, altered_by
@@ -166,7 +166,7 @@ class OnDevice:
 
 
 def to_device(array: np.ndarray, device: Any) -> Any:
-    """Copy the bytes of an array to a device, for kernels on its current stream; the array may be freed at once."""
+    """Copy an array's bytes to a device. Kernels on its current stream may use them; the array may be freed at once."""
     return torch.from_numpy(array.reshape(-1).view(np.uint8)).to(device)
 
 

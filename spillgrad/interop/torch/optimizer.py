@@ -104,7 +104,7 @@ class _State:
 
 
 class OffloadedOptimizer(StoreOwner):
-    """The methods that `disk_offload_optimizer` adds to an optimizer, whose new class derives from this and its own.
+    """The methods that `disk_offload_optimizer` adds. An optimizer's new class derives from this and its former class.
 
     Between steps, `state` has a mapping for each parameter. The mapping reads a tensor from the store when a caller
     asks for the tensor.

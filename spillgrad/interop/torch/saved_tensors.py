@@ -158,7 +158,7 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
 
     @torch.compiler.disable
     def pack_hook(self, tensor: Any) -> Any:
-        """Give a tensor's storage to the store; return the object that `unpack_hook` takes."""
+        """Give a tensor's storage to the store, or keep the tensor; return the object that `unpack_hook` takes."""
         taken = self.only is None or self.only(hooks.SavedValue(tensor, "", "", ""))
         if not taken or not is_plain(tensor) or _stays(tensor):
             return _kept(tensor.detach())  # the tensor itself holds its node, which would then hold itself

@@ -18,7 +18,7 @@ class Need(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """The bytes that must be at once in RAM (`ram`), on the device (`device`), and in both together (`at_once`)."""
+    """The needs of RAM (`ram`), of the device (`device`), and of one place that has all tensors (`at_once`)."""
 
     ram: Need
     device: Need

@@ -107,7 +107,8 @@ class Residents:
     def enter(self, owner: int, begins_step: bool = False) -> None:
         """Enter a new frame of `owner`, the id of a module or parameter; the frame keeps the arrays used until `leave`.
 
-        What operations save of these arrays is read again in backward. `begins_step`: an outermost frame begins a step.
+        If an operation saves an offloaded tensor, backward reads it again. With `begins_step`, a training step begins,
+        unless this thread is in a frame already.
         """
         if len(self.thread.frames) == 1:
             if begins_step:
@@ -177,7 +178,7 @@ class Residents:
 
 
 class OffloadedStorage(Storage):
-    """Memory in a store. `array` reads it to RAM or the device; it stays there while anything refers to that array.
+    """Memory in a store. `array` loads it to RAM or a device, where it stays while anything refers to that array.
 
     After an in-place change the array stays there until nothing else refers to it. Then the store gets its new values.
     """
@@ -203,7 +204,7 @@ class OffloadedStorage(Storage):
             frame.hold(made)
 
     def place(self, residents: Residents, store: "DiskStore | DeviceStore", handle: Handle, array: np.ndarray) -> None:
-        """Initialize a plain storage whose class was changed to this; `handle` is the stored memory, `array`."""
+        """Initialize a plain storage whose class was changed to this one; `handle` names its memory in `store`."""
         self.device = device_of(array)
         del vars(self)["array"]
         self._residents, self._store, self._handle = residents, store, handle
@@ -355,7 +356,7 @@ class Offloaded(Tensor):
         return self._storage.array_to_overwrite()
 
     def alias(self, edge: Edge = NO_EDGE) -> Tensor:
-        """Return another tensor over the same storage, at `edge` of the graph or outside of it, without reading."""
+        """Return another tensor over the same storage, at `edge` of a graph, or without graph; read nothing."""
         tensor: Tensor = object.__new__(OffloadedTensor)
         self._storage.aliased = True
         tensor._storage = self._storage
