@@ -37,10 +37,10 @@ class OffloadStats(StoreStats):
 class disk_offload(StoreOwner):
     """Keep a model's parameters and buffers, their gradients and the optimizer's state on disk.
 
-    At most `ram_budget` bytes of them are in RAM. They are read when something uses them; once a step has shown the
-    order of use, they are read ahead of time. After a change they are written back. The model, the optimizer and the
-    training loop stay as they are, and all values are bit for bit those of training in RAM. The attributes `model` and
-    `optimizer` are the offloaded model and optimizer.
+    At most `ram_budget` bytes of these are in RAM. A tensor is read when something uses it; once a step has shown the
+    order of use, tensors are read ahead of time. After a change a tensor is written back. The model, the optimizer and
+    the training loop stay as they are, and all values are bit for bit those of training in RAM. The attributes `model`
+    and `optimizer` are the offloaded model and optimizer.
 
     If the model itself is too large for RAM, pass functions. The first takes no arguments and builds the model. Its
     parameters and buffers go to disk one by one, as modules register them in this thread. The second makes the
@@ -51,11 +51,11 @@ class disk_offload(StoreOwner):
         )
 
     With `step_in_backward`, the optimizer updates each parameter as soon as backward has its gradient, and frees the
-    gradient. `optimizer.step()` then has nothing to do, and each backward pass is a step of its own. Without it,
-    gradients go to disk too.
+    gradient. `optimizer.step()` then has nothing to do, and each backward pass is a step of its own. Without
+    `step_in_backward`, gradients go to disk too.
 
     `max_grad_norm` clips gradients as `clip_grad_norm_` does, over all parameters that the optimizer updates.
-    `optimizer.step()` clips just before each update: it scales a copy, and the gradients on disk stay as they were.
+    `optimizer.step()` clips just before each update: it scales a copy, and the gradients on disk stay unchanged.
     With `step_in_backward`, gradients go to disk first, and the updates follow when backward ends. Each gradient is
     read once, because its norm is taken when backward finishes it. `grad_norm` is the norm of all gradients in the last
     step, before they were clipped.

@@ -59,10 +59,10 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
     In place of a directory it takes the `disk_offload` of a model. Saved tensors then go to the same store as
     parameters, gradients and optimizer state. They share its budget and its options, and `stats()` counts both.
 
-    Each storage is stored once, however many nodes and views save it. These tensors stay in RAM:
-    views of leaves that require a gradient, because these are in RAM anyway; tensors smaller than `min_bytes`; and the
-    gradients of one loss that `linear_cross_entropy` computed in forward, because backward begins with them.
-    `stats().kept_bytes` counts these gradients. If a saved tensor is modified in place, backward gets its old values or
+    Each storage is stored once, however many nodes and views save it. These tensors stay in RAM: views of leaves that
+    require a gradient, because the leaves are in RAM anyway; tensors smaller than `min_bytes`; and the gradients of one
+    loss that `linear_cross_entropy` computed in forward, because backward begins with these gradients.
+    `stats().kept_bytes` counts the gradients. If a saved tensor is modified in place, backward gets its old values or
     raises an error; it never computes with the new values.
 
     With a `min_bytes` below 4096, storages smaller than 4096 bytes are copied into arrays that many of them share. Such
@@ -130,7 +130,7 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
     the journal belongs to another living object.
     """
 
-    # Gradients that forward makes in advance are not packed, but may stay in RAM.
+    # Gradients that forward makes in advance may stay in RAM.
     sees_gradients = False
     _shared = ("disk_offload", disk_offload)
     _stacklevel = 4  # one more than by default, for `__init__` below

@@ -177,8 +177,8 @@ class save_on_disk(FrameworkContext):
 
     Memory is stored once, however many nodes and views save it, unless it left RAM in between. These tensors stay in
     RAM: parameters and other leaves that require a gradient, because they are in RAM anyway; tensors that span fewer
-    than `min_bytes`; tensors that the function `only` rejects, which gets an object with `tensor` and `nbytes`; and
-    tensors that are not dense, or not in host memory.
+    than `min_bytes`; tensors that `only` rejects (it gets an object with `tensor` and `nbytes`); and tensors that are
+    not dense, or not in host memory.
 
     A saved tensor that was modified in place raises an error in backward, as it does without hooks. If a PyLayer saved
     the tensor, backward gets the old values, or raises an error. Only Paddle's version counters show such changes.

@@ -113,17 +113,16 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
         loss.backward()
 
     `spillgrad.save_on_disk` explains the options, and when the files are removed. Gradients are the same, bit for bit.
-    The same object can be entered again, in any thread. Like all hooks of PyTorch, it affects the
-    thread that entered it. `pack_hook` and `unpack_hook` can be passed to `saved_tensors_hooks(...)` and
-    `register_hooks(...)` too.
+    The same object can be entered again, in any thread. Like all hooks of PyTorch, it affects the thread that entered
+    it. `pack_hook` and `unpack_hook` can be passed to `saved_tensors_hooks(...)` and `register_hooks(...)` too.
 
     In place of a directory it takes the optimizer that `disk_offload_optimizer` returned, and shares the optimizer's
     store and budget.
 
     Each storage is stored once, however many nodes and views save it. These tensors stay in RAM: parameters, other
     leaves that require a gradient, and views of both, because they are in RAM anyway; tensors that span fewer than
-    `min_bytes`; tensors that the function `only` rejects, which gets an object with `tensor` and `nbytes`; and tensors
-    that are not plain memory with strides: sparse, quantized, nested, meta and fake tensors, and subclasses.
+    `min_bytes`; tensors that `only` rejects (it gets an object with `tensor` and `nbytes`); and tensors that are not
+    plain memory with strides: sparse, quantized, nested, meta and fake tensors, and subclasses.
 
     A saved tensor that was modified in place raises an error in backward, as it does without hooks. Only PyTorch's
     version counters show such changes: changes through `.data`, `.numpy()` or other libraries go unnoticed, as they do
