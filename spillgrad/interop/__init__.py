@@ -1,1 +1,1 @@
-"""Other libraries: the store for models of `torch` and `paddle`, tensors in `numpy`'s functions and in `einops`."""
+"""Other libraries: spilling for models of `torch` and `paddle`; our tensors in functions of `numpy` and `einops`."""

@@ -1,4 +1,4 @@
-"""Under which dtype and shape another framework's memory is stored."""
+"""Choose the dtype and shape under which the memory of another framework's tensor is stored."""
 
 import math
 from typing import Any
@@ -10,14 +10,15 @@ from spillgrad.spill.saved_memory import Layout
 
 # HDF5 allows no more dimensions.
 MAX_DIMENSIONS = 32
-# Frameworks align memory to so many bytes. On memory that is not aligned, libraries may sum in another order.
+# Frameworks align memory to this many bytes. On memory that is not aligned, libraries may sum in another order.
 ALIGNMENT_BYTES = 64
 
 
 def dtype_and_shape(layout: Layout, nbytes: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return the dtype and shape under which a memory of `nbytes` is stored for the tensor with `layout`.
+    """Return the NumPy dtype and shape under which to store memory of `nbytes` bytes, for a tensor with `layout`.
 
-    The shape is the tensor's if the tensor covers the memory, in any order of its axes; else it has one dimension.
+    If the tensor covers the memory, the shape is the tensor's, with its axes in the order of the memory. Else the shape
+    has one dimension. The dtype is uint8 if NumPy has no such dtype, or if `nbytes` is not a multiple of its size.
     """
     stored, itemsize = numpy_dtype(layout.dtype_name), layout.itemsize
     if stored.itemsize != itemsize or nbytes % itemsize:

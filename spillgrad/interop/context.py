@@ -1,4 +1,4 @@
-"""What the `save_on_disk` contexts of PyTorch and Paddle share: the choice of the bytes to store."""
+"""The base class of the `save_on_disk` contexts of PyTorch and Paddle: it chooses the bytes to store for a tensor."""
 
 import weakref
 from collections.abc import Hashable
@@ -11,28 +11,28 @@ from spillgrad.storage.store import Handle
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
-# Of a tensor that is a smaller share of its memory, such as a batch sliced from all data, only its part is stored.
+# If a tensor spans a smaller share of its memory, as a batch sliced from all data does, only its part is stored.
 _SHARE_STORED_WHOLE = 1 / 4
 
 
 class FrameworkContext(SpillContext):
-    """The base of `save_on_disk` for PyTorch and Paddle, whose docstrings say what is special to them."""
+    """The base class of `save_on_disk` for PyTorch and for Paddle; their own docstrings describe the differences."""
 
     def _begin(self) -> None:
         self._stored: weakref.WeakValueDictionary[Hashable, Handle] = weakref.WeakValueDictionary()
 
     def _altered_by(self, layout: Layout) -> Hashable | None:
-        """Return a key that names the codec if it is lossy, and the tensor's dtype; None for a lossless codec.
+        """Return a key for the lossy codec and the tensor's dtype; None if no codec is lossy.
 
-        The bytes that a lossy codec gives back depend on the dtype under which it took them.
+        The bytes that a lossy codec gives back depend on the dtype under which it encoded them.
         """
         return None if self._codec_mark is None else (self._codec_mark, layout.dtype)
 
     def _part(self, key: Hashable, layout: Layout, nbytes: int) -> tuple[Hashable, int, int]:
-        """Return the part of a memory that is stored for a tensor: the part's key, first byte and end.
+        """Choose the part of a memory to store for a tensor; return the part's key, first byte and end.
 
-        `key` is that of the whole memory, which has `nbytes`. It is the part if it is stored already, or if the tensor
-        is a large share of it.
+        `key` is the key of the whole memory, and `nbytes` its size. The part is the whole memory if that is stored
+        already, or if the tensor spans a large share of it.
         """
         if key in self._stored or layout.span_bytes >= _SHARE_STORED_WHOLE * nbytes:
             return key, 0, nbytes

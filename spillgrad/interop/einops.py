@@ -1,12 +1,12 @@
-"""After `import spillgrad.interop.einops`, einops takes tensors: `rearrange reduce repeat einsum pack unpack`.
+"""After `import spillgrad.interop.einops`, einops takes our tensors: `rearrange reduce repeat einsum pack unpack`.
 
     import spillgrad.interop.einops  # once; needs `pip install einops`
     from einops import rearrange
 
     rearrange(x, "b (h d) t -> b h t d", h=8)
 
-Gradients flow through. einops tries every subclass of its `AbstractBackend`, so that defining one registers it. The
-functions of `einops.array_api` need no registration: they find ours by `__array_namespace__`.
+Gradients flow through. einops tries every subclass of its `AbstractBackend`, so defining a subclass registers it. The
+functions of `einops.array_api` need no registration: they find our functions by `__array_namespace__`.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class SpillgradBackend(AbstractBackend):  # type: ignore[misc]
         return _REDUCTIONS[operation](x, axes)
 
     def add_axes(self, x: Tensor, n_axes: int, pos2len: dict[int, int]) -> Tensor:
-        """Return a view with `n_axes` dimensions; those that `pos2len` gives a length are new, and repeat `x`."""
+        """Return a view with `n_axes` axes: `x` repeated along new axes, whose lengths `pos2len` gives by position."""
         sizes = [-1] * n_axes
         for position, size in pos2len.items():
             x = self.add_axis(x, position)

@@ -1,4 +1,4 @@
-"""Train Lightning modules that do not fit your RAM, by a callback of its Trainer."""
+"""Train Lightning modules that do not fit your RAM, with a callback for Lightning's Trainer."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ __all__ = ["SaveOnDiskCallback"]
 
 
 class SaveOnDiskCallback(Callback):  # type: ignore[misc]
-    """Keep what training steps save for backward on disk.
+    """A callback that spills to disk what training steps save for backward.
 
         trainer = lightning.Trainer(callbacks=[SaveOnDiskCallback("spill/", ram_budget="2GiB")])
 
-    Its arguments and errors are those of `spillgrad.interop.torch.save_on_disk`; `spill` is the context that it made.
+    Arguments and errors are those of `spillgrad.interop.torch.save_on_disk`; the attribute `spill` is that context.
     An optimizer that `configure_optimizers` returns may be offloaded by `disk_offload_optimizer`.
     """
 
@@ -27,7 +27,7 @@ class SaveOnDiskCallback(Callback):  # type: ignore[misc]
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
         """Begin to spill."""
-        if not self._is_entered:  # a module may have skipped the batch before
+        if not self._is_entered:  # still entered if a module skipped the batch before
             self.spill.__enter__()
             self._is_entered = True
 

@@ -1,4 +1,4 @@
-"""The error for a package that is not installed, which says how to install it."""
+"""Raise an error for a package that is not installed; the error says how to install the package."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ from spillgrad.errors import MissingPackageError
 
 @contextlib.contextmanager
 def needed_package(name: str, to_install: str | None = None) -> Iterator[None]:
-    """Context manager: raise MissingPackageError if the import of a package inside does not find the package.
+    """Context manager: raise MissingPackageError if an import finds that the package `name` is not installed.
 
-    pip knows the package as `to_install`. If the package is installed, but a module that it needs is missing, that
-    error passes unchanged.
+    `to_install` is the package's name for pip, if it is not `name`. If the package is installed, but a module that it
+    needs is missing, the ModuleNotFoundError passes unchanged.
     """
     try:
         yield

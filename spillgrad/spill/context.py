@@ -1,4 +1,4 @@
-"""The base of every framework's `save_on_disk`: a store, and one way to give it saved tensors."""
+"""The base class of every framework's `save_on_disk`: it owns a store, and gives saved tensors to the store."""
 
 import os
 from typing import Any, ClassVar
@@ -17,11 +17,11 @@ SIGNALS_WAIT = True
 
 
 class SpillContext(StoreOwner):
-    """A store for saved tensors. The frameworks' contexts derive from it, and add their hooks."""
+    """Owns a store for saved tensors. Each framework's `save_on_disk` derives from it, and adds the hooks."""
 
-    # The name of the function whose result may stand in place of a directory, and the class of that result.
+    # The name of the function whose result may be passed in place of a directory, and the class of that result.
     _shared: ClassVar[tuple[str, type[StoreOwner]] | None] = None
-    # The number of stack frames between the one that warns and the caller's.
+    # The `stacklevel` of warnings: the number of stack frames from the function that warns to the user's code.
     _stacklevel: ClassVar[int] = 3
 
     def __init__(
@@ -38,11 +38,11 @@ class SpillContext(StoreOwner):
         keep_journal: str | os.PathLike[str] | None = None,
         only: hooks.Predicate | None = None,
     ) -> None:
-        """Take the options that `spillgrad.save_on_disk` explains."""
+        """Open the store with these options; `spillgrad.save_on_disk` explains the options."""
         # `saved_tensors_hooks.__init__` is not called: it would store the bound hooks, and with them a reference cycle.
         self.only = hooks.checked_predicate("save_on_disk", only)
         self._min_bytes = parse_bytes(min_bytes)
-        # The name of a lossy codec in the keys of tensors that the codec may alter.
+        # Stands for the store's lossy codec in the keys of tensors that the codec may alter; None without such a codec.
         self._codec_mark = object() if is_lossy(codec) else None
         self._open_store(
             "save_on_disk",
@@ -61,12 +61,12 @@ class SpillContext(StoreOwner):
         self._begin()
 
     def _begin(self) -> None:
-        """Prepare what the hooks of the framework remember. By default that is nothing."""
+        """Initialize the state that the hooks of the framework need. By default there is none."""
 
     def _put(self, memory: SavedMemory, label: Label, store: Any = None) -> Handle:
-        """Give memory to `store`, by default this context's, and add the tensor to the views that files list of it.
+        """Put a saved tensor's memory into `store`, by default this context's, and return the handle.
 
-        Raises the errors of `DiskStore.put`.
+        The tensor is added to the handle's views, which the files list. Raises the errors of `DiskStore.put`.
         """
         handle: Handle = (store or self._store).put(
             memory.array, key=memory.key, label=label, unchanged=memory.is_unchanged, watcher=memory.watcher
@@ -75,9 +75,9 @@ class SpillContext(StoreOwner):
         return handle
 
     def flush(self) -> None:
-        """Wait until every live spilled tensor is in the files, and every event in the journal.
+        """Wait until all live spilled tensors are in the files, and all events are in the journal.
 
-        Raises SpillError when a tensor could not be written.
+        Raises SpillError if a tensor could not be written.
         """
         self._small.end_batch()
         super().flush()

@@ -1,7 +1,7 @@
-"""A store that keeps arrays on a device, within a budget, and the others in a store of the host.
+"""A store that keeps arrays on a device, within a budget, and all other arrays in a store of the host.
 
-It chooses which arrays stay on the device, and which come back before they are needed, as the store of the host does
-between RAM and disk. Copies run beside kernels, on a stream for each direction.
+It chooses which arrays stay on the device, and copies arrays back before they are needed, as the host store does
+between RAM and disk. Copies run concurrently with kernels, on one stream for each direction.
 """
 
 import collections
@@ -31,7 +31,7 @@ from spillgrad_kernels.memory.holder import Deaths
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
-# The number of arrays that are copied ahead of their use: more than a layer of a transformer has.
+# The most arrays that are copied back ahead of their use at a time: more than a layer of a transformer has.
 _AHEAD = 16
 
 
@@ -43,10 +43,10 @@ class DeviceEntry(Entry):
     def __init__(self, array: np.ndarray, sequence: int, label: Label | None) -> None:
         super().__init__(array, sequence, label)
         self.store: DeviceStore
-        self.below: Handle | None = None  # of the copy in the store of the host
-        self.is_outdated = False  # that copy has former values
-        self.sent: Source | None = None  # what the store of the host took last
-        # While that is being copied: whether the memory is as it was when it was saved.
+        self.below: Handle | None = None  # the handle of the copy in the host store
+        self.is_outdated = False  # whether the copy in the host store has older values
+        self.sent: Source | None = None  # the source of the last copy to the host store
+        # While that copy runs: a function that tells whether the memory still has the values that were saved.
         self.unchanged_when_sent: Callable[[], bool] | None = None
 
     @property
@@ -55,7 +55,7 @@ class DeviceEntry(Entry):
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it is still being copied to the store of the host."""
+        """Whether the array is still being copied to the host store."""
         return self.sent is not None and self.sent.done is not None and not self.sent.done.query()
 
     def drop(self) -> None:
@@ -64,7 +64,7 @@ class DeviceEntry(Entry):
 
 
 class _DeviceTier(BudgetedTier[DeviceEntry]):
-    """The arrays on a device. `used_bytes` does not count memory that only copies hold, which is free once they end."""
+    """The arrays on a device. `used_bytes` does not count memory that only unfinished copies still hold."""
 
     def __init__(self, budget_bytes: int) -> None:
         super().__init__("device", budget_bytes, reserves=False)
@@ -73,7 +73,7 @@ class _DeviceTier(BudgetedTier[DeviceEntry]):
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that nobody else can use: `used_bytes`, and what only copies hold."""
+        """The device memory that is not free: `used_bytes`, and the bytes that only unfinished copies hold."""
         self.drop_dead()
         self.copied_bytes += sum(self._dead_arrays)
         self.copied_bytes -= sum(self._dead_memory)
@@ -134,11 +134,12 @@ class _DeviceState(TierState[DeviceEntry]):
 
 
 class DeviceStore(TieredStore[DeviceEntry]):
-    """Keeps at most `budget_bytes` of arrays on the device, and the others in a store of the host.
+    """Keeps at most `budget_bytes` of arrays on the device, and all other arrays in the host store `below`.
 
-    An array that a caller asks for comes to the device even if it does not fit. A persistent array goes to the host as
-    soon as it has new values, any other when it must leave the device. `device_bytes` counts an array that the store
-    made or took over until the last alias of its memory dies. A copy under way is such an alias.
+    An array that a caller asks for is copied to the device even if it exceeds the budget. A persistent array is copied
+    to the host as soon as it has new values; any other array, when it must leave the device. The counter `device_bytes`
+    counts an array that the store made or took over until the last alias of the array's memory dies. An unfinished copy
+    is such an alias.
     """
 
     _state: _DeviceState
@@ -149,11 +150,11 @@ class DeviceStore(TieredStore[DeviceEntry]):
 
     @property
     def drops(self) -> "collections.deque[object]":
-        """The queue to which finalizers append handles to drop: the host store's, whose thread empties it."""
+        """The queue to which finalizers append handles to drop: that of the host store, whose thread empties it."""
         return self._below.drops
 
     def allow(self, budget_bytes: int) -> None:
-        """Change the budget."""
+        """Set the budget to `budget_bytes`."""
         with self._state.lock:
             self._state.tier.allow(budget_bytes)
 
@@ -167,10 +168,10 @@ class DeviceStore(TieredStore[DeviceEntry]):
         watcher: object | None = None,
         persistent: bool = False,
     ) -> DeviceEntry:
-        """Keep an array of the device; see `Store.put`. Waits until the host has room for arrays that must leave."""
+        """Keep a device array; see `Store.put`. Waits until the host has room for arrays that must leave the device."""
         state = self._state
         is_copy = not array.flags.c_contiguous
-        if is_copy:  # which nobody else has
+        if is_copy:  # nothing else can change the copy
             array, unchanged = contiguous(array), None
         with state.lock:
             state.require_open("put")
@@ -186,7 +187,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
         try:
             self._send_what_must_leave(entry)
         except BaseException:
-            self.drop(entry)  # the caller gets nothing to drop
+            self.drop(entry)  # the caller gets no handle to drop
             raise
         return entry
 
@@ -210,7 +211,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
         self._copy_ahead()
 
     def flush(self) -> None:
-        """Copy the arrays that are only on the device to the store of the host. Raises SpillError when that refuses."""
+        """Copy the arrays that are only on the device to the host store. Raises SpillError if a copy fails."""
         with self._state.lock:
             self._state.require_open("flush")
             alone = list(self._state.tier.dirty)
@@ -219,7 +220,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
                 self._send(entry)
 
     def stats(self) -> dict[str, int]:
-        """Return the bytes on the device, now and at most."""
+        """Return the number of bytes on the device: now, and the most so far."""
         with self._state.lock:
             self._state.drain_posts()
             self._state.copies.let_go()
@@ -233,7 +234,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
         return empty_on_device(shape, dtype)
 
     def relabel(self, handle: Handle, label: Label) -> None:
-        """Give the array of a handle another label. Raises SpillError if the handle was dropped."""
+        """Replace the label of a stored array. Raises SpillError if the handle was dropped."""
         with self._state.lock:
             entry = self._state.live_entry("relabel", handle)
             entry.label = label
@@ -243,14 +244,14 @@ class DeviceStore(TieredStore[DeviceEntry]):
     # To the host
 
     def _send_what_must_leave(self, entry: DeviceEntry) -> None:
-        """Send an array that was put or changed, if it is persistent; then those that exceed the budget."""
+        """Copy `entry`, which was put or changed, to the host if it is persistent; then arrays beyond the budget."""
         following = entry if entry.persistent and self._begin_send(entry) else self._next_to_send()
         while following is not None:
             self._send(following)
             following = self._next_to_send()
 
     def _next_to_send(self) -> DeviceEntry | None:
-        """If an array must leave, begin to write the one that is needed last, and return it."""
+        """If an array must leave the device, begin to write the array that is needed last, and return its entry."""
         state, tier = self._state, self._state.tier
         with state.lock:
             state.drain_posts()
@@ -271,7 +272,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
         entry.moving_thread = threading.get_ident()
 
     def _send(self, entry: DeviceEntry) -> None:
-        """Copy an array to the store of the host, which may wait for the disk. Raises the errors of that store."""
+        """Copy an array to the host store; this may wait for the disk. Raises the errors of the host store."""
         state, tier = self._state, self._state.tier
         source, below = Source(cast(np.ndarray, entry.array), state.copies.out), entry.below
         taken = False
@@ -299,9 +300,9 @@ class DeviceStore(TieredStore[DeviceEntry]):
                 self._make_room(0)
 
     def _make_room(self, nbytes: int) -> bool:
-        """Evict arrays that the host has until `nbytes` more fit; return whether they do. Called with the lock held.
+        """Until `nbytes` more fit, evict arrays that the host store has too; return whether `nbytes` fit.
 
-        Then wait for copies, as long as the room that is left is memory that only they hold.
+        If memory that only unfinished copies hold is in the way, wait for copies. Called with the lock held.
         """
         tier, copies = self._state.tier, self._state.copies
         copies.let_go()
@@ -319,13 +320,16 @@ class DeviceStore(TieredStore[DeviceEntry]):
     def _begin_load(self, entry: DeviceEntry, pinned: bool = True) -> None:
         tier = self._state.tier
         if pinned:
-            self._make_room(entry.nbytes)  # first: the device may fail
+            self._make_room(entry.nbytes)  # before the entry changes: the device may fail
         tier.begin_load(entry, pinned)
         entry.moving_thread = threading.get_ident()
         tier.reserve(entry.nbytes, pinned)
 
     def _load(self, entry: DeviceEntry, handed_out: bool = True) -> np.ndarray:
-        """Begin to copy an array back, after `_begin_load`. Raises the errors of the store and the device."""
+        """Begin to copy an array back to the device, and return the device array. `_begin_load` must come first.
+
+        Raises the errors of the host store and of the device.
+        """
         state, array = self._state, None
         try:
             array, ready = state.copies.back(self._below.get(cast(Handle, entry.below)))
@@ -339,11 +343,11 @@ class DeviceStore(TieredStore[DeviceEntry]):
         return array
 
     def _note_use(self, entry: DeviceEntry, is_here: bool) -> None:
-        if not entry.persistent and entry.unchanged_when_sent is None:  # nothing tells that the caller changes it
+        if not entry.persistent and entry.unchanged_when_sent is None:  # a change by the caller would go unnoticed
             self._begin_change(entry)
 
     def _begin_change(self, entry: DeviceEntry) -> None:
-        if entry.sent is not None and entry.sent.done is not None:  # the store of the host may be copying it
+        if entry.sent is not None and entry.sent.done is not None:  # the copy to the host may still run
             entry.sent.done.wait(driver.compute())
 
     def _end_change(self, entry: DeviceEntry, changed: bool) -> None:
@@ -354,11 +358,11 @@ class DeviceStore(TieredStore[DeviceEntry]):
         self._make_room(0)
 
     def _copy_ahead(self) -> None:
-        """Begin to copy back the arrays that will be used next; of those on disk, only have the host read them."""
+        """Begin to copy back the arrays that will be used next; if an array is on disk, only prefetch it to RAM."""
         wanted: list[Handle] = []
         self._state.copies.let_go()
         rank = self._state.tier.schedule.cursor
-        with contextlib.suppress(SpillError, MemoryError):  # the use of the array tries again, and raises
+        with contextlib.suppress(SpillError, MemoryError):  # the use of the array tries again, and raises the error
             for _ in range(_AHEAD):
                 entry, below = (None, None) if rank is None else self._next_to_load(rank)
                 if entry is None or below is None:
@@ -374,9 +378,9 @@ class DeviceStore(TieredStore[DeviceEntry]):
                 self._below.prefetch(wanted)
 
     def _next_to_load(self, rank: int) -> tuple[DeviceEntry | None, Handle | None]:
-        """Return the array of highest rank below `rank` that only the host has, and its handle there.
+        """Return the entry of highest rank below `rank` that only the host has, and its handle in the host store.
 
-        Return None twice if there is none, or it is not needed soon.
+        Return (None, None) if there is no such entry, or if it is not needed soon.
         """
         tier = self._state.tier
         with self._state.lock:
@@ -384,10 +388,10 @@ class DeviceStore(TieredStore[DeviceEntry]):
             return (entry, entry.below) if entry is not None and tier.schedule.is_near(entry) else (None, None)
 
     def _begin_load_ahead(self, entry: DeviceEntry) -> bool:
-        """Begin to load an array if it fits beside what is needed sooner; return whether that is so."""
+        """Begin to load an array if it fits beside the arrays that are needed sooner; return whether loading began."""
         tier = self._state.tier
         with self._state.lock:
-            if entry.residence is not BELOW or entry.is_leaving:  # the caller would wait until it has left
+            if entry.residence is not BELOW or entry.is_leaving:  # the load would wait until the copy to the host ends
                 return False
             if not tier.make_room(entry.nbytes, for_rank=entry.rank):
                 return False

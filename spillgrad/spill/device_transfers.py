@@ -1,4 +1,4 @@
-"""Copies between a device and the arrays of a store, beside kernels: a stream in each direction."""
+"""Copies between a device and the arrays of a store, concurrent with kernels, on one stream for each direction."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,16 +10,16 @@ from spillgrad_kernels.device_array import address_of, empty_on_device
 
 
 class Copies:
-    """Begins copies. A copy waits for the kernels launched before it, and for nothing else.
+    """Begins copies. A copy waits only for the kernels launched before it, and for earlier copies in its direction.
 
-    Until it is done, a copy holds the host's array and the device's memory, but not the device array over that memory.
+    Until the copy is done, it keeps the host array and the device memory alive, but not the device array.
     """
 
     def __init__(self) -> None:
         self._out, self._back = driver.Stream(), driver.Stream()
 
     def out(self, array: np.ndarray) -> tuple[np.ndarray, driver.Event]:
-        """Begin to copy a dense array to pinned memory; return that memory, and the event of the copy's end."""
+        """Begin to copy a dense device array to pinned memory; return the pinned array, and the copy's end event."""
         host = driver.pinned(array.nbytes).view(array.dtype).reshape(array.shape)
         driver.Event().record(driver.compute()).wait(self._out)
         done = self._out.copy_to_host_async(
@@ -28,12 +28,12 @@ class Copies:
         return host, done
 
     def back(self, host: np.ndarray) -> tuple[np.ndarray, driver.Event]:
-        """Begin to copy a dense array of the host to the device; return the new array, and the event of the copy's end.
+        """Begin to copy a dense host array to the device; return the device array, and the copy's end event.
 
-        An array that is not pinned goes through pinned memory, piece by piece.
+        An array that is not in pinned memory is copied through pinned memory, piece by piece.
         """
         array = empty_on_device(host.shape, host.dtype)
-        driver.Event().record(driver.compute()).wait(self._back)  # kernels may still read what was there before
+        driver.Event().record(driver.compute()).wait(self._back)  # kernels may still read the memory's old contents
         source = host.reshape(-1).view(np.uint8)
         if driver.is_pinned(host):
             self._back.copy_to_device_async(address_of(array), source, array.nbytes, keep=memory_of(array))
@@ -56,16 +56,16 @@ class Copies:
 
 
 class Source:
-    """A dense array of the device that a store takes. `copy` is `Copies.out`, or a function that calls it."""
+    """A dense device array to be put into a host store. `copy` is `Copies.out`, or a function that calls it."""
 
     def __init__(self, array: np.ndarray, copy: Callable[[np.ndarray], tuple[np.ndarray, driver.Event]]) -> None:
         self.shape, self.dtype, self.nbytes = array.shape, array.dtype, array.nbytes
-        self.done: driver.Event | None = None  # once the store took the array: when its copy is done
-        self._array: np.ndarray | None = array  # until it was taken
+        self.done: driver.Event | None = None  # set by `fetch`: the end event of the copy
+        self._array: np.ndarray | None = array  # None after `fetch`
         self._copy = copy
 
     def fetch(self) -> tuple[np.ndarray, Callable[[], None]]:
-        """Begin to copy the array to pinned memory; return the copy, and a function that waits until it is done."""
+        """Begin to copy the array to pinned memory; return the pinned array, and a function that waits for the copy."""
         array, self._array = self._array, None
         assert array is not None
         host, self.done = self._copy(array)
@@ -73,7 +73,7 @@ class Source:
 
 
 def memory_of(array: Any) -> Any:
-    """Return the object that lives as long as an array's memory."""
+    """Return the object that keeps the memory of a device array alive."""
     while array.base is not None:
         array = array.base
     return array if array.owner is None else array.owner

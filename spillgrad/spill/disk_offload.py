@@ -28,7 +28,7 @@ _LAYERS_ON_DEVICE = 2
 
 @dataclass(frozen=True)
 class OffloadStats(StoreStats):
-    """The counters of a store, and its bytes on a CUDA device: now, and the most so far."""
+    """The counters of a store, and the number of its bytes on a CUDA device: now, and the most so far."""
 
     device_bytes: int = 0
     peak_device_bytes: int = 0
@@ -37,10 +37,10 @@ class OffloadStats(StoreStats):
 class disk_offload(StoreOwner):
     """Keep a model's parameters and buffers, their gradients and the optimizer's state on disk.
 
-    At most `ram_budget` bytes of them are in RAM. They are read when something uses them; once a step has shown the
-    order of use, they are read ahead of time. After a change they are written back. The model, the optimizer and the
-    training loop stay as they are, and all values are bit for bit those of training in RAM. The attributes `model` and
-    `optimizer` are the two.
+    At most `ram_budget` bytes of these are in RAM. A tensor is read when something uses it; once a step has shown the
+    order of use, tensors are read ahead of time. After a change a tensor is written back. The model, the optimizer and
+    the training loop stay as they are, and all values are bit for bit those of training in RAM. The attributes `model`
+    and `optimizer` are the offloaded model and optimizer.
 
     If the model itself is too large for RAM, pass functions. The first takes no arguments and builds the model. Its
     parameters and buffers go to disk one by one, as modules register them in this thread. The second makes the
@@ -51,32 +51,33 @@ class disk_offload(StoreOwner):
         )
 
     With `step_in_backward`, the optimizer updates each parameter as soon as backward has its gradient, and frees the
-    gradient. `optimizer.step()` then has nothing to do, and each backward pass is a step of its own. Without it,
-    gradients go to disk too.
+    gradient. `optimizer.step()` then has nothing to do, and each backward pass is a step of its own. Without
+    `step_in_backward`, gradients go to disk too.
 
     `max_grad_norm` clips gradients as `clip_grad_norm_` does, over all parameters that the optimizer updates.
-    `optimizer.step()` clips just before each update: it scales a copy, and the gradients on disk stay as they were.
+    `optimizer.step()` clips just before each update: it scales a copy, and the gradients on disk stay unchanged.
     With `step_in_backward`, gradients go to disk first, and the updates follow when backward ends. Each gradient is
     read once, because its norm is taken when backward finishes it. `grad_norm` is the norm of all gradients in the last
     step, before they were clipped.
 
     `with sg.save_on_disk(offload)` puts what operations save for backward into the same store, under the same budget.
 
-    An array that `numpy()` returns of such a tensor may be written to. If it was, its values are stored again once
-    nobody holds the array. Copies and pickles of the model and of the optimizer are in RAM, and independent of this
-    object.
+    The array that `numpy()` returns for an offloaded tensor may be written to. If it was, its values are stored again
+    once no reference to the array is left. Copies and pickles of the model and of the optimizer are in RAM, and
+    independent of this object.
 
     A model on a CUDA device, its gradients and the optimizer's state live on disk too. They are on the device while
-    they are used, and copied through pinned memory, which counts in `ram_budget`, while kernels run. Those needed
-    soonest stay on the device, up to `device_budget`. The default is twice what one layer or one update needs at once.
+    they are used. They are copied through pinned memory, which counts in `ram_budget`, while kernels run. The tensors
+    needed soonest stay on the device, up to `device_budget`. By default, `device_budget` is twice what one layer or one
+    update needs at once.
 
     `keep_journal` names a file for the journal, which `spillgrad inspect` reads; see `save_on_disk`.
 
     Units: `ram_budget` and `device_budget` are bytes, or a size such as "512MiB". `least_budget` and
     `least_device_budget` are bytes: the smallest budgets that hold what one layer or one update needs at once.
-    Raises BudgetError for a size that does not parse, or is less than the least; ArgumentError for a parameter that
-    shares memory with another tensor, or is offloaded already; SpillError for a directory that cannot be used, or for a
-    disk without room for all that will be stored, unless `on_full` is "ram".
+    Raises BudgetError if a size does not parse, or is below its least budget. Raises ArgumentError if a parameter
+    shares memory with another tensor, or is offloaded already. Raises SpillError if the directory cannot be used, or if
+    the disk lacks room for all that will be stored and `on_full` is not "ram".
     """
 
     def __init__(
@@ -164,9 +165,9 @@ class disk_offload(StoreOwner):
         return self._training.grad_norm
 
     def flush(self) -> None:
-        """Wait until every array that no caller is changing is in the files.
+        """Wait until all arrays are in the files, except those that a caller is still changing.
 
-        Raises SpillError when something could not be written.
+        Raises SpillError if an array could not be written.
         """
         self._residents.return_changed(with_last=True)
         self._residents.flush()

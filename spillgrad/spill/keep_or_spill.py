@@ -1,4 +1,4 @@
-"""What becomes of a saved tensor: `become` chooses, and `save_on_disk` does it."""
+"""Choose what happens to a saved tensor, such as staying in RAM or being spilled; `save_on_disk` carries it out."""
 
 import enum
 import weakref
@@ -19,12 +19,12 @@ from spillgrad_kernels.device_array import is_on_device
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
-# If its memory is so many times larger than a small tensor, a copy of the tensor is kept in place of the memory.
+# If a small tensor's memory is more than this many times larger than the tensor, a copy of the tensor is kept instead.
 _MUCH_LARGER = 2
 
 
 class Outcome(enum.Enum):
-    """What becomes of a saved tensor."""
+    """What happens to a saved tensor, and why."""
 
     OFFLOADED = "its memory is in a store already: backward reads it again"
     LEAF = "it stays: it is, or is a view of, a leaf that requires a gradient, which is in RAM anyway"
@@ -39,13 +39,13 @@ class Outcome(enum.Enum):
     SPILLED = "its memory goes to the store"
 
 
-# For each slot of gradients made in advance, the one that stays in RAM. Backward needs it first, and would otherwise
-# allocate as much. Further gradients, of graphs that wait for their backward, are spilled.
+# For each slot of gradients made in advance, the gradient that stays in RAM. Backward needs this gradient first, and
+# would otherwise allocate as much. Further gradients, of graphs that wait for their backward, are spilled.
 made_ahead: "weakref.WeakValueDictionary[str, Kept]" = weakref.WeakValueDictionary()
 
 
 def become(tensor: Tensor, min_bytes: int, policy: Policy | Automatic | None, small: SmallTensors) -> Outcome:
-    """Return what becomes of `tensor`, which an operation saves now, in this thread."""
+    """Choose what happens to `tensor`, which an operation of this thread is saving for backward."""
     storage = tensor._storage
     if storage.offloaded:
         return Outcome.OFFLOADED
@@ -72,9 +72,9 @@ def become(tensor: Tensor, min_bytes: int, policy: Policy | Automatic | None, sm
 
 
 def outcome_in_ram(nbytes: int, memory_bytes: int, min_bytes: int) -> Outcome | None:
-    """Return how a tensor stays in RAM because it is small or saved at a special moment; None if it need not stay.
+    """Return the outcome for a tensor that stays in RAM because it is small or the store is busy; else None.
 
-    A tensor without elements is small whatever `min_bytes` is.
+    The tensor has `nbytes`, and its memory `memory_bytes`. A tensor without elements is small whatever `min_bytes` is.
     """
     is_small = nbytes < min_bytes or not nbytes
     if is_small and memory_bytes <= _MUCH_LARGER * nbytes:

@@ -17,9 +17,9 @@ Chooser = Callable[[str], str | None]
 
 
 class Policy:
-    """Chooses for each saved value: by its operation, else by its modules, the innermost first.
+    """Chooses what happens to each saved value: by its operation, else by its modules, the innermost first.
 
-    A value without a choice is spilled. Raises ArgumentError for an argument that is no policy.
+    A value without a choice is spilled. Raises ArgumentError if `policy` is not a valid policy.
     """
 
     def __init__(self, policy: str | Mapping[str, str] | Chooser) -> None:
@@ -71,7 +71,7 @@ class Policy:
         return False
 
     def around(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the forward of the module at a path, to be recomputed in backward if that was chosen."""
+        """Run the forward of the module at `path`; if the policy says "recompute", backward runs the forward again."""
         if self._of_module(path) != "recompute":
             return forward(*args, **kwargs)
         with around_forward(self, None):  # modules inside are recomputed with it

@@ -1,4 +1,4 @@
-"""Ready-made hooks that spill saved tensors to HDF5 files under a RAM budget: `save_on_cpu`'s sibling for disks."""
+"""Hooks that spill saved tensors to HDF5 files under a RAM budget, as PyTorch's `save_on_cpu` moves them to RAM."""
 
 import dataclasses
 import os
@@ -39,13 +39,13 @@ DEVICE_BUDGET = "64MiB"
 
 @dataclass(frozen=True)
 class SpillStats(OffloadStats):
-    """The counters of a store, and `kept_bytes`, which the policy or a loss keeps in RAM beside the budget."""
+    """The counters of a store. `kept_bytes` are the bytes that the policy or a loss keeps in RAM outside the budget."""
 
     kept_bytes: int = 0
 
 
 class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
-    """Spill what operations inside save for backward to disk, and keep at most `ram_budget` bytes of it in RAM.
+    """Context manager: spill what operations save for backward to disk; keep at most `ram_budget` bytes of it in RAM.
 
         with sg.save_on_disk("spill/", ram_budget="512MiB") as spill:
             loss = model(x)
@@ -59,34 +59,33 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
     In place of a directory it takes the `disk_offload` of a model. Saved tensors then go to the same store as
     parameters, gradients and optimizer state. They share its budget and its options, and `stats()` counts both.
 
-    Each storage is stored once, however many nodes and views save it. These tensors stay in RAM:
-    views of leaves that require a gradient, because these are in RAM anyway; tensors smaller than `min_bytes`; and the
-    gradients of one loss that `linear_cross_entropy` computed in forward, because backward begins with them.
-    `stats().kept_bytes` counts the last. If a saved tensor is modified in place, backward gets its old values or raises
-    an error; it never computes with the new ones.
+    Each storage is stored once, however many nodes and views save it. These tensors stay in RAM: views of leaves that
+    require a gradient, because the leaves are in RAM anyway; tensors smaller than `min_bytes`; and the gradients of one
+    loss that `linear_cross_entropy` computed in forward, because backward begins with these gradients.
+    `stats().kept_bytes` counts the gradients. If a saved tensor is modified in place, backward gets its old values or
+    raises an error; it never computes with the new values.
 
-    With a `min_bytes` below 4096, storages smaller than that are copied into arrays that many of them share. Such an
-    array is freed when the last tensor in it is. Each tensor takes about 240 bytes of RAM, which count in the budget.
+    With a `min_bytes` below 4096, storages smaller than 4096 bytes are copied into arrays that many of them share. Such
+    an array is freed with the last tensor in it. Each tensor takes about 240 bytes of RAM, which count in the budget.
     A budget below 32 KiB has no room for such arrays: each storage is then stored on its own.
 
-    When the disk is full or reports an error, saving raises SpillError. With `on_full="ram"` it warns
-    once instead, and keeps tensors in RAM beyond the budget until the disk accepts them again. No tensor is lost, and
-    later steps run. `direct_io` says whether to bypass the page cache, where the file system can. None decides by a
-    short measurement; it uses the page cache for arrays that do not fit the budget, and after two steps in a row that
-    waited for the disk. `checksums=False` saves 0.1 s of processor time per GiB written and read; damage on the disk
-    then goes unnoticed.
+    When the disk is full or reports an error, saving raises SpillError. With `on_full="ram"` it warns once instead, and
+    keeps tensors in RAM beyond the budget until the disk accepts them again. No tensor is lost, and later steps run.
+    `direct_io` says whether to bypass the page cache, if the file system can. With None, a short measurement decides;
+    the page cache is used for arrays that do not fit the budget, and after two steps in a row that waited for the disk.
+    `checksums=False` saves 0.1 s of processor time per GiB written and read; damage on the disk then goes unnoticed.
 
     `codec` says how tensors are encoded in the files. A tensor that is still in RAM comes back exact.
 
     * "lossless": HDF5's shuffle and zstd filters, for tensors of which a sample shrinks: masks, ReLU's outputs,
-      indices. A thread compresses 0.2 GB/s, so it is worth it on slow or small disks.
+      indices. A thread compresses 0.2 GB/s, so "lossless" is worthwhile on slow or small disks.
     * "bf16": float32 and float64 are rounded to bfloat16. The error is at most 1/256 of the value, or 4.6e-41 if that
       is larger. Values beyond 3.39e38 become infinite.
     * "int8": the error of float32 and float64 is at most 0.4 % of the largest of 128 neighbours. A tensor stays exact
       if it has a value that is not finite, a value beyond 3.4e38, or 128 neighbours all closer to 0 than 1.5e-36.
 
-    "bf16" and "int8" leave all other dtypes as they are, and views of floats as other dtypes. Gradients become as
-    inexact as the tensors that they are computed from.
+    "bf16" and "int8" leave tensors of all other dtypes exact, and views that read float memory as another dtype.
+    Gradients become as inexact as the tensors that they are computed from.
 
     `encrypt=True` encrypts the files with a key that only this object has. It needs the package cryptography.
 
@@ -94,39 +93,41 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
     `policy` then chooses one of three treatments:
 
     * "spill" is the default;
-    * "keep" leaves a tensor in RAM, beside the budget (`stats().kept_bytes`);
+    * "keep" leaves a tensor in RAM, outside the budget (`stats().kept_bytes`);
     * "recompute" saves only the arguments of a module, and runs its forward again in backward, as `checkpoint` does.
       Given alone, it applies to the layers that a `ModuleList` or `Sequential` repeats.
 
-    Or it is a mapping, or a function, from module paths (patterns of `fnmatch`) and operation names to these words:
+    `policy` may also be a mapping, or a function, from module paths (in a mapping, patterns of `fnmatch`) and operation
+    names to these words:
 
         policy={"h.*.mlp": "recompute", "h.0": "keep", "softmax": "keep"}
 
-    The choice for an operation takes precedence, then that for the innermost module. Of a mapping's patterns, the first
-    that fits counts. Whatever has no choice is spilled. A single operation cannot be recomputed. Gradients are the
-    same, bit for bit.
+    The choice for an operation takes precedence over the choice for a module, and an inner module over an outer one. Of
+    a mapping's patterns, the first that matches counts. A tensor without a choice is spilled. A single operation cannot
+    be recomputed. Gradients are the same, bit for bit.
 
     "auto" spills everything in the first steps, and measures. If the steps wait for the disk, it recomputes from then
     on those layers, or parts of layers, that are quicker to compute again than to write and read (`sg.planning`). It
-    decides once for a model and the shapes of its inputs, from the steps inside `with`, and goes back if steps do not
-    become shorter. While backward is in a layer that is recomputed, the tensors which that layer saves are in RAM
-    beside the budget.
+    decides once for a model and the shapes of its inputs, from the steps inside `with`, and spills everything again if
+    the steps become more than 5 % longer. While backward is in a layer that is recomputed, the tensors that this layer
+    saves are in RAM outside the budget.
 
-    `keep_journal` names a file that records what is packed, written, read and waited for. It stays when
-    the spill files go. `spillgrad inspect` and `sg.storage.inspect` read it, also while it is being written. A journal
-    belongs to one object for as long as the object, or a graph that uses it, lives: give each object a file of its own.
+    `keep_journal` names a file that records what is packed, written, read and waited for. The journal stays when the
+    spill files are removed. `spillgrad inspect` and `sg.storage.inspect` read it, also while it is being written. A
+    journal belongs to one object for as long as the object, or a graph that uses it, lives: give each object a file of
+    its own.
 
-    Up to `device_budget` bytes of a device's tensors stay there: those that backward needs soonest, by the order of the
-    last step, or in a first step the newest. The others are copied to pinned memory, which counts in `ram_budget`, and
-    from there to the disk, while kernels run. They are copied back before
-    backward needs them. Two things come on top of the budgets: 16 MiB through which data from the disk are copied to
-    the device, and the tensors that the backward of one operation uses.
+    Up to `device_budget` bytes of saved tensors of a device stay on the device: those that backward needs soonest, by
+    the order of the last step, or in a first step the newest. The others are copied to pinned memory, which counts in
+    `ram_budget`, and from there to the disk, while kernels run. They are copied back before backward needs them. Two
+    things come on top of the budgets: 16 MiB through which data from the disk are copied to the device, and the tensors
+    that the backward of one operation uses.
 
     Units: `ram_budget`, `device_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a
-    temporary one is used.
-    Raises BudgetError for a size that does not parse; ArgumentError for an unknown word, for a missing package, without
-    `ram_budget`, or for an option that the offload has already; SpillError for a directory that cannot be used, or a
-    journal that belongs to another living object.
+    temporary directory is used.
+    Raises BudgetError if a size does not parse. Raises ArgumentError for an unknown word, a missing package, a missing
+    `ram_budget`, or an option that the offload has already. Raises SpillError if the directory cannot be used, or if
+    the journal belongs to another living object.
     """
 
     # Gradients that forward makes in advance may stay in RAM.
@@ -237,7 +238,7 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
     def stats(self) -> SpillStats:
         """Return the store's counters: bytes packed, deduplicated, written, read, live and in RAM; seconds waited.
 
-        `kept_bytes` counts what stays in RAM beside the budget now, each memory once.
+        `kept_bytes` counts the memory that stays in RAM outside the budget now, each storage once.
         """
         kept = {id(storage): storage.array.nbytes for storage in [entry.tensor().storage for entry in list(self._kept)]}
         stats = dataclasses.asdict(self._store.stats())
@@ -246,16 +247,16 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
         return SpillStats(**stats, kept_bytes=sum(kept.values()))
 
     def flush(self) -> None:
-        """Wait until every live spilled tensor is in the files, and every event in the journal.
+        """Wait until all live spilled tensors are in the files, and all events are in the journal.
 
-        Raises SpillError when a tensor could not be written.
+        Raises SpillError if a tensor could not be written.
         """
         if self._device_store is not None:
             self._device_store.flush()
         super().flush()
 
     def _on_device(self) -> "DeviceStore":
-        """Return the store of saved tensors on a device."""
+        """Return the store for saved tensors on a device; the first call makes the store."""
         with self._making_device_store:
             if self._device_store is None:
                 from spillgrad.spill.device_store import DeviceStore  # it needs a driver

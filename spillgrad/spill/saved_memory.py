@@ -1,7 +1,7 @@
-"""What every framework shares about saved tensors: their memory as a store takes it, and the objects in the graph.
+"""The base classes for saved tensors of every framework: memory for a store, and the objects that graphs keep.
 
-A framework adds three things of its own: which memory a tensor has, how often that memory was changed, and how a tensor
-is made over memory that came back.
+A framework adds three things: how to find the memory of a tensor, how to count the memory's in-place changes, and how
+to make a tensor over memory that a store gave back.
 """
 
 import functools
@@ -23,9 +23,10 @@ SIGNALS_WAIT = True
 
 
 class Layout(NamedTuple):
-    """The place of a tensor in its memory. Strides and offset are in bytes.
+    """The layout of a tensor in its memory. Strides and offset are in bytes.
 
-    `dtype` is the framework's own. Only PyTorch reads memory as the conjugate, or the negative, of what it holds.
+    `dtype` is the framework's dtype, or its name. `is_conjugate` and `is_negative` are of PyTorch only: a tensor's
+    values are the conjugates, or the negatives, of the numbers in memory.
     """
 
     dtype: Any
@@ -38,7 +39,7 @@ class Layout(NamedTuple):
 
     @property
     def span_bytes(self) -> int:
-        """The bytes from the first to the last element."""
+        """The number of bytes from the first element to the last one, both included."""
         if 0 in self.shape:
             return 0
         return sum([(size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)]) + self.itemsize
@@ -59,11 +60,11 @@ def _name_of(dtype: Any) -> str:
 
 
 class SavedMemory(NamedTuple):
-    """The memory of a saved tensor, with what a store must know of it.
+    """The memory of a saved tensor, and what a store must know about this memory.
 
-    Within one store, and so with its codec, equal keys mean equal bytes. `layout` says where in `array` the tensor
-    lies. `is_unchanged` tells whether the memory still has the bytes that were saved. While `watcher` lives, a tensor
-    that comes back over the same memory counts its changes there.
+    Within one store, and so with one codec, equal keys mean equal bytes. `layout` is the tensor's layout in `array`.
+    `is_unchanged` tells whether the memory still has the bytes that were saved. `watcher` counts changes: while it
+    lives, a tensor that comes back over the same memory uses it as its counter.
     """
 
     key: Hashable
@@ -74,9 +75,9 @@ class SavedMemory(NamedTuple):
 
 
 class Version:
-    """The number of in-place changes of a memory when this object was made.
+    """A memory's counter of in-place changes, and `number`, the count when this object was made.
 
-    Frameworks derive from it. The object refers to the counter of changes, and does not hold the memory.
+    Each framework has a subclass. The object refers to the counter, and does not keep the memory alive.
     """
 
     __slots__ = ("number",)
@@ -91,7 +92,7 @@ class Version:
         return self.now() == self.number
 
     def require(self, layout: Layout) -> None:
-        """Raise SavedTensorError, which describes the tensor by `layout`, if the memory was changed."""
+        """Raise SavedTensorError if the memory was changed; the message describes the tensor that has `layout`."""
         now = self.now()
         if now != self.number:
             raise changed_error(layout.dtype, layout.shape, now, self.number)
@@ -112,14 +113,14 @@ class Packed:
     __slots__ = ()
 
     def tensor(self) -> Any:
-        """Return the tensor."""
+        """Return the saved tensor."""
         raise NotImplementedError
 
 
 class Kept(Packed):
     """A saved tensor that stays in RAM, as the graph keeps it.
 
-    `count`, if given, returns the number of in-place changes of a tensor; then a change since is an error.
+    `count` returns the number of in-place changes of a tensor. If it is given, a later change makes `tensor` raise.
     """
 
     __slots__ = ("__weakref__", "_count", "_number", "_tensor")
@@ -129,7 +130,7 @@ class Kept(Packed):
         self._number = None if count is None else count(tensor)
 
     def tensor(self) -> Any:
-        """Return the tensor. Raises SavedTensorError when it was changed."""
+        """Return the tensor. Raises SavedTensorError if `count` was given and the tensor was changed."""
         tensor = self._tensor
         if self._count is not None and self._number is not None:
             now = self._count(tensor)
@@ -139,15 +140,18 @@ class Kept(Packed):
 
 
 class Spilled(Packed, Holder):
-    """A saved tensor whose memory a store has, as the graph keeps it: the store's handle, and the tensor's layout.
+    """The object that a graph keeps for a spilled tensor: the handle of the stored memory, and the tensor's layout.
 
-    The store frees the bytes when the last such object over them dies.
+    The store frees the bytes when the last object with this handle dies.
     """
 
     __slots__ = ("__weakref__", "_key", "_layout", "_source")
 
     def __init__(self, store: DiskStore, source: Any, stored: Any, key: Hashable, layout: Layout) -> None:
-        """Take over a reference to `stored`, the handle of the memory `key`, as `held`; `source` gives the memory."""
+        """Take over one reference of the handle `stored`, as `held`. The stored memory has the key `key`.
+
+        Subclasses read the memory from `source` to make the tensor.
+        """
         super().__init__(store.drops.append, stored)
         self._source, self._key, self._layout = source, key, layout
 
@@ -156,7 +160,7 @@ class Spilled(Packed, Holder):
 
 
 class SpilledSmall(Packed):
-    """A small saved tensor, as the graph keeps it; its memory was copied to an array that many share."""
+    """The object that a graph keeps for a small saved tensor, whose memory was copied to an array that many share."""
 
     __slots__ = ("__weakref__", "_layout", "_place")
 
@@ -167,7 +171,7 @@ class SpilledSmall(Packed):
 def note_view(
     views: list[View], layout: Layout, operation: str | None = None, slot: str | None = None, start: int = 0
 ) -> None:
-    """Add a tensor to the views that files list of an array, unless the list is full.
+    """Append a tensor with `layout` to `views`, the views of an array that files list, unless the list is full.
 
     The tensor's memory begins at byte `start` of the array.
     """
@@ -177,5 +181,5 @@ def note_view(
 
 
 def present_label(operation: str | None = None, slot: str | None = None) -> Label:
-    """Return the label of the tensor that an operation saves now, in this thread."""
+    """Return the label for a tensor that this thread saves now, with this thread's current module and step."""
     return Label(operation or None, slot or None, labels.current.module, labels.current.step)

@@ -1,6 +1,6 @@
-"""Small saved tensors of any framework, many of which share one array of a store.
+"""Copy small saved tensors of any framework into shared arrays of a store.
 
-Each array costs kilobytes of bookkeeping in the store and in HDF5, and a call to write it.
+Each array of a store costs kilobytes of bookkeeping in the store and in HDF5, and a call to write the array.
 """
 
 import itertools
@@ -26,30 +26,33 @@ SMALL_BYTES = 4096
 _BATCH_BYTES = 64 << 10
 # A batch takes at most this part of the budget, so that other arrays have room beside the batch being filled.
 _BATCHES_PER_BUDGET = 8
-# For each tensor RAM holds a `Place`, a `SpilledSmall`, a number, and a graph's references to them. These bytes count
-# in the budget.
+# The bytes of RAM that each tensor takes: a `Place`, a `SpilledSmall`, a number, and a graph's references to these.
+# They count in the budget.
 _HELD_BYTES = 240
-# `Original`s are searched for those that are over when there are at least so many.
+# The list of `Original`s is searched for those that are over only if it has at least this length.
 _FEWEST_ORIGINALS = 64
 _numbers = itertools.count()
 
 
 class Copied(Protocol):
-    """Memory that can be copied to a batch. `packed` is the place of its last copy; only `SmallTensors` uses it."""
+    """Memory that can be copied to a batch. `packed` refers to the place of the last copy, for `SmallTensors` only."""
 
     packed: "tuple[Any, weakref.ref[Place]] | None"
 
 
 class Original(Protocol):
-    """The part of a copied memory that its place needs, such as the counter of changes."""
+    """An object that a place keeps for the memory that was copied, such as the memory's counter of changes."""
 
     def is_over(self) -> bool:
-        """Return whether the place needs this no longer: nobody changed the memory, and nobody can."""
+        """Return whether the place no longer needs this object: the memory is unchanged, and can no longer change."""
         ...
 
 
 class _Batch(Holder):
-    """An array that small tensors share; it lives as long as any of them. `array` is set while it is in RAM."""
+    """An array that small tensors share; it lives as long as any of its places.
+
+    `array` is set while the array is being filled, or is the last one that was read; else it is None.
+    """
 
     __slots__ = ("__weakref__", "array", "owner")
 
@@ -60,7 +63,7 @@ class _Batch(Holder):
 
 
 class Place:
-    """The place of a memory's copy in a batch."""
+    """The place of a memory's copy in a batch: `nbytes` bytes from byte `start` on."""
 
     __slots__ = ("__weakref__", "batch", "nbytes", "original", "start")
 
@@ -69,11 +72,11 @@ class Place:
 
     @property
     def views(self) -> list[View]:
-        """The views that files list of the batch; see `Handle`."""
+        """The views of the batch, which the files list; see `Handle`."""
         return self.batch.held.views  # type: ignore[no-any-return]
 
     def read(self) -> np.ndarray:
-        """Return the bytes, which the caller must copy at once, because other tensors share their array.
+        """Return the bytes of the copy. The caller must copy them at once, because other tensors share their array.
 
         Raises the errors of `DiskStore.get`.
         """
@@ -81,14 +84,14 @@ class Place:
 
 
 class SmallTensors:
-    """Copies small memory into batches, and gives these to a store.
+    """Copies small memory into batches, and gives the batches to a store.
 
     Later changes of the memory do not reach the copy. While a batch is filled, the store counts it in its budget and
-    keeps it in RAM, as an array that is being changed. When it is full, the next one begins. The first batch is small,
-    and each is twice as large as the one before, up to a limit. A batch is freed with the last of its places.
+    keeps it in RAM, as an array that is being changed. When it is full, the next batch begins. The first batch is
+    small, and each is twice as large as the one before, up to a limit. A batch is freed with the last of its places.
 
-    `_lock` guards the batch that is filled. When a finalizer runs while this thread has the lock, `takes` returns
-    False. In a forked child the store refuses to be used.
+    `_lock` guards the batch that is filled. If a finalizer runs while this thread has the lock, `takes` returns False.
+    In a forked child the store cannot be used.
     """
 
     def __init__(self, store: DiskStore) -> None:
@@ -100,11 +103,11 @@ class SmallTensors:
         _all.add(weakref.ref(self, _all.discard))
 
     def _begin(self) -> None:
-        """Forget all batches, and all memory that was copied to one."""
+        """Forget all batches, and which memory was copied to them."""
         self._number = next(_numbers)
         self._filling: Callable[[], _Batch | None] = nobody
         self._used = self._places = 0
-        self._read: Callable[[], _Batch | None] = nobody  # the last one that was read: its array is in RAM
+        self._read: Callable[[], _Batch | None] = nobody  # the batch that was read last: its array is in RAM
         self._with_original: list[weakref.ref[Place]] = []
         self._most_originals = _FEWEST_ORIGINALS
 
@@ -116,17 +119,17 @@ class SmallTensors:
         self._begin()
 
     def takes(self, nbytes: int) -> bool:
-        """Return whether memory of so many bytes goes to a batch: it is small, and the budget has room for batches."""
+        """Return whether memory of `nbytes` bytes goes to a batch: it is small, and the budget has room for batches."""
         # A finalizer may run while this thread fills a batch.
         return 0 < nbytes < SMALL_BYTES <= self._most_bytes and not self._lock.is_mine()
 
     def known(self, copied: Copied, version: int) -> Place | None:
-        """Return the place of a memory as it was after `version` in-place changes; None if there is no such copy."""
+        """Return the place of the copy of a memory after `version` in-place changes; None if there is no such copy."""
         packed = copied.packed
         return packed[1]() if packed is not None and packed[0] == (self._number, version) else None
 
     def add(self, copied: Copied, version: int, array: np.ndarray, original: Original | None = None) -> Place:
-        """Copy a memory to a batch: `array`, C-contiguous, after `version` in-place changes; return its place.
+        """Copy `array`, the C-contiguous memory of `copied` after `version` changes, to a batch; return the place.
 
         The place holds `original` until `original.is_over()`. Raises the errors of `DiskStore.put`.
         """
@@ -159,7 +162,7 @@ class SmallTensors:
         return batch
 
     def end_batch(self) -> None:
-        """Let the store write the batch that is being filled. Raises the errors of `DiskStore.end_change`."""
+        """End the batch that is being filled; the store may write it. Raises the errors of `DiskStore.end_change`."""
         with self._lock:
             batch, self._filling = self._filling(), nobody
             if batch is not None:
@@ -168,7 +171,7 @@ class SmallTensors:
                 self.store.end_change(batch.held, changed=False)
 
     def _drop_originals(self) -> None:
-        """Drop the originals that are over. The next search is due when there are twice as many as stay now."""
+        """Drop the originals that are over. The next call is due when there are twice as many as remain now."""
         stay = []
         for reference in self._with_original:
             place = reference()
@@ -181,7 +184,7 @@ class SmallTensors:
         self._most_originals = max(_FEWEST_ORIGINALS, 2 * len(stay))
 
     def read(self, batch: _Batch) -> np.ndarray:
-        """Return the array of a batch. Raises the errors of `DiskStore.get`."""
+        """Return the array of a batch, from the store if needed. Raises the errors of `DiskStore.get`."""
         array = batch.array
         if array is None:
             before = self._read()

@@ -1,4 +1,4 @@
-"""The memory of spillgrad's tensors, as a store takes it and gives it back."""
+"""The memory that a store takes for spillgrad's tensors, and tensors over memory that a store gave back."""
 
 import math
 from collections.abc import Hashable
@@ -22,10 +22,10 @@ SIGNALS_WAIT = True
 
 
 class Copy(Storage):
-    """The storage over an array that a store gave back; until somebody changes it, it has the bytes put under `key`.
+    """The storage over an array that a store gave back; until it is changed, it has the bytes put under `key`.
 
-    `altered_by` marks the lossy codec that may have altered the array. Only for the store with that codec is the
-    array then equal to the one that was put.
+    `altered_by` is the mark of the lossy codec that may have altered the array, or None. With a mark, the array counts
+    as the one that was put only for the store with that codec.
     """
 
     __slots__ = ("altered_by", "key")
@@ -51,10 +51,10 @@ class Spilled(saved_memory.Spilled):
     def tensor(self) -> Tensor:
         """Return the tensor, over memory that it shares with all other tensors of its storage.
 
-        The storage is the packed one while that is in memory, else a copy. Raises SavedTensorError if the copy was
-        changed.
+        The storage is the one that was packed, if it is still in memory, else a copy. Raises SavedTensorError if the
+        copy was changed.
         """
-        # Each array has one storage: of two, one would not count a change that was made through the other.
+        # Each array must have only one storage: a second one would not count changes made through the first.
         store, handle = self._source, self.held
         array = store.get(handle)
         storage = handle.watcher()
@@ -69,7 +69,7 @@ class Spilled(saved_memory.Spilled):
 
 
 class SpilledSmall(saved_memory.SpilledSmall):
-    """A small saved tensor, as the graph keeps it; several share an array of the store."""
+    """The object that a graph keeps for a small saved tensor; several of them share an array of the store."""
 
     __slots__ = ()
 
@@ -87,12 +87,12 @@ def layout_of(tensor: Tensor) -> Layout:
 
 
 def over(array: np.ndarray, layout: Layout, storage: Storage) -> Tensor:
-    """Return the tensor that has `layout` in `array`, the dense memory of `storage`."""
+    """Return a tensor with `layout` over `array`, the dense memory of `storage`."""
     return Tensor.wrap(strided_view(array, layout.offset, layout.shape, layout.dtype, layout.strides), storage)
 
 
 def memory_of(tensor: Tensor, codec_mark: object) -> SavedMemory:
-    """Return the memory of a tensor as a store takes it; `codec_mark` marks the store's lossy codec, or is None."""
+    """Return the memory to store for a tensor; `codec_mark` is the mark of the store's lossy codec, or None."""
     storage, array, layout = tensor._storage, tensor._array, layout_of(tensor)
     version = storage.version
     is_unchanged = lambda: storage.version == version  # noqa: E731
@@ -114,14 +114,14 @@ def memory_of(tensor: Tensor, codec_mark: object) -> SavedMemory:
 
 
 def in_memory_order(array: np.ndarray) -> np.ndarray:
-    """Return an array with its axes in the order of its memory: C-contiguous, unless the memory has gaps."""
+    """Return an array with its axes in the order of the memory: C-contiguous, unless the memory has gaps."""
     if array.flags.c_contiguous:
         return array
     return array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
 
 
 def _key(storage: Storage, codec_mark: object) -> Hashable:
-    """Return the key of a storage's present contents in the store whose codec has the mark `codec_mark`."""
+    """Return the key of a storage's present bytes; `codec_mark` is the mark of the store's lossy codec, or None."""
     if isinstance(storage, Copy) and not storage.version and storage.altered_by in (None, codec_mark):
         return storage.key
     return storage.uid, storage.version

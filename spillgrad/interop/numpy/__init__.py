@@ -10,7 +10,7 @@ from spillgrad.errors import ArgumentError
 
 
 def _array_namespace(self: Any, /, *, api_version: str | None = None) -> Any:
-    """Return the module with the array API standard's functions. Raises ArgumentError for another version."""
+    """Return the module of array API functions. Raises ArgumentError if `api_version` is not supported."""
     from spillgrad import array_api
 
     if api_version not in (None, "2021.12", "2022.12", "2023.12", array_api.__array_api_version__):
@@ -21,14 +21,14 @@ def _array_namespace(self: Any, /, *, api_version: str | None = None) -> Any:
 
 
 def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-    """Compute a NumPy ufunc of tensors, differentiably."""
+    """Apply a NumPy ufunc, or one of its methods, to tensors, differentiably."""
     from spillgrad.interop.numpy import functions
 
     return functions.call_ufunc(ufunc, method, inputs, options)
 
 
 def _array_function(self: Any, function: Any, types: Any, arguments: Any, options: Any) -> Any:
-    """Compute a NumPy function of tensors, differentiably."""
+    """Apply a NumPy function to tensors, differentiably."""
     from spillgrad.interop.numpy import functions
 
     return functions.call_function(function, types, arguments, options)

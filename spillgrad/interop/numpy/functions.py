@@ -1,12 +1,12 @@
-"""NumPy's functions of tensors: `np.exp(x)`, `np.concatenate([x, y])`, `np.linalg.norm(x)` are differentiated.
+"""Apply NumPy's functions to tensors, differentiably: `np.exp(x)`, `np.concatenate([x, y])`, `np.linalg.norm(x)`.
 
-Each calls the function of ours that declares NumPy's name: one of `sg`, of the array API standard, or of `meanings`.
-Arguments are passed by name. A NumPy function that has no equal here raises an error: NumPy never computes with a
-tensor's values outside the graph. (A list of tensors is an exception: NumPy makes an array of some lists before it
-asks us.) Dtypes promote as everywhere in `sg`. NumPy itself runs functions that return no array (`np.save`,
-`np.array2string` …).
+Each call goes to our function that declares NumPy's name: a function of `sg`, of the array API standard, or of the
+module `meanings`. Arguments are passed by name. A NumPy function without an equivalent raises an error: NumPy never
+computes with a tensor's values outside the graph. (A list of tensors is an exception: NumPy converts some lists to
+arrays before it calls us.) Dtypes promote as everywhere in `sg`. NumPy itself runs functions that return no array
+(`np.save`, `np.array2string` …).
 
-`out=` may be a tensor, or an array where nothing is to be differentiated.
+`out=` may be a tensor, or an array if nothing is to be differentiated.
 """
 
 import functools
@@ -28,12 +28,12 @@ from spillgrad.ops.declaration import numpy_functions
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import native
 
-# Our names of NumPy's parameters, where they differ.
+# Our names for NumPy's parameters, for those that differ.
 _RENAMED = {
     "a_max": ("max",), "a_min": ("min",), "axes": ("dims", "dim"), "axis": ("dim",), "ddof": ("correction",),
     "k": ("diagonal", "offset"), "keepdims": ("keepdim",), "method": ("interpolation",), "rcond": ("rtol",),
 }  # fmt: skip
-# NumPy's functions that return no array, so that there is nothing to differentiate.
+# The functions that NumPy itself runs: they return no array, so there is nothing to differentiate.
 _BY_NUMPY = (
     "allclose", "array2string", "array_equal", "array_equiv", "array_repr", "array_str", "can_cast", "common_type",
     "einsum_path", "iscomplexobj", "isrealobj", "may_share_memory", "min_scalar_type", "ndim", "save", "savetxt",
@@ -58,7 +58,7 @@ def _refusal(name: str) -> OperandError:
 
 @functools.cache
 def _functions() -> dict[str, Callable[..., Any]]:
-    """Return our functions by NumPy's names, such as "sin" or "linalg.norm"."""
+    """Return a dict from NumPy's names, such as "sin" or "linalg.norm", to our functions."""
     extensions = {
         f"{prefix}.{name}": getattr(module, name)
         for prefix, module in (("linalg", linalg), ("fft", fft))
@@ -100,7 +100,10 @@ def _is_default(value: Any, default: Any) -> bool:
 def _arguments(
     function: Any, ours: Callable[..., Any], given: inspect.BoundArguments
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return NumPy's arguments `given` as those of our function. Raises OperandError for one that ours lacks."""
+    """Translate the arguments `given` to NumPy's `function` into positional and keyword arguments of `ours`.
+
+    Raises OperandError if `ours` lacks a parameter that is given.
+    """
     theirs, parameters = given.signature.parameters, _signature(ours).parameters
     operands = sum(
         p.kind is p.POSITIONAL_ONLY or (p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty)
@@ -130,7 +133,10 @@ def _arguments(
 
 
 def _delivered(name: str, result: Any, out: Any) -> Any:
-    """Return `result`, or `out` after copying it there. Raises OperandError if that copy cannot be differentiated."""
+    """Return `result`; if `out` is not None, copy `result` to `out` and return `out`.
+
+    Raises OperandError if `out` has a wrong type, or is an array for a `result` that requires a gradient.
+    """
     if out is None:
         return result
     if not isinstance(result, Tensor) or not isinstance(out, Tensor | np.ndarray):
@@ -147,7 +153,10 @@ def _delivered(name: str, result: Any, out: Any) -> Any:
 
 
 def call_function(function: Any, types: Iterable[type], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Compute a NumPy function of tensors. Raises OperandError, a TypeError, for a function without equal here."""
+    """Apply a NumPy function to tensors; return NotImplemented if `types` includes another library's type.
+
+    Raises OperandError, a TypeError, if there is no equivalent function.
+    """
     if not all(issubclass(kind, Tensor | np.ndarray) for kind in types):
         return NotImplemented
     room, name = function.__module__, function.__name__
@@ -171,13 +180,13 @@ _ACCUMULATED: dict[str, Callable[..., Any]] = {
     "add": scan.cumsum, "multiply": scan.cumprod, "maximum": lambda x, axis: scan.cummax(x, axis).values,
     "minimum": lambda x, axis: scan.cummin(x, axis).values,
 }  # fmt: skip
-# Options of ufuncs that may be given with NumPy's default.
+# Options of ufuncs that are accepted only with these values, NumPy's defaults, if our function lacks the option.
 _WITHOUT_EFFECT = {"where": True, "casting": "same_kind", "order": "K", "subok": True, "keepdims": False, "dtype": None}
 
 
 @functools.cache
 def _elementwise_for(ufunc: np.ufunc) -> Callable[..., Any] | None:
-    """Return our function for a ufunc of NumPy or scipy.special."""
+    """Return our function for a ufunc of NumPy or scipy.special; None if there is none."""
     name = ufunc.__name__
     if getattr(np, name, None) is ufunc:
         return _functions().get(name)
@@ -199,7 +208,7 @@ _NUMBERS = (*promotion.OPERANDS, complex)
 
 
 def _operands(inputs: tuple[Any, ...]) -> list[Any] | None:
-    """Return operands with arrays and lists replaced by tensors; None if one is another library's array."""
+    """Return operands with arrays and lists replaced by tensors; None if an operand is another library's array."""
     operands = []
     for x in inputs:
         if isinstance(x, np.ndarray):
@@ -213,9 +222,10 @@ def _operands(inputs: tuple[Any, ...]) -> list[Any] | None:
 
 
 def call_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Compute a ufunc, or a method of one, of tensors; return NotImplemented if another operand's library may do it.
+    """Apply a ufunc's method to tensors: "__call__", or another method such as "reduce".
 
-    Raises OperandError, a TypeError, for a ufunc without equal here.
+    Return NotImplemented if an operand is another library's array: that library may compute the ufunc. Raises
+    OperandError, a TypeError, if there is no equivalent function.
     """
     operands, function = _operands(inputs), _elementwise_for(ufunc)
     if operands is None:
@@ -249,7 +259,7 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], options: d
 
 
 def _in_dtype(name: str, ufunc: np.ufunc, operands: list[Any], dtype: Any) -> list[Any]:
-    """Return operands converted to the given `dtype`. Raises OperandError if the result would have another dtype."""
+    """Return operands converted to `dtype`, a ufunc's option. Raises OperandError if the result has another dtype."""
     gives_bool = all(types.endswith("?") or types.endswith("O") for types in ufunc.types)
     if gives_bool and np.dtype(dtype) == np.bool_:
         return operands

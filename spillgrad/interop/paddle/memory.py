@@ -1,4 +1,4 @@
-"""Paddle's memory: the identity of each piece, its counter of changes, and tensors over it."""
+"""The memory of Paddle's tensors: the identity of each piece of memory, its counter of changes, and tensors over it."""
 
 import itertools
 import mmap
@@ -26,7 +26,7 @@ def layout_of(tensor: Any) -> Layout:
 
 
 class Version(saved_memory.Version):
-    """The number of in-place changes of a memory when this object was made."""
+    """A memory's counter of in-place changes, and `number`, the count when this object was made."""
 
     __slots__ = ("_by_layer", "_counter")
 
@@ -41,10 +41,10 @@ class Version(saved_memory.Version):
         return int(self._counter.inplace_version)
 
     def over(self, memory: "Memory", layout: Layout) -> Any:
-        """Return the tensor that has `layout` in `memory`, a copy of the bytes; it shares this counter of changes."""
+        """Return a tensor with `layout` over `memory`, a copy of the original bytes; the tensor shares this counter."""
         array = memory.array
         array = array[: array.nbytes // layout.itemsize * layout.itemsize]
-        # Not by DLPack: where Paddle takes the same memory twice, it frees both when one of them dies.
+        # Not by DLPack: if Paddle takes the same memory twice, it frees it for both tensors when one of them dies.
         whole = paddle.Tensor(value=array, place=paddle.CPUPlace(), zero_copy=True)
         strides = [stride // layout.itemsize for stride in layout.strides]
         tensor = alias(self._counter, self._by_layer)
@@ -58,7 +58,7 @@ def changes_of(tensor: Any) -> int:
 
 
 class Memory:
-    """A piece of memory. It lives as long as this object, or a NumPy array over it."""
+    """A piece of memory, owned by `holds`. It lives as long as this object, or a NumPy array over it."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_holds", "nbytes", "packed")
 
@@ -75,7 +75,7 @@ class Memory:
 
     @property
     def address(self) -> int:
-        """The address of its first byte."""
+        """The address of the memory's first byte."""
         return int(self.__array_interface__["data"][0])
 
     @property
@@ -102,11 +102,11 @@ class OwnMemory(Memory):
 
 
 class ReturnedMemory(Memory):
-    """Memory that Paddle got back from a store, which has its bytes from `begin` to `end` under `key`.
+    """Memory that Paddle got back from a store. The store has the bytes `begin:end` of the memory under `key`.
 
-    `altered_by` names the lossy codec that may have altered the bytes, and the dtype under which it did. Under another
-    codec or dtype the bytes count as others, with another number. The object holds `spilled`, and with it the stored
-    array; unless backward may run again, nothing else does.
+    `altered_by` is a key for the lossy codec that may have altered the bytes, and for the dtype under which it did. For
+    another codec or dtype, the memory counts as new memory, with the number `number`. The object keeps `spilled` alive,
+    and so the stored array; unless backward may run again, nothing else does.
     """
 
     __slots__ = ("_spilled", "_version", "altered_by", "begin", "end", "key", "number")
@@ -127,7 +127,7 @@ class ReturnedMemory(Memory):
         self._version, self._spilled = version, spilled
 
     def is_unchanged_in(self, tensor: Any) -> bool:
-        """Return whether the bytes under a tensor over this memory are still those that are stored."""
+        """Return whether this memory still has the stored bytes; `tensor` is a tensor over the memory."""
         # Tensors that Paddle itself makes over this memory start a counter of changes at 0.
         return self._version.is_unchanged() and tensor.inplace_version == 0
 
@@ -146,7 +146,7 @@ def register(memory: ReturnedMemory) -> ReturnedMemory:
 
 
 def memory_of(tensor: Any) -> OwnMemory | ReturnedMemory:
-    """Return the memory of a tensor: the same object for all tensors over it, while somebody holds that object."""
+    """Return the memory of a tensor: the same object for all tensors over it, as long as anything refers to it."""
     first = tensor.as_strided([1], [1], 0)
     address = first.data_ptr()
     with _memories_lock:
@@ -162,8 +162,9 @@ def memory_of(tensor: Any) -> OwnMemory | ReturnedMemory:
 def alias(tensor: Any, by_layer: bool) -> Any:
     """Return another tensor over the same memory, with the same counter of changes.
 
-    `contiguous()`, which works in place, moves only one of the two. The result has no node, because the node would hold
-    the object that holds the result. But a tensor that a PyLayer saved (`by_layer`) must be part of the graph.
+    If Paddle's `contiguous()`, which works in place, moves one of the two tensors, the other one stays. The result is
+    outside of the graph, because its node would hold the object that holds the result. But if a PyLayer saved the
+    tensor (`by_layer`), the result must be part of the graph.
     """
     if not tensor.is_dense() or 0 in tensor.shape:
         return tensor.detach()
@@ -172,17 +173,17 @@ def alias(tensor: Any, by_layer: bool) -> Any:
 
 
 def placed(memory: np.ndarray, begin: int) -> np.ndarray:
-    """Return new memory with a copy of the bytes of `memory` from byte `begin` on. The bytes before it take no RAM."""
+    """Return new memory that has a copy of `memory` at offset `begin`. The bytes before the copy take no RAM."""
     array = np.frombuffer(mmap.mmap(-1, begin + memory.nbytes), np.uint8)
     array[begin:] = memory
     return array
 
 
 def same_bytes(memory: np.ndarray, version: Version) -> Callable[[], bool]:
-    """Return a function that tells whether `memory` still has the bytes that it has now.
+    """Return a function that tells whether `memory` still has its present bytes.
 
-    If the version differs, the function compares digests, because a PyLayer that returns a tensor it changed counts
-    one change too many.
+    If `version` has changed, the function compares digests, because Paddle counts one change too many if a PyLayer
+    returns a tensor that it changed.
     """
     digest = xxhash.xxh3_128_digest(memory.data)
     return lambda: version.is_unchanged() or xxhash.xxh3_128_digest(memory.data) == digest

@@ -45,7 +45,7 @@ SIGNALS_WAIT = True
 
 
 class Spilled(saved_memory.Spilled):
-    """A spilled tensor of Paddle. Its layout is the one in the whole memory, of which a part may be stored."""
+    """A spilled tensor of Paddle. Its layout is for the whole memory, although the store may have only a part of it."""
 
     __slots__ = ("_altered_by", "_begin", "_original", "_version")
 
@@ -65,7 +65,7 @@ class Spilled(saved_memory.Spilled):
         self._original = weakref.ref(original)
 
     def tensor(self) -> Any:
-        """Return the tensor, over memory that holds this object."""
+        """Return the tensor; its memory keeps this object alive."""
         array = self._source.get(self.held)
         begin, end = self._begin, self._begin + array.nbytes
         original = self._original()
@@ -80,7 +80,7 @@ class Spilled(saved_memory.Spilled):
 
 
 class SpilledSmall(saved_memory.SpilledSmall):
-    """A small saved tensor of Paddle; several share an array of the store."""
+    """A small saved tensor of Paddle; several of them share an array of the store."""
 
     __slots__ = ("_version",)
 
@@ -89,16 +89,16 @@ class SpilledSmall(saved_memory.SpilledSmall):
         self._version = version
 
     def tensor(self) -> Any:
-        """Return the tensor, over memory that holds this object."""
+        """Return the tensor; its memory keeps this object alive."""
         own = buffers.copy(self._place.read())
         return self._version.over(Memory(address_of(own), own.nbytes, (own, self)), self._layout)
 
 
 class Releasable(Packed):
-    """The object that a graph keeps for a spilled tensor; it drops the tensor as soon as the graph does not need it.
+    """The object that a graph keeps for a spilled tensor; it drops the `spilled` object once the graph has unpacked it.
 
-    A node keeps the memory that it unpacked until the node cannot run again; that memory holds the spilled tensor. The
-    node keeps this object longer, until the node dies.
+    A node keeps the unpacked memory, and so the `spilled` object, until the node cannot run again. The node keeps this
+    object longer, until the node dies.
     """
 
     __slots__ = ("_by_layer", "_held", "_spilled")
@@ -110,7 +110,7 @@ class Releasable(Packed):
 
     @property
     def spilled(self) -> Spilled | SpilledSmall:
-        """The spilled tensor. Raises SavedTensorError when nobody holds it any more."""
+        """The object that refers to the spilled tensor. Raises SavedTensorError if the object was freed."""
         spilled = self._spilled()
         if spilled is None:
             raise SavedTensorError(
@@ -119,9 +119,12 @@ class Releasable(Packed):
         return spilled
 
     def tensor(self, for_node: bool = False) -> Any:
-        """Return the tensor. `for_node` says that a node of the graph keeps it as long as the node may run again."""
+        """Return the tensor. With `for_node`, a node of the graph takes the tensor, and this object drops `spilled`.
+
+        Raises SavedTensorError if the tensor was changed or freed.
+        """
         spilled = self.spilled
-        if not self._by_layer:  # of what a PyLayer saved the store has the old values, or raises
+        if not self._by_layer:  # for a tensor that a PyLayer saved, the store has the old values, or raises
             spilled._version.require(spilled._layout)
         tensor = spilled.tensor()
         if not self._by_layer:
@@ -131,7 +134,7 @@ class Releasable(Packed):
         return tensor
 
     def free(self) -> None:
-        """Drop the spilled tensor."""
+        """Drop the `spilled` object."""
         self._held = None
 
     def __repr__(self) -> str:
@@ -139,7 +142,7 @@ class Releasable(Packed):
 
 
 class _Recent:
-    """Holds a small memory that was copied a moment ago, so that the copy serves if the memory is saved again."""
+    """Keeps recently copied small memory known, so that the copy is found if the memory is saved again."""
 
     __slots__ = ("_memory",)
 
@@ -158,36 +161,36 @@ class _Saved(hooks.SavedValue):
 
 
 class save_on_disk(FrameworkContext):
-    """Spill what Paddle saves for backward to disk, and keep at most `ram_budget` bytes of it in RAM.
+    """Context manager: spill what Paddle saves for backward to disk; keep at most `ram_budget` bytes of it in RAM.
 
         with save_on_disk("spill/", ram_budget="2GiB"):
             loss = model(x)
         loss.backward()
 
-    It takes the options of `spillgrad.save_on_disk`, which explains them, and its files stay as long. Gradients are the
-    same, bit for bit. The same object can be entered again, in any thread. `pack_hook` and `unpack_hook` can be passed
-    to `paddle.autograd.saved_tensors_hooks(...)` too.
+    `spillgrad.save_on_disk` explains the options, and when the files are removed. Gradients are the same, bit for bit.
+    The same object can be entered again, in any thread. `pack_hook` and `unpack_hook` can be passed to
+    `paddle.autograd.saved_tensors_hooks(...)` too.
 
     These contexts can be nested. Each affects the thread that entered it. But Paddle has only one pair of hooks at a
-    time: this context raises an error inside other hooks, and other hooks raise one inside it. `recompute` with
-    `use_reentrant=False` has such hooks; its default works.
+    time: entering this context inside other hooks raises an error, and so do other hooks inside this context.
+    `recompute` with `use_reentrant=False` has such hooks; its default works.
 
     Memory is stored once, however many nodes and views save it, unless it left RAM in between. These tensors stay in
     RAM: parameters and other leaves that require a gradient, because they are in RAM anyway; tensors that span fewer
-    than `min_bytes`; tensors that `only` does not take, which gets `tensor` and `nbytes`; and tensors that are not
-    dense, or not in host memory.
+    than `min_bytes`; tensors that `only` rejects (it gets an object with `tensor` and `nbytes`); and tensors that are
+    not dense, or not in host memory.
 
     A saved tensor that was modified in place raises an error in backward, as it does without hooks. If a PyLayer saved
-    it, its old values come back, or it raises. Only Paddle's version counters show such changes.
+    the tensor, backward gets the old values, or raises an error. Only Paddle's version counters show such changes.
 
-    Paddle keeps tensors that it got back in RAM while a graph is retained, or after `paddle.grad` has run through it.
+    Paddle keeps unpacked tensors in RAM while a graph is retained, or after `paddle.grad` has run through the graph.
 
-    An error in a hook reaches the caller as Paddle's OSError with the same message. When that leaves the context, the
-    context raises the original error.
+    An error in a hook reaches the caller as Paddle's OSError with the same message. When that OSError leaves the
+    context, the context raises the original error.
 
     Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB".
-    Raises what `spillgrad.save_on_disk` raises; ArgumentError inside other hooks; and, when a tensor is saved,
-    SpillError for a disk that is full or fails.
+    Raises the errors of `spillgrad.save_on_disk`. Raises ArgumentError inside other hooks. Raises SpillError when a
+    tensor is saved, if the disk is full or fails.
     """
 
     def __enter__(self) -> "save_on_disk":
@@ -204,10 +207,10 @@ class save_on_disk(FrameworkContext):
             try:
                 raise failure from error
             finally:
-                del failure, error, trace  # which would hold this frame, that holds them, and the graph
+                del failure, error, trace  # they refer to this frame: the cycle would keep the graph alive
 
     def pack_hook(self, tensor: Any) -> Any:
-        """Give a tensor's memory to the store; return the object that `unpack_hook` takes."""
+        """Give a tensor's memory to the store, or keep the tensor; return the object that `unpack_hook` takes."""
         return _answer(self._pack, tensor, sys._getframe(1))
 
     def unpack_hook(self, packed: Any) -> Any:
@@ -228,7 +231,7 @@ class save_on_disk(FrameworkContext):
             return _kept(alias(tensor, by_layer), by_layer)
         layout = layout_of(tensor)
         outcome = outcome_in_ram(layout.span_bytes, tensor._holder_size(), self._min_bytes)
-        if outcome is Outcome.COPIED or (outcome is Outcome.TOO_SMALL and by_layer):  # which may change the tensor
+        if outcome is Outcome.COPIED or (outcome is Outcome.TOO_SMALL and by_layer):  # a PyLayer may change it
             return _kept(_copied(tensor, layout, by_layer), by_layer)
         if outcome is not None:
             return _kept(alias(tensor, by_layer), by_layer)
@@ -266,16 +269,16 @@ class save_on_disk(FrameworkContext):
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.contexts: list[save_on_disk] = []
-        self.failure: BaseException | None = None  # what Paddle makes an error of its own of
+        self.failure: BaseException | None = None  # the error that Paddle replaces by its own
 
 
 _thread = _Thread()
-_entered = 0  # contexts, in all threads
+_entered = 0  # the number of entered contexts, in all threads
 _entered_lock = ForkSafeLock()
 
 
 def _pack(tensor: Any) -> Any:
-    """Pack a tensor by the innermost context of this thread, if there is one."""
+    """Pack a tensor with the innermost context of this thread; if the thread is in no context, keep the tensor."""
     caller = sys._getframe(1)
     if not _thread.contexts:
         by_layer = _is_of_layers(caller)
@@ -333,12 +336,12 @@ def _answer(hook: Callable[[Any, FrameType], Any], value: Any, caller: FrameType
 
 def _unpacked(packed: Any, caller: FrameType) -> Any:
     if isinstance(packed, Releasable):
-        # Paddle's own functions ask for nodes of the graph. Any other caller may ask again.
+        # Paddle's own functions unpack for nodes of the graph. Any other caller may unpack again.
         for_node = _module(caller).startswith("paddle.") and not _is_of_layers(caller)
         try:
             return packed.tensor(for_node)
         except BaseException:
-            packed.free()  # Paddle never lets go of it after an error
+            packed.free()  # after an error Paddle keeps `packed` for ever
             raise
     return packed.tensor() if isinstance(packed, Packed) else packed
 
@@ -365,6 +368,6 @@ def _kept(tensor: Any, by_layer: bool) -> Kept:
 
 
 def _copied(tensor: Any, layout: Layout, by_layer: bool) -> Any:
-    """Return a tensor over a copy of only its own bytes; it shares the counter of changes of `tensor`."""
+    """Return a copy of `tensor` over a copy of only its own bytes, with the counter of changes of `tensor`."""
     copy = placed(memory_of(tensor).array[layout.offset : layout.offset + layout.span_bytes], layout.offset)
     return Version(tensor, by_layer).over(Memory(address_of(copy), copy.nbytes, copy), layout)

@@ -1,6 +1,6 @@
-"""PyTorch's storages: the identity of each, its counter of changes, and tensors over it.
+"""PyTorch's storages: the identity of each storage, its counter of changes, and tensors over it.
 
-Those of a CUDA device go to a store and back through pinned memory, on a stream beside the kernels.
+Bytes of a CUDA device are copied to a store through pinned memory, on a stream beside the kernels, and copied back.
 """
 
 import functools
@@ -22,9 +22,9 @@ from spillgrad.spill.saved_memory import Layout, shared_layout
 class Identity:
     """The identity of a storage: a number that no other storage ever has. The storage may die before this object.
 
-    While this object lives, no other storage gets the address of this one. A storage may be a copy of the
-    bytes that a store has under the key `copy_of`; then it has those bytes until somebody changes it. `altered_by` is
-    the key of the lossy codec that altered them before, or None.
+    While this object lives, no other storage gets the address of the storage. If `copy_of` is given, the storage is a
+    copy of the bytes that a store has under the key `copy_of`, until it is changed. `altered_by` is the key of the
+    lossy codec that altered these bytes, or None.
     """
 
     __slots__ = ("__weakref__", "_altered_by", "_copy_of", "_number", "_reference", "packed")
@@ -36,7 +36,7 @@ class Identity:
         self.packed: Any = None  # the place of its last copy among small memory; see `small_tensors`
 
     def key(self, version: int, altered_by: Hashable | None) -> Hashable:
-        """Return the key of the bytes after `version` changes, as the codec `altered_by` alters them."""
+        """Return the key of the bytes after `version` changes; `altered_by` is the key of a lossy codec, or None."""
         if self._copy_of is not None and not version and self._altered_by == altered_by:
             return self._copy_of
         return self._number, version, altered_by
@@ -52,9 +52,9 @@ _numbers = itertools.count()
 
 
 def identity_of(storage: Any, copy_of: Hashable | None = None, altered_by: Hashable | None = None) -> Identity:
-    """Return the identity of a storage: the same object for as long as somebody holds it.
+    """Return the identity of a storage: the same object as long as anything refers to it.
 
-    A new storage that is a copy of what a store has gets a new one; see `Identity`.
+    With `copy_of`, the storage is a new copy of stored bytes, and gets a new identity; see `Identity`.
     """
     with _identities_lock:
         identity = _identities.get(storage._cdata) if copy_of is None else None
@@ -64,12 +64,12 @@ def identity_of(storage: Any, copy_of: Hashable | None = None, altered_by: Hasha
 
 
 class Version(saved_memory.Version):
-    """The number of in-place changes of a storage when this object was made."""
+    """A storage's counter of in-place changes, and `number`, the count when this object was made."""
 
     __slots__ = ("__weakref__", "counter")
 
     def __init__(self, tensor: Any) -> None:
-        # All tensors over a memory share its counter. A detached one keeps the counter when it gets other memory.
+        # All tensors over a memory share its counter. A detached tensor keeps the counter when it gets other memory.
         self.counter = tensor.detach()
         self.counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         self.number = self.counter._version
@@ -99,7 +99,7 @@ def layout_of(tensor: Any) -> Layout:
 
 
 def over(storage: Any, layout: Layout, version: Version, begin: int = 0) -> Any:
-    """Return the tensor that has `layout` in a memory, of which `storage` has the bytes from `begin` on.
+    """Return a tensor with `layout` over the bytes of `storage` from byte `begin` on.
 
     The tensor shares the counter of changes of `version`.
     """
@@ -133,27 +133,27 @@ def is_plain(tensor: Any) -> bool:
 
 
 def bytes_of(storage: Any, start: int, nbytes: int) -> Any:
-    """Return `nbytes` bytes of a storage, from byte `start` on, as a tensor."""
+    """Return a uint8 tensor over `nbytes` bytes of a storage, from byte `start` on."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, start, (nbytes,), (1,))
 
 
 def tensor_of_bytes(array: np.ndarray) -> Any:
-    """Return a tensor of the bytes of a C-contiguous array, over its memory unless that is not aligned."""
+    """Return a uint8 tensor over the memory of a C-contiguous array, or over a copy if the memory is not aligned."""
     tensor = torch.from_numpy(array.reshape(-1).view(np.uint8))
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT_BYTES else tensor
 
 
 class OnDevice:
-    """Bytes on a device that a store takes; it calls `fetch` once it has room for them."""
+    """Bytes on a device, to be put into a store; the store calls `fetch` once it has room for them."""
 
     def __init__(self, source: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self._source = source
         self.dtype, self.shape, self.nbytes = dtype, shape, source.nbytes
 
     def fetch(self) -> tuple[np.ndarray, Callable[[], None]]:
-        """Begin to copy the bytes to pinned memory; return that memory, and a function that waits for the copy.
+        """Begin to copy the bytes to pinned memory; return the pinned array, and a function that waits for the copy.
 
-        The copy comes after the kernels launched so far.
+        The copy runs after the kernels launched so far.
         """
         host = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         stream = _stream_beside(self._source.device)
@@ -161,12 +161,12 @@ class OnDevice:
         with torch.cuda.stream(stream):
             host.copy_(self._source, non_blocking=True)
             done = stream.record_event()
-        self._source.record_stream(stream)  # nobody gets the memory before, however soon it is freed
+        self._source.record_stream(stream)  # if freed, the memory is not reused before the copy ends
         return host.numpy().view(self.dtype).reshape(self.shape), done.synchronize
 
 
 def to_device(array: np.ndarray, device: Any) -> Any:
-    """Return the bytes of an array on a device, ready for kernels on its current stream; the array may die at once."""
+    """Copy an array's bytes to a device. Kernels on its current stream may use them; the array may be freed at once."""
     return torch.from_numpy(array.reshape(-1).view(np.uint8)).to(device)
 
 

@@ -1,4 +1,4 @@
-"""Optimizers of PyTorch whose state lives on disk; that of the parameter being updated is in RAM."""
+"""Optimizers of PyTorch whose state lives on disk; the state of the parameter being updated is in RAM."""
 
 import collections
 import contextlib
@@ -22,7 +22,7 @@ from spillgrad_kernels.memory.holder import Holder
 
 
 class _InStore(Holder):
-    """A tensor of an optimizer's state in a store; `lent` is the tensor in RAM during an update."""
+    """A tensor of an optimizer's state, kept in a store; `lent` is the tensor in RAM during an update, else None."""
 
     __slots__ = ("_array", "_device", "_layout", "_store", "lent")
 
@@ -43,7 +43,7 @@ class _InStore(Holder):
         return self._over(_as_bytes(self._store.get(self.held)).to(self._device, copy=True))
 
     def lend(self) -> Any:
-        """Return the tensor for an update; the store keeps its memory until `take_back`."""
+        """Return the tensor for an update; the store keeps the tensor's memory in RAM until `take_back`."""
         self._array = self._store.get(self.held)
         self._store.begin_change(self.held, self._array)
         own = _as_bytes(self._array).to(self._device)
@@ -51,7 +51,7 @@ class _InStore(Holder):
         return self.lent
 
     def take_back(self) -> bool:
-        """Give the store the values after an update; return False if a caller still holds the tensor."""
+        """Give the new values to the store, and return True; return False if a caller still holds the tensor."""
         array, tensor, self._array, self.lent = self._array, self.lent, None, None
         if tensor is not None:
             storage = tensor.untyped_storage()
@@ -69,9 +69,9 @@ class _InStore(Holder):
 
 
 class _State:
-    """A parameter's state between two steps; a tensor that a caller reads stays in RAM until the next step.
+    """A parameter's state between two steps, by key; a tensor that a caller reads stays in RAM until the next step.
 
-    It has a mapping's methods without being a Mapping, because Lightning moves the tensors of mappings to a device.
+    It has a mapping's methods, but is no Mapping, because Lightning moves the tensors of mappings to a device.
     """
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -104,9 +104,10 @@ class _State:
 
 
 class OffloadedOptimizer(StoreOwner):
-    """The methods that `disk_offload_optimizer` adds: an offloaded optimizer's class derives from this and its own.
+    """The methods that `disk_offload_optimizer` adds. An optimizer's new class derives from this and its former class.
 
-    Between steps `state` has a mapping for each parameter, which reads a tensor when a caller asks for it.
+    Between steps, `state` has a mapping for each parameter. The mapping reads a tensor from the store when a caller
+    asks for the tensor.
     """
 
     param_groups: list[dict[str, Any]]
@@ -114,7 +115,7 @@ class OffloadedOptimizer(StoreOwner):
     _min_bytes: int
 
     def state_dict(self) -> Any:
-        """Return the state as the optimizer itself would, with copies of all tensors in RAM."""
+        """Return the state dict of the original optimizer class, with copies of all tensors in RAM."""
         on_disk = self.state
         self.state = collections.defaultdict(dict)
         try:
@@ -128,7 +129,7 @@ class OffloadedOptimizer(StoreOwner):
             self.state = on_disk
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load a state, also one of an optimizer in RAM, and move it to the store."""
+        """Load a state dict, which may come from an optimizer in RAM, and move the state to the store."""
         super().load_state_dict(state_dict)  # type: ignore[misc]
         self._put_all_away()
 
@@ -139,8 +140,11 @@ class OffloadedOptimizer(StoreOwner):
         )
 
     def _update_one_by_one(self, update: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Do a step that calls `update` for each parameter as if the optimizer had no other."""
-        self._opt_called = True  # as learning rate schedulers want to know
+        """Do a step: call `update`, the original `step`, for each parameter as if the optimizer had no other parameter.
+
+        Return the loss that the closure returns, if one is given.
+        """
+        self._opt_called = True  # learning rate schedulers read this
         closure, loss = args[0] if args else kwargs.pop("closure", None), None
         if closure is not None:
             with torch.enable_grad():
@@ -154,7 +158,7 @@ class OffloadedOptimizer(StoreOwner):
                 alone: dict[str, Any] = {}
                 for param in group["params"]:
                     if param.grad is not None:
-                        # A copy of the group: where an optimizer counts steps in a group, one step must count once.
+                        # A copy of the group: if an optimizer counts steps in the group, this step must count once.
                         alone = {**group, "params": [param]}
                         self.param_groups = [alone]
                         with self._state_in_ram(param):
@@ -181,10 +185,10 @@ class OffloadedOptimizer(StoreOwner):
             self._put_away(param, stored)
 
     def _put_away(self, param: Any, stored: dict[str, _InStore]) -> None:
-        """Move the large tensors of a parameter's state to the store; `stored` are those that the store had lent."""
+        """Move the large tensors of a parameter's state to the store; `stored` has those that were lent, by key."""
         if param not in self.state:
             return
-        # In place: a tensor given back must have no other holder, and one that the store refuses stays here.
+        # In place: a tensor taken back must have no other reference, and a tensor that the store refuses stays in RAM.
         values = _as_they_are(self.state[param])
         self.state[param] = _State(values)
         for key in list(values):
@@ -218,28 +222,28 @@ def disk_offload_optimizer(
 ) -> Any:
     """Keep an optimizer's state on disk, and return the optimizer.
 
-    At most `ram_budget` of the state is in RAM, and the state of the parameter being updated.
+    At most `ram_budget` bytes of the state are in RAM, and the state of the parameter being updated.
 
         optimizer = disk_offload_optimizer(torch.optim.AdamW(model.parameters()), "spill/", ram_budget="1GiB")
         with save_on_disk(optimizer):  # if saved tensors are to share the store and its budget
             loss = model(x)
 
-    The result is the same object. Its class derives from the one it had, so schedulers, gradient scalers and hooks go
-    on working. `step()` updates one parameter after another. Once a step has shown the order, it reads their state
-    ahead of time. Results are the same, bit for bit, also with `foreach` and `fused`. A closure is called once, before
-    the updates.
+    The result is the same object. Its new class derives from its former class, so schedulers, gradient scalers and
+    hooks go on working. `step()` updates one parameter after another. Once a step has shown the order, later steps read
+    the state ahead of time. Results are the same, bit for bit, also with `foreach` and `fused`. A closure is called
+    once, before the updates.
 
-    `state_dict()` has copies of all tensors in RAM. `load_state_dict()` takes that of an optimizer in RAM too. A tensor
-    of `state` that is used between two steps is in RAM until the next one. The optimizer itself cannot be copied or
-    pickled. `stats()`, `flush()`, `preflight()` and `directory` are those of the store.
+    `state_dict()` returns copies of all tensors in RAM. `load_state_dict()` also takes the state dict of an optimizer
+    in RAM. A tensor of `state` that is used between two steps stays in RAM until the next step. The optimizer itself
+    cannot be copied or pickled. `stats()`, `flush()`, `preflight()` and `directory` are those of the store.
 
     Tensors of fewer than `min_bytes` stay in RAM. `direct_io`, `checksums`, `on_full` and `keep_journal` are those of
     `spillgrad.disk_offload`.
 
     Units: `ram_budget` and `min_bytes` are bytes, or a size such as "512MiB".
-    Raises ArgumentError for an optimizer whose parameters depend on each other in a step (LBFGS), which is
-    differentiable, offloaded already, or has another `step` than its class; OperandError for what is no optimizer;
-    BudgetError for a size that does not parse, and SpillError for a directory that cannot be used.
+    Raises ArgumentError for an optimizer that updates all parameters together (LBFGS), is differentiable, is offloaded
+    already, or has another `step` than its class. Raises OperandError if `optimizer` is no PyTorch optimizer. Raises
+    BudgetError if a size does not parse. Raises SpillError if the directory cannot be used.
     """
     who = "disk_offload_optimizer"
     kind: Any = type(optimizer)
@@ -288,7 +292,7 @@ def _offloaded(kind: Any) -> Any:
 
     around: Any = torch.optim.Optimizer.profile_hook_step(torch.compiler.disable(step))
     around.hooked = True
-    around._wrapped_by_lr_sched = True  # it does for schedulers what they would wrap it for
+    around._wrapped_by_lr_sched = True  # schedulers would wrap it to set `_opt_called`
     return type(f"Offloaded{kind.__name__}", (OffloadedOptimizer, kind), {"step": around, "__doc__": kind.__doc__})
 
 

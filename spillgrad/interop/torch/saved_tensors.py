@@ -37,7 +37,7 @@ SIGNALS_WAIT = True
 
 
 class Spilled(saved_memory.Spilled):
-    """A spilled tensor of PyTorch, as the graph keeps it."""
+    """The object that a graph keeps for a spilled tensor of PyTorch."""
 
     __slots__ = ("_altered_by", "_device", "_earlier", "_version", "waiting")
 
@@ -53,11 +53,14 @@ class Spilled(saved_memory.Spilled):
     ) -> None:
         super().__init__(spill._store, spill, handle, memory.key, memory.layout)
         self._altered_by, self._device, self._version = altered_by, device, version
-        self._earlier = nobody if earlier is None else weakref.ref(earlier)  # the last one over the same storage
-        self.waiting: Any = None  # the storage, while it waits for this node
+        self._earlier = nobody if earlier is None else weakref.ref(earlier)  # the last one over the same stored bytes
+        self.waiting: Any = None  # the storage that `_hold` keeps for this tensor
 
     def tensor(self) -> Any:
-        """Return the tensor, over memory that it shares with all other tensors of its storage."""
+        """Return the tensor, over memory that it shares with all other tensors of its storage.
+
+        Raises SavedTensorError if the saved tensor, or that memory, was modified in place.
+        """
         self._version.require(self._layout)
         storage, memory = self._source._memory_of(self.held, self._key, self._altered_by, self._device)
         memory.version.require(self._layout)
@@ -68,7 +71,7 @@ class Spilled(saved_memory.Spilled):
 
 
 class SpilledSmall(saved_memory.SpilledSmall):
-    """A small saved tensor of PyTorch, as the graph keeps it; several share an array of the store."""
+    """The object that a graph keeps for a small saved tensor of PyTorch; several share an array of the store."""
 
     __slots__ = ()
 
@@ -82,7 +85,7 @@ class SpilledSmall(saved_memory.SpilledSmall):
 
 
 class _Original:
-    """A small storage that was copied, and its number of in-place changes then."""
+    """A small storage that was copied, and its counter of in-place changes, read when it was copied."""
 
     __slots__ = ("_identity", "version")
 
@@ -90,12 +93,12 @@ class _Original:
         self._identity, self.version = identity, version
 
     def is_over(self) -> bool:
-        """Return whether the storage died without another change."""
+        """Return whether the storage died, and was not changed after it was copied."""
         return self._identity.storage() is None and self.version.is_unchanged()
 
 
 class _Memory(NamedTuple):
-    """A storage that has the bytes of a handle, from byte `begin` on, while it lives and does not change."""
+    """A storage whose bytes from byte `begin` on are those of a handle, while it lives and is not changed."""
 
     identity: Identity
     begin: int
@@ -103,27 +106,26 @@ class _Memory(NamedTuple):
 
 
 class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
-    """Spill what PyTorch saves for backward to disk, and keep at most `ram_budget` bytes of it in RAM.
+    """Context manager: spill what PyTorch saves for backward to disk; keep at most `ram_budget` bytes of it in RAM.
 
         with save_on_disk("spill/", ram_budget="2GiB"):
             loss = model(x)
         loss.backward()
 
-    It takes the options of `spillgrad.save_on_disk`, which explains them, and its files stay as long. Gradients are the
-    same, bit for bit. The same object can be entered again, in any thread. Like all hooks of PyTorch, it affects the
-    thread that entered it. `pack_hook` and `unpack_hook` can be passed to `saved_tensors_hooks(...)` and
-    `register_hooks(...)` too.
+    `spillgrad.save_on_disk` explains the options, and when the files are removed. Gradients are the same, bit for bit.
+    The same object can be entered again, in any thread. Like all hooks of PyTorch, it affects the thread that entered
+    it. `pack_hook` and `unpack_hook` can be passed to `saved_tensors_hooks(...)` and `register_hooks(...)` too.
 
-    In place of a directory it takes the optimizer that `disk_offload_optimizer` returned, and shares its store and
-    budget.
+    In place of a directory it takes the optimizer that `disk_offload_optimizer` returned, and shares the optimizer's
+    store and budget.
 
     Each storage is stored once, however many nodes and views save it. These tensors stay in RAM: parameters, other
     leaves that require a gradient, and views of both, because they are in RAM anyway; tensors that span fewer than
-    `min_bytes`; tensors that `only` does not take, which gets `tensor` and `nbytes`; and tensors that are not plain
-    memory with strides: sparse, quantized, nested, meta and fake tensors, and subclasses.
+    `min_bytes`; tensors that `only` rejects (it gets an object with `tensor` and `nbytes`); and tensors that are not
+    plain memory with strides: sparse, quantized, nested, meta and fake tensors, and subclasses.
 
     A saved tensor that was modified in place raises an error in backward, as it does without hooks. Only PyTorch's
-    version counters show such changes: those through `.data`, `.numpy()` or other libraries go unnoticed, as they do
+    version counters show such changes: changes through `.data`, `.numpy()` or other libraries go unnoticed, as they do
     without hooks. A saved tensor cannot be resized.
 
     Tensors on a CUDA device are copied to pinned memory, which counts in `ram_budget`, on a stream beside the kernels.
@@ -133,7 +135,7 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
     `hessian` refuse all hooks.
 
     Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB".
-    Raises what `spillgrad.save_on_disk` raises; and, when a tensor is saved, SpillError for a disk that is full or
+    Raises the errors of `spillgrad.save_on_disk`. Raises SpillError when a tensor is saved, if the disk is full or
     fails.
     """
 
@@ -155,10 +157,10 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
 
     @torch.compiler.disable
     def pack_hook(self, tensor: Any) -> Any:
-        """Give a tensor's storage to the store; return the object that `unpack_hook` takes."""
+        """Give a tensor's storage to the store, or keep the tensor; return the object that `unpack_hook` takes."""
         taken = self.only is None or self.only(hooks.SavedValue(tensor, "", "", ""))
         if not taken or not is_plain(tensor) or _stays(tensor):
-            return _kept(tensor.detach())  # not the tensor itself, which holds its node: the node would hold itself
+            return _kept(tensor.detach())  # the tensor itself holds its node, which would then hold itself
         layout, storage = layout_of(tensor), tensor.untyped_storage()
         outcome = outcome_in_ram(layout.span_bytes, storage.nbytes(), self._min_bytes)
         if outcome is not None:
@@ -203,7 +205,7 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
     def _memory_of(
         self, handle: Handle, key: Hashable, altered_by: Hashable | None, device: Any
     ) -> tuple[Any, _Memory]:
-        """Return a storage that has the stored bytes: one that lives, else a new copy."""
+        """Return a storage that has the stored bytes, and its `_Memory`: a storage that lives, else a new copy."""
         storage, memory = _in_ram(handle)
         if memory is not None:
             self._store.use(handle)
@@ -222,7 +224,7 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
         return storage, memory
 
     def _hold(self, spilled: Spilled, storage: Any) -> None:
-        """Hold a storage that the budget has no room for until the backward of another node has begun.
+        """Keep a storage of more bytes than the budget alive for `spilled`, until another node's backward has begun.
 
         Both `log_softmax` and `nll_loss` save the result of `log_softmax`; without this it would be read twice.
         """
@@ -243,12 +245,12 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
 
 
 def _present_node() -> int | None:
-    """Return the number of the node whose backward this thread runs."""
+    """Return the number of the node whose backward this thread runs; None if there is no such node."""
     node = torch._C._current_autograd_node()
     return None if node is None else node._sequence_nr()
 
 
-# The memory in RAM that has the bytes of each handle. All tensors of a handle share it, and its counter of changes.
+# By handle: the memory in RAM that has the handle's bytes. All tensors of a handle share this memory and its counter.
 _memories: weakref.WeakKeyDictionary[Handle, _Memory] = weakref.WeakKeyDictionary()
 _memories_lock = ForkSafeLock()
 
@@ -270,6 +272,6 @@ def _kept(tensor: Any) -> Kept:
 
 
 def _copied(layout: Layout, storage: Any) -> Any:
-    """Return the tensor that has `layout` in `storage`, over a copy of only its own bytes."""
+    """Copy the bytes that `layout` spans in `storage`; return the tensor over the copy."""
     copy = bytes_of(storage, layout.offset, layout.span_bytes).clone()
     return over(copy.untyped_storage(), layout._replace(offset=0), Version(copy))

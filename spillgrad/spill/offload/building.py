@@ -23,12 +23,12 @@ _IDLE_BYTES = 64 << 20
 
 @contextlib.contextmanager
 def _offloading_what_is_registered(residents: Residents) -> Iterator[None]:
-    """Move parameters and buffers to the store as soon as modules register them in this thread."""
+    """Context manager: move parameters and buffers to the store as soon as this thread's modules register them."""
     thread = threading.get_ident()
 
     def offload(module: Module, name: str, tensor: Tensor | None) -> None:
         if tensor is not None and threading.get_ident() == thread:
-            residents.return_changed(with_last=True)  # what was registered before has its first values
+            residents.return_changed(with_last=True)  # the tensors registered before have their first values
             residents.offload(tensor, Label("parameter", None, f"{type(module).__name__}.{name}"))
             if buffers.memory_stats().idle_bytes > _IDLE_BYTES:
                 buffers.empty_cache()
@@ -38,7 +38,10 @@ def _offloading_what_is_registered(residents: Residents) -> Iterator[None]:
 
 
 def built_model(given: Any, residents: Residents | None) -> Module:
-    """Return a module, or the one that a function builds; its tensors go to the store while it is built."""
+    """Return the module `given`; with `residents`, call `given` to build it, and move its new tensors to the store.
+
+    Raises ArgumentError if there is no module, or if one of its tensors is offloaded already.
+    """
     model = given
     if residents is not None:
         if not callable(given):
@@ -57,7 +60,10 @@ def built_model(given: Any, residents: Residents | None) -> Module:
 
 
 def built_optimizer(given: Any, model: Module) -> Optimizer | None:
-    """Return an optimizer, or the one that a function makes for the parameters that require gradients."""
+    """Return the optimizer `given`, or call `given` with the parameters that require gradients to make it.
+
+    Return None for None. Raises ArgumentError if there is no optimizer, or if it belongs to another offload.
+    """
     optimizer = given
     if given is not None and not isinstance(given, Optimizer):
         if not callable(given):

@@ -11,14 +11,14 @@ from spillgrad.tensor import Tensor
 
 
 class Need(NamedTuple):
-    """Bytes that must be in RAM, or on the device, at once; `why` names the tensors and their use."""
+    """A number of bytes that must be in RAM, or on the device, at once; `why` names the tensors and their use."""
 
     nbytes: int
     why: str
 
 
 class Needs(NamedTuple):
-    """What must be at once in RAM, on the device, and together if all tensors were in one place."""
+    """The needs of RAM (`ram`), of the device (`device`), and of one place that has all tensors (`at_once`)."""
 
     ram: Need
     device: Need
@@ -26,7 +26,10 @@ class Needs(NamedTuple):
 
 
 def needs_of(model: Module, optimizer: Optimizer | None, copies_gradients: bool = False) -> Needs:
-    """Return the least budgets. If all tensors are on a device, they pass through RAM one at a time."""
+    """Return the least budgets of RAM and device. With `copies_gradients`, updates scale a copy of the gradient.
+
+    If all tensors are on a device, RAM must hold only the largest, because tensors pass through RAM one at a time.
+    """
     at_once = largest_need(model, optimizer, copies_gradients)
     tensors = [*model.named_parameters(), *model.named_buffers()]
     there = [tensor.is_cuda for _, tensor in tensors]
@@ -40,11 +43,11 @@ def needs_of(model: Module, optimizer: Optimizer | None, copies_gradients: bool 
 
 
 def largest_need(model: Module, optimizer: Optimizer | None, copies_gradients: bool = False) -> Need:
-    """Return the most that one layer's call, forward or backward, or one parameter's update uses at once.
+    """Return the largest need of one layer's call, forward or backward, and of one parameter's update.
 
-    An update reads and writes the parameter, its gradient and its state, and may scale a copy of the gradient. A layer
-    may use all of its own tensors, and those of the modules around it. Parameters of a module without a forward are
-    used one by one.
+    An update uses the parameter, its gradient and its state, and with `copies_gradients` a scaled copy of the gradient.
+    A layer may use all of its own tensors, and the tensors of the modules around it. Parameters of a module without a
+    forward are used one by one.
     """
     return max(
         (*_of_layers(model), *_of_updates(model, optimizer, copies_gradients)),
@@ -53,7 +56,7 @@ def largest_need(model: Module, optimizer: Optimizer | None, copies_gradients: b
 
 
 class DiskNeed(NamedTuple):
-    """Bytes of all that will be stored."""
+    """The numbers of bytes that will be stored."""
 
     parameters: int
     gradients: int
@@ -65,7 +68,7 @@ class DiskNeed(NamedTuple):
 
 
 def disk_need(model: Module, optimizer: Optimizer | None, gradients: bool) -> DiskNeed:
-    """Return the bytes that a model and its optimizer's state have on disk, with or without gradients there."""
+    """Return the bytes that a model and its optimizer's state need on disk, with gradients if `gradients` is True."""
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
     state = 0 if optimizer is None else sum(state_bytes_of(optimizer, *member) for member in members(optimizer))
     return DiskNeed(
@@ -76,7 +79,7 @@ def disk_need(model: Module, optimizer: Optimizer | None, gradients: bool) -> Di
 
 
 def _of_layers(model: Module) -> Iterator[Need]:
-    # Of a module at several paths, only the first path counts, with the modules around it.
+    # If a module has several paths, only the first path counts, with the modules around that path.
     for path, module in model.named_modules():
         own = _own(module)
         outside = map(model.get_submodule, around(path))

@@ -1,4 +1,4 @@
-"""Tensors whose memory is in a store, and in RAM while somebody uses it; and how long it stays there."""
+"""Offloaded tensors: their memory is in a store, and in RAM while it is used. `Residents` decides how long."""
 
 import collections
 import itertools
@@ -33,9 +33,9 @@ SIGNALS_WAIT = True
 
 
 class Frame:
-    """The arrays that a running module or update has used, and may use again.
+    """Keeps the arrays that a running module or update has used, and may use again.
 
-    `number` is None in the frame outside of all modules, which keeps nothing.
+    In the frame outside of all modules and updates, `number` is None; that frame keeps no arrays.
     """
 
     def __init__(self, number: int | None, owner: int | None = None) -> None:
@@ -44,16 +44,16 @@ class Frame:
         self.arrays: dict[Device, collections.deque[np.ndarray | Tensor]] = collections.defaultdict(collections.deque)
 
     def hold(self, used: np.ndarray | Tensor) -> None:
-        """Keep an array, or a tensor that was made from one."""
+        """Keep an array, or a tensor that was made from an array."""
         self.arrays[used.device if isinstance(used, Tensor) else device_of(used)].append(used)
 
 
 class ThreadFrames(threading.local):
-    """The frames that this thread is in, the innermost last."""
+    """The stack of frames that this thread has entered, the innermost last."""
 
     def __init__(self) -> None:
         self.frames = [Frame(None)]
-        # The array that a caller is about to change; the caller may not hold it yet.
+        # The array that a caller is about to change; the caller may not have a reference to it yet.
         self.last_changed: np.ndarray | None = None
 
 
@@ -72,7 +72,7 @@ class Residents:
         self._numbers = itertools.count()
 
     def store_of(self, device: Device) -> "DiskStore | DeviceStore":
-        """Return the store of the tensors on a device."""
+        """Return the store for tensors on `device`; the store for a CUDA device is made at the first call."""
         if device is CPU:
             return self.store
         if self._device_store is None:
@@ -95,17 +95,21 @@ class Residents:
         return {} if self._device_store is None else self._device_store.stats()
 
     def flush(self) -> None:
-        """Copy the arrays that are only on the device to the store of the host. Raises SpillError when that refuses."""
+        """Copy the arrays that are only on the device to the host store. Raises SpillError if a copy fails."""
         if self._device_store is not None:
             self._device_store.flush()
 
     @property
     def frame(self) -> Frame:
-        """The innermost frame of this thread: it keeps arrays in RAM."""
+        """The innermost frame of this thread, which keeps the arrays that are used now."""
         return self.thread.frames[-1]
 
     def enter(self, owner: int, begins_step: bool = False) -> None:
-        """Enter a frame, which keeps the arrays used from here on; backward reads again those that operations save."""
+        """Enter a new frame of `owner`, the id of a module or parameter; the frame keeps the arrays used until `leave`.
+
+        If an operation saves an offloaded tensor, backward reads it again. With `begins_step`, a training step begins,
+        unless this thread is in a frame already.
+        """
         if len(self.thread.frames) == 1:
             if begins_step:
                 self.store.begin_step()
@@ -115,7 +119,7 @@ class Residents:
         self.thread.frames.append(Frame(next(self._numbers), owner))
 
     def leave(self, owner: int) -> None:
-        """Leave the frame of `owner`, and release its arrays. Do nothing if `owner` entered none."""
+        """Leave the innermost frame, and release its arrays. Do nothing if that frame is not of `owner`."""
         frames = self.thread.frames
         if frames[-1].owner != owner:
             return
@@ -125,7 +129,7 @@ class Residents:
         self.return_changed(with_last=True)
 
     def make_room(self, nbytes: int, device: Device) -> None:
-        """Release arrays that this thread holds on a device, first used first, until `nbytes` more fit the budget."""
+        """Release arrays that this thread's frames keep on a device, first used first, until `nbytes` more fit."""
         used = [frame.arrays[device] for frame in self.thread.frames]
         excess = nbytes - self.store_of(device).budget_bytes + sum(array.nbytes for arrays in used for array in arrays)
         for arrays in used:
@@ -133,9 +137,9 @@ class Residents:
                 excess -= arrays.popleft().nbytes
 
     def return_changed(self, with_last: bool = False) -> None:
-        """Give the store the new values of all changed arrays that nobody uses any more.
+        """Give the store the new values of all changed arrays that nothing else refers to.
 
-        `with_last` says that this thread has made its last change.
+        `with_last` says that this thread is done with the change that it began last.
         """
         if with_last:
             self.thread.last_changed = None
@@ -151,9 +155,9 @@ class Residents:
                         self.changing.append(known)
 
     def offload(self, tensor: Tensor, label: Label) -> None:
-        """Move the memory of a leaf to the store.
+        """Move the memory of a leaf tensor to the store; the tensor's class becomes the matching one of `KINDS`.
 
-        Do nothing for a tensor that is part of its memory, or of a class that derives from tensors.
+        Do nothing if the tensor is a view of its storage's memory, or of a class that is not in `KINDS`.
         """
         kind, storage = KINDS.get(type(tensor)), tensor._storage
         if kind is None or tensor._array is not storage.array:
@@ -166,41 +170,41 @@ class Residents:
     def _offload(self, storage: Storage, array: np.ndarray, label: Label) -> None:
         store = self.store_of(device_of(array))
         array = store.own(array)
-        handle = store.put(array, label=label, persistent=True)  # first: it may fail
-        # Views share the storage, and users hold the tensor, so both stay the objects that they are. A method could not
-        # read the memory: operations read `array` and `_array` of ordinary tensors as plain attributes, to be quick.
+        handle = store.put(array, label=label, persistent=True)  # first, because it may fail
+        # Views share the storage, and users refer to the tensor, so both objects stay, and only their classes change.
+        # Properties must read the memory: for speed, operations read `array` and `_array` as plain attributes.
         storage.__class__ = OffloadedStorage
         cast(OffloadedStorage, storage).place(self, store, handle, array)
 
 
 class OffloadedStorage(Storage):
-    """Memory in a store. It is in RAM, or on the device, while somebody holds `array`, which reads it if needed.
+    """Memory in a store. `array` loads it to RAM or a device, where it stays while anything refers to that array.
 
-    After an in-place change the array stays there until nobody uses it any more. The store gets its new values then.
+    After an in-place change the array stays there until nothing else refers to it. Then the store gets its new values.
     """
 
     offloaded = True
     __del__ = finalizer
-    # The norm of a gradient, while it is known.
+    # The norm of a gradient; None if it is not known.
     norm: float | None = None
 
     def view_of(self, tensor: Tensor) -> "OffloadedView":
-        """Return the object that a graph keeps for a tensor over this storage."""
+        """Return the object that a graph keeps for a saved tensor over this storage."""
         return OffloadedView(tensor)
 
     def put_away(self, gradient: Tensor) -> None:
-        """Move a gradient of the leaf over this storage to the store."""
+        """Move the memory of `gradient`, of the leaf over this storage, to the store."""
         self._residents.offload(gradient, Label("gradient", None, self._handle.label.module))
         self._residents.return_changed()
 
     def hold(self, made: Tensor) -> None:
-        """Keep a tensor that was made from the memory for as long as the running module keeps the memory."""
+        """Let the frame of the running module or update keep `made`, a tensor made from the memory."""
         frame = self._residents.frame
         if frame.number is not None:
             frame.hold(made)
 
     def place(self, residents: Residents, store: "DiskStore | DeviceStore", handle: Handle, array: np.ndarray) -> None:
-        """Complete a plain storage that got this class: `array`, its memory, is in `store` under `handle`."""
+        """Initialize a plain storage whose class was changed to this one; `handle` names its memory in `store`."""
         self.device = device_of(array)
         del vars(self)["array"]
         self._residents, self._store, self._handle = residents, store, handle
@@ -208,12 +212,12 @@ class OffloadedStorage(Storage):
         self._shape, self._dtype = array.shape, array.dtype
         self._alive: weakref.ref[np.ndarray] = weakref.ref(array)
         self._changing = False
-        self._lent: bytes | None = None  # the digest of its values, when others may change it without saying so
+        self._lent: bytes | None = None  # a digest of the array, while a caller may change it unnoticed
         self._used_in: int | None = -1
 
     @property
     def array(self) -> np.ndarray:  # type: ignore[override]
-        """The dense memory: the same array for as long as anybody holds it."""
+        """The dense memory, read if needed; the same array as long as anything refers to it."""
         array = self._alive()
         frame = self._residents.frame
         if array is not None and frame.number is not None and self._used_in == frame.number:
@@ -233,7 +237,10 @@ class OffloadedStorage(Storage):
         return array
 
     def array_to_overwrite(self) -> np.ndarray:
-        """Return the memory if somebody holds it, else new memory, which becomes the storage's when a change begins."""
+        """Return the array if it is in memory, else a new one without the old values, for the caller to overwrite.
+
+        A new array becomes the storage's memory when a change begins.
+        """
         with self._residents.lock:
             array = self._alive()
             if array is None:
@@ -248,7 +255,7 @@ class OffloadedStorage(Storage):
         super().begin_change()
 
     def lend(self) -> None:
-        """Prepare for a caller that gets the memory, and may change it for as long as the caller holds the array."""
+        """Prepare to hand out the array to a caller, who may change it as long as the caller refers to it."""
         with self._residents.lock:
             was_changing = self._changing
             self._begin_change()
@@ -259,7 +266,7 @@ class OffloadedStorage(Storage):
     def _begin_change(self) -> None:
         residents = self._residents
         with residents.lock:
-            if not self._changing:  # arrays that were changed before make room
+            if not self._changing:  # to make room, return the arrays that were changed before
                 residents.return_changed(with_last=True)
             array = residents.thread.last_changed = self.array
             self.norm = None
@@ -269,22 +276,22 @@ class OffloadedStorage(Storage):
                 residents.changing.append(weakref.ref(self))
 
     def end_change(self) -> bool:
-        """Give the new values to the store, and return True; return False if the array is still used.
+        """Give the new values to the store, and return True; if anything still refers to the array, return False.
 
-        Called with the lock held.
+        Called with the lock of `Residents` held.
         """
         if is_held(self._alive):
             return False
         is_changed = self._lent is None or self._lent != self._digest()
-        # First: the store may take the values and then raise. It must be told when the next change begins.
+        # Before the call, because the store may take the values and then raise: a next change must begin anew.
         self._changing, self._lent = False, None
         self._store.end_change(self._handle, is_changed)
         return True
 
     def _digest(self) -> bytes | None:
-        """Return a digest by which a change of the array is found later; None if the array is to count as changed.
+        """Return a digest of the array, to detect a change later; None if the array is to count as changed.
 
-        Memory of a device always counts as changed: reading it would take longer than storing it again.
+        An array on a device always counts as changed: reading it would take longer than storing it again.
         """
         array = cast(np.ndarray, self._alive())
         if self.device is not CPU:
@@ -293,7 +300,7 @@ class OffloadedStorage(Storage):
 
 
 def is_held(alive: Callable[[], np.ndarray | None]) -> bool:
-    """Return whether anybody but its store refers to an array."""
+    """Return whether anything but the store refers to the array of the weak reference `alive`."""
     return _holders(alive) > _KEPT_ONLY
 
 
@@ -321,12 +328,12 @@ class OffloadedView:
         self._storage = tensor._storage
 
     def tensor(self) -> Tensor:
-        """Return the tensor, over the storage's array."""
+        """Return the saved tensor, over the storage's array, which is read if needed."""
         return over(self._storage.array, self._layout, self._storage)
 
 
 class Offloaded(Tensor):
-    """A tensor over an offloaded storage: shape and dtype are known without reading it."""
+    """A tensor over an offloaded storage. Its shape and dtype are known without reading its memory."""
 
     _storage: OffloadedStorage
     shape = property(operator.attrgetter("_storage._shape"))
@@ -342,14 +349,14 @@ class Offloaded(Tensor):
 
     @_array.setter
     def _array(self, array: np.ndarray) -> None:
-        self.__class__ = _PLAIN[type(self)]  # type: ignore[assignment]  # other memory is plain memory
+        self.__class__ = _PLAIN[type(self)]  # type: ignore[assignment]  # the new memory is not in a store
         self._array = array
 
     def array_to_overwrite(self) -> np.ndarray:
         return self._storage.array_to_overwrite()
 
     def alias(self, edge: Edge = NO_EDGE) -> Tensor:
-        """Return another tensor over the same storage, without graph or at `edge` in it; nothing is read."""
+        """Return another tensor over the same storage, at `edge` of a graph, or without graph; read nothing."""
         tensor: Tensor = object.__new__(OffloadedTensor)
         self._storage.aliased = True
         tensor._storage = self._storage
@@ -358,13 +365,13 @@ class Offloaded(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """The values without graph. Memory assigned to `data` goes to the store too."""
+        """The tensor, detached from the graph. Memory that is assigned to `data` goes to the store too."""
         return self.detach()
 
     @data.setter
     def data(self, value: Tensor) -> None:
         residents, label = self._storage._residents, self._storage._handle.label
-        cast(property, Tensor.data).__set__(self, value)  # which makes a plain tensor of it
+        cast(property, Tensor.data).__set__(self, value)  # now `self` is a plain tensor
         residents.offload(self, label)
 
     @property

@@ -1,4 +1,4 @@
-"""The hooks of an offloaded model in training: around modules, after gradients, and around updates."""
+"""The hooks by which an offloaded model is trained: around modules, after gradients, and around updates."""
 
 import contextlib
 import functools
@@ -21,7 +21,7 @@ from spillgrad.tensor_data import Storage
 
 
 class OffloadedTraining(StepContext):
-    """The hooks of a model, its parameters and the optimizer. They hold this object; it holds none of them."""
+    """The hooks on a model, its parameters and its optimizer. The hooked objects keep this alive, not vice versa."""
 
     def __init__(self, residents: Residents, step_in_backward: bool, max_grad_norm: float | None) -> None:
         self.residents = residents
@@ -31,9 +31,9 @@ class OffloadedTraining(StepContext):
         self._optimizer: Callable[[], Optimizer | None] = lambda: None
         self._names: dict[int, str] = {}
         self._groups: dict[int, int] = {}
-        self._factor: float | None = None  # it scales gradients during the updates of one step
+        self._factor: float | None = None  # scales the gradients during the updates of one step
         self._uses_up = False  # whether those updates are the last use of the gradients
-        self._waiting: Callable[[], Tensor | None] = lambda: None  # the last parameter whose gradient waits
+        self._waiting: Callable[[], Tensor | None] = lambda: None  # the last parameter with a waiting gradient
         # For each outermost backward that is running, the parameters that got their gradient in it.
         self._finished: weakref.WeakKeyDictionary[Run, dict[int, Tensor]] = weakref.WeakKeyDictionary()
 
@@ -50,13 +50,13 @@ class OffloadedTraining(StepContext):
         for name, tensor in tensors:
             self._names[id(tensor)] = name
             label = Label("parameter", None, name)
-            if isinstance(tensor, Offloaded):  # while the model was built
+            if isinstance(tensor, Offloaded):  # it was offloaded while the model was built
                 tensor._storage._store.relabel(tensor._storage._handle, label)
             else:
                 if tensor.array is not tensor.storage.array:  # a view of larger memory
                     tensor.data = tensor.detach().clone()
                 self.residents.offload(tensor, label)
-            if isinstance(tensor, Parameter):  # also one that is frozen now
+            if isinstance(tensor, Parameter):  # also a frozen one
                 tensor.__dict__.setdefault("_post_accumulate_hooks", HookDict()).add(self._accumulated)
         residents = self.residents
         for module in model.modules():
@@ -66,7 +66,7 @@ class OffloadedTraining(StepContext):
             module.register_forward_hook(leave, with_kwargs=True, always_call=True)
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
-        """Offload the state of an optimizer, and run its updates one by one."""
+        """Offload the state of an optimizer, and become its `step_context`, which surrounds each parameter's update."""
         self._optimizer = weakref.ref(optimizer)
         optimizer.step_context = self
         for param, _ in members(optimizer):
@@ -78,12 +78,15 @@ class OffloadedTraining(StepContext):
         self.residents.enter(id(module), begins_step and not self._adds_to_gradients())
 
     def _adds_to_gradients(self) -> bool:
-        """Return whether gradients wait for an update, so that this batch belongs to the same step as the last."""
+        """Return whether gradients wait for an update: then this batch belongs to the same step as the last batch."""
         waiting = self._waiting()
         return waiting is not None and waiting.grad is not None
 
     def _accumulated(self, param: Tensor) -> None:
-        """After backward has added to a parameter's gradient: update the parameter with it, or move it to the store."""
+        """After backward has added to a parameter's gradient: update the parameter, or move the gradient to the store.
+
+        Raises GraphError if backward adds to the gradient again after the update.
+        """
         self.residents.store.begin_phase("backward")
         optimizer = self._optimizer() if self._step_in_backward else None
         group = None if optimizer is None else self._group_of(optimizer, param)
@@ -161,7 +164,7 @@ class OffloadedTraining(StepContext):
         if grad is None or self._factor is None:
             return grad
         if self._uses_up:
-            param.grad = None  # it ends with the update: nobody may see it scaled, and it need not be written
+            param.grad = None  # freed with the update: no caller may see it scaled, and it need not be written
         else:
             grad = grad.detach().clone()
         clip_grad.scale([grad], self._factor)
@@ -183,7 +186,7 @@ class OffloadedTraining(StepContext):
             self._put_state_away(optimizer, param)
 
     def _made_in_update(self, optimizer: Optimizer | None, param: Tensor) -> int:
-        """Return the bytes that a parameter's update allocates: a scaled gradient, and state the first time."""
+        """Return the bytes that a parameter's update allocates: a scaled gradient, and state in the first update."""
         group = None if optimizer is None else self._group_of(optimizer, param)
         if optimizer is None or group is None or param.grad is None:
             return 0
