@@ -61,8 +61,10 @@ def test_a_plan_is_the_same_whether_or_not_kernels_were_to_be_compiled(
         assert main([*TINY, "--ram", "4GiB", "--dir", str(tmp_path), "--json"]) == 0
         told.append(json.loads(capsys.readouterr().out))
     first, second = told
-    assert first["least_bytes"] == second["least_bytes"] < 300 << 20  # a compiler is another 200 MiB
-    assert first["prediction"]["peak_bytes"] == pytest.approx(second["prediction"]["peak_bytes"], rel=0.01)
+    # The memory of a process differs by 2 % from run to run where others compute beside it; it is rounded up to 16 MiB.
+    assert abs(first["least_bytes"] - second["least_bytes"]) <= 16 << 20
+    assert max(first["least_bytes"], second["least_bytes"]) < 300 << 20  # a compiler is another 200 MiB
+    assert first["prediction"]["peak_bytes"] == pytest.approx(second["prediction"]["peak_bytes"], rel=0.03)
 
 
 def test_a_comparison_judges_bytes_and_seconds_by_their_own_limits():
