@@ -97,11 +97,19 @@ class MissingFileError(CheckpointError, FileNotFoundError):
     """A file to load that does not exist."""
 
 
-class UnknownModelError(SpillgradError, KeyError):
+class _KeyError(SpillgradError, KeyError):
+    """A KeyError that shows its message, where `KeyError` shows the message's repr."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class UnknownModelError(_KeyError):
     """A model name that is not in the list."""
 
-    def __str__(self) -> str:  # KeyError would show the message's repr
-        return str(self.args[0]) if self.args else ""
+
+class MissingOptionError(_KeyError):
+    """A group of an optimizer's parameters that lacks an option."""
 
 
 class OperandError(SpillgradError, TypeError, RuntimeError):

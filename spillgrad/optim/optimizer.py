@@ -43,6 +43,7 @@ class Optimizer:
     """
 
     step_context = StepContext()
+    _opt_called = False  # whether parameters were ever updated: schedules warn if theirs is the first step
 
     def __init__(self, params: ParameterList, defaults: Mapping[str, Any]) -> None:
         self.defaults = dict(defaults)
@@ -83,6 +84,7 @@ class Optimizer:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Call `closure`, if given; update every parameter that has a gradient; return the closure's result."""
+        self._opt_called = True
         result = None
         if closure is not None:
             with enable_grad():
@@ -99,6 +101,7 @@ class Optimizer:
 
     def step_parameter(self, param: Tensor, group: Group) -> None:
         """Update one parameter of a group, if it has a gradient."""
+        self._opt_called = True
         with no_grad(), self.step_context.around_update(param):
             run([self._update(param, group)])
 

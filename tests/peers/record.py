@@ -34,6 +34,7 @@ PROGRAMS = {
         "grad_mode",
         "checkpoint",
         "functional",
+        "schedules",
     ),
     "paddle": ("paddle_autograd",),
 }
