@@ -85,6 +85,10 @@ class DataError(SpillgradError, ValueError):
     """Training data that is missing, empty or too short."""
 
 
+class WorkerError(SpillgradError, RuntimeError):
+    """A process that loads data ended, or took too long."""
+
+
 class StateDictError(SpillgradError, RuntimeError):
     """A state dict of another module, optimizer or scheduler."""
 

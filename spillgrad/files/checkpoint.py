@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spillgrad.data.dataset import DataLoader
+from spillgrad.data.data_loader import DataLoader
 from spillgrad.errors import (
     ArgumentError,
     CheckpointError,

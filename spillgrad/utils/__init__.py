@@ -1,5 +1,5 @@
-"""Helpers around training, under PyTorch's name: `checkpoint`, which recomputes instead of keeping."""
+"""Helpers around training, under PyTorch's names: `checkpoint`, which recomputes instead of keeping, and `data`."""
 
-from spillgrad.utils import checkpoint
+from spillgrad.utils import checkpoint, data
 
-__all__ = ["checkpoint"]
+__all__ = ["checkpoint", "data"]
