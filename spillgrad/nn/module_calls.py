@@ -129,7 +129,7 @@ class ModuleCalls:
         With `with_kwargs` it is `hook(module, args, kwargs)` and returns None or (args, kwargs).
         """
         called = hook if with_kwargs else functools.partial(_call_before, hook)
-        return _add_hook(self._forward_pre_hooks, called, prepend)
+        return self._forward_pre_hooks.add(called, first=prepend)
 
     def register_forward_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False, always_call: bool = False,
@@ -140,7 +140,7 @@ class ModuleCalls:
         or an earlier hook raises, with None for the output. What it raises itself then becomes a warning.
         """
         called = hook if with_kwargs else functools.partial(_call_after, hook)
-        handle = _add_hook(self._forward_hooks, called, prepend)
+        handle = self._forward_hooks.add(called, first=prepend)
         if always_call:
             self._always_called.add(handle.id)
         return handle
@@ -152,7 +152,7 @@ class ModuleCalls:
         among these that get no gradient have zeros there, as in PyTorch. Only results that are tensors, or tuples or
         lists of them, count.
         """
-        return _add_hook(self._backward_hooks, hook, prepend)
+        return self._backward_hooks.add(hook, first=prepend)
 
     register_backward_hook = register_full_backward_hook
 
@@ -161,7 +161,7 @@ class ModuleCalls:
 
         What it returns, unless None, replaces them.
         """
-        return _add_hook(self._backward_pre_hooks, hook, prepend)
+        return self._backward_pre_hooks.add(hook, first=prepend)
 
 
 # Wrappers of hooks that take no kwargs; module-level functions, so that modules with hooks can be pickled.
@@ -174,13 +174,3 @@ def _call_after(
     hook: Callable[..., Any], module: ModuleCalls, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> Any:
     return hook(module, args, output)
-
-
-def _add_hook(hooks: HookDict, hook: Callable[..., Any], prepend: bool) -> RemovableHandle:
-    former = dict(hooks)
-    handle = hooks.add(hook)
-    if prepend:
-        for key, other in former.items():
-            del hooks[key]
-            hooks[key] = other
-    return handle

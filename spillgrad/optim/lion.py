@@ -1,14 +1,15 @@
 """Lion: steps by the sign of a momentum."""
 
-from spillgrad.errors import ArgumentError
-from spillgrad.ops import creation
-from spillgrad.optim.arrays import Pending, pending
-from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State
-from spillgrad.tensor import Tensor
-from spillgrad_kernels.cpu import optim as kernels
+from collections.abc import Callable
+from typing import Unpack
+
+from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer, require_options
+from spillgrad.optim.optimizer import Group, ParameterList, State
+from spillgrad_kernels.tables import optim as updates
+from spillgrad_kernels.tables.optim import Update
 
 
-class Lion(Optimizer):
+class Lion(FormulaOptimizer):
     """Move each element by the learning rate, in the direction of its momentum; weights decay apart from the gradient.
 
     Its state is half of Adam's. It needs about a tenth of Adam's learning rate and ten times its weight decay.
@@ -16,24 +17,18 @@ class Lion(Optimizer):
     """
 
     def __init__(
-        self,
-        params: ParameterList,
-        lr: float = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0,
-    ) -> None:
-        for option, value in (("lr", lr), ("weight_decay", weight_decay)):
-            if not value >= 0:
-                raise ArgumentError(f"Lion: got {option} {value}; it must not be negative")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ArgumentError(f"Lion: got betas {betas}; both must be at least 0 and below 1")
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
+        self, params: ParameterList, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0, *, maximize: bool = False, **accepted: Unpack[Accepted],
+    ) -> None:  # fmt: skip
+        require_options("Lion", {"lr": lr, "weight_decay": weight_decay}, betas)
+        defaults = {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, defaults, **accepted)
 
-    def state_tensors(self, group: Group) -> int:
-        return 1
+    def function(self, group: Group) -> Callable[..., Update]:
+        return updates.lion
 
-    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending:
-        if not state:
-            state["exp_avg"] = creation.zeros_like(param)
-        beta1, beta2 = group["betas"]
-        return pending(kernels.lion, param, grad, (state["exp_avg"],), group["lr"], beta1, beta2, group["weight_decay"])
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        return ("exp_avg",)
+
+    def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        return group["lr"], *group["betas"], group["weight_decay"]

@@ -35,6 +35,7 @@ PROGRAMS = {
         "checkpoint",
         "functional",
         "schedules",
+        "optimizers",
     ),
     "paddle": ("paddle_autograd",),
 }
