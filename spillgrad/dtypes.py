@@ -29,30 +29,14 @@ bool_: DType = np.dtype(np.bool_)
 complex64: DType = np.dtype(np.complex64)
 complex128: DType = np.dtype(np.complex128)
 
+_KNOWN = frozenset({
+    float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8, uint16, uint32, uint64, bool_, complex64,
+    complex128,
+})  # fmt: skip
 _BY_NAME: dict[str, DType] = {
-    "float16": float16,
-    "half": float16,
-    "bfloat16": bfloat16,
-    "float32": float32,
-    "float": float32,
-    "float64": float64,
-    "double": float64,
-    "int8": int8,
-    "int16": int16,
-    "short": int16,
-    "int32": int32,
-    "int": int32,
-    "int64": int64,
-    "long": int64,
-    "uint8": uint8,
-    "uint16": uint16,
-    "uint32": uint32,
-    "uint64": uint64,
-    "bool": bool_,
-    "complex64": complex64,
-    "complex128": complex128,
-}
-_KNOWN = frozenset(_BY_NAME.values())
+    **{str(dtype): dtype for dtype in _KNOWN},
+    "half": float16, "float": float32, "double": float64, "short": int16, "int": int32, "long": int64,
+}  # fmt: skip
 _FLOATING = frozenset({float16, bfloat16, float32, float64})
 HALF = frozenset({float16, bfloat16})
 _COMPLEX = frozenset({complex64, complex128})

@@ -1,13 +1,12 @@
 """Special functions under the names of `torch.special`."""
 
 from spillgrad.ops.activations import sigmoid as expit
+from spillgrad.ops.arithmetic import exp2, expm1, log1p, round
 from spillgrad.ops.bessel import i0, i0e, i1, i1e
-from spillgrad.ops.exponential import exp2, expm1, log1p
 from spillgrad.ops.incomplete_gamma import igamma as gammainc
 from spillgrad.ops.incomplete_gamma import igammac as gammaincc
 from spillgrad.ops.normalization import log_softmax, softmax
 from spillgrad.ops.reduce import logsumexp
-from spillgrad.ops.rounding import round
 from spillgrad.ops.special import digamma, entr, erf, erfc, erfinv, logit, polygamma, sinc, xlog1py, xlogy
 from spillgrad.ops.special import digamma as psi
 from spillgrad.ops.special import lgamma as gammaln

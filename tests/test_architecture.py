@@ -69,7 +69,6 @@ FRAMEWORK_USERS = (
     "spillgrad.interop",
     "spillgrad_tools.bench.torch",
     "spillgrad_tools.bench.torch_cuda",
-    "spillgrad_tools.bench.gpt_torch",
     "spillgrad_tools.bench.paddle",
 )
 # Imports inside functions hide a dependency. Each of these has a reason.
@@ -95,7 +94,6 @@ MOST_LINES = 500
 # Longer files, each with its reason.
 LONG_FILES = {
     "spillgrad": "a façade: it lists the public names",
-    "spillgrad.storage.disk_store": "a tenth of it is the contract of the budget, in the docstring of its class",
 }
 
 Import = tuple[str, bool]  # what is imported, and whether inside a function

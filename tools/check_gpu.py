@@ -53,14 +53,14 @@ class Part(NamedTuple):
     name: str
     limit_s: float
     run: Callable[[Path, float], Outcome]
-    is_quick: bool = True
 
 
-def environment() -> dict[str, str]:
-    """Return the environment of the parts' processes: this checkout's code, and the GPU unless simulated."""
-    paths = os.pathsep.join([*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "COLUMNS": "160"}
-    return {"NUMBA_ENABLE_CUDASIM": "0", **os.environ, **own}
+# The environment of the parts' processes: this checkout's code, and the GPU unless simulated.
+ENVIRONMENT = {
+    "NUMBA_ENABLE_CUDASIM": "0", **os.environ,
+    "PYTHONPATH": os.pathsep.join([*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])]),
+    "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "COLUMNS": "160",
+}  # fmt: skip
 
 
 def execute(command: Sequence[str], log: Path, limit_s: float, output: Path | None = None) -> int | None:
@@ -70,7 +70,7 @@ def execute(command: Sequence[str], log: Path, limit_s: float, output: Path | No
     """
     with open(log, "a") as file, open(output or log, "a") as out:
         process = subprocess.Popen(
-            [sys.executable, *command], cwd=ROOT, env=environment(), stdout=out, stderr=file, stdin=subprocess.DEVNULL,
+            [sys.executable, *command], cwd=ROOT, env=ENVIRONMENT, stdout=out, stderr=file, stdin=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
         try:
@@ -117,7 +117,7 @@ def train(device: str, spills: bool) -> list[float]:
     import tempfile
 
     from spillgrad_tools.bench.gpt import SIMULATED_GPT, tokens
-    from spillgrad_tools.bench.gpt_ours import Training
+    from spillgrad_tools.bench.ours import Training
 
     if small := os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
         sizes, batch, steps = SIMULATED_GPT, 1, 2
@@ -244,8 +244,7 @@ def tests(*paths: str) -> Callable[[Path, float], Outcome]:
 
 def as_markdown(answer: dict[str, Any]) -> str:
     """Return the README's table of the results that the benchmark printed as JSON."""
-    from spillgrad_tools.bench.cases import Result
-    from spillgrad_tools.bench.cuda_cases import CUDA_BY_NAME
+    from spillgrad_tools.bench.cases import CUDA_BY_NAME, Result
     from spillgrad_tools.bench.report import cuda_as_markdown
 
     results = [
@@ -284,16 +283,15 @@ def parts(quick: bool) -> list[Part]:
     """Return the checks in the order in which they run; the sum of their limits is under ten minutes."""
     rounds = ("--quick", "--rounds", "1") if quick else ("--rounds", "5")
     chosen = ["tests/cuda/test_array.py", "tests/cuda/test_dlpack.py"] if quick else ["tests/cuda"]
-    every = [
+    return [
         Part("machine", 30, by_process("machine")),
         Part("memory", 20, by_process("memory")),
         Part("training", 90, by_process("training")),
         Part("training, spilled", 30, by_process("training-spilled")),
         Part("benchmark", 230, benchmark(*rounds)),
         Part("tests on the device", 140, tests(*chosen)),
-        Part("PTX code", 50, tests("tests/kernels/cuda/test_code.py"), is_quick=False),
+        *([] if quick else [Part("PTX code", 50, tests("tests/kernels/cuda/test_code.py"))]),
     ]
-    return [part for part in every if part.is_quick or not quick]
 
 
 def main() -> int:

@@ -327,8 +327,10 @@ def byte_bounds(array: np.ndarray) -> tuple[int, int]:
     return np.lib.array_utils.byte_bounds(array)
 
 
-def may_share_memory(a: DeviceArray, b: DeviceArray) -> bool:
-    """Return whether the address ranges of two arrays overlap."""
+def may_share_memory(a: Any, b: Any) -> bool:
+    """Return whether the address ranges of two arrays on the device overlap. False if an array is on the host."""
+    if not (isinstance(a, DeviceArray) and isinstance(b, DeviceArray)):
+        return False
     (low, high), (other_low, other_high) = byte_bounds(a), byte_bounds(b)  # type: ignore[arg-type]
     return max(low, other_low) < min(high, other_high)
 

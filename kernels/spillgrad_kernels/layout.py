@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import types
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,11 @@ class Layout:
         """The number of dimensions."""
         return len(self.shape)
 
+    def broadcast_strides(self, ndim: int) -> list[int]:
+        """Return the strides, in bytes, of the array broadcast to `ndim` dimensions; 0 where it has one element."""
+        own = [0 if size == 1 else stride for size, stride in zip(self.shape, self.strides, strict=True)]
+        return [*[0] * (ndim - len(own)), *own]
+
     @staticmethod
     @functools.lru_cache(maxsize=1 << 14)
     def made(shape: Shape, strides: Shape, dtype: np.dtype[Any], writeable: bool = True) -> "Layout":
@@ -58,14 +64,7 @@ class Layout:
             "version": 3, "shape": self.shape, "strides": self.strides, "typestr": f"|V{self.dtype.itemsize}",
             "data": (address, not self.writeable),
         }  # fmt: skip
-        return np.asarray(_Interface(interface)).view(self.dtype)
-
-
-class _Interface:
-    """An object from which `np.asarray` makes an array over memory that the object describes."""
-
-    def __init__(self, interface: dict[str, Any]) -> None:
-        self.__array_interface__ = interface
+        return np.asarray(types.SimpleNamespace(__array_interface__=interface)).view(self.dtype)
 
 
 def address_of(array: np.ndarray) -> int:

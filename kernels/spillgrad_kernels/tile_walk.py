@@ -43,10 +43,7 @@ class TileWalk(NamedTuple):
 
 def tile_walk(shape: Shape, arrays: Sequence[Layout], side: int | None = None) -> TileWalk:
     """Return the walk over arrays broadcast to `shape`, in square tiles of `side`, or by default in long rows."""
-    steps = []
-    for array in arrays:
-        own = [0 if size == 1 else stride for size, stride in zip(array.shape, array.strides, strict=True)]
-        steps.append([0] * (len(shape) - len(own)) + own)
+    steps = [array.broadcast_strides(len(shape)) for array in arrays]
     sizes_of = [array.dtype.itemsize for array in arrays]
     # The dimension in which the fewest arrays have gaps becomes the innermost. The others go by stride, largest first.
     order = sorted(

@@ -28,9 +28,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
 
 
 @declare(numpy=True)
-def arange(
-    start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None
-) -> Tensor:  # fmt: skip
+def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Return the values from `start` (0 if only one bound is given) up to but without `stop`, `step` apart."""
     if stop is None:
         start, stop = 0, start

@@ -7,7 +7,7 @@ from spillgrad import dtypes
 from spillgrad.array_api.wrapping import NUMBERS
 from spillgrad.dtypes import DType, complex64, complex128, float32, float64
 from spillgrad.errors import OperandError
-from spillgrad.ops import array_api_names, convert
+from spillgrad.ops.array_api_names import astype
 from spillgrad.ops.declaration import declare
 from spillgrad.tensor import Tensor
 
@@ -50,13 +50,6 @@ def iinfo(type: Any, /) -> IntegerInfo:
 
 def _dtype_of(array_or_dtype: Any) -> DType:
     return array_or_dtype.dtype if isinstance(array_or_dtype, Tensor) else dtypes.as_dtype(array_or_dtype)
-
-
-@declare(numpy=True)
-def astype(x: Tensor, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
-    """Return the tensor as a dtype, as a copy unless told otherwise."""
-    result = array_api_names.astype(x, dtype, copy=copy)
-    return result if device is None else convert.to(result, device=device)
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:

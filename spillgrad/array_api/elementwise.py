@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from spillgrad.array_api.wrapping import called, promoted
+from spillgrad.array_api.wrapping import binary, promoted, unary
 from spillgrad.ops import arithmetic, clamp_where, comparison, convert
 from spillgrad.ops.declaration import declarations, declare
 from spillgrad.tensor import Tensor
@@ -11,27 +11,13 @@ from spillgrad.tensor import Tensor
 __all__ = ["clip", "sign", "where"]
 
 
-def _unary(name: str, function: Callable[..., Any]) -> Callable[..., Tensor]:
-    def elementwise(x: Tensor, /) -> Tensor:
-        return function(x)  # type: ignore[no-any-return]
-
-    return called(elementwise, function, name)
-
-
-def _binary(name: str, function: Callable[..., Any]) -> Callable[..., Tensor]:
-    def elementwise(x1: Any, x2: Any, /) -> Tensor:
-        return function(*promoted(name, x1, x2))  # type: ignore[no-any-return]
-
-    return called(elementwise, function, name)
-
-
 def _operands_of(function: Callable[..., Any]) -> int:
     return function.__code__.co_argcount - len(function.__defaults__ or ())
 
 
 for _declared in declarations:
-    _wrap = _unary if _operands_of(_declared.function) == 1 else _binary
-    globals().update({_name: _wrap(_name, _declared.function) for _name in _declared.standard_names()})
+    _wrap = unary if _operands_of(_declared.function) == 1 else binary
+    globals().update({_name: _wrap(_declared.function, _name) for _name in _declared.standard_names()})
     __all__ += _declared.standard_names()
 
 

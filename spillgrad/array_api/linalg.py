@@ -5,7 +5,7 @@ Source: https://data-apis.org/array-api/2024.12/extensions/linear_algebra_functi
 
 from typing import Any
 
-from spillgrad.array_api.wrapping import promoted
+from spillgrad.array_api.wrapping import binary, promoted, unary
 from spillgrad.ops import convert, decompositions, einsum, indexing, norms, reduce, shape, solving
 from spillgrad.ops import matrix_products as products
 from spillgrad.ops.array_api_names import matrix_transpose
@@ -14,10 +14,9 @@ from spillgrad.ops.decompositions import QR, SVD, Eigh
 from spillgrad.ops.solving import SignAndLogarithm
 from spillgrad.tensor import Tensor
 
-
-def matmul(x1: Tensor, x2: Tensor, /) -> Tensor:
-    """Return the matrix product; leading dimensions broadcast."""
-    return products.matmul(*promoted("matmul", x1, x2))
+matmul, outer = map(binary, (products.matmul, products.outer))
+det, inv = map(unary, (solving.det, solving.inv))
+eigvalsh, svdvals = unary(decompositions.eigvalsh), unary(decompositions.svdvals)
 
 
 @declare(numpy=True)
@@ -31,11 +30,6 @@ def tensordot(x1: Tensor, x2: Tensor, /, *, axes: Any = 2) -> Tensor:
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     """Return the sums of products along a dimension."""
     return norms.vecdot(*promoted("vecdot", x1, x2), dim=axis)
-
-
-def outer(x1: Tensor, x2: Tensor, /) -> Tensor:
-    """Return the products of each element of a vector with each of another."""
-    return products.outer(*promoted("outer", x1, x2))
 
 
 def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
@@ -58,19 +52,14 @@ def trace(x: Tensor, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
     return convert.to_dtype(reduce.sum(convert.to_dtype(chosen, wanted), -1), wanted)
 
 
-def det(x: Tensor, /) -> Tensor:
-    """Return the determinants of matrices."""
-    return solving.det(x)
-
-
 def slogdet(x: Tensor, /) -> SignAndLogarithm:
     """Return the signs of determinants and the logarithms of their absolute values."""
     return solving.slogdet(x)
 
 
-def inv(x: Tensor, /) -> Tensor:
-    """Return the inverses of matrices. Raises LinAlgError for a singular one."""
-    return solving.inv(x)
+def eigh(x: Tensor, /) -> Eigh:
+    """Return the eigenvalues of symmetric matrices in ascending order, and their eigenvectors as columns."""
+    return decompositions.eigh(x)
 
 
 def pinv(x: Tensor, /, *, rtol: Any = None) -> Tensor:
@@ -96,24 +85,9 @@ def qr(x: Tensor, /, *, mode: str = "reduced") -> QR:
     return decompositions.qr(x, mode)
 
 
-def eigh(x: Tensor, /) -> Eigh:
-    """Return the eigenvalues of symmetric matrices in ascending order, and their eigenvectors as columns."""
-    return decompositions.eigh(x)
-
-
-def eigvalsh(x: Tensor, /) -> Tensor:
-    """Return the eigenvalues of symmetric matrices in ascending order."""
-    return decompositions.eigvalsh(x)
-
-
 def svd(x: Tensor, /, *, full_matrices: bool = True) -> SVD:
     """Return singular value decompositions: x = U diag(S) Vh."""
     return decompositions.svd(x, full_matrices)
-
-
-def svdvals(x: Tensor, /) -> Tensor:
-    """Return the singular values of matrices in descending order."""
-    return decompositions.svdvals(x)
 
 
 def matrix_power(x: Tensor, n: int, /) -> Tensor:

@@ -3,8 +3,9 @@
 from typing import Any
 
 from spillgrad.errors import ArgumentError, ShapeError
-from spillgrad.ops import array_api_names, convert, join_split, rearrange
+from spillgrad.ops import convert, join_split, rearrange
 from spillgrad.ops import shape as shape_ops
+from spillgrad.ops.array_api_names import repeat
 from spillgrad.ops.declaration import declare
 from spillgrad.tensor import Tensor
 
@@ -52,12 +53,6 @@ def reshape(x: Tensor, /, shape: Any, *, copy: bool | None = None) -> Tensor:
     if copy is False and x.numel() and result.storage is not x.storage:
         raise ArgumentError(f"reshape: got copy=False for strides {x.stride()}, of which {shape} is no view")
     return convert.clone(result) if copy and result.storage is x.storage else result
-
-
-@declare(numpy=True)
-def repeat(x: Tensor, repeats: Any, /, *, axis: int | None = None) -> Tensor:
-    """Return each element (or slice along `axis`) repeated in place."""
-    return array_api_names.repeat(x, repeats, axis=axis)
 
 
 @declare(numpy=True)

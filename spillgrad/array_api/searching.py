@@ -33,16 +33,12 @@ def _position(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 argmax, argmin = _position(reduce.argmax), _position(reduce.argmin)
 
 
-def argsort(
-    x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True
-) -> Tensor:  # fmt: skip
+def argsort(x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
     """Return the indices that sort the tensor along a dimension."""
     return sorting.argsort(x, axis, descending, stable)
 
 
-def sort(
-    x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True
-) -> Tensor:  # fmt: skip
+def sort(x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
     """Return the elements in order along a dimension."""
     return sorting.sort(x, axis, descending, stable).values
 

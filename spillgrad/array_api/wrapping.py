@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from spillgrad import dtypes
 from spillgrad.errors import OperandError
 from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.declaration import named
 from spillgrad.tensor import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -30,6 +31,22 @@ def promoted(name: str, *operands: Any) -> list[Any]:
 
 def called(function: Function, like: Callable[..., Any], name: str | None = None) -> Function:
     """Return a function after giving it the docstring of another, and its name if no name is given."""
-    function.__name__ = function.__qualname__ = like.__name__ if name is None else name
-    function.__doc__ = like.__doc__
-    return function
+    return named(function, name or like.__name__, like.__doc__)
+
+
+def unary(function: Callable[..., Any], name: str | None = None) -> Callable[..., Tensor]:
+    """Return the standard's function of one tensor that is a function of `sg`."""
+
+    def of_one(x: Tensor, /) -> Tensor:
+        return function(x)  # type: ignore[no-any-return]
+
+    return called(of_one, function, name)
+
+
+def binary(function: Callable[..., Any], name: str | None = None) -> Callable[..., Tensor]:
+    """Return the standard's function of two operands, promoted, that is a function of `sg`."""
+
+    def of_two(x1: Any, x2: Any, /) -> Tensor:
+        return function(*promoted(of_two.__name__, x1, x2))  # type: ignore[no-any-return]
+
+    return called(of_two, function, name)

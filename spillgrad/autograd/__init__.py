@@ -7,24 +7,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spillgrad.autograd import anomaly_mode, function, functional, grad_mode, graph
-    from spillgrad.autograd.core.anomaly_mode import detect_anomaly, set_detect_anomaly
-    from spillgrad.autograd.core.grad_mode import (
-        enable_grad,
-        inference_mode,
-        is_grad_enabled,
-        no_grad,
-        set_grad_enabled,
-    )
-    from spillgrad.autograd.core.hooks import disable_saved_tensors_hooks, saved_tensors_hooks
-    from spillgrad.autograd.core.saved import SavedTensor
-    from spillgrad.autograd.cpu_hooks import save_on_cpu
-    from spillgrad.autograd.differentiate import backward, grad
-    from spillgrad.autograd.function import Function, FunctionCtx, once_differentiable
-    from spillgrad.autograd.gradcheck import gradcheck, gradgradcheck
-    from spillgrad.autograd.lazy_jacobian import hessian, jacobian
-    from spillgrad.autograd.pylayer import PyLayer, PyLayerContext
-    from spillgrad.autograd.variable import Variable
+    from spillgrad.autograd import anomaly_mode as anomaly_mode
+    from spillgrad.autograd import function as function
+    from spillgrad.autograd import functional as functional
+    from spillgrad.autograd import grad_mode as grad_mode
+    from spillgrad.autograd import graph as graph
+    from spillgrad.autograd.core.anomaly_mode import detect_anomaly as detect_anomaly
+    from spillgrad.autograd.core.anomaly_mode import set_detect_anomaly as set_detect_anomaly
+    from spillgrad.autograd.core.grad_mode import enable_grad as enable_grad
+    from spillgrad.autograd.core.grad_mode import inference_mode as inference_mode
+    from spillgrad.autograd.core.grad_mode import is_grad_enabled as is_grad_enabled
+    from spillgrad.autograd.core.grad_mode import no_grad as no_grad
+    from spillgrad.autograd.core.grad_mode import set_grad_enabled as set_grad_enabled
+    from spillgrad.autograd.core.hooks import disable_saved_tensors_hooks as disable_saved_tensors_hooks
+    from spillgrad.autograd.core.hooks import saved_tensors_hooks as saved_tensors_hooks
+    from spillgrad.autograd.core.saved import SavedTensor as SavedTensor
+    from spillgrad.autograd.cpu_hooks import save_on_cpu as save_on_cpu
+    from spillgrad.autograd.differentiate import backward as backward
+    from spillgrad.autograd.differentiate import grad as grad
+    from spillgrad.autograd.function import Function as Function
+    from spillgrad.autograd.function import FunctionCtx as FunctionCtx
+    from spillgrad.autograd.function import once_differentiable as once_differentiable
+    from spillgrad.autograd.gradcheck import gradcheck as gradcheck
+    from spillgrad.autograd.gradcheck import gradgradcheck as gradgradcheck
+    from spillgrad.autograd.lazy_jacobian import hessian as hessian
+    from spillgrad.autograd.lazy_jacobian import jacobian as jacobian
+    from spillgrad.autograd.pylayer import PyLayer as PyLayer
+    from spillgrad.autograd.pylayer import PyLayerContext as PyLayerContext
+    from spillgrad.autograd.variable import Variable as Variable
 
 _NAMES = {
     "core.anomaly_mode": "detect_anomaly set_detect_anomaly",
@@ -42,36 +52,7 @@ _NAMES = {
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULES = ("anomaly_mode", "function", "functional", "grad_mode", "graph")
 
-__all__ = [
-    "Function",
-    "FunctionCtx",
-    "PyLayer",
-    "PyLayerContext",
-    "SavedTensor",
-    "Variable",
-    "anomaly_mode",
-    "backward",
-    "detect_anomaly",
-    "disable_saved_tensors_hooks",
-    "enable_grad",
-    "function",
-    "functional",
-    "grad",
-    "grad_mode",
-    "gradcheck",
-    "gradgradcheck",
-    "graph",
-    "hessian",
-    "inference_mode",
-    "is_grad_enabled",
-    "jacobian",
-    "no_grad",
-    "once_differentiable",
-    "save_on_cpu",
-    "saved_tensors_hooks",
-    "set_detect_anomaly",
-    "set_grad_enabled",
-]
+__all__ = sorted([*_HOME, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:

@@ -13,9 +13,7 @@ class save_on_cpu(saved_tensors_hooks):
     Source: torch.autograd.graph.save_on_cpu.
     """
 
-    def __init__(
-        self, pin_memory: bool = False, device_type: str = "cuda", *, only: Predicate | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, pin_memory: bool = False, device_type: str = "cuda", *, only: Predicate | None = None) -> None:
         def pack(tensor: Any) -> Any:
             return tensor.device, to(tensor, device="cpu")
 

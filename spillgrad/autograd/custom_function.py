@@ -230,9 +230,7 @@ class CustomFunction:
         return cls.backward(ctx, *grads)  # type: ignore[attr-defined]
 
     @classmethod
-    def _bound(
-        cls, arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+    def _bound(cls, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return arguments, keywords
 
     @classmethod

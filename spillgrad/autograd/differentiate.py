@@ -11,6 +11,7 @@ from spillgrad.autograd.core.node import Edge, GradientEdge, OutputMeta
 from spillgrad.device.device import filled, moved
 from spillgrad.errors import ArgumentError, DeviceError, GraphError, OperandError, ShapeError
 from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.creation import zeros_like
 from spillgrad.ops.join_split import stack
 from spillgrad.tensor import Tensor
 
@@ -221,5 +222,5 @@ def _stacked(parts: Sequence[Any]) -> Any:
     known = next((part for part in parts if part is not None), None)
     if known is None:
         return None
-    zeros = Tensor.wrap(filled(known.device, known.shape, known.dtype, 0))
+    zeros = zeros_like(known)
     return stack([zeros if part is None else part for part in parts])

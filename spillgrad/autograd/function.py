@@ -95,9 +95,7 @@ class Function(CustomFunction):
         )
 
     @classmethod
-    def _bound(
-        cls, arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+    def _bound(cls, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if not hasattr(cls, "setup_context"):
             return arguments, keywords
         bound = inspect.signature(cls.forward).bind(*arguments, **keywords)  # type: ignore[attr-defined]

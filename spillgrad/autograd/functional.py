@@ -18,6 +18,7 @@ from spillgrad.autograd.core.grad_mode import enable_grad
 from spillgrad.autograd.differentiate import grad
 from spillgrad.device.device import filled, moved
 from spillgrad.errors import ArgumentError, GraphError, OperandError, ShapeError
+from spillgrad.ops.creation import ones_like, zeros_like
 from spillgrad.ops.join_split import stack
 from spillgrad.ops.shape import reshape, view
 from spillgrad.tensor import Tensor
@@ -74,7 +75,7 @@ class _Call:
                     f"{self.who}: v can only be left out for a single tensor with a single element; give one of shape "
                     f"{', '.join(str(tensor.shape) for tensor in like.tensors)}"
                 )
-            return (_ones(like.tensors[0]),)
+            return (ones_like(like.tensors[0]),)
         vector = _Group.of(self.who, "vector v", v)
         got, wanted = ([tensor.shape for tensor in group.tensors] for group in (vector, like))
         if got != wanted:
@@ -97,7 +98,7 @@ class _Call:
     def gradient(self) -> list[Tensor]:
         """Return the gradient of the only output, ready to be differentiated again; zeros where there is none."""
         output = self.scalar()
-        found = _pulled((output,), self.inputs.tensors, (_ones(output),), create_graph=True)
+        found = _pulled((output,), self.inputs.tensors, (ones_like(output),), create_graph=True)
         if self.strict:
             for i, gradient in enumerate(found):
                 if gradient is None or not gradient.requires_grad:
@@ -122,7 +123,7 @@ class _Call:
                         f"{self.who}: the derivative by entry {i} does not depend on the inputs, which strict=True "
                         "with create_graph=True asks for"
                     )
-            results.append(_zeros(tensor) if derivative is None else derivative)
+            results.append(zeros_like(tensor) if derivative is None else derivative)
         return results
 
     def finished(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -137,14 +138,6 @@ def _fresh(tensor: Tensor, create_graph: bool) -> Tensor:
     return tensor.detach().requires_grad_()
 
 
-def _zeros(like: Tensor) -> Tensor:
-    return Tensor.wrap(filled(like.device, like.shape, like.dtype, 0))
-
-
-def _ones(like: Tensor) -> Tensor:
-    return Tensor.wrap(filled(like.device, like.shape, like.dtype, 1))
-
-
 def _unit(like: Tensor, place: int) -> Tensor:
     """Return zeros with a single 1 at a place in the flattened tensor."""
     values = np.zeros(like.shape, like.dtype)
@@ -157,9 +150,7 @@ def _pulled(
     retain_graph: bool | None = None,
 ) -> list[Any]:  # fmt: skip
     """Return vᵀ J per input, None where no output depends on it."""
-    pairs = [
-        (o, v) for o, v in zip(outputs, vectors, strict=True) if o is not None and o.requires_grad
-    ]  # fmt: skip
+    pairs = [(o, v) for o, v in zip(outputs, vectors, strict=True) if o is not None and o.requires_grad]
     if not pairs:
         return [None] * len(inputs)
     roots, seeds = zip(*pairs, strict=True)
@@ -202,7 +193,7 @@ class _Pushed:
     """J v for any v: uᵀ J is linear in u, so its derivative by u, times v, is J v whatever u."""
 
     def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-        self._duals = [_zeros(output).requires_grad_() for output in outputs]
+        self._duals = [zeros_like(output).requires_grad_() for output in outputs]
         self._pulled = _pulled(outputs, inputs, self._duals, create_graph=True)
 
     def check(self, call: _Call) -> None:
@@ -258,9 +249,7 @@ def _by_rows(call: _Call) -> list[list[Tensor]]:
         rows = []
         for place in range(output.numel()):
             unit = _unit(output, place)
-            found = _pulled(
-                [output], call.inputs.tensors, [unit], create_graph=call.create_graph, retain_graph=True
-            )  # fmt: skip
+            found = _pulled([output], call.inputs.tensors, [unit], create_graph=call.create_graph, retain_graph=True)
             rows.append(call.filled(found, call.inputs.tensors))
         blocks.append([_joined([row[j] for row in rows], 0, output, x) for j, x in enumerate(call.inputs.tensors)])
     return blocks

@@ -8,8 +8,9 @@ import numpy as np
 from spillgrad.autograd.core.engine import run_backward
 from spillgrad.autograd.core.grad_mode import enable_grad
 from spillgrad.autograd.differentiate import grad
-from spillgrad.device.device import filled, moved
+from spillgrad.device.device import moved
 from spillgrad.errors import ArgumentError, GradcheckError
+from spillgrad.ops.creation import zeros_like
 from spillgrad.tensor import Tensor
 
 # A Jacobian of at most so many elements is printed whole.
@@ -35,9 +36,7 @@ class _Check:
         self.func, self.options = func, options
         self.arguments = [inputs] if isinstance(inputs, Tensor) else list(inputs)
         # By position among the arguments, as messages number them.
-        self.sources = {
-            i: a for i, a in enumerate(self.arguments) if isinstance(a, Tensor) and a.requires_grad
-        }  # fmt: skip
+        self.sources = {i: a for i, a in enumerate(self.arguments) if isinstance(a, Tensor) and a.requires_grad}
         if not self.sources:
             raise ArgumentError(
                 "gradcheck: none of the inputs requires a gradient, so there is nothing to check; set "
@@ -73,9 +72,7 @@ class _Check:
         """Return per source the gradient of the sum of weights times outputs, None where there is none."""
         outputs = [self.outputs[i] for i in weights]
         seeds = [Tensor.wrap(moved(w, self.outputs[i].device)) for i, w in weights.items()]
-        return list(
-            grad(outputs, list(self.sources.values()), seeds, retain_graph=True, allow_unused=True, **options)
-        )  # fmt: skip
+        return list(grad(outputs, list(self.sources.values()), seeds, retain_graph=True, allow_unused=True, **options))
 
     def _weights(self, draw: Callable[[tuple[int, ...]], np.ndarray]) -> dict[int, np.ndarray]:
         return {i: draw(o.shape).astype(o.dtype) for i, o in self.outputs.items()}
@@ -109,10 +106,7 @@ class _Check:
             cases += [[i] for i in self.outputs]
         for undefined in cases:
             roots = [o.gradient_edge() for o in self.outputs.values()]
-            grads = [
-                None if i in undefined else Tensor.wrap(filled(o.device, o.shape, o.dtype, 0))
-                for i, o in self.outputs.items()
-            ]
+            grads = [None if i in undefined else zeros_like(o) for i, o in self.outputs.items()]
             edges = [source.gradient_edge() for source in self.sources.values()]
             which = ", ".join(map(str, undefined))
             try:
@@ -175,9 +169,7 @@ class _Check:
         """Check that outputs without a gradient do not depend on the inputs."""
         for i, source in self.sources.items():
             for place in np.ndindex(source.shape):
-                for o, slope in zip(
-                    self.constant, self._differences(source, place, list(self.constant)), strict=True
-                ):  # fmt: skip
+                for o, slope in zip(self.constant, self._differences(source, place, list(self.constant)), strict=True):
                     if slope.any():
                         raise GradcheckError(
                             f"gradcheck: Numerical gradient for function expected to be zero: output {o} requires no "
@@ -210,9 +202,7 @@ class _Check:
                 for s, g in zip(self.sources.values(), found, strict=True)
             ]
 
-    def _compare(
-        self, o: int, output: Tensor, i: int, source: Tensor, found: np.ndarray, wanted: np.ndarray
-    ) -> None:  # fmt: skip
+    def _compare(self, o: int, output: Tensor, i: int, source: Tensor, found: np.ndarray, wanted: np.ndarray) -> None:
         allowed = self.options.atol + self.options.rtol * np.abs(wanted)
         wrong = ~(np.abs(found - wanted) <= allowed)  # NaN is wrong too
         if not wrong.any():

@@ -13,6 +13,7 @@ from spillgrad.autograd.core.grad_mode import enable_grad
 from spillgrad.autograd.differentiate import grad
 from spillgrad.device.device import filled, moved
 from spillgrad.errors import ArgumentError, DimensionError, OperandError
+from spillgrad.ops.creation import zeros_like
 from spillgrad.ops.join_split import stack
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape
@@ -117,7 +118,7 @@ def _gradient(ys: Tensor, xs: Tensor, weights: Tensor | None = None) -> Tensor:
     found = None
     if ys.requires_grad:
         found = grad(ys, xs, weights, retain_graph=True, create_graph=True, allow_unused=True)[0]
-    return Tensor.wrap(filled(xs.device, xs.shape, xs.dtype, 0)) if found is None else found
+    return zeros_like(xs) if found is None else found
 
 
 def _completed(index: Any, ndim: int) -> tuple[Any, ...] | None:

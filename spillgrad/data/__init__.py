@@ -1,12 +1,11 @@
 """Datasets, samplers and batches; and texts to train language models on."""
 
 from spillgrad.data.bpe import BPEDataset, BPETokenizer
-from spillgrad.data.byte_dataset import ByteDataset
 from spillgrad.data.collate import default_collate as collate
 from spillgrad.data.data_loader import DataLoader
 from spillgrad.data.dataset import Dataset, TensorDataset
 from spillgrad.data.text import load_text
-from spillgrad.data.token_dataset import TokenDataset
+from spillgrad.data.token_dataset import ByteDataset, TokenDataset
 
 __all__ = [
     "BPEDataset", "BPETokenizer", "ByteDataset", "DataLoader", "Dataset", "TensorDataset", "TokenDataset", "collate",

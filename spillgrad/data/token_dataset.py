@@ -1,4 +1,4 @@
-"""Windows of a text for training a language model."""
+"""Windows of a text, as tokens or bytes, for training a language model."""
 
 import itertools
 from collections.abc import Iterator
@@ -98,3 +98,22 @@ class TokenDataset:
     def _cut(self, data: np.ndarray, starts: np.ndarray) -> Batch:
         windows = data[starts[:, None] + np.arange(self.context + 1)].astype(np.int64)
         return np.ascontiguousarray(windows[:, :-1]), np.ascontiguousarray(windows[:, 1:])
+
+
+class ByteDataset(TokenDataset):
+    """A `TokenDataset` whose tokens are the bytes of a text. Raises DataError when it is too short."""
+
+    _unit = "bytes"
+
+    def __init__(self, text: bytes, context: int, batch: int, seed: int, held_out_fraction: float = 0.1) -> None:
+        super().__init__(np.frombuffer(text, np.uint8), context, batch, seed, held_out_fraction)
+
+    @property
+    def train_bytes(self) -> int:
+        """Return how many bytes are trained on."""
+        return self.train_tokens
+
+    @property
+    def held_out_bytes(self) -> int:
+        """Return how many bytes are held out."""
+        return self.held_out_tokens

@@ -3,14 +3,13 @@
 import dataclasses
 import json
 import math
-import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import ml_dtypes
+import msgspec
 import numpy as np
 
 from spillgrad.errors import SpillFormatError
@@ -43,13 +42,13 @@ class Chunk(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StoredArray:
-    """An array of a segment: a dataset of the root group, or what the next flush makes one.
+    """An array of a segment: a dataset of the root group, or one that the next flush will add there.
 
-    `key` is its name. What is known of it is `from_journal`, that of its run, or else from the dataset's attribute;
-    where there is none, `sequence` is None. `views` and `chunk_shape` only HDF5 has. `dtype` and `shape` are the
-    array's, `nbytes` too, and `stored_bytes` what a `codec` made of it; `chunks` say where those are. `checksum` is 16
-    hexadecimal digits, or None where the run took none. `problem` says why its values cannot be read: for None, they
-    can, unless they are `encrypted`.
+    `key` is its name. With `from_journal`, the journal of its run describes it; otherwise the dataset's attribute does.
+    Without an attribute, `sequence` is None. Only HDF5 knows `views` and `chunk_shape`. `dtype`, `shape` and `nbytes`
+    are those of the array. A `codec` made `stored_bytes` of it, and `chunks` say where these are. `checksum` is 16
+    hexadecimal digits, or None where the run took none. `problem` says why the values cannot be read; without one they
+    can be, unless they are `encrypted`.
     """
 
     key: str
@@ -145,7 +144,7 @@ def read_structure(path: Path, reader: UntrustedReader) -> Segment:
             elif "left_out" in line:
                 left_out = line["left_out"]
             else:
-                item = _item(line)
+                item = msgspec.convert(line, Item)
                 items.append(item)
                 if item.kind == "dataset" and item.path.count("/") == 1:
                     arrays.append(_array(path, item, line, chunks, found.st_size, most_bytes))
@@ -156,11 +155,10 @@ def read_structure(path: Path, reader: UntrustedReader) -> Segment:
                 chunks = []
         except SpillFormatError:
             raise
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # the child would not say this
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+            # The child never says this.
             raise refusal(str(path), DAMAGED) from error
-    if (problem := overlap(arrays, most_bytes)) is not None:
-        problems.append(problem)
-        arrays = [dataclasses.replace(array, problem=array.problem or problem) for array in arrays]
+    arrays = without_overlap(arrays, most_bytes, problems)
     return Segment(path, found.st_size, found.st_blocks * 512, tuple(arrays), tuple(items), left_out, tuple(problems))
 
 
@@ -176,42 +174,25 @@ def held_bytes(found: os.stat_result) -> int:
     return min(found.st_size, _MOST_PER_DISK_BYTE * found.st_blocks * 512 + _HOLES_BYTES)
 
 
-def overlap(arrays: Sequence[StoredArray], most_bytes: int) -> str | None:
-    """Return the problem of arrays that are larger than their file can hold."""
+def without_overlap(arrays: list[StoredArray], most_bytes: int, problems: list[str]) -> list[StoredArray]:
+    """Return the arrays; if they are larger than their file can hold, that is a problem of the file and of each."""
     if sum(array.stored_bytes for array in arrays if array.problem is None) <= most_bytes:
-        return None
-    return f"its arrays are more than the {format_bytes(most_bytes)} it can hold: they overlap, or are holes"
+        return arrays
+    problem = f"its arrays are more than the {format_bytes(most_bytes)} it can hold: they overlap, or are holes"
+    problems.append(problem)
+    return [dataclasses.replace(array, problem=array.problem or problem) for array in arrays]
 
 
 class Unreadable(Exception):
     """Raised with the reason why the values of an array cannot be read."""
 
 
-def _item(line: dict[str, Any]) -> Item:
-    return Item(
-        line["path"],
-        line["kind"],
-        line.get("target"),
-        line.get("members"),
-        _numbers(line.get("shape")),
-        line.get("type"),
-        line.get("layout"),
-        _numbers(line.get("chunk")),
-        tuple(number for number, _ in line.get("filters", ())),
-        tuple((one["name"], one["bytes"]) for one in line.get("attributes", ())),
-        line.get("problem"),
-    )
-
-
-def _numbers(found: Iterable[Any] | None) -> tuple[int, ...] | None:
-    return None if found is None else tuple(map(operator.index, found))
-
-
 def _array(
     path: Path, item: Item, line: dict[str, Any], chunks: list[list[int]], file_bytes: int, most_bytes: int
 ) -> StoredArray:
     """Return what is known of a dataset of the root group."""
-    about = _NOTHING
+    about: _About | None = None
+    codec = None
     dtype, shape = None, item.shape or ()
     places: tuple[Chunk, ...] = ()
     problem = None
@@ -220,19 +201,25 @@ def _array(
             raise Unreadable(item.problem)
         if line.get("text") is not None:
             about = _about(path, line["text"])
+            codec = about.codec
         dtype = dtype_named(item.dtype, line.get("itemsize"))
-        if about.codec not in (None, Lossless.name):  # the dataset is bytes
+        if about is not None and codec not in (None, Lossless.name):  # the dataset is bytes
             dtype, shape = dtype_named(about.dtype, None), about.shape
         _check(item, about, dtype, shape)
         places = _places(item, line, chunks, file_bytes, most_bytes)
-        check_codec(about.codec, dtype, shape, sum(place.nbytes for place in places))
+        check_codec(codec, dtype, shape, sum(place.nbytes for place in places))
     except Unreadable as why:
         problem = str(why)
-    return StoredArray(
-        item.path[1:], about.sequence, about.label, about.views, dtype, shape, item.chunk_shape, places,
-        math.prod(shape) * (dtype.itemsize if dtype else 0), sum(place.nbytes for place in places), about.codec,
-        about.checksum, problem,
+    array = StoredArray(
+        item.path[1:], None, NO_LABEL, (), dtype, shape, item.chunk_shape, places,
+        math.prod(shape) * (dtype.itemsize if dtype else 0), sum(place.nbytes for place in places), codec, None,
+        problem,
     )  # fmt: skip
+    if about is None:
+        return array
+    label = Label(about.op, about.slot, about.module, about.step)
+    views = tuple(View(**msgspec.structs.asdict(view)) for view in about.views)
+    return dataclasses.replace(array, sequence=about.sequence, label=label, views=views, checksum=about.xxh3_64)
 
 
 def _places(
@@ -281,20 +268,21 @@ def _chunk(shape: tuple[int, ...], chunk: tuple[int, ...], itemsize: int, filter
     return Chunk(start, count, offset, nbytes if filtered else count * itemsize)
 
 
-def _check(item: Item, about: "_About", dtype: np.dtype[Any] | None, shape: tuple[int, ...]) -> None:
+def _check(item: Item, about: "_About | None", dtype: np.dtype[Any] | None, shape: tuple[int, ...]) -> None:
     """Raise Unreadable unless attribute and dataset fit each other, as a store makes them."""
     if item.layout not in ("contiguous", "chunked"):
         raise Unreadable(f"its layout is {item.layout}, which no store uses, and is not followed")
     if dtype is None:
         raise Unreadable("its type is none that an array has")
-    if about.codec != Lossless.name and item.filters:
+    codec = None if about is None else about.codec
+    if codec != Lossless.name and item.filters:
         raise Unreadable(f"it has HDF5's filters {', '.join(map(str, item.filters))}, which no store uses so")
-    if about.codec not in (None, Lossless.name):
+    if codec not in (None, Lossless.name):
         if (item.dtype, len(item.shape or ())) != ("|u1", 1):
-            raise Unreadable(f"it is no row of bytes, as codec {about.codec} makes it")
-    elif about is not _NOTHING and (about.shape, about.dtype) != (shape, dtype.name):
+            raise Unreadable(f"it is no row of bytes, as codec {codec} makes it")
+    elif about is not None and (about.shape, about.dtype) != (shape, dtype.name):
         raise Unreadable(f"it is {dtype.name} {shape}, and its attribute says {about.dtype} {about.shape}")
-    if about.codec == Lossless.name:
+    if codec == Lossless.name:
         if list(item.filters) != [number for number, _ in filters(dtype)] or dtype.itemsize > MAX_ITEM_BYTES:
             raise Unreadable("it is not compressed as a store does it")
         if not math.prod(shape) or item.chunk_shape != compressed_chunk_shape(shape, dtype.itemsize):
@@ -317,17 +305,34 @@ def check_codec(codec: str | None, dtype: np.dtype[Any] | None, shape: tuple[int
         raise Unreadable(f"it has {stored} bytes, and codec {codec} makes {expected} of {shape}")
 
 
-class _About(NamedTuple):
-    sequence: int | None = None
-    label: Label = NO_LABEL
-    views: tuple[View, ...] = ()
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    checksum: str | None = None
-    codec: str | None = None
+_Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Shape = Annotated[
+    tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...], msgspec.Meta(max_length=_MOST_DIMENSIONS)
+]
 
 
-_NOTHING = _About()
+class _View(msgspec.Struct):
+    dtype: str
+    shape: _Shape
+    strides: Annotated[tuple[_Integer, ...], msgspec.Meta(max_length=_MOST_DIMENSIONS)]
+    offset: _Integer
+    op: str | None = None
+    slot: str | None = None
+
+
+class _About(msgspec.Struct):
+    """What a dataset's attribute says. `FORMAT.md` says what the keys mean."""
+
+    sequence: _Integer
+    views: tuple[_View, ...]
+    dtype: str
+    shape: _Shape
+    op: str | None = None
+    slot: str | None = None
+    module: str | None = None
+    step: _Integer | None = None
+    xxh3_64: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")] | None = None
+    codec: Annotated[str, msgspec.Meta(pattern=rf"^(?:{CODEC_NAME.pattern})\Z")] | None = None
 
 
 def _about(path: Path, text: str) -> _About:
@@ -337,65 +342,15 @@ def _about(path: Path, text: str) -> _About:
     """
     try:
         found = json.loads(text)
-        if not isinstance(found, dict):
-            raise TypeError("it is no object")
-        version = found.get("format")
-        if type(version) is int and version > FORMAT_VERSION:
-            check_version(path, version, FORMAT_VERSION)
+        version = found.get("format") if isinstance(found, dict) else None
         if type(version) is not int or version < 1:
-            raise TypeError(f"its format is {version!r:.20}")
-        op, slot, module = (_of(found, key, _is_text) for key in ("op", "slot", "module"))
-        label = Label(op, slot, module, _of(found, "step", _integer))
-        if not _integer(found["sequence"]):
-            raise TypeError("its sequence is no number")
-        checksum = _of(found, "xxh3_64", lambda value: bool(re.fullmatch("[0-9a-f]{16}", value)))
-        codec = _of(found, "codec", lambda value: bool(CODEC_NAME.fullmatch(value)))
-        return _About(
-            found["sequence"], label, tuple(map(_view, found["views"])), _text(found["dtype"]), _shape(found["shape"]),
-            checksum, codec,
-        )  # fmt: skip
+            raise ValueError(f"its format is {version!r:.20}")
+        check_version(path, version, FORMAT_VERSION)
+        return msgspec.convert(found, _About)
     except SpillFormatError:
         raise
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        what = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise Unreadable(f"its attribute is damaged: {what}") from error
-
-
-def _view(found: Any) -> View:
-    strides, offset = found["strides"], found["offset"]
-    if not isinstance(strides, list) or not all(map(_integer, [*strides, offset])) or len(strides) > _MOST_DIMENSIONS:
-        raise TypeError("strides or offset of a view are no numbers")
-    op, slot = (_of(found, key, _is_text) for key in ("op", "slot"))
-    return View(op, slot, _text(found["dtype"]), _shape(found["shape"]), tuple(strides), offset)
-
-
-def _of(found: dict[str, Any], key: str, fits: Callable[[Any], bool]) -> Any:
-    value = found.get(key)
-    if value is not None and not fits(value):
-        raise TypeError(f"{key} is {value!r:.40}")
-    return value
-
-
-def _integer(value: object) -> bool:
-    return type(value) is int and -(2**63) <= value < 2**63
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is no text")
-    return value
-
-
-def _shape(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > _MOST_DIMENSIONS:
-        raise TypeError(f"{value!r:.40} is no shape")
-    if not all(_integer(length) and length >= 0 for length in value):
-        raise TypeError(f"{value!r:.40} is no shape")
-    return tuple(value)
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise Unreadable(f"its attribute is damaged: {error}") from error
 
 
 def dtype_named(name: str | None, itemsize: int | None) -> np.dtype[Any] | None:

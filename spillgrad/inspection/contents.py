@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad.inspection.arrays import StoredArray
-from spillgrad.inspection.placed import there
+from spillgrad.inspection.unflushed import there
 from spillgrad.inspection.values import StoredValues
 
 BINS = 16

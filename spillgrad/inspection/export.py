@@ -5,13 +5,12 @@ import math
 import os
 import secrets
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 
 from spillgrad.errors import ArgumentError, SpillError
-from spillgrad.inspection.placed import require_there
 from spillgrad.inspection.slices import Selection, read_selection
+from spillgrad.inspection.unflushed import require_there
 from spillgrad.inspection.values import StoredValues
 from spillgrad.storage.sizes import format_bytes
 
@@ -33,7 +32,8 @@ def export_npy(values: StoredValues, selection: Selection, path: Path, overwrite
     partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}")
     try:
         with open(partial, "xb") as file:
-            _write_head(file, dtype, selection.shape)
+            head = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": selection.shape}
+            np.lib.format.write_array_header_1_0(file, head)
             for piece in read_selection(values, selection):
                 file.write(piece.view(np.uint8).data)
         require_there(values.path, values.array)
@@ -49,8 +49,3 @@ def export_npy(values: StoredValues, selection: Selection, path: Path, overwrite
         with contextlib.suppress(FileNotFoundError):
             os.unlink(partial)
     return nbytes
-
-
-def _write_head(file: BinaryIO, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    head = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, head)

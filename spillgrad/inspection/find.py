@@ -6,9 +6,9 @@ from pathlib import Path
 
 from spillgrad.errors import ArgumentError, SpillError, SpillFormatError
 from spillgrad.inspection.arrays import Segment, StoredArray
-from spillgrad.inspection.placed import Journals
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.segments import inspect_segment
+from spillgrad.inspection.unflushed import Journals
 from spillgrad.inspection.untrusted import UntrustedReader
 from spillgrad.storage.journal.files import is_journal
 from spillgrad.storage.runs.run_directory import RUN_NAME, is_segment
@@ -100,7 +100,7 @@ def find_array(path: str | os.PathLike[str], key: str) -> tuple[Segment, StoredA
     if error is not None and not arrays:
         raise error
     wanted = key.strip("/")
-    number = int(wanted) if wanted.isascii() and wanted.isdigit() and len(wanted) < 20 else None
+    number = _number(wanted)
     names = [
         name
         for name, (_, array) in arrays.items()

@@ -124,12 +124,13 @@ class Walk:
             return
         found = h5o.open(group, name)
         if isinstance(found, h5g.GroupID):
-            seen = link.u in self._groups
             members = found.get_num_objs()
-            yield {"path": path, "kind": "group", "members": members, "attributes": _attributes(found), "seen": seen}
-            if not seen and depth < MOST_DEPTH:
+            yield {"path": path, "kind": "group", "members": members, "attributes": _attributes(found)}
+            if link.u in self._groups:
+                return
+            if depth < MOST_DEPTH:
                 yield from self.group(found, path, depth)
-            elif not seen:
+            else:
                 self.left_out += members
         elif isinstance(found, h5d.DatasetID):
             yield from self._dataset(found, path)
@@ -147,18 +148,18 @@ class Walk:
         space = dataset.get_space()
         line["empty"] = space.get_simple_extent_type() == h5s.NULL
         line["shape"] = [] if line["empty"] else space.get_simple_extent_dims()
-        line["type"], line["itemsize"] = _type(dataset.get_type())
-        line["filters"] = [list(made.get_filter(i)[::2]) for i in range(made.get_nfilters())]
+        line["dtype"], line["itemsize"] = _type(dataset.get_type())
+        line["filters"] = [made.get_filter(i)[0] for i in range(made.get_nfilters())]
         try:
             line["attributes"] = _attributes(dataset)
             line["text"] = _text(dataset)
         except Exception as error:  # the dataset itself is one
             line["problem"] = f"its attributes cannot be read: {error}"
-        line["chunk"] = line["offset"] = None
+        line["offset"] = None
         if line["layout"] == "contiguous" and not line["external"]:
             line["offset"] = dataset.get_offset()
         if line["layout"] == "chunked":
-            line["chunk"] = made.get_chunk()
+            line["chunk_shape"] = made.get_chunk()
             chunks: list[tuple[int, ...]] = []
 
             def take(info: Any) -> bool | None:
@@ -169,7 +170,7 @@ class Walk:
                 return None
 
             if 0 not in line["shape"]:
-                line["all_chunks"] = not dataset.chunk_iter(take)
+                dataset.chunk_iter(take)
             for i in range(0, len(chunks), CHUNKS_A_LINE):
                 yield {"chunks": chunks[i : i + CHUNKS_A_LINE]}
         yield line
@@ -192,13 +193,13 @@ def _type(kind: Any) -> tuple[str | None, int]:
     return found.str, size
 
 
-def _attributes(found: Any) -> list[Line]:
+def _attributes(found: Any) -> list[tuple[str, int | None]]:
     """Return the names and bytes of attributes; nothing if there are many, which HDF5 would sort first."""
     count = h5a.get_num_attrs(found)
     if count > MOST_ATTRIBUTES:
-        return [{"name": f"({count} attributes)", "bytes": None}]
+        return [(f"({count} attributes)", None)]
     opened = [h5a.open(found, index=i) for i in range(count)]
-    return [{"name": one.name.decode("utf-8", "surrogateescape"), "bytes": one.get_storage_size()} for one in opened]
+    return [(one.name.decode("utf-8", "surrogateescape"), one.get_storage_size()) for one in opened]
 
 
 def _text(dataset: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Read a journal, even while it is being written."""
+"""Read a journal, even while it is being written, and whoever wrote it."""
 
 import contextlib
 import os
@@ -7,21 +7,27 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from spillgrad.errors import SpillFormatError
 from spillgrad.inspection.journal_state import JournalState
-from spillgrad.inspection.lines import LONGEST_BYTES, read_head, read_lines
 from spillgrad.storage.format_version import check_version
-from spillgrad.storage.journal.events import Head
+from spillgrad.storage.journal.events import AnyEvent, Head
 from spillgrad.storage.journal.files import FORMAT_VERSION, is_of, old_path
 from spillgrad.storage.runs import file_lock
 
+# Longer than any line of a journal.
+LONGEST_BYTES = 4 << 20
 _PIECE_BYTES = 256 << 10
 # No journal is longer, with its old file; the next call reads the rest.
 _READ_MAX_BYTES, _READ_MAX_LINES = 256 << 20, 4_000_000
 _MOMENT_S, _PATIENCE = 0.01, 50
 
+_lines = msgspec.json.Decoder(AnyEvent)
+_heads = msgspec.json.Decoder(Head)
 
-class JournalReader:
+
+class JournalReader(contextlib.AbstractContextManager["JournalReader"]):
     """Follows a journal and its old file: `read()` takes in the new lines.
 
     If a run's `directory` leads to the journal of another run, nothing is taken in.
@@ -73,9 +79,6 @@ class JournalReader:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def __enter__(self) -> "JournalReader":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -221,3 +224,27 @@ class _File:
     def close(self) -> None:
         """Close it."""
         os.close(self._fd)
+
+
+def read_head(line: bytes) -> Head | None:
+    """Return the head of a journal; None where the line is none."""
+    try:
+        head = _heads.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return None if head.format is None else head
+
+
+def read_lines(data: bytes) -> Iterator[AnyEvent | None]:
+    """Yield whole lines; None for each that is none: its writer may mean harm, or have been killed in the middle."""
+    try:
+        yield from _lines.decode_lines(data)
+        return
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass  # find out which of them
+    for text in filter(None, data.split(b"\n")):
+        try:
+            line: AnyEvent | None = _lines.decode(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            line = None
+        yield line

@@ -21,7 +21,7 @@ from spillgrad.storage.runs.run_directory import LOCK_NAME, RUN_NAME, is_locked,
 _PATIENCE_S = 1.0
 
 
-class RunReader:
+class RunReader(contextlib.AbstractContextManager["RunReader"]):
     """Follows a run, by its directory or its journal: `read()` takes in new lines, `run()` says what is known.
 
     Raises what `inspect` raises.
@@ -101,9 +101,6 @@ class RunReader:
     def close(self) -> None:
         """Close the journal."""
         self._journal.close()
-
-    def __enter__(self) -> "RunReader":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -8,16 +8,9 @@ from pathlib import Path
 from typing import cast
 
 from spillgrad.errors import SpillError, SpillFormatError
-from spillgrad.inspection.arrays import (
-    Segment,
-    StoredArray,
-    foreign,
-    held_bytes,
-    overlap,
-    read_structure,
-)
+from spillgrad.inspection.arrays import Segment, StoredArray, foreign, held_bytes, read_structure, without_overlap
 from spillgrad.inspection.journal_state import JournalState
-from spillgrad.inspection.placed import Journals, placed_array
+from spillgrad.inspection.unflushed import Journals, placed_array
 from spillgrad.inspection.untrusted import UntrustedReader
 from spillgrad.storage.runs.run_directory import is_locked
 
@@ -69,9 +62,7 @@ def _of_run(path: Path, structure: Segment, refused: SpillError | None, state: J
             arrays.append(_completed(array, one.place.pieces is None, in_hdf5.get(array.key)))
         else:
             left_out += 1
-    if (problem := overlap(arrays, most_bytes)) is not None:
-        problems.append(problem)
-        arrays = [dataclasses.replace(array, problem=array.problem or problem) for array in arrays]
+    arrays = without_overlap(arrays, most_bytes, problems)
     note = None
     if is_flushed and not is_live:  # HDF5 has written nothing since
         problems += [str(refused)] if refused is not None else filter(None, (_differs(a, in_hdf5) for a in arrays))

@@ -1,5 +1,6 @@
 """Ask what an HDF5 file of unknown origin holds, without opening it in this process."""
 
+import contextlib
 import json
 import os
 import select
@@ -9,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from spillgrad.errors import SpillError
 from spillgrad.inspection.printable import printable
@@ -36,7 +37,7 @@ _ENVIRONMENT = {
 }
 
 
-class UntrustedReader:
+class UntrustedReader(contextlib.AbstractContextManager["UntrustedReader"]):
     """A process in which HDF5 may crash, hang or fill its memory; then it is started anew.
 
     The process begins with the first question and ends with the context. One thread uses it.
@@ -45,9 +46,6 @@ class UntrustedReader:
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         self.peak_bytes = 0  # the most memory that the process had, if it lived to tell
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._end()
@@ -64,7 +62,12 @@ class UntrustedReader:
         whole = False
         try:
             for text in self._answer(path, seconds):
-                line = self._parsed(path, text)
+                try:
+                    line = json.loads(text)
+                except (ValueError, RecursionError):
+                    line = None
+                if not isinstance(line, dict):
+                    raise refusal(path, DAMAGED)
                 if "refused" in line:
                     whole = True
                     if is_unflushed(path):
@@ -108,15 +111,6 @@ class UntrustedReader:
                 raise refusal(path, f"its structure is more than {_MOST_ANSWER_BYTES >> 20} MiB")
             *lines, rest = (rest + data).split(b"\n")
             yield from lines
-
-    def _parsed(self, path: str, text: bytes) -> dict[str, Any]:
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            line = None
-        if not isinstance(line, dict):
-            raise refusal(path, DAMAGED)
-        return line
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._child is None:

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -23,7 +23,7 @@ PIECE_BYTES = 4 << 20
 _ELEMENTWISE: dict[str, Codec] = {Bfloat16.name: Bfloat16(), Int8.name: Int8()}
 
 
-class StoredValues:
+class StoredValues(contextlib.AbstractContextManager["StoredValues"]):
     """The values of an array of a segment, opened for reading; `with` closes it.
 
     What HDF5 says of the places is checked already (`StoredArray`): here the file's bytes are read without it.
@@ -45,9 +45,6 @@ class StoredValues:
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
             self.close()
             raise ArgumentError(f"{who}: the file is no regular file any more; name one that is")
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -11,12 +11,12 @@ from typing import BinaryIO
 from spillgrad.errors import ArgumentError, SpillError, SpillFormatError
 from spillgrad.inspection.arrays import StoredArray
 from spillgrad.inspection.find import is_segment_file, segment_files
+from spillgrad.inspection.journal_reader import LONGEST_BYTES, read_head, read_lines
 from spillgrad.inspection.journal_state import JournalState
-from spillgrad.inspection.lines import LONGEST_BYTES, read_head, read_lines
-from spillgrad.inspection.placed import Journals
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.runs import find_runs
 from spillgrad.inspection.segments import inspect_segment
+from spillgrad.inspection.unflushed import Journals
 from spillgrad.inspection.untrusted import UntrustedReader
 from spillgrad.inspection.values import StoredValues
 from spillgrad.storage.format_version import check_version
@@ -40,10 +40,9 @@ class Problem:
 class Verification:
     """What was checked under `path`, and what was found.
 
-    Of `arrays`, `verified` have the bytes that were written, by their checksums, and so have `encrypted` ones, of which
-    only the run itself could say more; `unverified` ones have no checksum. The others are among `problems`, or in
-    `changed`: the run lives and goes on. `notes` are worth knowing, and no damage.
-    `checked_bytes` are as stored.
+    Of `arrays`, the `verified` and the `encrypted` ones have the checksums that were written; only the run itself can
+    decrypt the latter. `unverified` ones have no checksum. All others are among `problems`, or among `changed` if a
+    live run changed them meanwhile. `notes` tell of no damage. `checked_bytes` counts stored bytes.
     """
 
     path: Path

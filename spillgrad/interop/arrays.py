@@ -1,4 +1,4 @@
-"""Which part of another framework's memory is stored for a tensor, and under which dtype and shape."""
+"""Under which dtype and shape another framework's memory is stored."""
 
 import math
 from typing import Any
@@ -12,19 +12,6 @@ from spillgrad.spill.saved_memory import Layout
 MAX_DIMENSIONS = 32
 # Frameworks align memory to so many bytes. On memory that is not aligned, libraries may sum in another order.
 ALIGNMENT_BYTES = 64
-# Of a tensor that is a smaller share of its memory, such as a batch sliced from all data, only its part is stored.
-SHARE_STORED_WHOLE = 1 / 4
-
-
-def part_to_store(layout: Layout, nbytes: int, is_stored: bool) -> tuple[int, int]:
-    """Return the first byte of the part of a memory that is stored for a tensor, and the byte after its last.
-
-    `layout` is the tensor's in the memory, which has `nbytes`. The part is the whole memory if `is_stored` says that
-    the whole is stored already, or if the tensor is a large share of it.
-    """
-    if is_stored or layout.span_bytes >= SHARE_STORED_WHOLE * nbytes:
-        return 0, nbytes
-    return layout.offset // ALIGNMENT_BYTES * ALIGNMENT_BYTES, layout.offset + layout.span_bytes
 
 
 def dtype_and_shape(layout: Layout, nbytes: int) -> tuple[np.dtype[Any], tuple[int, ...]]:

@@ -1,63 +1,24 @@
-"""What the `save_on_disk` contexts of PyTorch and Paddle share: options, and the choice of the bytes to store."""
+"""What the `save_on_disk` contexts of PyTorch and Paddle share: the choice of the bytes to store."""
 
-import os
 import weakref
 from collections.abc import Hashable
-from typing import Any, ClassVar
 
-from spillgrad.autograd.core import hooks
-from spillgrad.errors import OperandError
-from spillgrad.interop.arrays import part_to_store
+from spillgrad.interop.arrays import ALIGNMENT_BYTES
 from spillgrad.spill.context import SpillContext
 from spillgrad.spill.saved_memory import Layout
 from spillgrad.storage.store import Handle
-from spillgrad.storage.store_owner import MIN_BYTES, StoreOwner
 
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
+
+# Of a tensor that is a smaller share of its memory, such as a batch sliced from all data, only its part is stored.
+_SHARE_STORED_WHOLE = 1 / 4
 
 
 class FrameworkContext(SpillContext):
     """The base of `save_on_disk` for PyTorch and Paddle, whose docstrings say what is special to them."""
 
-    # The name of the function whose result may stand in place of a directory, and the class of that result.
-    _shared: ClassVar[tuple[str, type[StoreOwner]] | None] = None
-    # The number of stack frames between the one that warns and the caller's.
-    _stacklevel: ClassVar[int] = 4
-
-    def __init__(
-        self,
-        directory: str | os.PathLike[str] | StoreOwner | None = None,
-        *,
-        ram_budget: int | str | None = None,
-        min_bytes: int | str = MIN_BYTES,
-        direct_io: bool | None = None,
-        checksums: bool = True,
-        on_full: str = "raise",
-        codec: str | None = None,
-        encrypt: bool = False,
-        keep_journal: str | os.PathLike[str] | None = None,
-        only: hooks.Predicate | None = None,
-    ) -> None:
-        """Take the options that `spillgrad.save_on_disk` explains."""
-        self._open(
-            directory,
-            ram_budget,
-            min_bytes,
-            only,
-            shared=self._shared,
-            stacklevel=self._stacklevel,
-            direct_io=direct_io,
-            checksums=checksums,
-            on_full=on_full,
-            codec=codec,
-            encrypt=encrypt,
-            keep_journal=keep_journal,
-        )
-        self._begin()
-
     def _begin(self) -> None:
-        """Forget which memory is stored."""
         self._stored: weakref.WeakValueDictionary[Hashable, Handle] = weakref.WeakValueDictionary()
 
     def _altered_by(self, layout: Layout) -> Hashable | None:
@@ -70,12 +31,10 @@ class FrameworkContext(SpillContext):
     def _part(self, key: Hashable, layout: Layout, nbytes: int) -> tuple[Hashable, int, int]:
         """Return the part of a memory that is stored for a tensor: the part's key, first byte and end.
 
-        `key` is that of the whole memory, which has `nbytes`.
+        `key` is that of the whole memory, which has `nbytes`. It is the part if it is stored already, or if the tensor
+        is a large share of it.
         """
-        begin, end = part_to_store(layout, nbytes, is_stored=key in self._stored)
+        if key in self._stored or layout.span_bytes >= _SHARE_STORED_WHOLE * nbytes:
+            return key, 0, nbytes
+        begin, end = layout.offset // ALIGNMENT_BYTES * ALIGNMENT_BYTES, layout.offset + layout.span_bytes
         return (key if end - begin == nbytes else (key, begin, end)), begin, end
-
-    def __reduce__(self) -> Any:
-        raise OperandError(
-            "save_on_disk: cannot be copied or pickled, as its files are those of this process; make another one"
-        )

@@ -2,16 +2,10 @@
 
 from typing import Any
 
-try:
-    from lightning.pytorch import Callback
-except ModuleNotFoundError as error:
-    from spillgrad.errors import MissingPackageError
+from spillgrad.interop.needed_package import needed_package
 
-    if error.name not in ("lightning", "lightning.pytorch"):  # it is here, but not what it needs
-        raise
-    raise MissingPackageError(
-        "spillgrad.interop.lightning: got no package lightning; pip install lightning", name="lightning"
-    ) from error
+with needed_package("lightning"):
+    from lightning.pytorch import Callback
 
 from spillgrad.interop.torch.saved_tensors import save_on_disk
 

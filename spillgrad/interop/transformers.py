@@ -2,17 +2,10 @@
 
 from typing import Any
 
-try:
-    from transformers import TrainerCallback
-except ModuleNotFoundError as error:
-    from spillgrad.errors import MissingPackageError
+from spillgrad.interop.needed_package import needed_package
 
-    if error.name != "transformers":  # it is here, but not what it needs
-        raise
-    raise MissingPackageError(
-        'spillgrad.interop.transformers: got no package transformers; pip install "transformers[torch]"',
-        name="transformers",
-    ) from error
+with needed_package("transformers", to_install='"transformers[torch]"'):
+    from transformers import TrainerCallback
 
 from spillgrad.interop.torch.saved_tensors import save_on_disk
 

@@ -13,6 +13,10 @@ from spillgrad.models.llama import Llama, LlamaConfig
 
 Config = GPTConfig | LlamaConfig
 
+_LLAMA3: dict[str, Any] = {
+    "vocab_size": 128256, "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+}  # fmt: skip
 _LLAMA3_SCALING = {
     "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
 }  # fmt: skip
@@ -43,26 +47,14 @@ _CONFIGS: dict[str, Config] = {
         rms_norm_eps=1e-5,
     ),
     "llama-3.2-1b": LlamaConfig(
-        vocab_size=128256,
+        **_LLAMA3,
         hidden_size=2048,
         intermediate_size=8192,
         num_hidden_layers=16,
-        num_key_value_heads=8,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-5,
-        rope_theta=500000.0,
         rope_scaling=_LLAMA3_SCALING | {"factor": 32.0},
         tie_word_embeddings=True,
     ),
-    "llama-3.1-8b": LlamaConfig(
-        vocab_size=128256,
-        intermediate_size=14336,
-        num_key_value_heads=8,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-5,
-        rope_theta=500000.0,
-        rope_scaling=_LLAMA3_SCALING | {"factor": 8.0},
-    ),
+    "llama-3.1-8b": LlamaConfig(**_LLAMA3, intermediate_size=14336, rope_scaling=_LLAMA3_SCALING | {"factor": 8.0}),
 }
 
 

@@ -16,12 +16,12 @@ from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.models import pretrained
 from spillgrad.models.language_model import LanguageModel, tied_head
 from spillgrad.nn import init
+from spillgrad.nn.containers import ModuleList
 from spillgrad.nn.dropout import Dropout
 from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.gpt2_linear import Conv1D
-from spillgrad.nn.layer_norm import LayerNorm
 from spillgrad.nn.module import Module
-from spillgrad.nn.module_list import ModuleList
+from spillgrad.nn.normalization import LayerNorm
 from spillgrad.ops import attention, creation
 from spillgrad.tensor import Tensor
 
@@ -198,18 +198,10 @@ def from_safetensors(path: str | os.PathLike[str], config: GPTConfig | None = No
     Hugging Face's libraries, the model is in evaluation mode.
     Raises MissingFileError, and CheckpointError for a damaged file, or one of another model, with all that differs.
     """
-
-    def make(saved: pretrained.Weights, description: dict[str, Any] | None) -> GPT:
-        saved = {_own_name(name): tensor for name, tensor in saved.items() if not _MASK.search(name)}
-        saved = pretrained.without_tied_head(saved, "transformer.wte.weight", path)
-        made = model
-        if made is None:
-            own = config or config_of(saved, description, path)
-            pretrained.require_layers(own.n_layer, saved, path)
-            made = pretrained.build(GPT, own)
-        return pretrained.fill(made, saved, path)
-
-    return pretrained.load(path, make)
+    return pretrained.model_of(
+        GPT, path, config, model, own_weights=_own_weights, config_of=config_of, layers="n_layer",
+        embedding="transformer.wte.weight",
+    )  # fmt: skip
 
 
 def config_of(
@@ -221,14 +213,18 @@ def config_of(
     """
     if description is not None:
         return GPTConfig.from_hugging_face(description)
-    return _inferred({_own_name(name): tensor for name, tensor in saved.items()}, path)
+    return _inferred(_own_weights(saved), path)
 
 
 _MASK = re.compile(r"\.attn\.(masked_)?bias$")
 
 
-def _own_name(name: str) -> str:
-    return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
+def _own_weights(saved: Mapping[str, StoredTensor]) -> pretrained.Weights:
+    return {
+        name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}": tensor
+        for name, tensor in saved.items()
+        if not _MASK.search(name)
+    }
 
 
 def _inferred(saved: Mapping[str, StoredTensor], path: str | os.PathLike[str]) -> GPTConfig:

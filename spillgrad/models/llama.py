@@ -19,11 +19,11 @@ from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.models import pretrained
 from spillgrad.models.language_model import LanguageModel, tied_head
 from spillgrad.nn import init
+from spillgrad.nn.containers import ModuleList
 from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
-from spillgrad.nn.module_list import ModuleList
-from spillgrad.nn.rms_norm import RMSNorm
+from spillgrad.nn.normalization import RMSNorm
 from spillgrad.ops import activations, attention, creation, join_split
 from spillgrad.tensor import Tensor
 
@@ -66,12 +66,12 @@ class LlamaConfig:
         if self.head_dim is None and self.hidden_size % heads:
             raise ArgumentError(
                 f"LlamaConfig: got hidden_size {self.hidden_size} and num_attention_heads {heads}; the heads must "
-                "share the width evenly, or head_dim say theirs"
+                "share the width evenly; else give head_dim"
             )
         if heads % self.key_value_heads:
             raise ArgumentError(
-                f"LlamaConfig: got num_attention_heads {heads} and num_key_value_heads {self.key_value_heads}; as many "
-                "heads must share each of the latter"
+                f"LlamaConfig: got num_attention_heads {heads} and num_key_value_heads {self.key_value_heads}; the "
+                "second must divide the first"
             )
         if self.head_width % 2:
             raise ArgumentError(f"LlamaConfig: got heads of {self.head_width}; rotations need an even width")
@@ -298,19 +298,10 @@ def from_safetensors(
     libraries, the model is in evaluation mode.
     Raises MissingFileError, and CheckpointError for a damaged file, or one of another model, with all that differs.
     """
-
-    def make(saved: pretrained.Weights, description: dict[str, Any] | None) -> Llama:
-        saved = {_own_name(name): tensor for name, tensor in saved.items() if not name.endswith("rotary_emb.inv_freq")}
-        made = model
-        if made is None:
-            own = config or config_of(saved, description, path)
-            pretrained.require_layers(own.num_hidden_layers, saved, path)
-            made = pretrained.build(Llama, own)
-        if made.config.tie_word_embeddings:
-            saved = pretrained.without_tied_head(saved, "model.embed_tokens.weight", path)
-        return pretrained.fill(made, saved, path)
-
-    return pretrained.load(path, make)
+    return pretrained.model_of(
+        Llama, path, config, model, own_weights=_own_weights, config_of=config_of, layers="num_hidden_layers",
+        embedding="model.embed_tokens.weight",
+    )  # fmt: skip
 
 
 def config_of(
@@ -322,5 +313,9 @@ def config_of(
     return LlamaConfig.from_hugging_face(description)
 
 
-def _own_name(name: str) -> str:
-    return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
+def _own_weights(saved: pretrained.Weights) -> pretrained.Weights:
+    return {
+        name if name.startswith(("model.", "lm_head.")) else f"model.{name}": tensor
+        for name, tensor in saved.items()
+        if not name.endswith("rotary_emb.inv_freq")
+    }

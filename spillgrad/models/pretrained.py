@@ -19,11 +19,11 @@ Weights = dict[str, StoredTensor]
 
 
 def load(path: str | os.PathLike[str], make: Callable[[Weights, dict[str, Any] | None], T]) -> T:
-    """Return what `make` makes of the tensors at a path, none of them read yet, and of the `config.json` beside them.
+    """Call `make` with the tensors at a path, not read yet, and the `config.json` beside them; return its result.
 
-    The path is that of a file, an index of several, or a folder; also one that `save_checkpoint` has written to. What
-    another process saves there meanwhile is made in place of what it removed. Without a `config.json`, that is None.
-    Raises MissingFileError, CheckpointError.
+    The path is that of a file, an index of several, or a folder; also one that `save_checkpoint` has written to. If
+    another process replaces the checkpoint meanwhile, `make` is called again with the new one. Without a `config.json`,
+    its second argument is None. Raises MissingFileError, CheckpointError.
     """
     root = safetensors_io.absolute(path)
     if (root / POINTER).is_file():
@@ -37,8 +37,39 @@ def load(path: str | os.PathLike[str], make: Callable[[Weights, dict[str, Any] |
     return make(*_read(file, file.with_name(CONFIG).is_file()))
 
 
+def model_of(
+    kind: Callable[[Any], M], path: str | os.PathLike[str], config: Any, model: M | None, *,
+    own_weights: Callable[[Weights], Weights], config_of: Callable[..., Any], layers: str, embedding: str,
+) -> M:  # fmt: skip
+    """Read the weights at a path, one by one, into `model`, or a new one; return it in evaluation mode.
+
+    `own_weights` gives them the model's names. `layers` is the config's entry for the number of layers. `embedding` is
+    the name of the token embedding, which the head may share.
+    Raises what `load` raises, and CheckpointError, before anything changes, with every tensor that is missing,
+    unexpected or of another shape.
+    """
+
+    def make(saved: Weights, description: dict[str, Any] | None) -> M:
+        saved = own_weights(saved)
+        made: Any = model
+        if made is None:
+            sizes = config or config_of(saved, description, path)
+            require_layers(getattr(sizes, layers), saved, path)
+            with init.skipped():
+                made = kind(sizes)
+        if made.lm_head.weight is made.get_parameter(embedding):
+            saved = _without_tied_head(saved, embedding, path)
+        try:
+            load_into(made, saved, strict=True)
+        except StateDictError as error:
+            raise CheckpointError(f"from_safetensors: {path} is of another model: {error}") from error
+        return made.eval()  # type: ignore[no-any-return]
+
+    return load(path, make)
+
+
 def read(path: str | os.PathLike[str]) -> tuple[Weights, dict[str, Any] | None]:
-    """Return what `load` gives to what it calls. Raises MissingFileError, CheckpointError."""
+    """Return the arguments that `load` gives to `make`. Raises MissingFileError, CheckpointError."""
     return load(path, lambda saved, description: (saved, description))
 
 
@@ -75,7 +106,7 @@ def require(description: Mapping[str, Any], accepted: Mapping[str, tuple[Any, ..
         raise CheckpointError(f"config.json: got {'; '.join(wrong)}; spillgrad cannot build such a model")
 
 
-def without_tied_head(saved: Weights, embedding: str, path: str | os.PathLike[str]) -> Weights:
+def _without_tied_head(saved: Weights, embedding: str, path: str | os.PathLike[str]) -> Weights:
     """Return the weights without the head's copy of the embedding. Raises CheckpointError if the two differ."""
     head = saved.get("lm_head.weight")
     if head is None or embedding not in saved:
@@ -88,24 +119,6 @@ def without_tied_head(saved: Weights, embedding: str, path: str | os.PathLike[st
 
 
 def require_layers(layers: int, saved: Weights, path: str | os.PathLike[str]) -> None:
-    """Raise CheckpointError where there cannot be so many: to make them first would take for ever."""
+    """Raise CheckpointError for more layers than tensors: making a damaged config's layers could take for ever."""
     if layers > len(saved):
         raise CheckpointError(f"{path}: got {len(saved)} tensors, wanted those of {layers} layers; use another copy")
-
-
-def build(model: Callable[[Any], M], config: Any) -> M:
-    """Return a new model whose weights are loaded afterwards."""
-    with init.skipped():
-        return model(config)
-
-
-def fill(model: M, saved: Weights, path: str | os.PathLike[str]) -> M:
-    """Read weights into a model, one by one, and return it in evaluation mode.
-
-    Raises CheckpointError, before anything changes, with every tensor that is missing, unexpected or of another shape.
-    """
-    try:
-        load_into(model, saved, strict=True)
-    except StateDictError as error:
-        raise CheckpointError(f"from_safetensors: {path} is of another model: {error}") from error
-    return model.eval()

@@ -5,7 +5,7 @@ from typing import Any
 from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.autograd.recompute.state import is_recomputing
 from spillgrad.errors import ShapeError
-from spillgrad.nn.affine import Affine
+from spillgrad.nn.normalization import Affine
 from spillgrad.ops import channel_norm, creation, shape
 from spillgrad.tensor import Tensor
 
@@ -21,8 +21,8 @@ class _TrackedNorm(Affine):
     _optional = frozenset({"num_batches_tracked"})  # which old checkpoints lack
 
     def __init__(
-        self, num_features: int, eps: float, momentum: float | None, affine: bool, track_running_stats: bool,
-        device: Any, dtype: Any, bias: bool,
+        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+        track_running_stats: bool = True, device: Any = None, dtype: Any = None, *, bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
         self.num_features = num_features
@@ -30,7 +30,8 @@ class _TrackedNorm(Affine):
         self.momentum = momentum
         self.affine = affine
         self.track_running_stats = track_running_stats
-        self._register_affine(num_features, device, dtype, weight=affine, bias=affine and bias)
+        shape = (num_features,) if affine else None
+        self._new_parameters(device, dtype, weight=shape, bias=shape if bias else None)
         options = {"device": device, "dtype": dtype}
         for name in ("running_mean", "running_var"):
             self.register_buffer(name, creation.zeros(num_features, **options) if track_running_stats else None)
@@ -59,13 +60,6 @@ class _TrackedNorm(Affine):
 
 class _BatchNorm(_TrackedNorm):
     _ndims: tuple[int, ...]
-
-    def __init__(
-        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
-        track_running_stats: bool = True, device: Any = None, dtype: Any = None, *,
-        bias: bool = True,
-    ) -> None:  # fmt: skip
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim not in self._ndims:
@@ -114,10 +108,9 @@ class _InstanceNorm(_TrackedNorm):
 
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = False,
-        track_running_stats: bool = False, device: Any = None, dtype: Any = None, *,
-        bias: bool = True,
+        track_running_stats: bool = False, device: Any = None, dtype: Any = None, *, bias: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim not in (self._dims + 1, self._dims + 2):

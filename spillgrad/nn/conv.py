@@ -8,7 +8,7 @@ from spillgrad.errors import ArgumentError
 from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
-from spillgrad.ops import conv, creation
+from spillgrad.ops import conv
 from spillgrad.ops.padding import pad
 from spillgrad.ops.window_arguments import Sizes, sizes
 from spillgrad.tensor import Tensor
@@ -50,19 +50,12 @@ class _Conv(Module):
         self.padding_mode = padding_mode
         outer, inner = (in_channels, out_channels) if self._transposed else (out_channels, in_channels)
         shape = (outer, inner // groups, *self.kernel_size)
-        self.weight = Parameter(creation.empty(shape, device=device, dtype=dtype))
-        self.register_parameter(
-            "bias", Parameter(creation.empty(out_channels, device=device, dtype=dtype)) if bias else None
-        )
+        self._new_parameters(device, dtype, weight=shape, bias=(out_channels,) if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw weight and bias from U(-1/sqrt(n), 1/sqrt(n)), where n counts the weights of one output channel."""
-        fan_in = math.prod(self.weight.shape[1:])
-        bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
-        init.uniform_(self.weight, -bound, bound)
-        if self.bias is not None:
-            init.uniform_(self.bias, -bound, bound)
+        init.uniform_by_fan((self.weight, self.bias), math.prod(self.weight.shape[1:]))
 
     def _padded(self, x: Tensor) -> tuple[Tensor, Sizes | str]:
         """Return the input, padded unless the padding is zeros, and the number of zeros to add."""

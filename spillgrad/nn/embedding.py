@@ -20,9 +20,9 @@ class _Table(Module):
     _shown: tuple[str, ...] = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
     def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, max_norm: float | None,
-        norm_type: float, scale_grad_by_freq: bool, sparse: bool, weight: Tensor | None, freeze: bool, device: Any,
-        dtype: Any,
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, max_norm: float | None = None,
+        norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False, _weight: Tensor | None = None,
+        _freeze: bool = False, device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
         name = type(self).__name__
@@ -37,17 +37,17 @@ class _Table(Module):
         self.norm_type = norm_type
         self.scale_grad_by_freq = scale_grad_by_freq
         self.sparse = sparse
-        if weight is None:
-            table = creation.empty(num_embeddings, embedding_dim, device=device, dtype=dtype)
-            self.weight = Parameter(table, requires_grad=not freeze)
-            self.reset_parameters()
-            return
-        if weight.shape != (num_embeddings, embedding_dim):
+        if _weight is not None and _weight.shape != (num_embeddings, embedding_dim):
             raise ShapeError(
-                f"{name}: Shape of weight {weight.shape} does not match num_embeddings and embedding_dim: wanted "
+                f"{name}: Shape of weight {_weight.shape} does not match num_embeddings and embedding_dim: wanted "
                 f"{(num_embeddings, embedding_dim)}"
             )
-        self.weight = Parameter(weight, requires_grad=not freeze)
+        table = (
+            creation.empty(num_embeddings, embedding_dim, device=device, dtype=dtype) if _weight is None else _weight
+        )
+        self.weight = Parameter(table, requires_grad=not _freeze)
+        if _weight is None:
+            self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the table from N(0, 1); the padding row is zero."""
@@ -66,8 +66,8 @@ class _Table(Module):
             raise ShapeError(
                 f"{cls.__name__}: Embeddings parameter is expected to be 2-dimensional, got {embeddings.shape}"
             )
-        make: Any = cls
-        return make(*embeddings.shape, _weight=embeddings, _freeze=freeze, **options)  # type: ignore[no-any-return]
+        rows, width = embeddings.shape
+        return cls(rows, width, _weight=embeddings, _freeze=freeze, **options)
 
     def extra_repr(self) -> str:
         plain = {"padding_idx": None, "max_norm": None, "norm_type": 2.0, "scale_grad_by_freq": False, "sparse": False}
@@ -80,16 +80,6 @@ class Embedding(_Table):
 
     Shapes: index (...), result (..., embedding_dim), weight (num_embeddings, embedding_dim).
     """
-
-    def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, max_norm: float | None = None,
-        norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False, _weight: Tensor | None = None,
-        _freeze: bool = False, device: Any = None, dtype: Any = None,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, _weight,
-            _freeze, device, dtype,
-        )  # fmt: skip
 
     def forward(self, index: Tensor) -> Tensor:
         return embedding.embedding(
@@ -118,9 +108,7 @@ class EmbeddingBag(_Table):
         self.mode = mode
         self.include_last_offset = include_last_offset
 
-    def forward(
-        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
-    ) -> Tensor:  # fmt: skip
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         return embedding.embedding_bag(
             input, self.weight, offsets, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.mode, self.sparse,
             per_sample_weights, self.include_last_offset, self.padding_idx,

@@ -2,7 +2,6 @@
 
 from spillgrad.ops.activations import *
 from spillgrad.ops.attention import *
-from spillgrad.ops.bilinear import *
 from spillgrad.ops.channel_norm import *
 from spillgrad.ops.conv import *
 from spillgrad.ops.ctc import *
@@ -11,6 +10,7 @@ from spillgrad.ops.distance import normalize as normalize
 from spillgrad.ops.distance import pairwise_distance as pairwise_distance
 from spillgrad.ops.distance import pdist as pdist
 from spillgrad.ops.dropout_masks import *
+from spillgrad.ops.einsum import bilinear
 from spillgrad.ops.elementwise_losses import *
 from spillgrad.ops.embedding import *
 from spillgrad.ops.interpolate import *

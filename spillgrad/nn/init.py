@@ -3,7 +3,7 @@
 import contextlib
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -38,6 +38,14 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generato
     """Fill with draws from U(a, b)."""
     with no_grad():
         return tensor if _skipping.now else creation.uniform_(tensor, a, b, generator=generator)
+
+
+def uniform_by_fan(parameters: Iterable[Tensor | None], fan: int) -> None:
+    """Fill with draws from U(-1/sqrt(fan), 1/sqrt(fan)), or with zeros for a fan of zero; None is passed over."""
+    bound = 1 / math.sqrt(fan) if fan else 0.0
+    for parameter in parameters:
+        if parameter is not None:
+            uniform_(parameter, -bound, bound)
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:

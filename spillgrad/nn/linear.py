@@ -1,15 +1,26 @@
-"""Linear layer."""
+"""Linear layers: the identity, the affine map, and the bilinear map."""
 
-import math
 from typing import Any
 
+from spillgrad.errors import ArgumentError
 from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
-from spillgrad.ops import creation, matrix_products
+from spillgrad.ops import matrix_products
+from spillgrad.ops.einsum import bilinear
 from spillgrad.tensor import Tensor
 
-__all__ = ["Linear"]
+__all__ = ["Bilinear", "Identity", "Linear"]
+
+
+class Identity(Module):
+    """Return the input; the constructor ignores all arguments, so that it can replace any layer."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
 
 
 class Linear(Module):
@@ -27,21 +38,54 @@ class Linear(Module):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.weight = Parameter(creation.empty(out_features, in_features, device=device, dtype=dtype))
-        self.register_parameter(
-            "bias", Parameter(creation.empty(out_features, device=device, dtype=dtype)) if bias else None
-        )
+        shapes = {"weight": (out_features, in_features), "bias": (out_features,) if bias else None}
+        self._new_parameters(device, dtype, **shapes)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw weight and bias from U(-1/sqrt(in_features), 1/sqrt(in_features))."""
-        bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
-        init.uniform_(self.weight, -bound, bound)
-        if self.bias is not None:
-            init.uniform_(self.bias, -bound, bound)
+        init.uniform_by_fan((self.weight, self.bias), self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         return matrix_products.linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class Bilinear(Module):
+    """Compute x1 A x2 + b, with one matrix A for each output.
+
+    Shapes: x1 (..., in1_features), x2 (..., in2_features), result (..., out_features), weight (out_features,
+    in1_features, in2_features), bias (out_features,).
+    """
+
+    weight: Parameter
+    bias: Parameter | None
+
+    def __init__(
+        self, in1_features: int, in2_features: int, out_features: int, bias: bool = True, device: Any = None,
+        dtype: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if in1_features < 1:
+            raise ArgumentError(f"Bilinear: in1_features must be > 0, but got {in1_features}")
+        self.in1_features = in1_features
+        self.in2_features = in2_features
+        self.out_features = out_features
+        shapes = {"weight": (out_features, in1_features, in2_features), "bias": (out_features,) if bias else None}
+        self._new_parameters(device, dtype, **shapes)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw weight and bias from U(-1/sqrt(in1_features), 1/sqrt(in1_features))."""
+        init.uniform_by_fan((self.weight, self.bias), self.in1_features)
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        return bilinear(x1, x2, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in1_features={self.in1_features}, in2_features={self.in2_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}"
+        )

@@ -52,19 +52,17 @@ class Module(ModuleCalls, ModuleState):
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
         """Register a parameter under a name; None keeps the name for a parameter the module does not have."""
-        if param is not None and not isinstance(param, Parameter):
-            raise TypeError(self._misfit(name, "a Parameter or None", param))
-        self._require_free(name, "_parameters")
-        if param is not None:
-            param = to_register("parameter", Parameter, self, name, param)
-        self._parameters[name] = param
+        self._register("parameter", Parameter, name, param)
+
+    def _new_parameters(self, device: Any, dtype: Any, **shapes: tuple[int, ...] | None) -> None:
+        """Register new parameters, not yet initialised, by their shapes, or None for those the module does not have."""
+        for name, shape in shapes.items():
+            parameter = None if shape is None else Parameter(creation.empty(shape, device=device, dtype=dtype))
+            self.register_parameter(name, parameter)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Register a tensor that is state but is not learned; `state_dict` leaves it out unless it is persistent."""
-        if tensor is not None and not isinstance(tensor, Tensor):
-            raise TypeError(self._misfit(name, "a Tensor or None", tensor))
-        self._require_free(name, "_buffers")
-        self._buffers[name] = to_register("buffer", Tensor, self, name, tensor)
+        self._register("buffer", Tensor, name, tensor)
         if persistent:
             self._transient_buffers.discard(name)
         else:
@@ -72,17 +70,19 @@ class Module(ModuleCalls, ModuleState):
 
     def register_module(self, name: str, module: "Module | None") -> None:
         """Register a sub-module under a name."""
-        if module is not None and not isinstance(module, Module):
-            raise TypeError(self._misfit(name, "a Module or None", module))
-        self._require_free(name, "_modules")
-        self._modules[name] = to_register("module", Module, self, name, module)
+        self._register("module", Module, name, module)
         Module._structure_version += 1
 
     add_module = register_module
 
-    def _require_free(self, name: str, registry: str) -> None:
-        """Raise AttributeError before the constructor, KeyError for a name that paths or attributes cannot have."""
-        owner = type(self).__name__
+    def _register(self, kind: str, wanted: type, name: str, value: Any) -> None:
+        """Register a value, or what hooks replace it by, under a name. Raises TypeError for a value of another type.
+
+        Raises AttributeError before the constructor, KeyError for a name that paths or attributes cannot have.
+        """
+        owner, registry = type(self).__name__, f"_{kind}s"
+        if value is not None and not isinstance(value, wanted):
+            raise TypeError(self._misfit(name, f"a {wanted.__name__} or None", value))
         if registry not in vars(self):
             raise AttributeError(f"{owner}: assigned {name!r} too early; call super().__init__() first")
         if not isinstance(name, str):
@@ -91,6 +91,9 @@ class Module(ModuleCalls, ModuleState):
             raise KeyError(f"{owner}: got the name {name!r}; a name must not be empty or contain a dot")
         if name not in vars(self)[registry] and hasattr(self, name):
             raise KeyError(f"{owner}: attribute {name!r} already exists; take another name, or delete it before")
+        if value is not None or kind != "parameter":  # as documented, hooks of parameters get no None
+            value = to_register(kind, wanted, self, name, value)
+        vars(self)[registry][name] = value
 
     def _make_free(self, name: str, registry: str) -> None:
         """Remove an attribute from all other registries, so that it never has two meanings."""

@@ -43,18 +43,18 @@ class MultiheadAttention(Module):
         self.head_dim = embed_dim // num_heads
         self.dropout = dropout
         self.batch_first = batch_first
-        options = {"device": device, "dtype": dtype}
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
         joint = self.kdim == self.vdim == embed_dim
-        for name, columns in (("q_proj_weight", embed_dim), ("k_proj_weight", self.kdim), ("v_proj_weight", self.vdim)):
-            separate = None if joint else Parameter(creation.empty(embed_dim, columns, **options))
-            self.register_parameter(name, separate)
-        self.register_parameter(
-            "in_proj_weight", Parameter(creation.empty(3 * embed_dim, embed_dim, **options)) if joint else None
-        )
-        self.register_parameter("in_proj_bias", Parameter(creation.empty(3 * embed_dim, **options)) if bias else None)
-        self.out_proj = Linear(embed_dim, embed_dim, bias=bias, **options)
+        self._new_parameters(
+            device, dtype,
+            q_proj_weight=None if joint else (embed_dim, embed_dim),
+            k_proj_weight=None if joint else (embed_dim, self.kdim),
+            v_proj_weight=None if joint else (embed_dim, self.vdim),
+            in_proj_weight=(3 * embed_dim, embed_dim) if joint else None,
+            in_proj_bias=(3 * embed_dim,) if bias else None,
+        )  # fmt: skip
+        self.out_proj = Linear(embed_dim, embed_dim, bias, device, dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -1,10 +1,9 @@
 """Recurrent networks and their cells."""
 
-import math
 import numbers
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.nn import init
@@ -66,8 +65,7 @@ class RNNBase(Module):
                 shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
             if proj_size:
                 shapes["weight_hr"] = (proj_size, hidden_size)
-            for what, sizes in shapes.items():
-                setattr(self, what + suffix, Parameter(creation.empty(sizes, device=device, dtype=dtype)))
+            self._new_parameters(device, dtype, **{what + suffix: sizes for what, sizes in shapes.items()})
         self.reset_parameters()
 
     @property
@@ -81,9 +79,7 @@ class RNNBase(Module):
 
     def reset_parameters(self) -> None:
         """Draw all parameters from U(-1/sqrt(hidden_size), 1/sqrt(hidden_size))."""
-        bound = 1 / math.sqrt(self.hidden_size)
-        for parameter in self.parameters():
-            init.uniform_(parameter, -bound, bound)
+        init.uniform_by_fan(self.parameters(), self.hidden_size)
 
     def flatten_parameters(self) -> None:
         """Do nothing (PyTorch's name): no other layout of the parameters would be faster."""
@@ -124,10 +120,7 @@ class RNNBase(Module):
         name = type(self).__name__
         if input.ndim not in (2, 3):
             raise ShapeError(f"{name}: Expected input to be 2D or 3D, got {input.ndim}D instead")
-        if input.shape[-1] != self.input_size:
-            raise ShapeError(
-                f"{name}: input.size(-1) must be equal to input_size. Expected {self.input_size}, got {input.shape[-1]}"
-            )
+        self._require_width(input)
         batched = input.ndim == 3
         if not batched:
             input = shape.unsqueeze(input, 1)
@@ -147,11 +140,7 @@ class RNNBase(Module):
         return shape.transpose(output, 0, 1) if self.batch_first else output, self._returned(last)
 
     def _run_packed(self, input: PackedSequence, hx: Any) -> tuple[PackedSequence, Any]:
-        if input.data.shape[-1] != self.input_size:
-            raise ShapeError(
-                f"{type(self).__name__}: input.size(-1) must be equal to input_size. Expected {self.input_size}, got "
-                f"{input.data.shape[-1]}"
-            )
+        self._require_width(input.data)
         counts = input.batch_sizes.tolist()
         state = self._state(hx, counts[0], True, input.data)
         if hx is not None and input.sorted_indices is not None:
@@ -160,6 +149,13 @@ class RNNBase(Module):
         if input.unsorted_indices is not None:
             last = [indexing.index_select(part, 1, input.unsorted_indices) for part in last]
         return input._replace(data=data), self._returned(last)
+
+    def _require_width(self, data: Tensor) -> None:
+        if data.shape[-1] != self.input_size:
+            raise ShapeError(
+                f"{type(self).__name__}: input.size(-1) must be equal to input_size. Expected {self.input_size}, got "
+                f"{data.shape[-1]}"
+            )
 
     def _returned(self, last: Sequence[Tensor]) -> Any:
         return tuple(last) if self.mode == "LSTM" else last[0]
@@ -250,34 +246,28 @@ class GRU(RNNBase):
 class RNNCellBase(Module):
     """The base of the cells: parameters and the initial state."""
 
+    _gates: ClassVar[int]
     weight_ih: Parameter
     weight_hh: Parameter
     bias_ih: Parameter | None
     bias_hh: Parameter | None
 
     def __init__(
-        self, input_size: int, hidden_size: int, bias: bool, num_chunks: int, device: Any = None, dtype: Any = None
+        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = None
     ) -> None:
         super().__init__()
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.bias = bias
-        rows = num_chunks * hidden_size
-        for name, sizes in (
-            ("weight_ih", (rows, input_size)), ("weight_hh", (rows, hidden_size)), ("bias_ih", (rows,)),
-            ("bias_hh", (rows,)),
-        ):  # fmt: skip
-            present = bias or name.startswith("weight")
-            self.register_parameter(
-                name, Parameter(creation.empty(sizes, device=device, dtype=dtype)) if present else None
-            )
+        rows = self._gates * hidden_size
+        biases = (rows,) if bias else None
+        weights = {"weight_ih": (rows, input_size), "weight_hh": (rows, hidden_size)}
+        self._new_parameters(device, dtype, **weights, bias_ih=biases, bias_hh=biases)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw all parameters from U(-1/sqrt(hidden_size), 1/sqrt(hidden_size))."""
-        bound = 1 / math.sqrt(self.hidden_size) if self.hidden_size else 0.0
-        for parameter in self.parameters():
-            init.uniform_(parameter, -bound, bound)
+        init.uniform_by_fan(self.parameters(), self.hidden_size)
 
     def _begin(self, input: Tensor) -> Tensor:
         return creation.zeros(*input.shape[:-1], self.hidden_size, dtype=input.dtype, device=input.device)
@@ -290,13 +280,15 @@ class RNNCellBase(Module):
 class RNNCell(RNNCellBase):
     """One step of `RNN`. Shapes: input (N, input_size) or (input_size,), hx and result (N, hidden_size)."""
 
+    _gates = 1
+
     def __init__(
         self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh", device: Any = None,
         dtype: Any = None,
     ) -> None:  # fmt: skip
         if nonlinearity not in ("tanh", "relu"):
             raise ArgumentError(f"RNNCell: Unknown nonlinearity: {nonlinearity}; accepted are tanh and relu")
-        super().__init__(input_size, hidden_size, bias, 1, device, dtype)
+        super().__init__(input_size, hidden_size, bias, device, dtype)
         self.nonlinearity = nonlinearity
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
@@ -311,10 +303,7 @@ class RNNCell(RNNCellBase):
 class LSTMCell(RNNCellBase):
     """One step of `LSTM`. Shapes: input (N, input_size) or (input_size,), hx and result two of (N, hidden_size)."""
 
-    def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = None
-    ) -> None:
-        super().__init__(input_size, hidden_size, bias, 4, device, dtype)
+    _gates = 4
 
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         hx = (self._begin(input), self._begin(input)) if hx is None else hx
@@ -324,10 +313,7 @@ class LSTMCell(RNNCellBase):
 class GRUCell(RNNCellBase):
     """One step of `GRU`. Shapes: input (N, input_size) or (input_size,), hx and result (N, hidden_size)."""
 
-    def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = None
-    ) -> None:
-        super().__init__(input_size, hidden_size, bias, 3, device, dtype)
+    _gates = 3
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         hx = self._begin(input) if hx is None else hx

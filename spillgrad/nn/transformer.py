@@ -9,12 +9,12 @@ from typing import Any
 
 from spillgrad.errors import ArgumentError
 from spillgrad.nn import init
+from spillgrad.nn.containers import ModuleList
 from spillgrad.nn.dropout import Dropout
-from spillgrad.nn.layer_norm import LayerNorm
 from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
-from spillgrad.nn.module_list import ModuleList
 from spillgrad.nn.multihead_attention import MultiheadAttention
+from spillgrad.nn.normalization import LayerNorm
 from spillgrad.ops import activations, arithmetic, creation
 from spillgrad.tensor import Tensor
 
@@ -49,20 +49,22 @@ def _attended(
 class _Layer(Module):
     """The base of both layers: the feed-forward part, and the residual connection around each part."""
 
+    _attentions: tuple[str, ...]
+
     def __init__(
-        self, attentions: tuple[str, ...], d_model: int, nhead: int, dim_feedforward: int, dropout: float,
-        activation: Activation, layer_norm_eps: float, batch_first: bool, norm_first: bool, bias: bool, device: Any,
-        dtype: Any,
+        self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
+        activation: Activation = "relu", layer_norm_eps: float = 1e-5, batch_first: bool = False,
+        norm_first: bool = False, bias: bool = True, device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
         options: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
-        for name in attentions:
+        for name in self._attentions:
             setattr(self, name, MultiheadAttention(d_model, nhead, dropout, batch_first=batch_first, **options))
         self.linear1 = Linear(d_model, dim_feedforward, **options)
         self.dropout = Dropout(dropout)
         self.linear2 = Linear(dim_feedforward, d_model, **options)
         self.norm_first = norm_first
-        parts = range(1, len(attentions) + 2)
+        parts = range(1, len(self._attentions) + 2)
         for number in parts:
             setattr(self, f"norm{number}", LayerNorm(d_model, layer_norm_eps, **options))
         for number in parts:
@@ -86,15 +88,7 @@ class TransformerEncoderLayer(_Layer):
     Shapes: src and result (S, N, d_model), or (N, S, d_model) with `batch_first`, or (S, d_model).
     """
 
-    def __init__(
-        self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
-        activation: Activation = "relu", layer_norm_eps: float = 1e-5, batch_first: bool = False,
-        norm_first: bool = False, bias: bool = True, device: Any = None, dtype: Any = None,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            ("self_attn",), d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first,
-            norm_first, bias, device, dtype,
-        )  # fmt: skip
+    _attentions = ("self_attn",)
 
     def forward(
         self, src: Tensor, src_mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
@@ -112,15 +106,7 @@ class TransformerDecoderLayer(_Layer):
     Shapes: tgt and result (T, N, d_model), memory (S, N, d_model), or with `batch_first` N first, or without N.
     """
 
-    def __init__(
-        self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
-        activation: Activation = "relu", layer_norm_eps: float = 1e-5, batch_first: bool = False,
-        norm_first: bool = False, bias: bool = True, device: Any = None, dtype: Any = None,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            ("self_attn", "multihead_attn"), d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps,
-            batch_first, norm_first, bias, device, dtype,
-        )  # fmt: skip
+    _attentions = ("self_attn", "multihead_attn")
 
     def forward(
         self, tgt: Tensor, memory: Tensor, tgt_mask: Tensor | None = None, memory_mask: Tensor | None = None,

@@ -5,15 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 from spillgrad import dtypes
-from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import inplace as in_place
-from spillgrad.ops.arithmetic import add, div, mul, neg, sub
+from spillgrad.ops.arithmetic import add, div, log, mul, neg, sub
 from spillgrad.ops.clamp_where import clamp
-from spillgrad.ops.creation import draw
-from spillgrad.ops.declaration import declare
+from spillgrad.ops.creation import draw, zeros_like
+from spillgrad.ops.declaration import declare, named
 from spillgrad.ops.elementwise import OPERATIONS, call, row_function
-from spillgrad.ops.exponential import log
 from spillgrad.ops.indexing import scatter
 from spillgrad.ops.join_split import chunk
 from spillgrad.ops.normalization import softmax
@@ -55,17 +53,31 @@ def relu(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> 
     return _activated("relu", input, inplace=inplace, out=out)
 
 
-def silu(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Return x times sigmoid(x) for each element. Source: Elfwing et al. 2017, section 2."""
-    return _activated("silu", input, inplace=inplace, out=out)
+def _activation(name: str, doc: str) -> Callable[..., Tensor]:
+    """Return the function of a row that takes nothing but its input."""
+
+    def function(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
+        return _activated(name, input, inplace=inplace, out=out)
+
+    return named(function, name, doc)
 
 
-swish = silu
-
-
-def mish(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Return x tanh(softplus(x)) for each element. Source: Misra 2019."""
-    return _activated("mish", input, inplace=inplace, out=out)
+silu = swish = _activation(
+    "silu", "Return x times sigmoid(x) for each element. Source: Elfwing et al. 2017, section 2."
+)
+mish = _activation("mish", "Return x tanh(softplus(x)) for each element. Source: Misra 2019.")
+selu = _activation(
+    "selu",
+    "Return elu, scaled so that mean 0 and variance 1 stay. Source: Klambauer et al. 2017, equation 2.",
+)
+hardsigmoid = _activation(
+    "hardsigmoid", "Return x / 6 + 1/2 moved into [0, 1]. Source: Howard et al. 2019, section 5.2."
+)
+hardswish = _activation("hardswish", "Return x times hardsigmoid(x). Source: Howard et al. 2019, section 5.2.")
+softsign = row_function("softsign", "Return x / (1 + |x|) for each element.")
+logsigmoid = log_sigmoid = row_function(
+    "log_sigmoid", "Return the logarithm of sigmoid(x), accurate where sigmoid itself underflows."
+)
 
 
 def gelu(input: Tensor, approximate: str = "none", *, out: Tensor | None = None) -> Tensor:
@@ -78,19 +90,6 @@ def gelu(input: Tensor, approximate: str = "none", *, out: Tensor | None = None)
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0, *, out: Tensor | None = None) -> Tensor:
     """Return log(1 + exp(beta x)) / beta; x itself where beta x exceeds `threshold`."""
     return call("softplus", input, float(beta), float(threshold), out=out)
-
-
-def logsigmoid(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return the logarithm of sigmoid(x), accurate where sigmoid itself underflows."""
-    return call("log_sigmoid", input, out=out)
-
-
-log_sigmoid = logsigmoid
-
-
-def softsign(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return x / (1 + |x|) for each element."""
-    return call("softsign", input, out=out)
 
 
 def tanhshrink(input: Tensor) -> Tensor:
@@ -120,11 +119,6 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, out: Tenso
     return _activated("celu", input, float(alpha), inplace=inplace, out=out)
 
 
-def selu(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Return elu, scaled so that mean 0 and variance 1 stay. Source: Klambauer et al. 2017, equation 2."""
-    return _activated("selu", input, inplace=inplace, out=out)
-
-
 def hardtanh(
     input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
@@ -143,24 +137,12 @@ def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def changed(input: Tensor, *numbers: Any, **options: Any) -> Tensor:
         return function(input, *numbers, **options, inplace=True)
 
-    changed.__name__ = changed.__qualname__ = f"{function.__name__}_"
-    changed.__doc__ = f"Do `{function.__name__}` in place; return the tensor."
-    return changed
+    return named(changed, f"{function.__name__}_", f"Do `{function.__name__}` in place; return the tensor.")
 
 
 def relu6(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Return each element moved into [0, 6]."""
     return hardtanh(input, 0, 6, inplace, out=out)
-
-
-def hardsigmoid(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Return x / 6 + 1/2 moved into [0, 1]. Source: Howard et al. 2019, section 5.2."""
-    return _activated("hardsigmoid", input, inplace=inplace, out=out)
-
-
-def hardswish(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Return x times hardsigmoid(x). Source: Howard et al. 2019, section 5.2."""
-    return _activated("hardswish", input, inplace=inplace, out=out)
 
 
 @declare(method=True)
@@ -253,7 +235,7 @@ def gumbel_softmax(
     if not hard:
         return soft
     place = argmax(soft.detach(), dim)
-    one_hot = scatter(Tensor.wrap(filled(soft.device, soft.shape, soft.dtype, 0)), dim, unsqueeze(place, dim), 1.0)
+    one_hot = scatter(zeros_like(soft), dim, unsqueeze(place, dim), 1.0)
     return add(sub(one_hot, soft.detach()), soft)
 
 

@@ -1,4 +1,4 @@
-"""Arithmetic: sums, products, quotients, powers and roots, signs."""
+"""Arithmetic: sums, products, quotients, powers and roots, exponentials and logarithms, signs, rounding."""
 
 from typing import Any
 
@@ -9,24 +9,21 @@ from spillgrad.errors import ArgumentError, DtypeError
 from spillgrad.ops.comparison import lt, ne
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
-from spillgrad.ops.elementwise import OPERATIONS, by_numpy, call, row_function
+from spillgrad.ops.elementwise import OPERATIONS, by_numpy, call, common_function, row_function
 from spillgrad.ops.logic import logical_and
 from spillgrad.ops.promotion import Number, Operand, as_operand, result_type
-from spillgrad.ops.rounding import trunc
 from spillgrad.tensor import Tensor
 
 __all__ = [
-    "abs", "absolute", "add", "addcdiv", "addcmul", "div", "divide", "float_power", "floor_divide", "fmod", "gcd",
-    "hypot", "lcm", "lerp", "mod", "mul", "multiply", "neg", "negative", "positive", "pow", "reciprocal", "remainder",
-    "rsqrt", "rsub", "sgn", "sign", "sqrt", "square", "sub", "subtract", "true_divide",
+    "abs", "absolute", "add", "addcdiv", "addcmul", "ceil", "div", "divide", "exp", "exp2", "expm1", "fix",
+    "float_power", "floor", "floor_divide", "fmod", "frac", "gcd", "hypot", "lcm", "ldexp", "lerp", "log", "log1p",
+    "log2", "log10", "logaddexp", "logaddexp2", "mod", "mul", "multiply", "neg", "negative", "positive", "pow",
+    "reciprocal", "remainder", "round", "rsqrt", "rsub", "sgn", "sign", "sqrt", "square", "sub", "subtract",
+    "true_divide", "trunc",
 ]  # fmt: skip
 
-neg = negative = row_function(
-    "neg", "Return each element with the other sign.", in_place=True, numpy=True, standard="negative"
-)
-abs = absolute = row_function(
-    "abs", "Return the absolute value of each element.", in_place=True, numpy="absolute fabs", standard=True
-)
+neg = negative = common_function("neg", "Return each element with the other sign.", standard="negative")
+abs = absolute = common_function("abs", "Return the absolute value of each element.", numpy="absolute fabs")
 
 
 @declare(method=True, numpy=True, standard=True)
@@ -64,13 +61,11 @@ def rsub(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | Non
     return sub(other, input, alpha=alpha, out=out)
 
 
-mul = multiply = row_function("mul", "Return the elementwise product.", in_place=True, numpy=True, standard="multiply")
+mul = multiply = common_function("mul", "Return the elementwise product.", standard="multiply")
 
 
 @declare(in_place=True, numpy=True, standard="divide")
-def div(
-    input: Operand, other: Operand, *, rounding_mode: str | None = None, out: Tensor | None = None
-) -> Tensor:  # fmt: skip
+def div(input: Operand, other: Operand, *, rounding_mode: str | None = None, out: Tensor | None = None) -> Tensor:
     """Return input / other: true division, or rounded with `rounding_mode` "floor" or "trunc" (integers stay exact)."""
     if rounding_mode is None:
         return call("div", input, other, out=out)
@@ -88,32 +83,24 @@ def div(
 divide = true_divide = div
 
 
-@declare(in_place=True, numpy=True, standard=True)
-def floor_divide(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Return the largest integer not above input / other; integers stay integers."""
-    return call("floor_divide", input, other, out=out)
-
-
-remainder = mod = row_function(
-    "remainder", "Return input modulo other, with the divisor's sign (Python's %).",
-    method=True, in_place="remainder", numpy=True, standard=True,
-)  # fmt: skip
+floor_divide = common_function(
+    "floor_divide", "Return the largest integer not above input / other; integers stay integers."
+)
+remainder = mod = common_function(
+    "remainder", "Return input modulo other, with the divisor's sign (Python's %).", method=True, in_place="remainder"
+)
 fmod = row_function("fmod", "Return input modulo other, with the sign of input (C's fmod).", in_place=True, numpy=True)
-reciprocal = row_function("reciprocal", "Return 1 / x for each element.", in_place=True, numpy=True, standard=True)
+reciprocal = common_function("reciprocal", "Return 1 / x for each element.")
 
 
 @declare(in_place=True)
-def addcmul(
-    input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1, out: Tensor | None = None
-) -> Tensor:  # fmt: skip
+def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1, out: Tensor | None = None) -> Tensor:
     """Return input + value * tensor1 * tensor2."""
     return add(input, mul(tensor1, tensor2), alpha=value, out=out)
 
 
 @declare(in_place=True)
-def addcdiv(
-    input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1, out: Tensor | None = None
-) -> Tensor:  # fmt: skip
+def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1, out: Tensor | None = None) -> Tensor:
     """Return input + value * tensor1 / tensor2."""
     return add(input, div(tensor1, tensor2), alpha=value, out=out)
 
@@ -124,8 +111,8 @@ def lerp(input: Tensor, end: Tensor, weight: Operand, *, out: Tensor | None = No
     return call("lerp", input, end, weight, out=out)
 
 
-square = row_function("square", "Return the square of each element.", in_place=True, numpy=True, standard=True)
-sqrt = row_function("sqrt", "Return the square root of each element.", in_place=True, numpy=True, standard=True)
+square = common_function("square", "Return the square of each element.")
+sqrt = common_function("sqrt", "Return the square root of each element.")
 rsqrt = row_function("rsqrt", "Return the reciprocal of the square root of each element.", in_place=True)
 
 
@@ -158,13 +145,39 @@ def float_power(input: Operand, exponent: Operand) -> Tensor:
     return pow(first, second)
 
 
-hypot = row_function(
-    "hypot",
-    "Return sqrt(input**2 + other**2) without overflow; its gradient at the origin is 0.",
-    in_place=True,
-    numpy=True,
-    standard=True,
+hypot = common_function("hypot", "Return sqrt(input**2 + other**2) without overflow; its gradient at the origin is 0.")
+exp = common_function("exp", "Return e raised to each element.")
+exp2 = row_function("exp2", "Return 2 raised to each element.", in_place=True, numpy=True)
+expm1 = common_function("expm1", "Return exp(x) - 1, accurate near 0.")
+log = common_function("log", "Return the natural logarithm of each element.")
+log2 = common_function("log2", "Return the base-2 logarithm of each element.")
+log10 = common_function("log10", "Return the base-10 logarithm of each element.")
+log1p = common_function("log1p", "Return log(1 + x), accurate near 0.")
+logaddexp = row_function(
+    "logaddexp", "Return log(exp(input) + exp(other)) without overflow.", method=True, numpy=True, standard=True
 )
+logaddexp2 = row_function("logaddexp2", "Return log2(2**input + 2**other) without overflow.", method=True, numpy=True)
+
+
+@declare(in_place=True, numpy=True)
+def ldexp(input: Tensor, other: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Return input times 2 to the power `other`."""
+    power = exp2(to_dtype(other, input.dtype)) if isinstance(other, Tensor) else 2.0**other
+    return mul(input, power, out=out)
+
+
+floor = common_function("floor", "Return the largest integer not above each element.")
+ceil = common_function("ceil", "Return the smallest integer not below each element.")
+trunc = fix = common_function("trunc", "Return each element without its fraction.")
+frac = row_function("frac", "Return the fraction of each element, with its sign.", in_place=True)
+
+
+@declare(in_place=True, numpy="rint", standard=True)
+def round(input: Tensor, decimals: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """Return the nearest integer, halves to the even one; with `decimals`, the nearest multiple of 10**-decimals."""
+    if decimals == 0:
+        return call("round", input, out=out)
+    return call("div", call("round", input * 10.0**decimals), 10.0**decimals, out=out)
 
 
 def _whole(name: str, function: Any, input: Tensor, other: Tensor | Number) -> Tensor:

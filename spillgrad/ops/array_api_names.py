@@ -3,7 +3,7 @@
 Where both have a name, `sg` keeps PyTorch's meaning.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +11,11 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
-from spillgrad.ops.convert import clone, to_dtype
+from spillgrad.ops.broadcast import common_shape
+from spillgrad.ops.convert import clone, to
 from spillgrad.ops.counting import unique
 from spillgrad.ops.creation import as_tensor, tensor
-from spillgrad.ops.declaration import declare
+from spillgrad.ops.declaration import declare, named
 from spillgrad.ops.indexing import take, take_along_dim
 from spillgrad.ops.join_split import cat, unbind
 from spillgrad.ops.logic import bitwise_not
@@ -75,10 +76,10 @@ def asarray(obj: Any, dtype: Any = None, device: Any = None, copy: bool | None =
     return result
 
 
+@declare(numpy=True)
 def astype(x: Tensor, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
-    """Return the tensor as a dtype, as a copy unless told otherwise."""
-    result = to_dtype(x, dtype)
-    return clone(result) if copy and result is x else result
+    """Return the tensor as a dtype and on a device, as a copy unless told otherwise."""
+    return to(x, dtype=dtypes.as_dtype(dtype), device=device, copy=copy)
 
 
 def can_cast(from_: Any, to: Any) -> bool:
@@ -134,14 +135,10 @@ def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
 
 def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
     """Return the shape that shapes, or sizes for those of one dimension, broadcast to. Raises ShapeError."""
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError as error:
-        raise ShapeError(
-            f"broadcast_shapes: got {', '.join(map(str, shapes))}; sizes must match from the last dimension on, or be 1"
-        ) from error
+    return common_shape("broadcast_shapes", shapes)
 
 
+@declare(numpy=True)
 def repeat(x: Tensor, repeats: Any, /, *, axis: int | None = None) -> Tensor:
     """Return each element (or slice along `axis`) repeated in place."""
     return repeat_interleave(x, repeats, axis)
@@ -158,31 +155,27 @@ def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
     return take_along_dim(x, indices, axis)
 
 
-def _cumulative(name: str, function: Any, x: Tensor, axis: int | None, dtype: Any, start: int | None) -> Tensor:
-    if axis is None:
-        if x.ndim != 1:
-            raise ArgumentError(f"{name}: got a tensor of {x.ndim} dimensions and no axis; give one")
-        axis = 0
-    axis = normalize_dim(name, axis, x.ndim)
-    running: Tensor = function(x, axis, dtype=dtype)
-    if start is None:
-        return running
-    first = filled(x.device, (*x.shape[:axis], 1, *x.shape[axis + 1 :]), running.dtype, start)
-    return cat([Tensor.wrap(first), running], axis)
+def _cumulative(name: str, function: Callable[..., Tensor], what: str, initial: int) -> Callable[..., Tensor]:
+    def cumulative(
+        x: Tensor, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+    ) -> Tensor:
+        if axis is None:
+            if x.ndim != 1:
+                raise ArgumentError(f"{name}: got a tensor of {x.ndim} dimensions and no axis; give one")
+            axis = 0
+        axis = normalize_dim(name, axis, x.ndim)
+        running = function(x, axis, dtype=dtype)
+        if not include_initial:
+            return running
+        first = filled(x.device, (*x.shape[:axis], 1, *x.shape[axis + 1 :]), running.dtype, initial)
+        return cat([Tensor.wrap(first), running], axis)
+
+    in_front = f"with a {initial} in front if `include_initial`"
+    return named(cumulative, name, f"Return the running {what} along a dimension (a vector needs none), {in_front}.")
 
 
-def cumulative_sum(
-    x: Tensor, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
-) -> Tensor:  # fmt: skip
-    """Return the running sums along a dimension (a vector needs none), with a 0 in front if `include_initial`."""
-    return _cumulative("cumulative_sum", cumsum, x, axis, dtype, 0 if include_initial else None)
-
-
-def cumulative_prod(
-    x: Tensor, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
-) -> Tensor:  # fmt: skip
-    """Return the running products along a dimension (a vector needs none), with a 1 in front if `include_initial`."""
-    return _cumulative("cumulative_prod", cumprod, x, axis, dtype, 1 if include_initial else None)
+cumulative_sum = _cumulative("cumulative_sum", cumsum, "sums", 0)
+cumulative_prod = _cumulative("cumulative_prod", cumprod, "products", 1)
 
 
 @declare(numpy=True)

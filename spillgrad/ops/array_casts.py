@@ -94,6 +94,16 @@ def require_floats(name: str, dtype: dtypes.DType) -> None:
         )
 
 
+def require_one_dtype(name: str, **operands: Any) -> None:
+    """Raise DtypeError, for the operation `name`, unless the operands that are not None have the first one's dtype."""
+    (what, first), *others = operands.items()
+    for other_name, other in others:
+        if other is not None and other.dtype != first.dtype:
+            raise DtypeError(
+                f"{name}: got {what} {first.dtype} and {other_name} {other.dtype}; convert one with .to(dtype)"
+            )
+
+
 def on_floats(
     kernel: Callable[..., Result], *arrays: Any, exact_aux: bool = False, device_takes_half: bool = False
 ) -> Result:  # fmt: skip

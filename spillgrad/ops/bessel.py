@@ -13,7 +13,7 @@ from spillgrad.ops.arithmetic import div, mul, sign, sub
 from spillgrad.ops.array_casts import on_floats
 from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.declaration import declare
+from spillgrad.ops.declaration import declare, named
 from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
 
@@ -76,26 +76,16 @@ _i0e: Callable[..., Tensor] = operation(
 _i1e: Callable[..., Tensor] = operation("special_i1e", _forward(1, True), self=_i1e_gradient)
 
 
-def _of_floats(input: Tensor) -> Tensor:
-    return input if dtypes.category(input.dtype) > 1 else to_dtype(input, dtypes.get_default_dtype())
+def _of_floats(name: str, operation: Callable[..., Tensor], doc: str) -> Callable[..., Tensor]:
+    def function(input: Tensor) -> Tensor:
+        is_float = dtypes.category(input.dtype) > 1
+        return operation(input if is_float else to_dtype(input, dtypes.get_default_dtype()))
+
+    return named(function, name, doc)
 
 
-@declare(in_place=True, numpy=True)
-def i0(input: Tensor) -> Tensor:
-    """Return the modified Bessel function of the first kind of order 0."""
-    return _i0(_of_floats(input))
-
-
-def i0e(input: Tensor) -> Tensor:
-    """Return exp(-|x|) I0(x)."""
-    return _i0e(_of_floats(input))
-
-
-def i1(input: Tensor) -> Tensor:
-    """Return the modified Bessel function of the first kind of order 1."""
-    return _i1(_of_floats(input))
-
-
-def i1e(input: Tensor) -> Tensor:
-    """Return exp(-|x|) I1(x)."""
-    return _i1e(_of_floats(input))
+i0 = _of_floats("i0", _i0, "Return the modified Bessel function of the first kind of order 0.")
+i0e = _of_floats("i0e", _i0e, "Return exp(-|x|) I0(x).")
+i1 = _of_floats("i1", _i1, "Return the modified Bessel function of the first kind of order 1.")
+i1e = _of_floats("i1e", _i1e, "Return exp(-|x|) I1(x).")
+declare(in_place=True, numpy=True)(i0)

@@ -1,6 +1,7 @@
 """Broadcasting and its reverse: each is the other's derivative."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,24 @@ from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import reductions
 
 Shape = tuple[int, ...]
+
+
+def shape_error(name: str, shapes: Iterable[Shape]) -> ShapeError:
+    """Return the error for shapes that do not broadcast."""
+    found = " and ".join([str(shape) for shape in shapes if shape])  # numbers and 0-d tensors fit any shape
+    return ShapeError(
+        f"{name}: got shapes {found}; sizes must match from the last dimension on, or be 1: "
+        "reshape or unsqueeze one of them"
+    )
+
+
+def common_shape(name: str, shapes: Iterable[Any]) -> Shape:
+    """Return the shape that shapes broadcast to. Raises ShapeError."""
+    shapes = list(shapes)
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError as error:
+        raise shape_error(name, shapes) from error
 
 
 def _sum_to(self: np.ndarray, shape: Shape) -> np.ndarray:

@@ -5,7 +5,7 @@ dimensions over which mean and variance are taken.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,11 @@ from spillgrad.ops import inplace
 from spillgrad.ops.arithmetic import add, div, mul, pow, rsqrt, square, sub
 from spillgrad.ops.array_casts import on_floats, require_floats
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.normalization import require_parameter_dtype, run_on_tensors
+from spillgrad.ops.normalization import composed_gradients, require_parameter_dtype, run_on_tensors
 from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.padding import pad
 from spillgrad.ops.pooling import avg_pool2d
-from spillgrad.ops.reduce import mean, sum
+from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import reductions
@@ -130,14 +130,9 @@ def _composed(
     g: Any, input: Tensor, weight: Tensor | None, groups: int, dims: Shape, eps: float, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     places = _places(input.shape, groups)
-    g, x = reshape(g, places), reshape(input, places)
-    centred = sub(x, mean(x, dims, True))
-    rstd: Any = rsqrt(mean(square(centred), dims, True) + eps)
-    normalized: Any = mul(centred, rstd)
-    by_normalized = g if weight is None else g * reshape(weight, (1, *places[1:3], 1))
-    by_input = rstd * (
-        by_normalized - mean(by_normalized, dims, True) - normalized * mean(by_normalized * normalized, dims, True)
-    )
+    g = reshape(g, places)
+    weight = weight if weight is None else reshape(weight, (1, *places[1:3], 1))
+    by_input, normalized = composed_gradients(g, reshape(input, places), weight, dims, eps)
     results = reshape(by_input, input.shape), *(reshape(sum(part, (0, 3)), -1) for part in (g * normalized, g))
     return tuple(result if need else None for result, need in zip(results, needs, strict=True))
 
@@ -178,11 +173,17 @@ def _require_several(name: str, what: str, count: int, shape: Shape) -> None:
         )
 
 
-def _tracked(name: str, running: Sequence[Tensor | None]) -> None:
-    """Note that running statistics are about to change in place. Raises GraphError for one that has a gradient."""
+def _by_own_statistics(
+    name: str, input: Tensor, weight: Tensor | None, bias: Tensor | None, dims: Shape, eps: float,
+    running: tuple[Tensor | None, Tensor | None], momentum: float,
+) -> Tensor:  # fmt: skip
+    """Normalize channels, and move running statistics in place. Raises GraphError for one that has a gradient."""
+    if not input.numel() or is_recomputing():  # a checkpoint's second run moves no statistics
+        running = None, None
     for statistic in running:
         if statistic is not None:
             inplace.begin_write(statistic, name, statistic.shape, statistic.dtype)
+    return _batch_norm(input, weight, bias, input.shape[1], dims, float(eps), *running, float(momentum))
 
 
 def batch_norm(
@@ -207,10 +208,8 @@ def batch_norm(
         return _by_constants(input, running_mean, running_var, weight, bias, eps)
     count = input.numel() // channels if channels else 0
     _require_several("batch_norm", "value per channel", count, input.shape)
-    if not count or is_recomputing():  # a checkpoint's second run moves no statistics
-        running_mean = running_var = None
-    _tracked("batch_norm", (running_mean, running_var))
-    return _batch_norm(input, weight, bias, channels, _BATCH, float(eps), running_mean, running_var, float(momentum))
+    running = running_mean, running_var
+    return _by_own_statistics("batch_norm", input, weight, bias, _BATCH, eps, running, momentum)
 
 
 def _by_constants(
@@ -235,9 +234,7 @@ def instance_norm(
     Shapes: input (N, C, ...), all others (C,). Raises ShapeError, DtypeError; ArgumentError for a single place per
     channel. Source: Ulyanov et al. 2016.
     """
-    channels = _checked(
-        "instance_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
-    )
+    _checked("instance_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
     if not use_input_stats:
         if running_mean is None or running_var is None:
             raise ArgumentError(
@@ -245,10 +242,8 @@ def instance_norm(
             )
         return _by_constants(input, running_mean, running_var, weight, bias, eps)
     _require_several("instance_norm", "spatial element", math.prod(input.shape[2:]), input.shape)
-    if not input.numel() or is_recomputing():
-        running_mean = running_var = None
-    _tracked("instance_norm", (running_mean, running_var))
-    return _batch_norm(input, weight, bias, channels, _SAMPLE, float(eps), running_mean, running_var, float(momentum))
+    running = running_mean, running_var
+    return _by_own_statistics("instance_norm", input, weight, bias, _SAMPLE, eps, running, momentum)
 
 
 def group_norm(

@@ -8,7 +8,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError
 from spillgrad.ops.declaration import declare
-from spillgrad.ops.elementwise import call, row_function
+from spillgrad.ops.elementwise import call, common_function, row_function
 from spillgrad.ops.placement import or_by_host
 from spillgrad.ops.promotion import Number, Operand, result_type
 from spillgrad.tensor import Tensor
@@ -38,12 +38,8 @@ def _true_places(condition: Tensor) -> tuple[Tensor, ...]:
     return tuple(Tensor.wrap(index) for index in np.nonzero(condition.array))
 
 
-maximum = row_function(
-    "maximum", "Return the larger of two elements; NaN where either is.", in_place=True, numpy=True, standard=True
-)
-minimum = row_function(
-    "minimum", "Return the smaller of two elements; NaN where either is.", in_place=True, numpy=True, standard=True
-)
+maximum = common_function("maximum", "Return the larger of two elements; NaN where either is.")
+minimum = common_function("minimum", "Return the smaller of two elements; NaN where either is.")
 fmax = row_function(
     "fmax", "Return the larger of two elements; of a number and NaN the number.", method=True, numpy=True
 )
@@ -62,15 +58,15 @@ def clamp(
     """
     if min is None and max is None:
         raise ArgumentError("clamp: got neither min nor max; give at least one")
-    lowest, highest = _bounds(result_type(input, *(b for b in (min, max) if b is not None)))
+    lowest, highest = bounds(result_type(input, *(b for b in (min, max) if b is not None)))
     return call("clamp", input, lowest if min is None else min, highest if max is None else max, out=out)
 
 
 clip = clamp
 
 
-def _bounds(dtype: dtypes.DType) -> tuple[Number, Number]:
-    """The bounds that move nothing."""
+def bounds(dtype: dtypes.DType) -> tuple[Number, Number]:
+    """Return the least and the greatest number of a dtype, which as bounds move nothing."""
     if dtypes.category(dtype) == 1:
         limits = dtypes.iinfo(dtype)
         return limits.min, limits.max

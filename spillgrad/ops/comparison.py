@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad.ops.declaration import declare
-from spillgrad.ops.elementwise import by_numpy, row_function
+from spillgrad.ops.elementwise import by_numpy, common_function, row_function
 from spillgrad.ops.promotion import Operand, as_operand
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import ARRAYS
@@ -15,18 +15,12 @@ __all__ = [
     "isneginf", "isposinf", "le", "less", "less_equal", "lt", "ne", "not_equal", "signbit",
 ]  # fmt: skip
 
-eq = row_function("eq", "Return whether elements are equal.", in_place=True, numpy="equal", standard="equal")
-ne = not_equal = row_function("ne", "Return whether elements differ.", in_place=True, numpy=True, standard="not_equal")
-lt = less = row_function("lt", "Return whether input is less than other.", in_place=True, numpy=True, standard="less")
-le = less_equal = row_function(
-    "le", "Return whether input is at most other.", in_place=True, numpy=True, standard="less_equal"
-)
-gt = greater = row_function(
-    "gt", "Return whether input is greater than other.", in_place=True, numpy=True, standard="greater"
-)
-ge = greater_equal = row_function(
-    "ge", "Return whether input is at least other.", in_place=True, numpy=True, standard="greater_equal"
-)
+eq = common_function("eq", "Return whether elements are equal.", numpy="equal", standard="equal")
+ne = not_equal = common_function("ne", "Return whether elements differ.", standard="not_equal")
+lt = less = common_function("lt", "Return whether input is less than other.", standard="less")
+le = less_equal = common_function("le", "Return whether input is at most other.", standard="less_equal")
+gt = greater = common_function("gt", "Return whether input is greater than other.", standard="greater")
+ge = greater_equal = common_function("ge", "Return whether input is at least other.", standard="greater_equal")
 isnan = row_function("isnan", "Return whether elements are not a number.", method=True, numpy=True, standard=True)
 isinf = row_function("isinf", "Return whether elements are infinite.", method=True, numpy=True, standard=True)
 isposinf = row_function("isposinf", "Return whether elements are positive infinity.", method=True, numpy=True)
@@ -40,9 +34,7 @@ signbit = row_function(
 
 
 @declare(method=True, numpy=True)
-def isclose(
-    input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> Tensor:  # fmt: skip
+def isclose(input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
     """Return whether |input - other| <= atol + rtol |other|, elementwise; infinite ones if they are equal."""
 
     def are_close(*values: Any) -> Any:

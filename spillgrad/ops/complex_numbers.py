@@ -9,11 +9,11 @@ from collections.abc import Callable
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device.device import filled
 from spillgrad.errors import DtypeError, ShapeError
-from spillgrad.ops import arithmetic, clamp_where, elementwise, inplace, rounding, trigonometry
+from spillgrad.ops import arithmetic, clamp_where, elementwise, inplace, trigonometry
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.creation import zeros_like
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.join_split import select, stack
 from spillgrad.ops.operation import operation
@@ -31,16 +31,12 @@ def _joined(real: np.ndarray, imag: np.ndarray) -> np.ndarray:
     return out
 
 
-def _zeros(like: Tensor) -> Tensor:
-    return Tensor.wrap(filled(like.device, like.shape, like.dtype, 0))
-
-
 _complex: Callable[..., Tensor] = operation("complex", _joined, real=lambda g: _real(g), imag=lambda g: _imag(g))
 _real: Callable[..., Tensor] = operation(
-    "real", lambda self: np.ascontiguousarray(self.real), self=lambda g: _complex(g, _zeros(g))
+    "real", lambda self: np.ascontiguousarray(self.real), self=lambda g: _complex(g, zeros_like(g))
 )
 _imag: Callable[..., Tensor] = operation(
-    "imag", lambda self: np.ascontiguousarray(self.imag), self=lambda g: _complex(_zeros(g), g)
+    "imag", lambda self: np.ascontiguousarray(self.imag), self=lambda g: _complex(zeros_like(g), g)
 )
 _add: Callable[..., Tensor] = operation(
     "add", lambda self, other: np.asarray(self + other), self=lambda g: g, other=lambda g: g
@@ -96,7 +92,7 @@ def angle(input: Tensor) -> Tensor:
         return trigonometry.atan2(_imag(input), _real(input))
     if dtypes.category(input.dtype) < 2:
         input = to_dtype(input, dtypes.get_default_dtype())
-    zero = rounding.floor(clamp_where.clamp(input, 0, 0))  # of NaN NaN; it has no slope
+    zero = arithmetic.floor(clamp_where.clamp(input, 0, 0))  # of NaN NaN; it has no slope
     return clamp_where.where(input < 0, math.pi, zero)  # type: ignore[no-any-return]
 
 

@@ -28,16 +28,13 @@ __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
 _computed = functools.partial(on_floats, device_takes_half=True)
 
 
-def _forward(
-    input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Windows, groups: int
-) -> np.ndarray:
-    return _computed(lambda x, w, b: kernels.conv(x, w, b, windows, groups), input, weight, bias)
+def _forward(kernel: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    def forward(
+        input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Windows, groups: int
+    ) -> np.ndarray:
+        return _computed(lambda x, w, b: kernel(x, w, b, windows, groups), input, weight, bias)
 
-
-def _transposed_forward(
-    input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Windows, groups: int
-) -> np.ndarray:
-    return _computed(lambda g, w, b: kernels.conv_input(g, w, b, windows, groups), input, weight, bias)
+    return forward
 
 
 def _weight_forward(output: np.ndarray, input: np.ndarray, windows: Windows, groups: int) -> np.ndarray:
@@ -49,14 +46,14 @@ def _bias_gradient(g: Tensor) -> Tensor:
 
 
 _conv: Callable[..., Tensor] = operation(
-    "convolution", _forward,
+    "convolution", _forward(kernels.conv),
     input=lambda g, weight, windows, groups: _conv_transpose(g, weight, None, windows, groups),
     weight=lambda g, input, windows, groups: _conv_weight(g, input, windows, groups),
     bias=_bias_gradient,
 )  # fmt: skip
 # From the convolution's output back to its input.
 _conv_transpose: Callable[..., Tensor] = operation(
-    "conv_transpose", _transposed_forward,
+    "conv_transpose", _forward(kernels.conv_input),
     input=lambda g, weight, windows, groups: _conv(g, weight, None, windows, groups),
     weight=lambda g, input, windows, groups: _conv_weight(input, g, windows, groups),
     bias=_bias_gradient,
@@ -180,8 +177,7 @@ def _transposed(
             (least, *values)
             for least, values in ((1, size), (1, steps), (0, before), (1, spacing), (1, image), (1, grid))
         )
-    pairs = [as_pair(values[-2:]) for values in (size, steps, before, spacing, image, grid)]
-    windows = Windows(*pairs)
+    windows = Windows(*[as_pair(values[-2:]) for values in (size, steps, before, spacing, image, grid)])
     if dims == 3:
         result = _laid_over_volumes(batch, weight, windows, groups, steps[0], spacing[0], before[0], image[0])
         result = result if bias is None else add(result, reshape(bias, (-1, 1, 1, 1)))
@@ -262,7 +258,7 @@ def _convolved(
             f"{name}: got input {input.shape} and weight {weight.shape} (dilation {spacing}, padding {before}); not "
             "one window fits along the depth: pad more, or take a smaller kernel"
         )
-    size, step, first, last, gap = [as_pair(values[-2:]) for values in (weight.shape, steps, before, after, spacing)]
+    size, step, first, last, gap = [values[-2:] for values in (weight.shape, steps, before, after, spacing)]
     windows = windows_over(name, input.shape[-2:], size, step, first, last, gap)
     if dims == 3:
         return _convolved_volumes(input, weight, bias, windows, groups, steps[0], spacing[0], (before[0], after[0]))

@@ -48,16 +48,12 @@ def unique(
     With `return_inverse` also where each element went, with `return_counts` how often it was there.
     """
     dim = axis if dim is None else dim
-    if dim is None:
-        found = np.unique(_comparable(input.array), return_inverse=True, return_counts=True, equal_nan=False)
-        inverse = found[1].reshape(input.shape)
-    else:
-        dim = normalize_dim("unique", dim, input.ndim)
-        array = _comparable(input.array)
-        found = np.unique(array, return_inverse=True, return_counts=True, axis=dim, equal_nan=False)
-        inverse = found[1].reshape(-1)
-    values = contiguous(found[0]).astype(input.dtype, copy=False)
-    return _with_extras(values, inverse, found[2], return_inverse, return_counts)
+    dim = dim if dim is None else normalize_dim("unique", dim, input.ndim)
+    array = _comparable(input.array)
+    found, inverse, counts = np.unique(array, return_inverse=True, return_counts=True, axis=dim, equal_nan=False)
+    values = contiguous(found).astype(input.dtype, copy=False)
+    inverse = inverse.reshape(input.shape if dim is None else -1)
+    return _with_extras(values, inverse, counts, return_inverse, return_counts)
 
 
 @declare(method=True)

@@ -16,7 +16,7 @@ from spillgrad.generator import Generator, default_generator
 from spillgrad.ops import inplace
 from spillgrad.ops.array_casts import cast
 from spillgrad.ops.convert import to
-from spillgrad.ops.declaration import declare
+from spillgrad.ops.declaration import declare, named
 from spillgrad.ops.shape import shape_arguments
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import native
@@ -192,20 +192,18 @@ def full(
     return _finish(array, requires_grad, device)
 
 
-def zeros(
-    *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
-) -> Tensor:
-    """Return a tensor of zeros; the shape as separate sizes or one list."""
-    sizes, dtype = _with_positional_dtype(sizes, dtype)
-    return full(_sizes("zeros", sizes, size, shape), 0, _dtype_or_default(dtype), device, requires_grad)
+def _filled(name: str, value: int) -> Callable[..., Tensor]:
+    def function(
+        *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, device: Any = None,
+        requires_grad: bool = False,
+    ) -> Tensor:  # fmt: skip
+        sizes, dtype = _with_positional_dtype(sizes, dtype)
+        return full(_sizes(name, sizes, size, shape), value, _dtype_or_default(dtype), device, requires_grad)
+
+    return named(function, name, f"Return a tensor of {name}; the shape as separate sizes or one list.")
 
 
-def ones(
-    *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
-) -> Tensor:
-    """Return a tensor of ones; the shape as separate sizes or one list."""
-    sizes, dtype = _with_positional_dtype(sizes, dtype)
-    return full(_sizes("ones", sizes, size, shape), 1, _dtype_or_default(dtype), device, requires_grad)
+zeros, ones = _filled("zeros", 0), _filled("ones", 1)
 
 
 def arange(
@@ -224,13 +222,18 @@ def arange(
     return _finish(cast(np.arange(start, end, step), wanted), requires_grad, device)
 
 
+def _spaced(name: str, start: Any, end: Any, steps: int) -> np.ndarray:
+    if steps < 0:
+        raise ArgumentError(f"{name}: got {steps} steps; give 0 or more")
+    return np.linspace(float(start), float(end), steps)
+
+
 def linspace(
     start: Any, end: Any, steps: int, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
     """Return `steps` evenly spaced values from `start` to `end`, both included."""
-    if steps < 0:
-        raise ArgumentError(f"linspace: got {steps} steps; give 0 or more")
-    return _finish(cast(np.linspace(float(start), float(end), steps), _dtype_or_default(dtype)), requires_grad, device)
+    values = _spaced("linspace", start, end, steps)
+    return _finish(cast(values, _dtype_or_default(dtype)), requires_grad, device)
 
 
 def logspace(
@@ -238,9 +241,7 @@ def logspace(
     requires_grad: bool = False,
 ) -> Tensor:  # fmt: skip
     """Return `base` to the power of `steps` evenly spaced exponents from `start` to `end`, both included."""
-    if steps < 0:
-        raise ArgumentError(f"logspace: got {steps} steps; give 0 or more")
-    powers = np.power(float(base), np.linspace(float(start), float(end), steps))
+    powers = np.power(float(base), _spaced("logspace", start, end, steps))
     return _finish(cast(powers, _dtype_or_default(dtype)), requires_grad, device)
 
 
@@ -261,9 +262,7 @@ def _like(make: Callable[..., Tensor], doc: str) -> Callable[..., Tensor]:
         place = input.device if device is None else device
         return make(input.shape, dtype=wanted, device=place, requires_grad=requires_grad)
 
-    function.__name__ = function.__qualname__ = f"{make.__name__}_like"
-    function.__doc__ = doc
-    return function
+    return named(function, f"{make.__name__}_like", doc)
 
 
 zeros_like = _like(zeros, "Return zeros in the shape and dtype of `input`.")
@@ -279,6 +278,12 @@ def full_like(
     return full(input.shape, fill_value, input.dtype if dtype is None else dtype, place, requires_grad)
 
 
+def _drawn(kernel: Callable[..., np.ndarray], count: int, generator: Any, device: Any, *arguments: Any) -> Array:
+    """Return a kernel's result for these arguments and `count` random numbers, on a device."""
+    seed, offset = (generator or default_generator).take(counters_needed(count))
+    return (device_kernel(kernel) if as_device(device) is CUDA else kernel)(*arguments, seed, offset)
+
+
 def draw(
     name: str, kernel: Callable[..., np.ndarray], shape: Any, dtype: Any, generator: Generator | None,
     device: Any = None,
@@ -287,32 +292,25 @@ def draw(
     wanted = _dtype_or_default(dtype)
     if not dtypes.is_floating_point(wanted):
         raise ArgumentError(f"{name}: got dtype {wanted}; random reals need a floating-point dtype")
-    seed, offset = (generator or default_generator).take(counters_needed(math.prod(shape)))
     drawn = wanted if wanted == dtypes.float64 else dtypes.float32
-    array = (device_kernel(kernel) if as_device(device) is CUDA else kernel)(shape, drawn, seed, offset)
+    array = _drawn(kernel, math.prod(shape), generator, device, shape, drawn)
     return array if drawn == wanted else cast(array, wanted)
 
 
-def rand(
-    *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, generator: Generator | None = None,
-    device: Any = None, requires_grad: bool = False,
-) -> Tensor:  # fmt: skip
-    """Return values drawn uniformly from [0, 1)."""
-    sizes, dtype = _with_positional_dtype(sizes, dtype)
-    drawn = draw("rand", kernels.uniform, _sizes("rand", sizes, size, shape), dtype, generator, device)
-    return _finish(drawn, requires_grad, device)
+def _random(name: str, kernel: Callable[..., np.ndarray], doc: str) -> Callable[..., Tensor]:
+    def function(
+        *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, generator: Generator | None = None,
+        device: Any = None, requires_grad: bool = False,
+    ) -> Tensor:  # fmt: skip
+        sizes, dtype = _with_positional_dtype(sizes, dtype)
+        array = draw(name, kernel, _sizes(name, sizes, size, shape), dtype, generator, device)
+        return _finish(array, requires_grad, device)
+
+    return named(function, name, doc)
 
 
-def randn(
-    *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, generator: Generator | None = None,
-    device: Any = None, requires_grad: bool = False,
-) -> Tensor:  # fmt: skip
-    """Return values drawn from the standard normal distribution."""
-    sizes, dtype = _with_positional_dtype(sizes, dtype)
-    drawn = draw("randn", kernels.normal, _sizes("randn", sizes, size, shape), dtype, generator, device)
-    return _finish(drawn, requires_grad, device)
-
-
+rand = _random("rand", kernels.uniform, "Return values drawn uniformly from [0, 1).")
+randn = _random("randn", kernels.normal, "Return values drawn from the standard normal distribution.")
 rand_like = _like(rand, "Return uniform random values in the shape and dtype of `input`.")
 randn_like = _like(randn, "Return normal random values in the shape and dtype of `input`.")
 
@@ -343,15 +341,12 @@ def randint(
     if high <= low:
         raise ArgumentError(f"randint: got [{low}, {high}); high must exceed low")
     sizes = _sizes("randint", (shape,) if size is None else (size,))
-    seed, offset = (generator or default_generator).take(counters_needed(math.prod(sizes)))
     wanted = dtypes.int64 if dtype is None else dtypes.as_dtype(dtype)
-    randint = device_kernel(kernels.randint) if as_device(device) is CUDA else kernels.randint
-    return _finish(cast(randint(low, high, sizes, seed, offset), wanted), False, device)
+    array = _drawn(kernels.randint, math.prod(sizes), generator, device, low, high, sizes)
+    return _finish(cast(array, wanted), False, device)
 
 
 def randperm(n: int, generator: Generator | None = None, *, device: Any = None) -> Tensor:
     """Return the integers 0 to n - 1 in random order."""
     (n,) = _sizes("randperm", (n,))
-    seed, offset = (generator or default_generator).take(counters_needed(n))
-    permutation = device_kernel(kernels.permutation) if as_device(device) is CUDA else kernels.permutation
-    return Tensor.wrap(permutation(n, seed, offset))
+    return Tensor.wrap(_drawn(kernels.permutation, n, generator, device, n))

@@ -9,12 +9,11 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
-from spillgrad.ops.arithmetic import add, div, mul, neg
+from spillgrad.ops.arithmetic import add, div, logaddexp, mul, neg
 from spillgrad.ops.array_casts import require_floats
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.clamp_where import clamp_min, where
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.exponential import logaddexp
 from spillgrad.ops.getitem_setitem import getitem
 from spillgrad.ops.indexing import gather
 from spillgrad.ops.join_split import narrow, select, stack, unbind

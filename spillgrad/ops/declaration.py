@@ -71,6 +71,13 @@ def declare(
     return note
 
 
+def named(function: Function, name: str, doc: str | None) -> Function:
+    """Return a function after giving it a name and a docstring."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
+
+
 def numpy_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yield the function for each of NumPy's that is declared so far, after its name."""
     for declaration in declarations:

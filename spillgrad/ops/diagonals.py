@@ -10,7 +10,7 @@ from spillgrad.device.device import as_device, moved
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import expand_to
-from spillgrad.ops.declaration import declare
+from spillgrad.ops.declaration import declare, named
 from spillgrad.ops.indexing import diag, place_diagonal
 from spillgrad.ops.join_split import cat
 from spillgrad.ops.operation import operation
@@ -22,35 +22,21 @@ from spillgrad.tensor import Tensor
 __all__ = ["block_diag", "diag_embed", "diagflat", "trace", "tril", "tril_indices", "triu", "triu_indices"]
 
 
-def _triangle(keep_lower: bool) -> Any:
-    def forward(self: np.ndarray, diagonal: int) -> np.ndarray:
-        return np.tril(self, diagonal) if keep_lower else np.triu(self, diagonal)
+def _triangle(name: str, function: Callable[..., np.ndarray], doc: str) -> Callable[..., Tensor]:
+    kept: Callable[..., Tensor] = operation(
+        name, lambda self, diagonal: function(self, diagonal), self=lambda g, diagonal: kept(g, diagonal)
+    )
 
-    name = "tril" if keep_lower else "triu"
-    defined: Callable[..., Tensor] = operation(name, forward, self=lambda g, diagonal: defined(g, diagonal))
-    return defined
+    def triangle(input: Tensor, diagonal: int = 0) -> Tensor:
+        if input.ndim < 2:
+            raise ShapeError(f"{name}: got a tensor of shape {input.shape}; wanted at least two dimensions")
+        return kept(input, diagonal)
 
-
-_tril, _triu = _triangle(True), _triangle(False)
-
-
-def _require_matrix(name: str, input: Tensor) -> None:
-    if input.ndim < 2:
-        raise ShapeError(f"{name}: got a tensor of shape {input.shape}; wanted at least two dimensions")
+    return declare(in_place=True)(named(triangle, name, doc))
 
 
-@declare(in_place=True)
-def tril(input: Tensor, diagonal: int = 0) -> Tensor:
-    """Return the lower triangle of matrices, zeros above the given diagonal."""
-    _require_matrix("tril", input)
-    return _tril(input, diagonal)  # type: ignore[no-any-return]
-
-
-@declare(in_place=True)
-def triu(input: Tensor, diagonal: int = 0) -> Tensor:
-    """Return the upper triangle of matrices, zeros below the given diagonal."""
-    _require_matrix("triu", input)
-    return _triu(input, diagonal)  # type: ignore[no-any-return]
+tril = _triangle("tril", np.tril, "Return the lower triangle of matrices, zeros above the given diagonal.")
+triu = _triangle("triu", np.triu, "Return the upper triangle of matrices, zeros below the given diagonal.")
 
 
 def block_diag(*tensors: Tensor) -> Tensor:

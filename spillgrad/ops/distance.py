@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.arithmetic import add, div, mul, sub
-from spillgrad.ops.array_casts import on_floats, require_floats
+from spillgrad.ops.array_casts import on_floats, require_floats, require_one_dtype
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.clamp_where import clamp_min, where
 from spillgrad.ops.declaration import declare
@@ -115,8 +115,7 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_fo
         require_floats("cdist", x.dtype)
     if x1.ndim < 2 or x2.ndim < 2 or x1.shape[-1] != x2.shape[-1]:
         raise ShapeError(f"cdist: got {x1.shape} and {x2.shape}; wanted (..., P, M) and (..., R, M) with one M")
-    if x1.dtype != x2.dtype:
-        raise DtypeError(f"cdist: got {x1.dtype} and {x2.dtype}; convert one with .to(dtype)")
+    require_one_dtype("cdist", x1=x1, x2=x2)
     if p < 0:
         raise ArgumentError(f"cdist: got p={p}; wanted a number from 0 on")
     if p != 2:

@@ -14,17 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad.errors import ArgumentError, OperandError, ShapeError
-from spillgrad.ops.arithmetic import mul, sub
+from spillgrad.ops.arithmetic import add, mul, sub
+from spillgrad.ops.array_casts import require_one_dtype
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import diagonal
 from spillgrad.ops.matrix_products import matmul
 from spillgrad.ops.rearrange import roll
 from spillgrad.ops.reduce import sum
-from spillgrad.ops.shape import normalize_dim, normalize_dims, permute, reshape
+from spillgrad.ops.shape import normalize_dim, normalize_dims, permute, reshape, unsqueeze
 from spillgrad.tensor import Tensor
 
-__all__ = ["cross", "einsum", "inner", "kron", "tensordot", "vdot"]
+__all__ = ["bilinear", "cross", "einsum", "inner", "kron", "tensordot", "vdot"]
 
 Labels = tuple[Any, ...]
 _ELLIPSIS = "..."
@@ -298,3 +299,36 @@ def vdot(input: Tensor, other: Tensor) -> Tensor:
     if input.ndim != 1 or input.shape != other.shape:
         raise ShapeError(f"vdot: got {input.shape} and {other.shape}; wanted two vectors of one size")
     return matmul(input, other)
+
+
+@float32_in_autocast
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return input1 A input2 + bias for each of the matrices A in `weight`.
+
+    Shapes: input1 (..., m), input2 (..., n), weight (k, m, n), bias (k,), result (..., k).
+    Raises ShapeError when they do not fit, DtypeError when dtypes differ.
+    """
+    name = "bilinear"
+    if weight.ndim != 3 or not input1.ndim or not input2.ndim:
+        raise ShapeError(
+            f"{name}: got inputs {input1.shape} and {input2.shape} and weight {weight.shape}; wanted (..., m), (..., "
+            "n) and (k, m, n)"
+        )
+    outputs, first, second = weight.shape
+    if input1.shape[:-1] != input2.shape[:-1]:
+        raise ShapeError(f"{name}: input batch dimensions do not match: got {input1.shape} and {input2.shape}")
+    if (input1.shape[-1], input2.shape[-1]) != (first, second):
+        raise ShapeError(
+            f"{name}: got inputs {input1.shape} and {input2.shape} and weight {weight.shape}; their last sizes must be "
+            f"{first} and {second}"
+        )
+    if bias is not None and bias.shape != (outputs,):
+        raise ShapeError(f"{name}: got bias {bias.shape}; wanted one for each of {outputs} outputs")
+    require_one_dtype(name, input1=input1, input2=input2, weight=weight, bias=bias)
+    lead = input1.shape[:-1]
+    rows = math.prod(lead)
+    # For each row the products of input1 with every column of every matrix, then with input2.
+    columns = reshape(permute(weight, (1, 0, 2)), (first, outputs * second))
+    halves = reshape(matmul(reshape(input1, (rows, first)), columns), (rows, outputs, second))
+    result = reshape(sum(mul(halves, unsqueeze(reshape(input2, (rows, second)), 1)), -1), (*lead, outputs))
+    return result if bias is None else add(result, bias)

@@ -1,8 +1,8 @@
 """How elementwise operations are made from the kernels' table of rows, and called.
 
 Operands broadcast and promote as in PyTorch. With `out=` the result goes into a tensor of its shape, which may be an
-operand or overlap one. The functions themselves stand where they belong: `arithmetic`, `exponential`, `trigonometry`,
-`rounding`, `comparison`, `clamp_where`, `logic`, `special`, `activations`.
+operand or overlap one. The functions themselves stand where they belong: `arithmetic`, `trigonometry`, `comparison`,
+`clamp_where`, `logic`, `special`, `activations`.
 """
 
 import functools
@@ -18,9 +18,9 @@ from spillgrad.device.device import CPU, CUDA, Device
 from spillgrad.errors import DeviceError, GraphError, OperandError, ShapeError
 from spillgrad.ops import inplace, operation_source
 from spillgrad.ops.array_casts import as_own, run_formula
-from spillgrad.ops.broadcast import sum_to
+from spillgrad.ops.broadcast import common_shape, shape_error, sum_to
 from spillgrad.ops.call_plan import CallPlan, Planned, new_plan
-from spillgrad.ops.declaration import Names, declare
+from spillgrad.ops.declaration import Names, declare, named
 from spillgrad.ops.operation import Derivative, Operation
 from spillgrad.ops.placement import computed_anywhere, require_one_device
 from spillgrad.ops.promotion import promoted
@@ -60,7 +60,7 @@ class Loop(Planned):
         try:
             call = prepare(self.formula, self.name, (result,), layouts)
         except ValueError as error:
-            raise _shape_error(self.name, [layout.shape for layout in layouts]) from error
+            raise shape_error(self.name, [layout.shape for layout in layouts]) from error
         small = not call.copied and call.tiles <= call.grain
         code, large = (call.code, None) if small else (None, call)
         return new_plan(layouts, code, call.tiles, call.kept, call.shape, result, large)
@@ -74,7 +74,7 @@ class Loop(Planned):
         try:
             call = prepare_on_device(self.formula, self.name, (dtype,), layouts, outs, is_aligned)
         except ValueError as error:
-            raise _shape_error(self.name, _shapes(operands)) from error
+            raise shape_error(self.name, _shapes(operands)) from error
         return call, call.results[0].layout.shape, dtype
 
     def converted(self, *operands: Any, out: np.ndarray | None = None) -> np.ndarray:
@@ -85,7 +85,7 @@ class Loop(Planned):
                 self.formula, self.name, operands, dtype, dtypes.bool_ if self.gives_bool else dtype, out
             )
         except ValueError as error:
-            raise _shape_error(self.name, _shapes(operands)) from error
+            raise shape_error(self.name, _shapes(operands)) from error
 
 
 def _result_dtype(row: Row, operands: tuple[Any, ...]) -> dtypes.DType:
@@ -94,14 +94,6 @@ def _result_dtype(row: Row, operands: tuple[Any, ...]) -> dtypes.DType:
 
 def _shapes(operands: Iterable[Any]) -> list[Shape]:
     return [operand.shape for operand in operands if isinstance(operand, ARRAYS)]
-
-
-def _shape_error(name: str, shapes: Iterable[Shape]) -> ShapeError:
-    found = " and ".join([str(shape) for shape in shapes if shape])  # numbers and 0-d tensors fit any shape
-    return ShapeError(
-        f"{name}: got shapes {found}; sizes must match from the last dimension on, or be 1: "
-        "reshape or unsqueeze one of them"
-    )
 
 
 def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
@@ -175,10 +167,12 @@ def row_function(
         def function(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:  # type: ignore[misc]
             return operation.run(input, other) if out is None else call(name, input, other, out=out)
 
-    function.__name__ = function.__qualname__ = name
     function.__module__ = sys._getframe(1).f_globals["__name__"]  # where unpickling finds it, as for namedtuples
-    function.__doc__ = doc
-    return declare(method=method, in_place=in_place, numpy=numpy, standard=standard)(function)
+    return declare(method=method, in_place=in_place, numpy=numpy, standard=standard)(named(function, name, doc))
+
+
+# The function of a row that is also a method, one in place, and has the same name in NumPy and in the standard.
+common_function = functools.partial(row_function, in_place=True, numpy=True, standard=True)
 
 
 def by_numpy(name: str, function: Callable[..., Any], *operands: Any) -> Tensor:
@@ -188,16 +182,13 @@ def by_numpy(name: str, function: Callable[..., Any], *operands: Any) -> Tensor:
     try:
         return Tensor.wrap(computed_anywhere(name, lambda *arrays: as_own(function(*arrays)), *values))
     except ValueError as error:
-        raise _shape_error(name, _shapes(values)) from error
+        raise shape_error(name, _shapes(values)) from error
 
 
 def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
     arrays = tuple([o._array if isinstance(o, Tensor) else o for o in operands])
-    shapes = {a.shape for a in arrays if isinstance(a, ARRAYS)}
-    try:
-        shape = np.broadcast_shapes(*shapes) if len(shapes) > 1 else shapes.pop()
-    except ValueError as error:
-        raise _shape_error(row.name, _shapes(arrays)) from error
+    shapes = _shapes(arrays)
+    shape = shapes[0] if len(set(shapes)) == 1 else common_shape(row.name, shapes)
     device = CPU
     if any([is_on_device(a) for a in arrays]):
         require_one_device(row.name, operands)
@@ -221,9 +212,7 @@ def accumulate(total: Tensor, gradient: Tensor) -> None:
         total.add_(gradient)
 
 
-def _check_out(
-    name: str, out: Any, shape: tuple[int, ...], device: Device, differentiable: Iterable[Any] = ()
-) -> None:  # fmt: skip
+def _check_out(name: str, out: Any, shape: tuple[int, ...], device: Device, differentiable: Iterable[Any] = ()) -> None:
     """Raise OperandError, ShapeError, GraphError or DeviceError for an `out` that cannot take a result like this."""
     if not isinstance(out, Tensor):
         raise OperandError(f"{name}: got out of {type(out).__name__}; wanted a tensor")

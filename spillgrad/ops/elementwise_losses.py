@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.errors import ArgumentError
 from spillgrad.ops.activations import relu, sigmoid, softplus
 from spillgrad.ops.arithmetic import abs, div, square
 from spillgrad.ops.autocast import float32_in_autocast
@@ -14,7 +14,7 @@ from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.clamp_where import clamp
 from spillgrad.ops.fuse import fuse
 from spillgrad.ops.fuse_symbols import Symbol
-from spillgrad.ops.losses import reduced
+from spillgrad.ops.losses import reduced, require_alike
 from spillgrad.ops.operation import Operation, operation
 from spillgrad.tensor import Tensor
 
@@ -83,10 +83,7 @@ def binary_cross_entropy_with_logits(
 
     Shapes: input and target alike; weight and pos_weight (of the positive part) broadcast.
     """
-    if input.shape != target.shape:
-        raise ShapeError(
-            f"binary_cross_entropy_with_logits: got input {input.shape} and target {target.shape}; they must be equal"
-        )
+    require_alike("binary_cross_entropy_with_logits", input, target)
     if weight is None and pos_weight is None and type(input) is not Symbol:
         return _plain_cross_entropy.run(input, target, reduction, ())  # type: ignore[no-any-return]
     losses = _binary_cross_entropy_with_logits(input, target, weight, pos_weight)

@@ -9,7 +9,7 @@ from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.device.device import CPU, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.arithmetic import div, mul
-from spillgrad.ops.array_casts import moved_by, on_floats
+from spillgrad.ops.array_casts import moved_by, on_floats, require_one_dtype
 from spillgrad.ops.clamp_where import where
 from spillgrad.ops.getitem_setitem import getitem, setitem
 from spillgrad.ops.indexing import check_index, gather, summed_at
@@ -219,11 +219,7 @@ def _sample_weights(
             f"{name}: if per_sample_weights ({per_sample_weights.shape}) is not None, then it must have the same shape "
             f"as the input ({input.shape})"
         )
-    if per_sample_weights.dtype != weight.dtype:
-        raise DtypeError(
-            f"{name}: got weight {weight.dtype} and per_sample_weights {per_sample_weights.dtype}; convert one with "
-            ".to(dtype)"
-        )
+    require_one_dtype(name, weight=weight, per_sample_weights=per_sample_weights)
     return getitem(reshape(per_sample_weights, -1), Tensor.wrap(kept))
 
 

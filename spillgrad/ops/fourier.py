@@ -1,16 +1,18 @@
 """Discrete Fourier transforms, by NumPy; each is linear, and its derivative another one."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device.device import as_device, filled, moved
+from spillgrad.device.device import as_device, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops import complex_numbers
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.declaration import declare
+from spillgrad.ops.creation import zeros_like
+from spillgrad.ops.declaration import declare, named
 from spillgrad.ops.join_split import narrow
 from spillgrad.ops.operation import operation
 from spillgrad.ops.padding import pad
@@ -118,16 +120,19 @@ def _checked(
     return input, dims, sizes, norm
 
 
-def _complex_transform(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any, inverse: bool) -> Tensor:
+def _transform(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any, inverse: bool = False) -> Tensor:
     x, dims, sizes, norm = _checked(name, input, s, dim, norm, default)
     for d, size in zip(dims, sizes or (), strict=False):
         x = _resized(x, d, size)
     if not x.is_complex():
-        x = complex_numbers.complex(x, Tensor.wrap(filled(x.device, x.shape, x.dtype, 0)))
+        x = complex_numbers.complex(x, zeros_like(x))
     return _fft_c2c(x, dims, norm, inverse)
 
 
-def _half_transform(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
+_inverse = functools.partial(_transform, inverse=True)
+
+
+def _half(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
     if input.is_complex():
         raise DtypeError(f"{name}: expects a real input tensor, but got {input.dtype}")
     x, dims, sizes, norm = _checked(name, input, s, dim, norm, default)
@@ -136,10 +141,10 @@ def _half_transform(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, defa
     return _fft_r2c(x, dims, norm)
 
 
-def _real_transform(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
+def _real(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
     x, dims, sizes, norm = _checked(name, input, s, dim, norm, default)
     if not x.is_complex():
-        x = complex_numbers.complex(x, Tensor.wrap(filled(x.device, x.shape, x.dtype, 0)))
+        x = complex_numbers.complex(x, zeros_like(x))
     for d, size in zip(dims[:-1], sizes or (), strict=False):
         x = _resized(x, d, size)
     size = 2 * (x.shape[dims[-1]] - 1) if sizes is None else sizes[-1]
@@ -152,115 +157,86 @@ def _other_way(name: str, norm: str | None) -> str:
     return _ADJOINT[_known_norm(name, norm)]
 
 
-def _hermitian_transform(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
+def _hermitian(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
     """Half a spectrum's transform is its conjugate's inverse, scaled the other way."""
-    return _real_transform(name, complex_numbers.conj(input), s, dim, _other_way(name, norm), default)
+    return _real(name, complex_numbers.conj(input), s, dim, _other_way(name, norm), default)
 
 
-def _inverse_hermitian_transform(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
-    return complex_numbers.conj(_half_transform(name, input, s, dim, _other_way(name, norm), default))
+def _inverse_hermitian(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
+    return complex_numbers.conj(_half(name, input, s, dim, _other_way(name, norm), default))
 
 
-def fft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
-    """Return the Fourier transform along a dimension, trimmed or filled up to `n` before.
+def _along_one(name: str, transform: Callable[..., Tensor], doc: str) -> Callable[..., Tensor]:
+    def function(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
+        return transform(f"fft.{name}", input, n, dim, norm, None)
+
+    return named(function, name, doc)
+
+
+def _along_several(
+    name: str, transform: Callable[..., Tensor], doc: str, default: Shape | None = None
+) -> Callable[..., Tensor]:
+    def function(input: Tensor, s: Any = None, dim: Dims = default, norm: str | None = None) -> Tensor:
+        return transform(f"fft.{name}", input, s, dim, norm, default)
+
+    return named(function, name, doc)
+
+
+def _along_two(name: str, transform: Callable[..., Tensor], doc: str) -> Callable[..., Tensor]:
+    return _along_several(name, transform, doc, (-2, -1))
+
+
+_FFT = """Return the Fourier transform along a dimension, trimmed or filled up to `n` before.
 
     `norm` says which transform is divided by n: "backward" the inverse, "forward" this one, "ortho" both by its root.
     Shapes: a real or complex input gives a complex result of its shape, with n along `dim`.
     Raises ShapeError, DtypeError, ArgumentError.
     """
-    return _complex_transform("fft.fft", input, n, dim, norm, None, False)
-
-
-def ifft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
-    """Return the inverse Fourier transform along a dimension (see `fft`)."""
-    return _complex_transform("fft.ifft", input, n, dim, norm, None, True)
-
-
-def rfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
-    """Return the first n // 2 + 1 elements of the Fourier transform of real numbers (see `fft`)."""
-    return _half_transform("fft.rfft", input, n, dim, norm, None)
-
-
-def irfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
-    """Return the real numbers whose `rfft` this is; n of them, by default 2 · (size - 1)."""
-    return _real_transform("fft.irfft", input, n, dim, norm, None)
-
-
-def hfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
-    """Return the real Fourier transform of numbers that are conjugates of themselves in reverse; half of them is given.
+_HFFT = """Return the real Fourier transform of a sequence that is its own reversed conjugate, given half of it.
 
     It has n elements, by default 2 · (size - 1). See `fft`.
     """
-    return _hermitian_transform("fft.hfft", input, n, dim, norm, None)
-
-
-def ihfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
-    """Return the numbers whose `hfft` these real ones are: the first n // 2 + 1 of them."""
-    return _inverse_hermitian_transform("fft.ihfft", input, n, dim, norm, None)
-
-
-def hfft2(input: Tensor, s: Any = None, dim: Dims = (-2, -1), norm: str | None = None) -> Tensor:
-    """Return the real Fourier transform over two dimensions of half a spectrum (see `hfft`)."""
-    return _hermitian_transform("fft.hfft2", input, s, dim, norm, (-2, -1))
-
-
-def ihfft2(input: Tensor, s: Any = None, dim: Dims = (-2, -1), norm: str | None = None) -> Tensor:
-    """Return the numbers whose `hfft2` these real ones are (see `ihfft`)."""
-    return _inverse_hermitian_transform("fft.ihfft2", input, s, dim, norm, (-2, -1))
-
-
-def hfftn(input: Tensor, s: Any = None, dim: Dims = None, norm: str | None = None) -> Tensor:
-    """Return the real Fourier transform over several dimensions, all by default, of half a spectrum (see `hfft`)."""
-    return _hermitian_transform("fft.hfftn", input, s, dim, norm, None)
-
-
-def ihfftn(input: Tensor, s: Any = None, dim: Dims = None, norm: str | None = None) -> Tensor:
-    """Return the numbers whose `hfftn` these real ones are (see `ihfft`)."""
-    return _inverse_hermitian_transform("fft.ihfftn", input, s, dim, norm, None)
-
-
-@declare(numpy="fft.fft2")
-def fft2(input: Tensor, s: Any = None, dim: Dims = (-2, -1), norm: str | None = None) -> Tensor:
-    """Return the Fourier transform over two dimensions (see `fft`)."""
-    return _complex_transform("fft.fft2", input, s, dim, norm, (-2, -1), False)
-
-
-@declare(numpy="fft.ifft2")
-def ifft2(input: Tensor, s: Any = None, dim: Dims = (-2, -1), norm: str | None = None) -> Tensor:
-    """Return the inverse Fourier transform over two dimensions (see `fft`)."""
-    return _complex_transform("fft.ifft2", input, s, dim, norm, (-2, -1), True)
-
-
-@declare(numpy="fft.rfft2")
-def rfft2(input: Tensor, s: Any = None, dim: Dims = (-2, -1), norm: str | None = None) -> Tensor:
-    """Return half the Fourier transform of real numbers over two dimensions (see `rfft`)."""
-    return _half_transform("fft.rfft2", input, s, dim, norm, (-2, -1))
-
-
-@declare(numpy="fft.irfft2")
-def irfft2(input: Tensor, s: Any = None, dim: Dims = (-2, -1), norm: str | None = None) -> Tensor:
-    """Return the real numbers whose `rfft2` this is (see `irfft`)."""
-    return _real_transform("fft.irfft2", input, s, dim, norm, (-2, -1))
-
-
-def fftn(input: Tensor, s: Any = None, dim: Dims = None, norm: str | None = None) -> Tensor:
-    """Return the Fourier transform over several dimensions, all by default (see `fft`)."""
-    return _complex_transform("fft.fftn", input, s, dim, norm, None, False)
-
-
-def ifftn(input: Tensor, s: Any = None, dim: Dims = None, norm: str | None = None) -> Tensor:
-    """Return the inverse Fourier transform over several dimensions, all by default (see `fft`)."""
-    return _complex_transform("fft.ifftn", input, s, dim, norm, None, True)
-
-
-def rfftn(input: Tensor, s: Any = None, dim: Dims = None, norm: str | None = None) -> Tensor:
-    """Return half the Fourier transform of real numbers over several dimensions (see `rfft`)."""
-    return _half_transform("fft.rfftn", input, s, dim, norm, None)
-
-
-def irfftn(input: Tensor, s: Any = None, dim: Dims = None, norm: str | None = None) -> Tensor:
-    """Return the real numbers whose `rfftn` this is (see `irfft`)."""
-    return _real_transform("fft.irfftn", input, s, dim, norm, None)
+fft = _along_one("fft", _transform, _FFT)
+ifft = _along_one("ifft", _inverse, "Return the inverse Fourier transform along a dimension (see `fft`).")
+rfft = _along_one(
+    "rfft", _half, "Return the first n // 2 + 1 elements of the Fourier transform of real numbers (see `fft`)."
+)
+irfft = _along_one(
+    "irfft", _real, "Return the real numbers whose `rfft` this is; n of them, by default 2 · (size - 1)."
+)
+hfft = _along_one("hfft", _hermitian, _HFFT)
+ihfft = _along_one(
+    "ihfft", _inverse_hermitian, "Return the numbers whose `hfft` these real ones are: the first n // 2 + 1 of them."
+)
+fft2 = _along_two("fft2", _transform, "Return the Fourier transform over two dimensions (see `fft`).")
+ifft2 = _along_two("ifft2", _inverse, "Return the inverse Fourier transform over two dimensions (see `fft`).")
+rfft2 = _along_two(
+    "rfft2", _half, "Return half the Fourier transform of real numbers over two dimensions (see `rfft`)."
+)
+irfft2 = _along_two("irfft2", _real, "Return the real numbers whose `rfft2` this is (see `irfft`).")
+hfft2 = _along_two(
+    "hfft2", _hermitian, "Return the real Fourier transform over two dimensions of half a spectrum (see `hfft`)."
+)
+ihfft2 = _along_two("ihfft2", _inverse_hermitian, "Return the numbers whose `hfft2` these real ones are (see `ihfft`).")
+fftn = _along_several(
+    "fftn", _transform, "Return the Fourier transform over several dimensions, all by default (see `fft`)."
+)
+ifftn = _along_several(
+    "ifftn", _inverse, "Return the inverse Fourier transform over several dimensions, all by default (see `fft`)."
+)
+rfftn = _along_several(
+    "rfftn", _half, "Return half the Fourier transform of real numbers over several dimensions (see `rfft`)."
+)
+irfftn = _along_several("irfftn", _real, "Return the real numbers whose `rfftn` this is (see `irfft`).")
+hfftn = _along_several(
+    "hfftn", _hermitian,
+    "Return the real Fourier transform over several dimensions, all by default, of half a spectrum (see `hfft`).",
+)  # fmt: skip
+ihfftn = _along_several(
+    "ihfftn", _inverse_hermitian, "Return the numbers whose `hfftn` these real ones are (see `ihfft`)."
+)
+for _function in (fft2, ifft2, rfft2, irfft2):
+    declare(numpy=f"fft.{_function.__name__}")(_function)
 
 
 def _frequencies(values: np.ndarray, dtype: Any, device: Any) -> Tensor:

@@ -14,10 +14,10 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd.core.grad_mode import enable_grad, is_grad_enabled
-from spillgrad.errors import FusionError, ShapeError
+from spillgrad.errors import FusionError
 from spillgrad.ops.arithmetic import add
 from spillgrad.ops.array_casts import as_array, cast
-from spillgrad.ops.broadcast import sum_to
+from spillgrad.ops.broadcast import shape_error, sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.elementwise import tensor_functions
 from spillgrad.ops.fuse_symbols import Recorder, Symbol, Unrecorded, refusal
@@ -241,11 +241,7 @@ class _Variant:
                 for k, array in zip(group, computed, strict=True):
                     results[k] = _as(array, self._dtypes[k])
         except ValueError as error:
-            found = " and ".join(str(a.shape) for a in arrays)
-            raise ShapeError(
-                f"{self._name}: got shapes {found}; sizes must match from the last dimension on, or be 1: reshape or "
-                "unsqueeze one of them"
-            ) from error
+            raise shape_error(self._name, [a.shape for a in arrays]) from error
         return results[0] if len(results) == 1 else tuple(results)
 
     def _result_groups(self, arrays: list[Any]) -> list[tuple[int, ...]]:

@@ -10,12 +10,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from spillgrad.errors import GraphError
-from spillgrad.ops.arithmetic import mul, neg, sub
+from spillgrad.ops.arithmetic import exp, mul, neg, sub
 from spillgrad.ops.array_casts import on_floats, require_floats
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
-from spillgrad.ops.exponential import exp
 from spillgrad.ops.operation import operation
 from spillgrad.ops.promotion import Operand, as_operand, result_type
 from spillgrad.ops.special import lgamma, xlogy

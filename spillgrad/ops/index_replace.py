@@ -10,22 +10,22 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.device.device import filled, moved
-from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
+from spillgrad.errors import ArgumentError, OperandError, ShapeError
 from spillgrad.ops import getitem_setitem, inplace
 from spillgrad.ops.arithmetic import div, mul
-from spillgrad.ops.array_casts import cast, on_floats
+from spillgrad.ops.array_casts import cast, on_floats, require_one_dtype
 from spillgrad.ops.broadcast import expand_to
-from spillgrad.ops.clamp_where import where
+from spillgrad.ops.clamp_where import bounds, where
 from spillgrad.ops.convert import clone
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import (
     check_index,
-    check_mask,
     check_places,
     corner,
     diagonal,
     gather,
     index_select,
+    masked_shape,
     scatter,
     scatter_add,
     used_part,
@@ -82,8 +82,7 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
     slices is kept, and all of them receive its gradient, as in PyTorch.
     """
     dim, wanted = _check_slices("index_copy", input, dim, index)
-    if source.dtype != input.dtype:
-        raise DtypeError(f"index_copy: got input {input.dtype} and source {source.dtype}; convert one with .to(dtype)")
+    require_one_dtype("index_copy", input=input, source=source)
     if not input.ndim:
         return reshape(index_copy(reshape(input, 1), 0, flatten(index), reshape(source, -1)), ())
     if source.shape != wanted and not (source.ndim == 0 and len(wanted) == 1):
@@ -104,8 +103,7 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Tensor | Number) -
         source = value
     else:
         source = Tensor.wrap(moved(np.asarray(value).astype(input.dtype), input.device))
-    if source.dtype != input.dtype:
-        raise DtypeError(f"index_fill: got input {input.dtype} and value {source.dtype}; convert one with .to(dtype)")
+    require_one_dtype("index_fill", input=input, value=source)
     return index_copy(input, dim, index, expand_to(source, wanted if input.ndim else (index.numel(),)))
 
 
@@ -122,8 +120,7 @@ def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Any, accu
     if not isinstance(indices, tuple | list) or not all(i is None or isinstance(i, Tensor) for i in indices):
         raise OperandError("index_put: wanted a tuple of index tensors (or None), one for each dimension")
     source = values if isinstance(values, Tensor) else Tensor.wrap(moved(np.asarray(values, input.dtype), input.device))
-    if source.dtype != input.dtype:
-        raise DtypeError(f"index_put: got input {input.dtype} and values {source.dtype}; convert one with .to(dtype)")
+    require_one_dtype("index_put", input=input, values=source)
     return getitem_setitem.put(input, tuple(None if i is None else i.array for i in indices), source, accumulate)
 
 
@@ -146,17 +143,8 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
     Raises ShapeError when `source` has too few elements.
     """
-    check_mask("masked_scatter", mask)
-    if source.dtype != input.dtype:
-        raise DtypeError(
-            f"masked_scatter: got input {input.dtype} and source {source.dtype}; convert one with .to(dtype)"
-        )
-    try:
-        shape = np.broadcast_shapes(input.shape, mask.shape)
-    except ValueError as error:
-        raise ShapeError(
-            f"masked_scatter: got {input.shape} and a mask of {mask.shape}; they must broadcast"
-        ) from error
+    shape = masked_shape("masked_scatter", input, mask)
+    require_one_dtype("masked_scatter", input=input, source=source)
     chosen = np.broadcast_to(mask.array, shape)
     count = int(chosen.sum())
     if count > source.numel():
@@ -268,7 +256,8 @@ def scatter_reduce(
         return reshape(folded, ())
     src = used_part("scatter_reduce", input, index, src)
     if not include_self:
-        neutral = {"prod": 1, "amax": _lowest(input.dtype), "amin": _highest(input.dtype)}.get(reduce, 0)
+        lowest, highest = bounds(input.dtype)
+        neutral = {"prod": 1, "amax": lowest, "amin": highest}.get(reduce, 0)
         input = scatter(input, dim, index, neutral)
     if reduce in _FOLDS:
         return _fold(input, dim, index, src, reduce)
@@ -280,14 +269,6 @@ def scatter_reduce(
     counts = scatter_add(start, dim, index, ones)
     counts = Tensor.wrap(np.maximum(counts.array, 1).astype(input.dtype))
     return div(total, counts, rounding_mode=None if input.is_floating_point() else "floor")
-
-
-def _lowest(dtype: dtypes.DType) -> Number:
-    return -np.inf if dtypes.is_floating_point(dtype) else False if dtype == dtypes.bool_ else dtypes.iinfo(dtype).min
-
-
-def _highest(dtype: dtypes.DType) -> Number:
-    return np.inf if dtypes.is_floating_point(dtype) else True if dtype == dtypes.bool_ else dtypes.iinfo(dtype).max
 
 
 @declare(in_place=True)

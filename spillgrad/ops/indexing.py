@@ -10,7 +10,7 @@ from spillgrad import dtypes
 from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandError, ShapeError
 from spillgrad.ops.arithmetic import mul
-from spillgrad.ops.array_casts import as_own, cast, contiguous, moved_by, on_floats
+from spillgrad.ops.array_casts import as_own, cast, contiguous, moved_by, on_floats, require_one_dtype
 from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import clone, to_dtype
@@ -144,8 +144,7 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
             f"index_add: got an index of shape {index.shape} and a source of shape {source.shape} for an input of "
             f"{input.shape}; wanted (n,) and the input's shape with n in dimension {dim}"
         )
-    if source.dtype != input.dtype:
-        raise DtypeError(f"index_add: got input {input.dtype} and source {source.dtype}; convert one with .to(dtype)")
+    require_one_dtype("index_add", input=input, source=source)
     return _index_add(input, dim, index, source if alpha == 1 else mul(source, alpha))
 
 
@@ -229,8 +228,7 @@ def check_places(name: str, input: Tensor, dim: int, index: Any) -> int:
 
 def used_part(name: str, input: Tensor, index: Tensor, src: Tensor) -> Tensor:
     """Return the part of `src` that has an index."""
-    if src.dtype != input.dtype:
-        raise DtypeError(f"{name}: got input {input.dtype} and src {src.dtype}; convert one with .to(dtype)")
+    require_one_dtype(name, input=input, src=src)
     if src.ndim != index.ndim or any(have < need for have, need in zip(src.shape, index.shape, strict=True)):
         raise ShapeError(
             f"{name}: got an index of shape {index.shape} and a src of shape {src.shape}; "
@@ -325,6 +323,15 @@ def check_mask(name: str, mask: Any) -> None:
         raise DtypeError(f"{name}: got {got}; wanted a bool tensor, such as x > 0")
 
 
+def masked_shape(name: str, input: Tensor, mask: Any) -> Shape:
+    """Return the shape that a tensor and its mask broadcast to. Raises DtypeError or ShapeError."""
+    check_mask(name, mask)
+    try:
+        return np.broadcast_shapes(input.shape, mask.shape)
+    except ValueError as error:
+        raise ShapeError(f"{name}: got {input.shape} and a mask of {mask.shape}; they must broadcast") from error
+
+
 _masked_fill: Operation = operation(
     "masked_fill", lambda self, mask, value: LOOPS["where"].result(mask, value, self),
     self=lambda g, mask, self_shape: sum_to(OPERATIONS["where"].run(mask, 0.0, g), self_shape),
@@ -352,11 +359,7 @@ def masked_fill(input: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
 @declare(method=True)
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     """Return the elements where `mask` holds, in one dimension; both operands broadcast."""
-    check_mask("masked_select", mask)
-    try:
-        shape = np.broadcast_shapes(input.shape, mask.shape)
-    except ValueError as error:
-        raise ShapeError(f"masked_select: got {input.shape} and a mask of {mask.shape}; they must broadcast") from error
+    shape = masked_shape("masked_select", input, mask)
     return getitem(expand_to(input, shape), expand_to(mask, shape))
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.errors import DtypeError, LinAlgError, ShapeError
+from spillgrad.errors import LinAlgError, ShapeError
 from spillgrad.ops.arithmetic import div
-from spillgrad.ops.array_casts import on_floats, require_floats
+from spillgrad.ops.array_casts import on_floats, require_floats, require_one_dtype
 from spillgrad.ops.clamp_where import where
 from spillgrad.ops.shape import transpose
 from spillgrad.tensor import Tensor
@@ -47,14 +47,8 @@ def require_matrices(name: str, *matrices: Tensor) -> None:
     for matrix in matrices:
         if matrix.ndim < 2:
             raise ShapeError(f"{name}: The input tensor A must have at least 2 dimensions, got {matrix.shape}")
-        require_one_dtype(name, matrices[0], matrix)
-
-
-def require_one_dtype(name: str, first: Tensor, second: Tensor) -> None:
-    """Raise DtypeError unless both tensors hold floating-point numbers of one dtype."""
-    require_floats(name, second.dtype)
-    if first.dtype != second.dtype:
-        raise DtypeError(f"{name}: got {first.dtype} and {second.dtype}; convert one with .to(dtype)")
+        require_floats(name, matrix.dtype)
+        require_one_dtype(name, A=matrices[0], B=matrix)
 
 
 def require_square(name: str, matrix: Tensor) -> None:

@@ -5,13 +5,12 @@ from typing import Any
 
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.activations import logsigmoid
-from spillgrad.ops.arithmetic import add, div, mul, square
+from spillgrad.ops.arithmetic import add, div, exp, log, mul, square
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.clamp_where import clamp, where
 from spillgrad.ops.elementwise import OPERATIONS
-from spillgrad.ops.exponential import exp, log
 from spillgrad.ops.fuse import fuse
-from spillgrad.ops.losses import reduced
+from spillgrad.ops.losses import reduced, require_alike
 from spillgrad.ops.reduce import mean, sum
 from spillgrad.ops.shape import unsqueeze
 from spillgrad.ops.special import xlogy
@@ -23,11 +22,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _require_alike(name: str, input: Tensor, target: Tensor) -> None:
-    if input.shape != target.shape:
-        raise ShapeError(f"{name}: got input {input.shape} and target {target.shape}; they must be equal")
-
-
 @float32_in_autocast
 def binary_cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
@@ -37,7 +31,7 @@ def binary_cross_entropy(
     Logarithms count at least -100, and their slope at most 1e12. Shapes: input and target alike; weight broadcasts.
     Raises ArgumentError for an input outside [0, 1].
     """
-    _require_alike("binary_cross_entropy", input, target)
+    require_alike("binary_cross_entropy", input, target)
     # On a device, to look at them would wait for it.
     if not input.is_cuda and not bool(((input.array >= 0) & (input.array <= 1) | (input.array != input.array)).all()):
         raise ArgumentError(
@@ -124,7 +118,7 @@ def gaussian_nll_loss(
 @float32_in_autocast
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return log(1 + exp(-target * input)) for targets of 1 and -1."""
-    _require_alike("soft_margin_loss", input, target)
+    require_alike("soft_margin_loss", input, target)
     return reduced("soft_margin_loss", -logsigmoid(mul(input, target)), reduction)
 
 
@@ -133,7 +127,7 @@ def multilabel_soft_margin_loss(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
 ) -> Tensor:
     """Return the binary cross entropy of the logits `input`, averaged over the last dimension: (N, C) gives (N,)."""
-    _require_alike("multilabel_soft_margin_loss", input, target)
+    require_alike("multilabel_soft_margin_loss", input, target)
     if not input.is_floating_point():
         raise DtypeError(f"multilabel_soft_margin_loss: got an input of {input.dtype}; wanted floating-point logits")
     losses: Any = -(target * logsigmoid(input) + (1 - target) * logsigmoid(-input))

@@ -8,7 +8,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import DtypeError
 from spillgrad.ops.array_casts import as_array, as_own
-from spillgrad.ops.declaration import declare
+from spillgrad.ops.declaration import declare, named
 from spillgrad.ops.elementwise import by_numpy, deliver
 from spillgrad.ops.fuse_symbols import Symbol, record
 from spillgrad.ops.promotion import Operand, as_operand, common_dtype
@@ -27,8 +27,7 @@ def _logical(name: str, function: np.ufunc) -> Callable[..., Tensor]:
         operands = [as_operand(logical.__name__, o) for o in (input, other)]
         return deliver(logical.__name__, by_numpy(logical.__name__, function, *operands), out)
 
-    logical.__name__ = logical.__qualname__ = f"logical_{name}"
-    logical.__doc__ = f"Return the logical {name} of truth values (nonzero is true)."
+    named(logical, f"logical_{name}", f"Return the logical {name} of truth values (nonzero is true).")
     return declare(in_place=True, numpy=True, standard=True)(logical)
 
 
@@ -42,9 +41,7 @@ def _bitwise(name: str, doc: str, function: np.ufunc, takes_bool: bool = True) -
             raise DtypeError(f"{name}: got operands of {dtype}; wanted integers{' or bool' if takes_bool else ''}")
         return deliver(name, by_numpy(name, lambda a, b: function(*_as_integers(a, b, dtype)), *operands), out)
 
-    on_bits.__name__ = on_bits.__qualname__ = name
-    on_bits.__doc__ = doc
-    return declare(in_place=True, numpy=function.__name__, standard=True)(on_bits)
+    return declare(in_place=True, numpy=function.__name__, standard=True)(named(on_bits, name, doc))
 
 
 def _as_integers(a: Any, b: Any, dtype: dtypes.DType) -> list[np.ndarray]:

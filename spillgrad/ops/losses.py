@@ -9,12 +9,12 @@ from spillgrad.autograd.core import hooks
 from spillgrad.autograd.core.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from spillgrad.ops.arithmetic import div, mul, sub
-from spillgrad.ops.array_casts import as_own, on_floats, require_floats
+from spillgrad.ops.array_casts import as_own, on_floats, require_floats, require_one_dtype
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.clamp_where import where
 from spillgrad.ops.indexing import gather
-from spillgrad.ops.matrix_products import linear, matmul
+from spillgrad.ops.matrix_products import check_linear, linear, matmul
 from spillgrad.ops.normalization import log_softmax, softmax
 from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import mean, sum
@@ -40,6 +40,12 @@ def reduced(name: str, losses: Tensor, reduction: str, weights: np.ndarray | Non
     if weights is None:
         return mean(losses)
     return div(sum(losses), Tensor.wrap(as_own(weights.sum(dtype=np.float64)).astype(losses.dtype)))
+
+
+def require_alike(name: str, input: Tensor, target: Tensor) -> None:
+    """Raise ShapeError unless a loss's input and target have one shape."""
+    if input.shape != target.shape:
+        raise ShapeError(f"{name}: got input {input.shape} and target {target.shape}; they must be equal")
 
 
 def _cross_entropy_forward(
@@ -246,7 +252,8 @@ def linear_cross_entropy(
         raise ArgumentError(f"{name}: got label_smoothing={label_smoothing}; wanted a number from 0 to 1")
     if reduction not in ("mean", "sum", "none"):
         raise ArgumentError(f'{name}: got reduction={reduction!r}; accepted are "mean", "sum" and "none"')
-    _check_linear_operands(name, input, weight, bias)
+    require_floats(name, input.dtype)
+    check_linear(name, input, weight, bias)
     if target.shape != input.shape[:-1]:
         raise ShapeError(
             f"{name}: got input {input.shape} and target {target.shape}; wanted a class index for each row: "
@@ -291,8 +298,7 @@ def _check_class_weight(name: str, input: Tensor, weight: Tensor | None) -> None
         raise ShapeError(
             f"{name}: got weight {weight.shape} for input {input.shape}; wanted one for each of {classes} classes"
         )
-    if weight is not None and weight.dtype != input.dtype:
-        raise DtypeError(f"{name}: got input {input.dtype} and weight {weight.dtype}; convert one with .to(dtype)")
+    require_one_dtype(name, input=input, weight=weight)
 
 
 def _class_rows(name: str, input: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
@@ -312,24 +318,6 @@ def _class_rows(name: str, input: Tensor, target: Tensor, ignore_index: int) -> 
     last = movedim(input, 1, -1) if input.ndim > 2 else input
     count = target.numel()
     return reshape(last, (count, classes)), reshape(target, (count,))
-
-
-def _check_linear_operands(name: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    require_floats(name, input.dtype)
-    if not input.ndim or weight.ndim != 2 or input.shape[-1] != weight.shape[1]:
-        raise ShapeError(
-            f"{name}: got input {input.shape} and weight {weight.shape}; wanted (..., k) and (classes, k) with one k"
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ShapeError(
-            f"{name}: got weight {weight.shape} and bias {bias.shape}; the bias has one value per class: "
-            f"({weight.shape[0]},)"
-        )
-    for operand_name, operand in (("weight", weight), ("bias", bias)):
-        if operand is not None and operand.dtype != input.dtype:
-            raise DtypeError(
-                f"{name}: got input {input.dtype} and {operand_name} {operand.dtype}; convert one with .to(dtype)"
-            )
 
 
 def _check_classes(name: str, target: Tensor, classes: int, ignore_index: int) -> None:

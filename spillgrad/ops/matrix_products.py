@@ -271,7 +271,7 @@ class _Linear(_Product):
     """The product of rows with the transpose of a matrix, plus a row if there is one."""
 
     def promoted(self, *arguments: Any) -> tuple[Tensor, ...]:
-        _check_linear(*arguments)
+        check_linear(self.name, *arguments)
         return arguments
 
     def plan(self, layouts: tuple[Layout, ...]) -> CallPlan | None:
@@ -349,7 +349,7 @@ def linear(
         return _linear.run(input, weight, bias)  # type: ignore[no-any-return]
     if activation is not None and activation not in ACTIVATIONS:
         raise ArgumentError(f"linear: got activation {activation!r}; wanted None or one of {', '.join(ACTIVATIONS)}")
-    _check_linear(input, weight, bias, residual)
+    check_linear("linear", input, weight, bias, residual)
     if input.dtype in FLOATS and not is_active():
         return _fused_linear(input, weight, bias, activation, residual)
     product = linear(input, weight, bias)
@@ -358,20 +358,23 @@ def linear(
     return product if residual is None else add(product, residual)
 
 
-def _check_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> None:
+def check_linear(
+    name: str, input: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+) -> None:
+    """Raise ShapeError or DtypeError unless these are operands of a linear layer."""
     if not input.ndim or weight.ndim != 2 or input.shape[-1] != weight.shape[1]:
         raise ShapeError(
-            f"linear: got input {input.shape} and weight {weight.shape}; wanted (..., k) and (n, k) with one k"
+            f"{name}: got input {input.shape} and weight {weight.shape}; wanted (..., k) and (n, k) with one k"
         )
     shape = (*input.shape[:-1], weight.shape[0])
     if residual is not None and residual.shape != shape:
-        raise ShapeError(f"linear: got residual {residual.shape}; the result has {shape}: give one of that shape")
+        raise ShapeError(f"{name}: got residual {residual.shape}; the result has {shape}: give one of that shape")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ShapeError(
-            f"linear: got weight {weight.shape} and bias {bias.shape}; the bias has one value per row: "
+            f"{name}: got weight {weight.shape} and bias {bias.shape}; the bias has one value per row: "
             f"({weight.shape[0]},)"
         )
-    require_products_dtype("linear", input, weight=weight, bias=bias, residual=residual)
+    require_products_dtype(name, input, weight=weight, bias=bias, residual=residual)
 
 
 def _fused_linear(

@@ -8,12 +8,11 @@ import numpy as np
 
 from spillgrad.dtypes import HALF, float32
 from spillgrad.errors import DtypeError, ShapeError
-from spillgrad.ops.arithmetic import mul, rsqrt, square, sub
+from spillgrad.ops.arithmetic import exp, mul, rsqrt, square, sub
 from spillgrad.ops.array_casts import on_floats, require_floats
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
-from spillgrad.ops.exponential import exp
 from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import mean, sum
 from spillgrad.ops.shape import normalize_dim, reshape, shape_arguments
@@ -96,17 +95,23 @@ def _layer_norm_fused(
     return _wanted(gradients, normalized_shape, needs)
 
 
+def composed_gradients(
+    g: Any, input: Tensor, weight: Any, dims: Shape, eps: float, centre: bool = True
+) -> tuple[Any, Any]:
+    """Return the gradient by the input of normalized, weighted elements, and those without the weight."""
+    x = sub(input, mean(input, dims, True)) if centre else input
+    rstd: Any = rsqrt(mean(square(x), dims, True) + eps)
+    normalized: Any = mul(x, rstd)
+    by_normalized = g if weight is None else g * weight
+    by_x = by_normalized - normalized * mean(by_normalized * normalized, dims, True)
+    return rstd * (by_x - mean(by_normalized, dims, True) if centre else by_x), normalized
+
+
 def _layer_norm_composed(
     g: Any, input: Tensor, weight: Tensor | None, normalized_shape: Shape, eps: float, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     dims = tuple(range(-len(normalized_shape), 0))
-    centred: Any = sub(input, mean(input, dims, True))
-    rstd: Any = rsqrt(mean(square(centred), dims, True) + eps)
-    normalized = centred * rstd
-    by_normalized = g if weight is None else g * weight
-    by_input = rstd * (
-        by_normalized - mean(by_normalized, dims, True) - normalized * mean(by_normalized * normalized, dims, True)
-    )
+    by_input, normalized = composed_gradients(g, input, weight, dims, eps)
     gradients = by_input, sum_to(g * normalized, normalized_shape), sum_to(g, normalized_shape)
     return _wanted(gradients, normalized_shape, needs)
 
@@ -183,10 +188,7 @@ def _rms_norm_composed(
     g: Any, input: Tensor, weight: Tensor | None, normalized_shape: Shape, eps: float, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     dims = tuple(range(-len(normalized_shape), 0))
-    rstd: Any = rsqrt(mean(square(input), dims, True) + eps)
-    normalized: Any = mul(input, rstd)
-    by_normalized = g if weight is None else g * weight
-    by_input = rstd * (by_normalized - normalized * mean(by_normalized * normalized, dims, True))
+    by_input, normalized = composed_gradients(g, input, weight, dims, eps, centre=False)
     return _wanted((by_input, sum_to(g * normalized, normalized_shape)), normalized_shape, needs)
 
 

@@ -133,10 +133,7 @@ def _pool_windows(
         raise ArgumentError(f"{name}: got padding {before} for a kernel of {size}; at most half of it may be padding")
     if dims == 1:
         size, steps, before, spacing = (1, *size), (1, *steps), (0, *before), (1, *spacing)
-    return windows_over(
-        name, images.shape[2:], as_pair(size), as_pair(steps), as_pair(before), as_pair(before), as_pair(spacing),
-        ceil_mode,
-    )  # fmt: skip
+    return windows_over(name, images.shape[2:], size, steps, before, before, spacing, ceil_mode)
 
 
 def largest(name: str, input: Tensor, dims: int, return_indices: bool, *options: Any) -> Any:
@@ -234,9 +231,7 @@ def output_sizes(name: str, output_size: OutputSize, dims: int) -> tuple[int | N
     return wanted
 
 
-def _adaptive(
-    name: str, input: Tensor, output_size: OutputSize, dims: int
-) -> tuple[Tensor, tuple[Ranges, Ranges]]:  # fmt: skip
+def _adaptive(name: str, input: Tensor, output_size: OutputSize, dims: int) -> tuple[Tensor, tuple[Ranges, Ranges]]:
     images = _as_images(name, input, dims)
     wanted = output_sizes(name, output_size, dims)
     image = images.shape[2:]

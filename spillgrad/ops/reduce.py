@@ -13,7 +13,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, DimensionError
-from spillgrad.ops.arithmetic import abs, div, mul, pow
+from spillgrad.ops.arithmetic import abs, div, exp, mul, pow
 from spillgrad.ops.array_casts import as_own, compute_dtype, on_floats, require_floats
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import expand_to
@@ -22,7 +22,6 @@ from spillgrad.ops.clamp_where import maximum, minimum, where
 from spillgrad.ops.comparison import isnan
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
-from spillgrad.ops.exponential import exp
 from spillgrad.ops.indexing import spread_into_zeros
 from spillgrad.ops.join_split import narrow
 from spillgrad.ops.logic import logical_not

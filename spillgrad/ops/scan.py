@@ -8,12 +8,11 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, ShapeError
-from spillgrad.ops.arithmetic import add, mul, sub
+from spillgrad.ops.arithmetic import add, exp, mul, sub
 from spillgrad.ops.array_casts import compute_dtype, on_floats, require_floats
 from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
-from spillgrad.ops.exponential import exp
 from spillgrad.ops.indexing import scattered_into_zeros
 from spillgrad.ops.join_split import cat, narrow
 from spillgrad.ops.logic import logical_xor

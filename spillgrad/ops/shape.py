@@ -10,7 +10,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DimensionError, OperandError, ShapeError
 from spillgrad.ops import array_casts
-from spillgrad.ops.broadcast import expand_to
+from spillgrad.ops.broadcast import common_shape, expand_to
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
@@ -277,14 +277,7 @@ def broadcast_to(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
 
 def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return views of the tensors in the shape that they broadcast to. Raises ShapeError when they do not."""
-    shapes = [x.shape for x in tensors]
-    try:
-        shape = np.broadcast_shapes(*shapes)
-    except ValueError as error:
-        raise ShapeError(
-            f"broadcast_tensors: got shapes {', '.join(map(str, shapes))}; sizes must match from the last dimension "
-            "on, or be 1"
-        ) from error
+    shape = common_shape("broadcast_tensors", [x.shape for x in tensors])
     return tuple(expand_to(x, shape) for x in tensors)
 
 

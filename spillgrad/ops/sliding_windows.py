@@ -1,6 +1,7 @@
 """Windows that slide over dimensions, and sums of windows back into place: each is the other's derivative."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,14 @@ from spillgrad.ops.array_casts import on_floats
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.operation import operation
 from spillgrad.ops.rearrange import constant_pad, crop
-from spillgrad.ops.shape import as_tuple, normalize_dim, reshape
+from spillgrad.ops.shape import normalize_dim, reshape
+from spillgrad.ops.window_arguments import Sizes, sizes, windows_over
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import is_on_device, on_device
 from spillgrad_kernels.memory.buffers import zeros
+from spillgrad_kernels.windows import Pair, Windows
 
 Shape = tuple[int, ...]
-Pair = tuple[int, int]
 
 
 # --- Along one dimension ---------------------------------------------------------------------------------------------
@@ -50,9 +52,7 @@ def sum_along(windows: np.ndarray, dim: int, step: int, spacing: int, length: in
     return out
 
 
-def _summed_windows(
-    self: np.ndarray, dim: int, size: int, step: int, spacing: int, length: int
-) -> np.ndarray:  # fmt: skip
+def _summed_windows(self: np.ndarray, dim: int, size: int, step: int, spacing: int, length: int) -> np.ndarray:
     return on_floats(lambda windows: sum_along(windows, dim, step, spacing, length), self, device_takes_half=True)
 
 
@@ -120,70 +120,56 @@ _col2im: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
-def _pair(name: str, value: int | Sequence[int], least: int) -> Pair:
-    values = as_tuple(value) * 2 if len(as_tuple(value)) == 1 else as_tuple(value)
-    if len(values) != 2 or min(values) < least:
-        raise ArgumentError(f"{name}: got {value!r}; wanted one whole number from {least} on, or two")
-    return int(values[0]), int(values[1])
+def _image_windows(
+    name: str, image: Shape, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes
+) -> Windows:
+    """Return the windows that slide over images with zeros around them."""
+    kernel, spread = sizes(name, "kernel_size", kernel_size, 2, 1), sizes(name, "dilation", dilation, 2, 1)
+    border, step = sizes(name, "padding", padding, 2, 0), sizes(name, "stride", stride, 2, 1)
+    return windows_over(name, image, kernel, step, border, border, spread)
 
 
-def _counts(name: str, size: Pair, kernel: Pair, dilation: Pair, padding: Pair, stride: Pair) -> Pair:
-    """Return how often the window fits down and across."""
-    counts = [
-        (s + 2 * p - d * (k - 1) - 1) // step + 1
-        for s, k, d, p, step in zip(size, kernel, dilation, padding, stride, strict=True)
-    ]
-    if min(counts) < 1:
-        raise ShapeError(
-            f"{name}: got an image of {size} and a window of {kernel} with dilation {dilation} and padding {padding}; "
-            "the window must fit at least once"
-        )
-    return counts[0], counts[1]
+def _borders(windows: Windows) -> tuple[tuple[int, int], ...]:
+    return (0, 0), (0, 0), *((border, border) for border in windows.padding)
 
 
 def unfold_image(
-    input: Tensor, kernel_size: int | Sequence[int], dilation: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0, stride: int | Sequence[int] = 1,
-) -> Tensor:  # fmt: skip
+    input: Tensor, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
+) -> Tensor:
     """Return the windows that slide over images as columns.
 
     Shapes: input (N, C, H, W) or (C, H, W), result (N, C * kernel elements, windows) or without N.
     """
     if input.ndim not in (3, 4):
         raise ShapeError(f"unfold: got a tensor of shape {input.shape}; wanted (N, C, H, W) or (C, H, W)")
-    kernel, spread = _pair("unfold: kernel_size", kernel_size, 1), _pair("unfold: dilation", dilation, 1)
-    border, step = _pair("unfold: padding", padding, 0), _pair("unfold: stride", stride, 1)
     images = input if input.ndim == 4 else reshape(input, (1, *input.shape))
-    counts = _counts("unfold", images.shape[2:], kernel, spread, border, step)  # type: ignore[arg-type]
-    if any(border):
-        images = constant_pad(images, ((0, 0), (0, 0), (border[0],) * 2, (border[1],) * 2), 0.0)
-    columns = _im2col(images, kernel, spread, step, counts)
-    shape = (images.shape[1] * kernel[0] * kernel[1], counts[0] * counts[1])
+    windows = _image_windows("unfold", images.shape[2:], kernel_size, dilation, padding, stride)
+    if any(windows.padding):
+        images = constant_pad(images, _borders(windows), 0.0)
+    columns = _im2col(images, windows.size, windows.dilation, windows.stride, windows.grid)
+    shape = (images.shape[1] * math.prod(windows.size), math.prod(windows.grid))
     return reshape(columns, (images.shape[0], *shape) if input.ndim == 4 else shape)
 
 
 def fold(
-    input: Tensor, output_size: int | Sequence[int], kernel_size: int | Sequence[int],
-    dilation: int | Sequence[int] = 1, padding: int | Sequence[int] = 0, stride: int | Sequence[int] = 1,
-) -> Tensor:  # fmt: skip
+    input: Tensor, output_size: Sizes, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
+) -> Tensor:
     """Return images into which windows, one in each column, are added where `unfold` would have taken them.
 
     Shapes: input (N, C * kernel elements, windows) or without N, result (N, C, H, W) or (C, H, W).
     """
-    size, kernel = _pair("fold: output_size", output_size, 1), _pair("fold: kernel_size", kernel_size, 1)
-    spread, border = _pair("fold: dilation", dilation, 1), _pair("fold: padding", padding, 0)
-    step = _pair("fold: stride", stride, 1)
-    counts = _counts("fold", size, kernel, spread, border, step)
-    window = kernel[0] * kernel[1]
-    if input.ndim not in (2, 3) or input.shape[-2] % window or input.shape[-1] != counts[0] * counts[1]:
+    size = sizes("fold", "output_size", output_size, 2, 1)
+    windows = _image_windows("fold", size, kernel_size, dilation, padding, stride)
+    window, count = math.prod(windows.size), math.prod(windows.grid)
+    if input.ndim not in (2, 3) or input.shape[-2] % window or input.shape[-1] != count:
         raise ShapeError(
-            f"fold: got a tensor of shape {input.shape}; wanted (N, C * {window}, {counts[0] * counts[1]}), or that "
-            f"without N, for images of {size}"
+            f"fold: got a tensor of shape {input.shape}; wanted (N, C * {window}, {count}), or that without N, for "
+            f"images of {size}"
         )
-    channels = input.shape[-2] // window
     batch = input.shape[0] if input.ndim == 3 else 1
-    patches = reshape(input, (batch, channels, *kernel, *counts))
-    images = _col2im(patches, spread, step, (size[0] + 2 * border[0], size[1] + 2 * border[1]))
-    if any(border):
-        images = crop(images, ((0, 0), (0, 0), (border[0],) * 2, (border[1],) * 2))
+    patches = reshape(input, (batch, input.shape[-2] // window, *windows.size, *windows.grid))
+    padded = tuple([pixels + 2 * border for pixels, border in zip(size, windows.padding, strict=True)])
+    images = _col2im(patches, windows.dilation, windows.stride, padded)
+    if any(windows.padding):
+        images = crop(images, _borders(windows))
     return images if input.ndim == 3 else reshape(images, images.shape[1:])

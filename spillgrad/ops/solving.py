@@ -9,7 +9,7 @@ import numpy as np
 from spillgrad.device.device import CPU, moved
 from spillgrad.errors import ArgumentError, LinAlgError, ShapeError
 from spillgrad.ops.arithmetic import add, div, mul, neg, sub
-from spillgrad.ops.array_casts import compute_dtype
+from spillgrad.ops.array_casts import compute_dtype, require_one_dtype
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.clamp_where import where
@@ -18,14 +18,7 @@ from spillgrad.ops.declaration import declare
 from spillgrad.ops.diagonals import tril, triu
 from spillgrad.ops.elementwise import by_numpy
 from spillgrad.ops.indexing import diagonal
-from spillgrad.ops.lapack import (
-    identity_like,
-    lapack,
-    mT,
-    require_matrices,
-    require_one_dtype,
-    require_square,
-)
+from spillgrad.ops.lapack import identity_like, lapack, mT, require_matrices, require_square
 from spillgrad.ops.matrix_products import matmul
 from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import sum
@@ -99,7 +92,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     """
     name = "linalg.solve"
     require_square(name, A)
-    require_one_dtype(name, A, B)
+    require_one_dtype(name, A=A, B=B)
     if not B.ndim:
         raise ShapeError(f"{name}: got B {B.shape}; wanted a vector or matrices")
     if _is_vector(A, B):
@@ -117,9 +110,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
 
 
 @float32_in_autocast
-def solve_triangular(
-    A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
-) -> Tensor:  # fmt: skip
+def solve_triangular(A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
     """Return X with A X = B, or, not `left`, X A = B; only one triangle of A counts.
 
     With `unitriangular` its diagonal counts as ones.
@@ -311,9 +302,7 @@ _pinv: Callable[..., Tensor] = operation("linalg_pinv", _pinv_forward, A=_pinv_g
 
 @declare(method="pinverse", numpy="linalg.pinv")
 @float32_in_autocast
-def pinv(
-    A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False
-) -> Tensor:  # fmt: skip
+def pinv(A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False) -> Tensor:
     """Return the pseudoinverse; singular values up to max(atol, rtol · the largest) count as zero.
 
     `rtol` is by default max(m, n) rounding steps, or 0 with `atol`. The gradient holds while the rank stays the same.
@@ -325,9 +314,7 @@ def pinv(
 
 @declare(numpy="linalg.matrix_rank")
 @float32_in_autocast
-def matrix_rank(
-    A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False
-) -> Tensor:  # fmt: skip
+def matrix_rank(A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False) -> Tensor:
     """Return how many singular values are not as good as zero (see `pinv`). Shapes: A (..., m, n), result (...)."""
     name = "linalg.matrix_rank"
     (require_square if hermitian else require_matrices)(name, A)
@@ -361,7 +348,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
     """
     name = "linalg.lstsq"
     require_matrices(name, A)
-    require_one_dtype(name, A, B)
+    require_one_dtype(name, A=A, B=B)
     if driver not in (None, "gels", "gelsy", "gelsd", "gelss"):
         raise ArgumentError(
             f"{name}: got driver {driver!r}; parameter `driver` should be one of gels, gelsy, gelsd, gelss"

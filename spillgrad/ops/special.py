@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from spillgrad.errors import ArgumentError
-from spillgrad.ops.arithmetic import mul, neg, sub
+from spillgrad.ops.arithmetic import log, mul, neg, sub
 from spillgrad.ops.array_casts import on_floats, require_floats
 from spillgrad.ops.clamp_where import clamp
 from spillgrad.ops.declaration import declare
-from spillgrad.ops.elementwise import by_numpy, call, row_function
-from spillgrad.ops.exponential import log
+from spillgrad.ops.elementwise import by_numpy, call, common_function, row_function
 from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
 
@@ -87,13 +86,7 @@ def heaviside(input: Tensor, values: Tensor, *, out: Tensor | None = None) -> Te
     return call("heaviside", input, values, out=out)
 
 
-copysign = row_function(
-    "copysign",
-    "Return the magnitude of input with the sign of other, which -0 has too.",
-    in_place=True,
-    numpy=True,
-    standard=True,
-)
+copysign = common_function("copysign", "Return the magnitude of input with the sign of other, which -0 has too.")
 
 
 @declare(in_place=True, numpy=True, standard=True)

@@ -58,9 +58,7 @@ _as_strided: Callable[..., Tensor] = operation("as_strided", _read, view=True, s
 
 
 @declare(method=True)
-def as_strided(
-    input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Tensor:  # fmt: skip
+def as_strided(input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
     """Return a view of the storage: elements `stride` apart from `storage_offset` on (by default where `input` begins).
 
     Elements outside the input pass no gradient on. Raises ArgumentError for negative strides or elements

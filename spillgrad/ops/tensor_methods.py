@@ -22,21 +22,13 @@ from spillgrad.ops import (
     shape,
     special,
 )
-from spillgrad.ops.declaration import declarations
+from spillgrad.ops.declaration import declarations, named
 from spillgrad.tensor import Tensor
 
 _DTYPE_METHODS = {
-    "float": dtypes.float32,
-    "double": dtypes.float64,
-    "half": dtypes.float16,
-    "bfloat16": dtypes.bfloat16,
-    "byte": dtypes.uint8,
-    "char": dtypes.int8,
-    "short": dtypes.int16,
-    "int": dtypes.int32,
-    "long": dtypes.int64,
-    "bool": dtypes.bool_,
-}
+    "byte": dtypes.uint8, "char": dtypes.int8,
+    **{n: dtypes.as_dtype(n) for n in ("bfloat16", "bool", "double", "float", "half", "int", "long", "short")},
+}  # fmt: skip
 
 _NEW = (creation.empty, creation.zeros, creation.ones, creation.full, creation.tensor)
 
@@ -45,9 +37,7 @@ def _in_place(name: str, function: Callable[..., Tensor]) -> Callable[..., Tenso
     def method(self: Tensor, *arguments: Any, **options: Any) -> Tensor:
         return inplace.change(self, name, function, *arguments, **options)
 
-    method.__name__ = method.__qualname__ = name
-    method.__doc__ = f"Do `{name.rstrip('_')}` in place; return the tensor."
-    return method
+    return named(method, name, f"Do `{name.rstrip('_')}` in place; return the tensor.")
 
 
 def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,86 +103,91 @@ def _conversion(dtype: dtypes.DType) -> Callable[[Tensor], Tensor]:
     return method
 
 
-def _cpu(self: Tensor) -> Tensor:
-    """Return the tensor in the host's memory; itself where it is there."""
-    return convert.to(self, device="cpu")
+class _Further(Tensor):
+    """The methods that differ from every function of `sg`, or have none; written as a subclass, `bind` moves them."""
 
+    backward = differentiate.tensor_backward
 
-def _type_as(self: Tensor, other: Tensor) -> Tensor:
-    """Return the tensor in the dtype of `other` and on its device; itself where it is."""
-    return convert.to(self, other)
+    def cpu(self) -> Tensor:
+        """Return the tensor in the host's memory; itself where it is there."""
+        return convert.to(self, device="cpu")
 
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> Tensor:
+        """Return the tensor on a CUDA device; itself where it is there. Raises DeviceError where there is none."""
+        return convert.to(self, device="cuda" if device is None else device)
 
-def _where(self: Tensor, condition: Tensor, other: Any) -> Any:
-    """Return elements of the tensor where `condition` holds, else of `other`."""
-    return clamp_where.where(condition, self, other)
+    def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor:
+        """Return the tensor on a device; itself where it is there.
 
+        Copies are in the order of streams: `stream` is None.
+        """
+        if stream is not None:
+            raise ArgumentError(
+                f"to_device: got stream={stream!r}; wanted None: the copy is in order with what computes"
+            )
+        return convert.to(self, device=device)
 
-def _polygamma(self: Tensor, n: int) -> Tensor:
-    """Return the n-th derivative of digamma."""
-    return special.polygamma(n, self)
+    def type_as(self, other: Tensor) -> Tensor:
+        """Return the tensor in the dtype of `other` and on its device; itself where it is."""
+        return convert.to(self, other)
 
+    def type(self, dtype: Any = None) -> Any:
+        """Return the tensor as a dtype, or without one the name of its own."""
+        return str(self.dtype) if dtype is None else convert.to_dtype(self, dtype)
 
-def _reversed_dims(self: Tensor) -> Tensor:
-    """The view with all dimensions in reverse order."""
-    return shape.permute(self, tuple(reversed(range(self.ndim))))
+    def pin_memory(self) -> Tensor:
+        """Return the tensor: it is in the host's memory, which there is no device to pin for."""
+        return self
 
+    share_memory_ = pin_memory
 
-def _real(self: Tensor) -> Tensor:
-    """The real parts as a copy (PyTorch's are a view); a real tensor itself."""
-    return complex_numbers.real(self)
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the memory is the host's."""
+        return not self.is_cuda
 
+    def is_nonzero(self) -> bool:
+        """Return whether the only element is not zero. Raises ArgumentError for more or fewer elements."""
+        return bool(self)
 
-def _imag(self: Tensor) -> Tensor:
-    """The imaginary parts as a copy (PyTorch's are a view)."""
-    return complex_numbers.imag(self)
+    def is_same_size(self, other: Tensor) -> bool:
+        """Return whether two tensors have the same shape."""
+        return self.shape == other.shape
 
+    def where(self, condition: Tensor, other: Any) -> Any:
+        """Return elements of the tensor where `condition` holds, else of `other`."""
+        return clamp_where.where(condition, self, other)
 
-def _hermitian(self: Tensor) -> Tensor:
-    """The conjugate transpose of a matrix."""
-    return complex_numbers.conj(shape.t(self))
+    def polygamma(self, n: int) -> Tensor:
+        """Return the n-th derivative of digamma."""
+        return special.polygamma(n, self)
 
+    @property
+    def T(self) -> Tensor:
+        """The view with all dimensions in reverse order."""
+        return shape.permute(self, tuple(reversed(range(self.ndim))))
 
-def _on_cuda(self: Tensor, device: Any = None, non_blocking: bool = False) -> Tensor:
-    """Return the tensor on a CUDA device; itself where it is there. Raises DeviceError where there is none."""
-    return convert.to(self, device="cuda" if device is None else device)
+    @property
+    def mT(self) -> Tensor:
+        """The view with the last two dimensions swapped."""
+        return shape.transpose(self, -2, -1)
 
+    mH = property(complex_numbers.adjoint)
 
-def _is_here(self: Tensor) -> bool:
-    """Whether the memory is the host's."""
-    return not self.is_cuda
+    @property
+    def H(self) -> Tensor:
+        """The conjugate transpose of a matrix."""
+        return complex_numbers.conj(shape.t(self))
 
+    @property
+    def real(self) -> Tensor:
+        """The real parts as a copy (PyTorch's are a view); a real tensor itself."""
+        return complex_numbers.real(self)
 
-def _pinned(self: Tensor) -> Tensor:
-    """Return the tensor: it is in the host's memory, which there is no device to pin for."""
-    return self
-
-
-def _type(self: Tensor, dtype: Any = None) -> Any:
-    """Return the tensor as a dtype, or without one the name of its own."""
-    return str(self.dtype) if dtype is None else convert.to_dtype(self, dtype)
-
-
-def _is_nonzero(self: Tensor) -> bool:
-    """Return whether the only element is not zero. Raises ArgumentError for more or fewer elements."""
-    return bool(self)
-
-
-def _is_same_size(self: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have the same shape."""
-    return self.shape == other.shape
-
-
-def _matrix_transpose(self: Tensor) -> Tensor:
-    """The view with the last two dimensions swapped."""
-    return shape.transpose(self, -2, -1)
-
-
-def _to_device(self: Tensor, device: Any, /, *, stream: Any = None) -> Tensor:
-    """Return the tensor on a device; itself where it is there. Copies are in the order of streams: `stream` is None."""
-    if stream is not None:
-        raise ArgumentError(f"to_device: got stream={stream!r}; wanted None: the copy is in order with what computes")
-    return convert.to(self, device=device)
+    @property
+    def imag(self) -> Tensor:
+        """The imaginary parts as a copy (PyTorch's are a view)."""
+        return complex_numbers.imag(self)
 
 
 def bind(protocols: Mapping[str, Callable[..., Any]]) -> None:
@@ -207,27 +202,7 @@ def bind(protocols: Mapping[str, Callable[..., Any]]) -> None:
             methods[f"{name}_"] = _in_place(f"{name}_", declared.function)
     methods |= {name: _conversion(dtype) for name, dtype in _DTYPE_METHODS.items()}
     methods |= {f"new_{function.__name__}": _new(function) for function in _NEW}
-    methods |= {
-        "T": property(_reversed_dims),
-        "mT": property(_matrix_transpose),
-        "mH": property(complex_numbers.adjoint),
-        "H": property(_hermitian),
-        "real": property(_real),
-        "imag": property(_imag),
-        "is_cpu": property(_is_here),
-        "cuda": _on_cuda,
-        "pin_memory": _pinned,
-        "share_memory_": _pinned,
-        "type": _type,
-        "is_nonzero": _is_nonzero,
-        "is_same_size": _is_same_size,
-        "cpu": _cpu,
-        "to_device": _to_device,
-        "type_as": _type_as,
-        "where": _where,
-        "polygamma": _polygamma,
-        "backward": differentiate.tensor_backward,
-    }
+    methods |= {name: method for name, method in vars(_Further).items() if name[:2] != "__"}
     methods |= _operators(methods) | dict(protocols)
     for name, method in methods.items():
         setattr(Tensor, name, method)

@@ -7,7 +7,7 @@ import math
 
 from spillgrad.ops.arithmetic import mul
 from spillgrad.ops.declaration import declare
-from spillgrad.ops.elementwise import row_function
+from spillgrad.ops.elementwise import common_function
 from spillgrad.tensor import Tensor
 
 __all__ = [
@@ -15,40 +15,20 @@ __all__ = [
     "atan", "atan2", "atanh", "cos", "cosh", "deg2rad", "rad2deg", "sin", "sinh", "tan", "tanh",
 ]  # fmt: skip
 
-sin = row_function("sin", "Return the sine of each element, in radians.", in_place=True, numpy=True, standard=True)
-cos = row_function("cos", "Return the cosine of each element, in radians.", in_place=True, numpy=True, standard=True)
-tan = row_function("tan", "Return the tangent of each element, in radians.", in_place=True, numpy=True, standard=True)
-asin = arcsin = row_function(
-    "asin", "Return the inverse sine of each element, in radians.", in_place=True, numpy=True, standard=True
-)
-acos = arccos = row_function(
-    "acos", "Return the inverse cosine of each element, in radians.", in_place=True, numpy=True, standard=True
-)
-atan = arctan = row_function(
-    "atan", "Return the inverse tangent of each element, in radians.", in_place=True, numpy=True, standard=True
-)
-atan2 = arctan2 = row_function(
-    "atan2", "Return the angle of each point (other, input), in radians.", in_place=True, numpy=True, standard=True
-)
-sinh = row_function("sinh", "Return the hyperbolic sine of each element.", in_place=True, numpy=True, standard=True)
-cosh = row_function("cosh", "Return the hyperbolic cosine of each element.", in_place=True, numpy=True, standard=True)
-tanh = row_function("tanh", "Return the hyperbolic tangent of each element.", in_place=True, numpy=True, standard=True)
-asinh = arcsinh = row_function(
-    "asinh", "Return the inverse hyperbolic sine of each element.", in_place=True, numpy=True, standard=True
-)
-acosh = arccosh = row_function(
-    "acosh",
-    "Return the inverse hyperbolic cosine of each element; NaN below 1.",
-    in_place=True,
-    numpy=True,
-    standard=True,
-)
-atanh = arctanh = row_function(
-    "atanh",
-    "Return the inverse hyperbolic tangent of each element; NaN beyond -1 and 1.",
-    in_place=True,
-    numpy=True,
-    standard=True,
+sin = common_function("sin", "Return the sine of each element, in radians.")
+cos = common_function("cos", "Return the cosine of each element, in radians.")
+tan = common_function("tan", "Return the tangent of each element, in radians.")
+asin = arcsin = common_function("asin", "Return the inverse sine of each element, in radians.")
+acos = arccos = common_function("acos", "Return the inverse cosine of each element, in radians.")
+atan = arctan = common_function("atan", "Return the inverse tangent of each element, in radians.")
+atan2 = arctan2 = common_function("atan2", "Return the angle of each point (other, input), in radians.")
+sinh = common_function("sinh", "Return the hyperbolic sine of each element.")
+cosh = common_function("cosh", "Return the hyperbolic cosine of each element.")
+tanh = common_function("tanh", "Return the hyperbolic tangent of each element.")
+asinh = arcsinh = common_function("asinh", "Return the inverse hyperbolic sine of each element.")
+acosh = arccosh = common_function("acosh", "Return the inverse hyperbolic cosine of each element; NaN below 1.")
+atanh = arctanh = common_function(
+    "atanh", "Return the inverse hyperbolic tangent of each element; NaN beyond -1 and 1."
 )
 
 

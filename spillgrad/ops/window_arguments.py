@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spillgrad.errors import ArgumentError, OperandError, ShapeError
-from spillgrad.ops.shape import reshape
+from spillgrad.ops.shape import Shape, reshape
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.windows import Pair, Windows
 
@@ -27,14 +27,8 @@ def sizes(name: str, option: str, value: Any, count: int, least: int) -> tuple[i
     return values
 
 
-def as_pair(values: Sequence[int]) -> Pair:
-    """Return two sizes as a pair."""
-    down, across = values
-    return down, across
-
-
 def windows_over(
-    name: str, image: tuple[int, ...], size: Pair, stride: Pair, before: Pair, after: Pair, dilation: Pair,
+    name: str, image: Shape, size: Shape, stride: Shape, before: Shape, after: Shape, dilation: Shape,
     ceil_mode: bool = False,
 ) -> Windows:  # fmt: skip
     """Return the windows that fit the image with its padding; `ceil_mode` adds one that only begins inside.
@@ -52,7 +46,13 @@ def windows_over(
             f"{name}: got an image of {image} and a kernel of {size} (dilation {dilation}, padding {before}); not one "
             "window fits: pad more, or take a smaller kernel"
         )
-    return Windows(size, stride, before, dilation, (image[0], image[1]), (grid[0], grid[1]))
+    return Windows(*map(as_pair, (size, stride, before, dilation, image, grid)))
+
+
+def as_pair(values: Sequence[int]) -> Pair:
+    """Return two sizes as a pair."""
+    down, across = values
+    return down, across
 
 
 def as_image(tensor: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer, require_options
-from spillgrad.optim.optimizer import Group, ParameterList, State
+from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer
+from spillgrad.optim.optimizer import Group, ParameterList, State, checked_options
 from spillgrad_kernels.tables import optim as updates
 from spillgrad_kernels.tables.optim import Update
 
@@ -20,9 +20,9 @@ class _Moments(FormulaOptimizer):
         self, params: ParameterList, lr: float, betas: Betas, eps: float, weight_decay: float, maximize: bool,
         accepted: Accepted, **options: Any,
     ) -> None:  # fmt: skip
-        require_options(type(self).__name__, {"lr": lr, "eps": eps, "weight_decay": weight_decay}, betas)
-        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, **options}
-        super().__init__(params, {**defaults, "maximize": maximize}, **accepted)
+        name = type(self).__name__
+        defaults = checked_options(name, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        super().__init__(params, {**defaults, **options, "maximize": maximize}, **accepted)
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         return "exp_avg", "exp_avg_sq"
@@ -87,8 +87,8 @@ class NAdam(_Moments):
         weight_decay: float = 0.0, momentum_decay: float = 4e-3, decoupled_weight_decay: bool = False, *,
         maximize: bool = False, **accepted: Unpack[Accepted],
     ) -> None:  # fmt: skip
-        require_options("NAdam", {"momentum_decay": momentum_decay})
-        options = {"momentum_decay": momentum_decay, "decoupled_weight_decay": decoupled_weight_decay}
+        options = checked_options("NAdam", momentum_decay=momentum_decay)
+        options["decoupled_weight_decay"] = decoupled_weight_decay
         super().__init__(params, lr, betas, eps, weight_decay, maximize, accepted, **options)
 
     def function(self, group: Group) -> Callable[..., Update]:

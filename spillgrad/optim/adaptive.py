@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Unpack
 
 from spillgrad.errors import ArgumentError
-from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer, require_options
-from spillgrad.optim.optimizer import Group, ParameterList, State
+from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer
+from spillgrad.optim.optimizer import Group, ParameterList, State, checked_options
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.tables import optim as updates
 from spillgrad_kernels.tables.optim import Update
@@ -24,11 +24,10 @@ class Adagrad(FormulaOptimizer):
         initial_accumulator_value: float = 0.0, eps: float = 1e-10, *, maximize: bool = False,
         **accepted: Unpack[Accepted],
     ) -> None:  # fmt: skip
-        options = {
-            "lr": lr, "lr_decay": lr_decay, "eps": eps, "weight_decay": weight_decay,
-            "initial_accumulator_value": initial_accumulator_value,
-        }  # fmt: skip
-        require_options("Adagrad", options)
+        options = checked_options(
+            "Adagrad", lr=lr, lr_decay=lr_decay, eps=eps, weight_decay=weight_decay,
+            initial_accumulator_value=initial_accumulator_value,
+        )  # fmt: skip
         super().__init__(params, {**options, "maximize": maximize}, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
@@ -54,11 +53,10 @@ class Adadelta(FormulaOptimizer):
         self, params: ParameterList, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0, *,
         maximize: bool = False, **accepted: Unpack[Accepted],
     ) -> None:  # fmt: skip
-        require_options("Adadelta", {"lr": lr, "eps": eps, "weight_decay": weight_decay})
+        options = checked_options("Adadelta", lr=lr, eps=eps, weight_decay=weight_decay)
         if not 0 <= rho <= 1:
             raise ArgumentError(f"Adadelta: got rho {rho}; it must be between 0 and 1")
-        defaults = {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, defaults, **accepted)
+        super().__init__(params, {**options, "rho": rho, "maximize": maximize}, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
         return updates.adadelta
@@ -82,8 +80,9 @@ class RMSprop(FormulaOptimizer):
         weight_decay: float = 0.0, momentum: float = 0.0, centered: bool = False, *, maximize: bool = False,
         **accepted: Unpack[Accepted],
     ) -> None:  # fmt: skip
-        options = {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
-        require_options("RMSprop", options)
+        options = checked_options(
+            "RMSprop", lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum
+        )  # fmt: skip
         super().__init__(params, {**options, "centered": centered, "maximize": maximize}, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
@@ -113,11 +112,11 @@ class Rprop(FormulaOptimizer):
         self, params: ParameterList, lr: float = 1e-2, etas: tuple[float, float] = (0.5, 1.2),
         step_sizes: tuple[float, float] = (1e-6, 50.0), *, maximize: bool = False, **accepted: Unpack[Accepted],
     ) -> None:  # fmt: skip
-        require_options("Rprop", {"lr": lr})
+        options = checked_options("Rprop", lr=lr)
         if not 0 < etas[0] < 1 < etas[1]:
             raise ArgumentError(f"Rprop: got etas {etas}; wanted one between 0 and 1, and one above 1")
-        defaults = {"lr": lr, "etas": tuple(etas), "step_sizes": tuple(step_sizes), "maximize": maximize}
-        super().__init__(params, defaults, **accepted)
+        options |= {"etas": tuple(etas), "step_sizes": tuple(step_sizes), "maximize": maximize}
+        super().__init__(params, options, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
         return updates.rprop
@@ -143,9 +142,9 @@ class ASGD(FormulaOptimizer):
         self, params: ParameterList, lr: float = 1e-2, lambd: float = 1e-4, alpha: float = 0.75, t0: float = 1e6,
         weight_decay: float = 0.0, *, maximize: bool = False, **accepted: Unpack[Accepted],
     ) -> None:  # fmt: skip
-        require_options("ASGD", {"lr": lr, "weight_decay": weight_decay})
-        options = {"lr": lr, "lambd": lambd, "alpha": alpha, "t0": t0, "weight_decay": weight_decay}
-        super().__init__(params, {**options, "maximize": maximize}, **accepted)
+        options = checked_options("ASGD", lr=lr, weight_decay=weight_decay)
+        options |= {"lambd": lambd, "alpha": alpha, "t0": t0, "maximize": maximize}
+        super().__init__(params, options, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
         return updates.asgd

@@ -16,7 +16,10 @@ _COPIES_BYTES = 16 << 20
 
 
 class Pending(NamedTuple):
-    """A pending update `kernel(param, grad, *state, *options)` of tensors; a state may be None."""
+    """A pending update `kernel(param, grad, *state, *options)` of tensors; a state may be None.
+
+    Half precision and non-contiguous memory are updated in a copy (of at least float32) and rounded back.
+    """
 
     kernel: Callable[..., Update]
     param: Tensor
@@ -24,20 +27,6 @@ class Pending(NamedTuple):
     state: Sequence[Tensor | None]
     options: tuple[float, ...]
     maximize: bool = False  # step along the gradient, not against it
-
-
-def pending(
-    kernel: Callable[..., Update],
-    param: Tensor,
-    grad: Tensor,
-    state: Sequence[Tensor | None],
-    *options: float,
-) -> Pending:
-    """Return a pending update `kernel(param, grad, *state, *options)`.
-
-    Half precision and non-contiguous memory are updated in a copy (of at least float32) and rounded back.
-    """
-    return Pending(kernel, param, grad, state, options)
 
 
 class _Batch:

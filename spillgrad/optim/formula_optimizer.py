@@ -1,6 +1,6 @@
 """The base of optimizers that update every element by a formula."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
 from spillgrad.errors import ArgumentError
@@ -72,12 +72,3 @@ class FormulaOptimizer(Optimizer):
             self.begin(param, state, group)
         state["step"] = state.get("step", 0) + 1
         return Pending(self.function(group), param, grad, self.arrays(state, group), self.numbers(state, group))
-
-
-def require_options(who: str, numbers: Mapping[str, float], betas: tuple[float, float] = (0.0, 0.0)) -> None:
-    """Raise ArgumentError for a number that is negative, or betas that are not at least 0 and below 1."""
-    for option, value in numbers.items():
-        if not value >= 0:
-            raise ArgumentError(f"{who}: got {option} {value}; it must not be negative")
-    if not all(0 <= beta < 1 for beta in betas):
-        raise ArgumentError(f"{who}: got betas {betas}; both must be at least 0 and below 1")

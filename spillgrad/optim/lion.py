@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Unpack
 
-from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer, require_options
-from spillgrad.optim.optimizer import Group, ParameterList, State
+from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer
+from spillgrad.optim.optimizer import Group, ParameterList, State, checked_options
 from spillgrad_kernels.tables import optim as updates
 from spillgrad_kernels.tables.optim import Update
 
@@ -20,9 +20,8 @@ class Lion(FormulaOptimizer):
         self, params: ParameterList, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0, *, maximize: bool = False, **accepted: Unpack[Accepted],
     ) -> None:  # fmt: skip
-        require_options("Lion", {"lr": lr, "weight_decay": weight_decay}, betas)
-        defaults = {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, defaults, **accepted)
+        options = checked_options("Lion", lr=lr, betas=betas, weight_decay=weight_decay)
+        super().__init__(params, {**options, "maximize": maximize}, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
         return updates.lion

@@ -3,7 +3,7 @@
 import copy
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
@@ -18,6 +18,18 @@ from spillgrad.tensor import Tensor
 Group = dict[str, Any]
 State = dict[str, Any]
 ParameterList = Iterable[Tensor] | Iterable[Group]
+
+
+def checked_options(name: str, *, betas: Sequence[float] | None = None, **options: float) -> dict[str, Any]:
+    """Return an optimizer's options. Raises ArgumentError for a negative one, and for betas outside [0, 1)."""
+    for option, value in options.items():
+        if not value >= 0:
+            raise ArgumentError(f"{name}: got {option} {value}; it must not be negative")
+    if betas is None:
+        return options
+    if not all(0 <= beta < 1 for beta in betas):
+        raise ArgumentError(f"{name}: got betas {betas}; both must be at least 0 and below 1")
+    return {**options, "betas": tuple(betas)}
 
 
 class StepContext:
@@ -254,9 +266,8 @@ class Optimizer:
         for number, state in state_dict["state"].items():
             param = by_number[number]
             for key, value in state.items():
-                with self.step_context.around_update(
-                    param
-                ):  # puts it away again, before the next, where state lives on disk
+                # Where the state is on disk, leaving the context puts it away before the next is loaded.
+                with self.step_context.around_update(param):
                     copied = _copied(value)
                     self.state[param][key] = to_device(copied, param.device) if isinstance(copied, Tensor) else copied
         for group, new in zip(self.param_groups, state_dict["param_groups"], strict=True):

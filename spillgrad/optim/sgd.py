@@ -5,8 +5,8 @@ from typing import Unpack
 from spillgrad.errors import ArgumentError
 from spillgrad.ops import creation
 from spillgrad.optim.arrays import Pending
-from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer, require_options
-from spillgrad.optim.optimizer import Group, ParameterList, State
+from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer
+from spillgrad.optim.optimizer import Group, ParameterList, State, checked_options
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.tables import optim as updates
 
@@ -22,14 +22,14 @@ class SGD(FormulaOptimizer):
         self, params: ParameterList, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
         weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False, **accepted: Unpack[Accepted],
     ) -> None:  # fmt: skip
-        require_options("SGD", {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        options = checked_options("SGD", lr=lr, momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum == 0 or dampening != 0):
             raise ArgumentError(
                 f"SGD: got momentum {momentum} and dampening {dampening}; Nesterov momentum requires a momentum and "
                 "zero dampening"
             )
-        options = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
-        super().__init__(params, {**options, "nesterov": nesterov, "maximize": maximize}, **accepted)
+        options |= {"dampening": dampening, "nesterov": nesterov, "maximize": maximize}
+        super().__init__(params, options, **accepted)
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] else ()

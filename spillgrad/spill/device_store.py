@@ -244,9 +244,7 @@ class DeviceStore(TieredStore[DeviceEntry]):
 
     def _send_what_must_leave(self, entry: DeviceEntry) -> None:
         """Send an array that was put or changed, if it is persistent; then those that exceed the budget."""
-        following: DeviceEntry | None = entry
-        if not entry.persistent or not self._begin_send(entry):
-            following = self._next_to_send()
+        following = entry if entry.persistent and self._begin_send(entry) else self._next_to_send()
         while following is not None:
             self._send(following)
             following = self._next_to_send()

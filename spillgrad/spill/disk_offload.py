@@ -168,8 +168,7 @@ class disk_offload(StoreOwner):
 
         Raises SpillError when something could not be written.
         """
-        self._residents.thread.last_changed = None
-        self._residents.settle()
+        self._residents.return_changed(with_last=True)
         self._residents.flush()
         super().flush()
 

@@ -1,13 +1,14 @@
 """The policy of `save_on_disk`: which saved tensors are spilled, kept or recomputed, by module or operation."""
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from spillgrad.autograd.recompute.region import checkpoint
 from spillgrad.errors import ArgumentError
 from spillgrad.nn.module_calls import around_forward
 from spillgrad.ops.operation import all_operations
+from spillgrad.spill.planning.record import around, is_numbered
 
 CHOICES = ("spill", "keep", "recompute")
 
@@ -62,7 +63,7 @@ class Policy:
             raise _no_recomputation(operation)
         if choice is not None:
             return choice == "keep"
-        for outer in _outward(path):
+        for outer in (path, *around(path)):
             choice = self._of_module(outer)
             # A recomputed module saves its arguments. These belong to the modules around it.
             if choice is not None and choice != "recompute":
@@ -77,16 +78,8 @@ class Policy:
             return checkpoint(forward, *args, **kwargs)
 
 
-def _outward(path: str) -> Iterator[str]:
-    """Yield `path` and the paths of the modules around it, the last of them empty: the outermost module's."""
-    yield path
-    while path:
-        path = path.rpartition(".")[0]
-        yield path
-
-
 def _of_repeated(path: str) -> str | None:
-    return "recompute" if path.rpartition(".")[2].isdigit() else None
+    return "recompute" if is_numbered(path) else None
 
 
 def _require_choice(choice: Any) -> None:

@@ -5,7 +5,6 @@ import os
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from spillgrad import labels
@@ -16,8 +15,8 @@ from spillgrad.ops.array_casts import cast
 from spillgrad.ops.autocast import Conversion
 from spillgrad.spill.context import SpillContext
 from spillgrad.spill.disk_offload import OffloadStats, disk_offload
-from spillgrad.spill.offload.tensors import OffloadedView
-from spillgrad.spill.outcome import Outcome, become, made_ahead
+from spillgrad.spill.keep_or_spill import Outcome, become, made_ahead
+from spillgrad.spill.offload.residents import OffloadedView
 from spillgrad.spill.planning.automatic import Automatic
 from spillgrad.spill.policy import Chooser, Policy
 from spillgrad.spill.saved_memory import Kept, Packed, note_view, present_label
@@ -132,6 +131,8 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
 
     # Gradients that forward makes in advance may stay in RAM.
     sees_gradients = False
+    _shared = ("disk_offload", disk_offload)
+    _stacklevel = 4  # one more than by default, for `__init__` below
 
     def __init__(
         self,
@@ -149,24 +150,22 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
         only: hooks.Predicate | None = None,
         policy: str | Mapping[str, str] | Chooser = "spill",
     ) -> None:
-        # saved_tensors_hooks.__init__() would store the bound hooks, and with them a reference cycle.
         self._policy: Policy | Automatic | None = None if policy in ("spill", "auto") else Policy(policy)
         self._kept: weakref.WeakSet[Kept] = weakref.WeakSet()
         self._device_budget = parse_bytes(device_budget)
         self._device_store: DeviceStore | None = None  # made when a tensor of a device is saved
         self._making_device_store = ForkSafeLock()
-        self._open(
+        super().__init__(
             directory,
-            ram_budget,
-            min_bytes,
-            only,
-            shared=("disk_offload", disk_offload),
+            ram_budget=ram_budget,
+            min_bytes=min_bytes,
             direct_io=direct_io,
             checksums=checksums,
             on_full=on_full,
             codec=codec,
             encrypt=encrypt,
             keep_journal=keep_journal,
+            only=only,
         )
         self._auto: Automatic | None = None
         if policy == "auto":
@@ -180,16 +179,11 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
         around_forward(self, None if self._policy is None else self._policy.around).__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         around_forward(self, None).__exit__()
         if self._auto is not None:
             self._auto.end()
-        super().__exit__(kind, error, trace)
+        super().__exit__()
 
     def pack_hook(self, tensor: Tensor) -> Any:
         """Give a tensor's storage to the store, or keep the tensor; return the object that `unpack_hook` takes."""
@@ -230,7 +224,7 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
         place = self._small.known(storage, storage.version)
         if place is None:
             dense = in_memory_order(storage.array)
-            place = self._small.add(storage, storage.version, dense, labels.current.step)
+            place = self._small.add(storage, storage.version, dense)
         note_view(place.views, layout, *hooks.packing(), place.start)
         return SpilledSmall(place, layout)
 

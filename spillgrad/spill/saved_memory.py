@@ -147,14 +147,9 @@ class Spilled(Packed, Holder):
     __slots__ = ("__weakref__", "_key", "_layout", "_source")
 
     def __init__(self, store: DiskStore, source: Any, stored: Any, key: Hashable, layout: Layout) -> None:
-        """Take over a reference to `stored`, the handle of the memory `key`; `tensor()` gets it from `source`."""
+        """Take over a reference to `stored`, the handle of the memory `key`, as `held`; `source` gives the memory."""
         super().__init__(store.drops.append, stored)
         self._source, self._key, self._layout = source, key, layout
-
-    @property
-    def stored(self) -> Any:
-        """The handle of the memory."""
-        return self.held
 
     def __repr__(self) -> str:
         return f"<Spilled {self.held!r}>"

@@ -11,9 +11,10 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from spillgrad import labels
 from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.store import Label, View
+from spillgrad.storage.store import Label, View, nobody
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.memory.holder import Holder
 
@@ -101,9 +102,9 @@ class SmallTensors:
     def _begin(self) -> None:
         """Forget all batches, and all memory that was copied to one."""
         self._number = next(_numbers)
-        self._filling: Callable[[], _Batch | None] = _nothing
+        self._filling: Callable[[], _Batch | None] = nobody
         self._used = self._places = 0
-        self._read: Callable[[], _Batch | None] = _nothing  # the last one that was read: its array is in RAM
+        self._read: Callable[[], _Batch | None] = nobody  # the last one that was read: its array is in RAM
         self._with_original: list[weakref.ref[Place]] = []
         self._most_originals = _FEWEST_ORIGINALS
 
@@ -124,15 +125,13 @@ class SmallTensors:
         packed = copied.packed
         return packed[1]() if packed is not None and packed[0] == (self._number, version) else None
 
-    def add(
-        self, copied: Copied, version: int, array: np.ndarray, step: int | None, original: Original | None = None
-    ) -> Place:
+    def add(self, copied: Copied, version: int, array: np.ndarray, original: Original | None = None) -> Place:
         """Copy a memory to a batch: `array`, C-contiguous, after `version` in-place changes; return its place.
 
         The place holds `original` until `original.is_over()`. Raises the errors of `DiskStore.put`.
         """
         with self._lock:
-            place = self._add(array, step, original)
+            place = self._add(array, original)
             reference = weakref.ref(place)
             if original is not None:
                 if len(self._with_original) >= self._most_originals:
@@ -141,20 +140,20 @@ class SmallTensors:
         copied.packed = (self._number, version), reference
         return place
 
-    def _add(self, array: np.ndarray, step: int | None, original: Original | None) -> Place:
+    def _add(self, array: np.ndarray, original: Original | None) -> Place:
         batch = self._filling()  # None when all places of the last one died
         if batch is None or self._used + array.nbytes > batch.held.nbytes:
             self.end_batch()
-            batch = self._begin_batch(step)
+            batch = self._begin_batch()
         start = self._used
         self._used += array.nbytes
         self._places += 1
         cast(np.ndarray, batch.array)[start : self._used] = array.reshape(-1).view(np.uint8)
         return Place(batch, start, array.nbytes, original)
 
-    def _begin_batch(self, step: int | None) -> _Batch:
+    def _begin_batch(self) -> _Batch:
         array = buffers.empty((self._next_bytes,), np.uint8)
-        batch = _Batch(self, self.store.begin(array, Label("small tensors", step=step)), array)
+        batch = _Batch(self, self.store.begin(array, Label("small tensors", step=labels.current.step)), array)
         self._next_bytes = min(2 * self._next_bytes, self._most_bytes)
         self._filling, self._used, self._places = weakref.ref(batch), 0, 0
         return batch
@@ -162,7 +161,7 @@ class SmallTensors:
     def end_batch(self) -> None:
         """Let the store write the batch that is being filled. Raises the errors of `DiskStore.end_change`."""
         with self._lock:
-            batch, self._filling = self._filling(), _nothing
+            batch, self._filling = self._filling(), nobody
             if batch is not None:
                 batch.array = None
                 self.store.count_with(batch.held, self._places * _HELD_BYTES)
@@ -191,10 +190,6 @@ class SmallTensors:
             batch.array = array = self.store.get(batch.held)
             self._read = weakref.ref(batch)
         return array
-
-
-def _nothing() -> None:
-    """Return None, as a reference to no object."""
 
 
 # Not a WeakSet, which removes dead objects by Python code that a signal handler could interrupt.

@@ -165,7 +165,17 @@ def decompress(frame: np.ndarray, length: int, items: np.ndarray) -> None:
         items[:, i] = planes[i, : len(items)]
 
 
-class Bfloat16:
+class _Lossy:
+    """A codec that encodes each float in a fixed number of bits."""
+
+    name: str
+
+    def bound(self, array: np.ndarray | Handle | Remote) -> int:
+        takes = array.nbytes >= MIN_BYTES and array.dtype in LOSSY_DTYPES
+        return stored_bytes(self.name, array.nbytes // array.dtype.itemsize) if takes else 0
+
+
+class Bfloat16(_Lossy):
     """float32 and float64 as bfloat16, rounded to nearest even.
 
     NaN and infinities stay what they are. What is nearer to 2¹²⁸ than to the largest bfloat16, 3.39e38, becomes
@@ -173,9 +183,6 @@ class Bfloat16:
     """
 
     name = "bf16"
-
-    def bound(self, array: np.ndarray | Handle | Remote) -> int:
-        return stored_bytes(self.name, array.nbytes // array.dtype.itemsize) if _is_float(array) else 0
 
     def encode(self, array: np.ndarray, handle: Handle) -> Encoded | None:
         values = array.reshape(-1)
@@ -194,7 +201,7 @@ class Bfloat16:
             values[start : start + _STEP] = bits.view(np.float32)
 
 
-class Int8:
+class Int8(_Lossy):
     """float32 and float64 in blocks of 128 values that share a float32 scale: all scales, then a byte for each value.
 
     A value comes back within 0.4 % of its block's largest magnitude. An array with a value that is not finite, or
@@ -202,9 +209,6 @@ class Int8:
     """
 
     name = "int8"
-
-    def bound(self, array: np.ndarray | Handle | Remote) -> int:
-        return stored_bytes(self.name, array.nbytes // array.dtype.itemsize) if _is_float(array) else 0
 
     def encode(self, array: np.ndarray, handle: Handle) -> Encoded | None:
         values = array.reshape(-1)
@@ -299,11 +303,6 @@ def _fill_up(rest: np.ndarray) -> None:
         head = _SKIPPABLE + (rest.nbytes - _SKIPPABLE_HEAD_BYTES).to_bytes(4, "little")
         rest[:_SKIPPABLE_HEAD_BYTES] = np.frombuffer(head, np.uint8)
         rest[_SKIPPABLE_HEAD_BYTES:] = 0
-
-
-def _is_float(array: np.ndarray | Handle | Remote) -> bool:
-    dtype = array.dtype
-    return array.nbytes >= MIN_BYTES and dtype in LOSSY_DTYPES
 
 
 def _scale_bytes(size: int) -> int:

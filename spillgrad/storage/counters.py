@@ -2,19 +2,20 @@
 
 import dataclasses
 import operator
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from spillgrad.errors import SpillError
+from spillgrad.storage import trim_memory
 from spillgrad.storage.disk.entry import DiskEntry
 from spillgrad.storage.journal import late_events as events
 from spillgrad.storage.journal.files import plain_text
 from spillgrad.storage.journal.writer import Journal
 from spillgrad.storage.origin_counters import IN_STATS, Origin, OriginCounters, values
-from spillgrad.storage.process_memory import rss_bytes
 from spillgrad.storage.residency.budgeted_tier import BudgetedTier
 from spillgrad.storage.residency.step_plan import StepPlan
 from spillgrad.storage.store import NO_LABEL, Label, StoreStats
@@ -67,7 +68,6 @@ class Counters:
         self.writing, self.reading = BusyClock(), BusyClock()  # these lock themselves
         self._cached_wait_s = 0.0
         self._origins: dict[_OriginKey, tuple[Origin, OriginCounters]] = {}
-        self.on_phase: Callable[[], None] = lambda: None  # called when a phase begins, once arrays go to disk
         self._phase: str | None = None
         self._steps = 0  # of training, if arrays say to which step they belong
         self._step_label: int | None = None
@@ -191,7 +191,7 @@ class Counters:
             self._journal.sample_next()  # between phases the most is held, or the least
             self._journal.add(events.Phase(name))
             if self.total.written_bytes:
-                self.on_phase()
+                trim_memory.trim_soon()
 
     def _step_ended(self, plan: StepPlan | None) -> None:
         label, self._step_label = self._step_label, None
@@ -302,6 +302,15 @@ class Counters:
             misses=self.misses,
             waited=round(total.wait_s, 6),
         )
+
+
+def rss_bytes() -> int:
+    """Return the bytes of this process that are in RAM; 0 if the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 def _seconds_since(began_s: float) -> float:

@@ -13,7 +13,6 @@ from typing import Any, cast
 import numpy as np
 
 from spillgrad.errors import ArgumentError, OperandError, SpillCorruptionError
-from spillgrad.storage import trim_memory
 from spillgrad.storage.codecs import codec_named
 from spillgrad.storage.counters import StepTraffic
 from spillgrad.storage.disk.entry import DiskEntry
@@ -25,16 +24,7 @@ from spillgrad.storage.runs.begin_run import about_process, make_run
 from spillgrad.storage.runs.lifecycle import Lifecycle
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.state import StoreState
-from spillgrad.storage.store import (
-    NO_LABEL,
-    Handle,
-    Label,
-    Remote,
-    StoreStats,
-    dense_copy,
-    may_be_kept,
-    storable,
-)
+from spillgrad.storage.store import NO_LABEL, Handle, Label, Remote, StoreStats, dense_copy, may_be_kept, storable
 from spillgrad.storage.threads.full_disk import FullDisk
 from spillgrad.storage.threads.interrupts import keep_whole, protect
 from spillgrad.storage.threads.loader import Loader
@@ -43,9 +33,6 @@ from spillgrad.storage.threads.room import Room
 from spillgrad.storage.threads.writer import Writer
 from spillgrad.storage.tiered_store import TieredStore
 from spillgrad_kernels.memory import buffers
-
-# Empty files are kept for this time, because the next step would make them again.
-_KEEP_EMPTY_S = 5.0
 
 protect(__name__.rpartition(".")[0])
 
@@ -132,34 +119,22 @@ class DiskStore(TieredStore[DiskEntry]):
             undo.callback(journal.close)
             self._segments = SegmentSet(run.path, run.device, segment_bytes, direct_io=direct_io, checksums=checksums)
             undo.pop_all()
-        self._state = StoreState(budget_bytes, journal)
-        self._directory = run.path
+        self._state = StoreState(budget_bytes, run.path, journal)
         self._lifecycle = Lifecycle(self._state, self._segments, run)
-        self._loader = Loader(self._state, run.path, coding)
+        self._loader = Loader(self._state, coding)
         self._full_disk = FullDisk(self._state, on_full)
         self._room = Room(self._state, self._full_disk)
         self._prefetcher = Prefetcher(self._state, self._loader, self._room)
-        self._writer = Writer(
-            self._state,
-            self._segments,
-            self._prefetcher,
-            self._room,
-            self._full_disk,
-            run.path,
-            _KEEP_EMPTY_S,
-            self._lifecycle.end,
-            coding,
-        )
+        self._writer = Writer(self._state, self._segments, self._prefetcher, self._room, self._full_disk, coding)
         self._state.on_step = self._segments.note_step
         self._state.on_room = self._prefetcher.start_loads
-        self._state.counters.on_phase = trim_memory.trim_soon
         self._state.close_with(self)
-        self._lifecycle.begin(self._writer.worker)
+        self._lifecycle.begin(self._writer.run)
 
     @property
     def directory(self) -> Path:
         """The directory of the files of this store's run."""
-        return self._directory
+        return self._state.directory
 
     @property
     def drops(self) -> "collections.deque[Any]":
@@ -246,8 +221,7 @@ class DiskStore(TieredStore[DiskEntry]):
     def count_with(self, handle: Handle, nbytes: int) -> None:
         """Count bytes that a caller holds for the array of a handle, as long as the handle is live."""
         with self._state.lock:
-            self._state.require_open("count_with")
-            entry = self._state.live_entry("count_with", handle)
+            entry = self._state.open_entry("count_with", handle)
             entry.beside_bytes += nbytes
             self._state.tier.reserve(nbytes, pinned=True)
 
@@ -320,8 +294,7 @@ class DiskStore(TieredStore[DiskEntry]):
         """
         state, tier = self._state, self._state.tier
         with state.lock:
-            state.require_open("replace")
-            entry = state.live_entry("replace", handle)
+            entry = state.open_entry("replace", handle)
             if entry.array is None:
                 self._room.wait_for(entry.nbytes, entry.label, entry.dtype)
             self._wait_until_idle("replace", entry)
@@ -337,8 +310,7 @@ class DiskStore(TieredStore[DiskEntry]):
             with state.lock:
                 try:
                     if copied is not None:
-                        state.require_open("replace")
-                        state.live_entry("replace", handle)
+                        state.open_entry("replace", handle)
                         self._wait_until_idle("replace", entry)
                 finally:  # only now, or the values on disk would be loaded into the room
                     if not has_former:
@@ -466,7 +438,7 @@ class DiskStore(TieredStore[DiskEntry]):
     def _tell(self) -> None:
         """Let the writer write the journal if many lines wait. Called with the lock held."""
         if self._state.journal.is_behind and not self._state.closing:
-            self._writer.wake()
+            self._state.bell.ring()
 
     # RAM as the tier, and the disk as the tier below
 

@@ -1,10 +1,9 @@
 """What a disk store holds, and whether it is open: the state that callers and the store's threads share."""
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from spillgrad.errors import SpillError
 from spillgrad.storage.counters import Counters, StepTraffic
@@ -13,7 +12,7 @@ from spillgrad.storage.disk.segment import Extent
 from spillgrad.storage.journal.writer import Journal
 from spillgrad.storage.residency.budgeted_tier import BudgetedTier
 from spillgrad.storage.residency.tier_state import TierState
-from spillgrad.storage.store import Handle, Label
+from spillgrad.storage.store import Handle
 from spillgrad.storage.threads import io_threads
 from spillgrad.storage.threads.bell import Bell
 
@@ -27,8 +26,9 @@ class StoreState(TierState[DiskEntry]):
     If no other thread comes to drop what finalizers posted, the writer does, which looks at regular intervals.
     """
 
-    def __init__(self, budget_bytes: int, journal: Journal) -> None:
+    def __init__(self, budget_bytes: int, directory: Path, journal: Journal) -> None:
         super().__init__(BudgetedTier("ram", budget_bytes), DiskEntry)
+        self.directory = directory  # of the files
         self.bell = Bell()  # wakes the writer's thread
         self.schedule = self.tier.schedule
         self.journal = journal
@@ -158,17 +158,11 @@ class StoreState(TierState[DiskEntry]):
 
     # Entries
 
-    def enter(
-        self,
-        array: np.ndarray,
-        key: Hashable | None,
-        label: Label | None,
-        unchanged: Callable[[], bool] | None,
-        persistent: bool,
-    ) -> DiskEntry:
-        entry = super().enter(array, key, label, unchanged, persistent)
+    def _entered(self, entry: DiskEntry) -> None:
         self.counters.packed(entry)
-        return entry
+
+    def _shared(self, entry: DiskEntry) -> None:
+        self.counters.shared(entry)
 
     def note_change(self, entry: DiskEntry) -> None:
         """Note that an array has new values. Files know them by a new number: the old place may have the old one."""
@@ -177,12 +171,6 @@ class StoreState(TierState[DiskEntry]):
         self.counters.changed(entry)
         entry.stored_as = self.sequence
         self.sequence += 1
-
-    def known(self, key: Hashable | None) -> DiskEntry | None:
-        entry = super().known(key)
-        if entry is not None:
-            self.counters.shared(entry)
-        return entry
 
     def _freed(self, entry: DiskEntry) -> None:
         if self.on_drop is not None:

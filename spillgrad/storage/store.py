@@ -243,13 +243,7 @@ def dense_copy(array: np.ndarray | Remote) -> tuple[np.ndarray, Callable[[], Non
     return (buffers.copy(array), None) if isinstance(array, np.ndarray) else array.fetch()
 
 
-class Labelled(Protocol):
-    """An object with a label."""
-
-    label: Label
-
-
-def changed_error(handle: Labelled) -> SpillError:
+def changed_error(handle: Handle) -> SpillError:
     """Return the error for an array that was modified while it waited to be written."""
     return SpillError(
         f"get: {handle.label} was modified in place before it was stored, its old values are lost; "

@@ -1,6 +1,7 @@
 """Own a store, or share that of another owner: the base of `save_on_disk` and `disk_offload`."""
 
 import functools
+import inspect
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,8 @@ MIN_BYTES = 4096
 MAX_VIEWS = 32
 # The options that leave a store as it is; an owner that shares a store may give no others.
 _OPTIONS_OF_STORE = {
+    **{name: option.default for name, option in inspect.signature(DiskStore).parameters.items()},
     "ram_budget": None,
-    "direct_io": None,
-    "checksums": True,
-    "on_full": "raise",
-    "codec": None,
-    "encrypt": False,
-    "keep_journal": None,
 }
 
 

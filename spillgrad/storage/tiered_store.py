@@ -104,8 +104,7 @@ class TieredStore(Generic[E]):
         """Note that a caller uses an array that it has already; see `Store.use`."""
         state = self._state
         with state.lock:
-            state.require_open("use")
-            entry = state.live_entry("use", handle)
+            entry = state.open_entry("use", handle)
             state.tier.schedule.get(entry)
             self._note_use(entry, is_here=True)
 
@@ -113,8 +112,7 @@ class TieredStore(Generic[E]):
         """Note that `array`, which is that of `handle`, is about to be modified; see `Store.begin_change`."""
         state = self._state
         with state.lock:
-            state.require_open("begin_change")
-            entry = state.live_entry("begin_change", handle)
+            entry = state.open_entry("begin_change", handle)
             if not state.tier.counts(entry, array):
                 self._wait_for_room(entry.nbytes, entry.label, entry.dtype)
             self._wait_until_idle("begin_change", entry)
@@ -126,12 +124,10 @@ class TieredStore(Generic[E]):
         """Note that the array has its new values; see `Store.end_change`. Waits while the budget is exceeded."""
         state = self._state
         with state.lock:
-            state.require_open("end_change")
-            entry = state.live_entry("end_change", handle)
+            entry = state.open_entry("end_change", handle)
             while entry.residence is CHANGING and changed and entry.readers:  # `check` reads its place below
                 state.changed.wait()
-                state.require_open("end_change")
-                entry = state.live_entry("end_change", handle)
+                entry = state.open_entry("end_change", handle)
             if entry.residence is CHANGING:
                 self._end_change(entry, changed)
 
@@ -174,8 +170,7 @@ class TieredStore(Generic[E]):
     def is_here(self, handle: Handle) -> bool:
         """Return whether `get` would find the array of a handle in the tier now."""
         with self._state.lock:
-            self._state.require_open("is_here")
-            entry = self._state.live_entry("is_here", handle)
+            entry = self._state.open_entry("is_here", handle)
             return not entry.is_below_only and entry.residence is not LOADING
 
     def _wait_until_idle(self, who: str, entry: E) -> None:
@@ -184,8 +179,7 @@ class TieredStore(Generic[E]):
         while entry.is_in_use:
             _require_another_thread(entry)
             state.changed.wait()
-            state.require_open(who)
-            state.live_entry(who, entry)
+            state.open_entry(who, entry)
 
     def _wait_for_load(self, entry: E) -> None:
         """Wait until another thread has read the array of `entry`. Called with the lock held, which it releases."""

@@ -2,7 +2,6 @@
 
 import time
 
-from spillgrad.errors import SpillError
 from spillgrad.storage.threads import io_threads
 from spillgrad_kernels.memory import buffers
 
@@ -22,7 +21,7 @@ def trim_soon() -> None:
     now_s = time.monotonic()
     if now_s >= _next_trim_s:
         _next_trim_s = now_s + _EVERY_S
-        io_threads.submit(_trim, _leave_as_it_is)
+        io_threads.submit(_trim, lambda why: None)  # the thread reports a failure, and the store goes on
 
 
 def _trim() -> None:
@@ -31,7 +30,3 @@ def _trim() -> None:
     buffers.trim_malloc_if_scarce()
     ended_s = time.monotonic()
     _next_trim_s = max(_next_trim_s, ended_s + (ended_s - began_s) / _SHARE)
-
-
-def _leave_as_it_is(why: SpillError | None) -> None:
-    """Ignore a failure, which the thread reports: the store goes on."""

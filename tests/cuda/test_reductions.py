@@ -143,5 +143,5 @@ def test_of_no_elements_none_is_read():
     for name, wanted in (("sum", 0), ("prod", 1), ("mean", np.nan)):
         fold = reductions.kernel(name, name, np.dtype(np.float32), np.dtype(np.float32))
         out = to_device(np.full(8, 5, np.float32))
-        fold.launch(1, 8, 0, 1, 1, 1, 0, 1, 1, 1, 0, 0, out.address)  # the array is at address 0
+        fold.launch(1, 1, 8, 0, 1, 1, 1, 0, 1, 1, 1, 0, 0, out.address)  # the array is at address 0
         assert np.array_equal(out.to_host(), np.full(8, wanted, np.float32), equal_nan=True)

@@ -18,8 +18,8 @@ from spillgrad.errors import SpillError
 from spillgrad.inspection.advice import advise
 from spillgrad.inspection.journal_reader import JournalReader
 from spillgrad.inspection.journal_state import JournalState
-from spillgrad.inspection.placed import placed_array
 from spillgrad.inspection.runs import spans
+from spillgrad.inspection.unflushed import placed_array
 from spillgrad.storage import inspect
 from spillgrad.storage.disk_store import DiskStore
 from tests.inspection.test_runs import use

@@ -19,8 +19,8 @@ from spillgrad.inspection import verify as verify_module
 from spillgrad.inspection.arrays import Segment, StoredArray
 from spillgrad.inspection.export import export_npy
 from spillgrad.inspection.find import find_array
+from spillgrad.inspection.journal_reader import read_lines
 from spillgrad.inspection.journal_state import JournalState
-from spillgrad.inspection.lines import read_lines
 from spillgrad.inspection.segments import inspect_segment
 from spillgrad.inspection.slices import Selection
 from spillgrad.inspection.values import StoredValues

@@ -1,4 +1,4 @@
-"""What the kernels' tests share: a gradient by central differences, and the demand that threads change no bit."""
+"""Fixtures of the kernels' tests: a gradient by central differences, and a check that threads change no bit."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

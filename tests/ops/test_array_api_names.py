@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from tests.ops.checks import check_gradients
 
 A = np.random.default_rng(0).normal(size=(2, 3, 4))
@@ -83,6 +83,11 @@ def test_astype_copies_unless_told_otherwise():
     assert sg.astype(x, "float64") is not x
     assert sg.astype(x, "float64", copy=False) is x
     assert sg.astype(x, sg.int32).dtype == sg.int32
+
+
+def test_astype_puts_the_result_on_the_device():
+    with pytest.raises(DeviceError, match="nowhere"):
+        sg.astype(sg.tensor(A), "float64", device="nowhere")
 
 
 @pytest.mark.parametrize("kind", ["bool", "signed integer", "unsigned integer", "integral", "real floating", "numeric"])

@@ -13,9 +13,7 @@ from spillgrad.ops import (
     clamp_where,
     comparison,
     elementwise,
-    exponential,
     logic,
-    rounding,
     special,
     trigonometry,
 )
@@ -66,7 +64,7 @@ NUMPY = {
     "binary_cross_entropy": lambda a, b: -b * np.log(a) - (1 - b) * np.log1p(-a),
     "erfc": np.vectorize(math.erfc, otypes=[float]), "lgamma": np.vectorize(math.lgamma, otypes=[float]),
 }  # fmt: skip
-MODULES = (arithmetic, exponential, trigonometry, rounding, comparison, clamp_where, logic, special, activations)
+MODULES = (arithmetic, trigonometry, comparison, clamp_where, logic, special, activations)
 DIFFERENTIABLE = [name for name, row in ROWS.items() if row.derivatives]
 SEVERAL = [name for name in ROWS if sum(p not in NUMBERS for p in parameters(ROWS[name].forward)) > 1]
 

@@ -58,8 +58,8 @@ def test_strides_repeat_places_or_not(shape, strides, repeats):
         (lambda: sg.zeros(3).unfold(0, 4, 1), ArgumentError, "unfold: got size 4 and step 1; dimension 0"),
         (lambda: sg.zeros(3).unfold(0, 2, 0), ArgumentError, "the step is at least 1"),
         (lambda: F.unfold(sg.zeros(3, 3), 2), ShapeError, r"unfold: got a tensor of shape \(3, 3\)"),
-        (lambda: F.unfold(sg.zeros(1, 3, 3), 4), ShapeError, "the window must fit at least once"),
-        (lambda: F.unfold(sg.zeros(1, 3, 3), (2, 2, 2)), ArgumentError, r"kernel_size: got \(2, 2, 2\)"),
+        (lambda: F.unfold(sg.zeros(1, 3, 3), 4), ShapeError, "not one window fits"),
+        (lambda: F.unfold(sg.zeros(1, 3, 3), (2, 2, 2)), ArgumentError, r"got kernel_size \(2, 2, 2\)"),
         (lambda: F.fold(sg.zeros(1, 4, 5), (3, 3), 2), ShapeError, r"fold: got a tensor of shape \(1, 4, 5\)"),
     ],
 )

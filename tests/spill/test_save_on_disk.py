@@ -1,10 +1,12 @@
 """`save_on_disk`: what is spilled, what comes back, and when the files go."""
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 import json
 import os
+import pickle
 import signal
 import stat
 import subprocess
@@ -21,7 +23,7 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.errors import BudgetError, GraphError, SpillCorruptionError, SpillError
+from spillgrad.errors import BudgetError, GraphError, OperandError, SpillCorruptionError, SpillError
 from spillgrad.spill.tensor_memory import Spilled, SpilledSmall
 from spillgrad.storage import is_ram_disk
 from spillgrad_kernels.memory import buffers
@@ -394,7 +396,7 @@ def test_changes_that_race_with_the_writer_never_give_a_wrong_gradient(directory
                 if (i - delay) % 3 == number and i >= delay:
                     if number == 2:  # its write began long ago, but its thread may have slept since
                         spilled = losses[i - delay].grad_fn.next_functions[0][0]._raw_saved_self.data
-                        wait_until(lambda handle=spilled.stored: handle.extent is not None)
+                        wait_until(lambda handle=spilled.held: handle.extent is not None)
                     inputs[i - delay].mul_(2)
         for i, loss in enumerate(losses):
             try:
@@ -801,6 +803,12 @@ def test_leaving_the_context_only_stops_packing(directory: Path):
     np.testing.assert_allclose(w.grad.numpy(), np.exp(ARRAY[::-1] + np.exp(ARRAY[::-1])), rtol=1e-5)
 
 
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_the_object_is_neither_copied_nor_pickled(directory: Path, make: Callable[[Any], Any]):
+    with pytest.raises(OperandError, match="cannot be copied or pickled"):
+        make(sg.save_on_disk(directory, ram_budget=0))
+
+
 def test_an_object_can_be_entered_again_and_within_itself(directory: Path):
     spill = sg.save_on_disk(directory, ram_budget=0)
     w = weight()
@@ -847,7 +855,7 @@ def test_a_fresh_object_for_each_step_leaves_nothing_behind(directory: Path):
 
 
 def test_files_vanish_with_the_graph_while_the_object_lives_on(directory: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("spillgrad.storage.disk_store._KEEP_EMPTY_S", 0.02)
+    monkeypatch.setattr("spillgrad.storage.threads.writer._KEEP_EMPTY_S", 0.02)
     spill = sg.save_on_disk(directory, ram_budget=0)
     with spill:
         loss = weight().exp().sum()

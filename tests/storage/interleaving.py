@@ -16,7 +16,8 @@ import pytest
 from spillgrad.storage import disk_store, state, tiered_store
 from spillgrad.storage.journal import writer as journal
 from spillgrad.storage.residency import budgeted_tier, step_plan, tier_state
-from spillgrad.storage.threads import bell, io_threads, loader, prefetcher, worker, writer
+from spillgrad.storage.runs import lifecycle
+from spillgrad.storage.threads import bell, io_threads, loader, prefetcher, writer
 
 # At each line of these files another thread may go on.
 _TRACED = {
@@ -30,7 +31,7 @@ _TRACED = {
         io_threads,
         loader,
         prefetcher,
-        worker,
+        lifecycle,
         writer,
     )
 }
@@ -102,10 +103,11 @@ class Interleaving:
             excepthook=threading.excepthook,
             ExceptHookArgs=threading.ExceptHookArgs,
             get_ident=threading.get_ident,
+            TIMEOUT_MAX=threading.TIMEOUT_MAX,
         )
         queues = types.SimpleNamespace(SimpleQueue=lambda: _Queue(self), Empty=Empty)
         with monkeypatch.context() as patched:
-            for module in (tier_state, worker, io_threads, journal):
+            for module in (tier_state, lifecycle, io_threads, journal):
                 patched.setattr(module, "threading", fake)
             patched.setattr(tier_state, "StoreLock", fake.Lock)
             for module in (bell, io_threads):

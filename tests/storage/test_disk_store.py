@@ -448,7 +448,7 @@ def test_a_store_nobody_holds_leaves_no_directory(directory: Path):
 
 
 def test_files_that_hold_nothing_are_removed_after_a_while(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("spillgrad.storage.disk_store._KEEP_EMPTY_S", 0.02)
+    monkeypatch.setattr("spillgrad.storage.threads.writer._KEEP_EMPTY_S", 0.02)
     store = make_store(0)
     handle = store.put(np.ones(10_000))
     assert store.stats().disk_bytes >= 80_000

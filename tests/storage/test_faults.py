@@ -252,7 +252,7 @@ def test_control_c_while_the_process_ends_and_the_disk_hangs_leaves_nothing(dire
         slow.put(np.ones(40_000), unchanged=lambda: (hanging.set(), time.sleep(30)) is None)
         with slow._state.lock:
             slow._room.waiting_puts = 1  # which makes the writer write
-            slow._writer.wake()
+            slow._state.bell.ring()
         hanging.wait()  # a store that closes before would not write at all
 
         def interrupt():

@@ -49,7 +49,7 @@ def test_the_group_is_removed_also_after_an_error(cap: MemoryCap):
     with pytest.raises(ZeroDivisionError), cap:
         take(cap, 1)
         raise ZeroDivisionError
-    assert cap._group is None or not cap._group.path.exists()
+    assert cap._group is None or not cap._group.exists()
 
 
 def test_the_peak_of_this_process_rises_with_what_it_takes():

@@ -11,11 +11,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from spillgrad_tools.bench.options import HookOptions, KernelOptions, Rounds
-from spillgrad_tools.bench.options import PlanOptions as BenchPlanOptions
-from spillgrad_tools.bench.options import TrainOptions as BenchTrainOptions
+from spillgrad_tools.bench import options as bench_options
 from spillgrad_tools.inspect.options import InspectOptions, Place
-from spillgrad_tools.options import INTERRUPTED, WRONG, Disk, Json, named_path, runs
+from spillgrad_tools.options import INTERRUPTED, WRONG, Disk, Json, close_output, named_path, runs
 from spillgrad_tools.plain_warnings import warnings_for_users
 from spillgrad_tools.train.options import PlanOptions, TrainOptions, TrainSettings
 
@@ -110,32 +108,32 @@ def cache(
 
 
 @bench.command("kernels")
-@runs("bench.kernels", KernelOptions)
+@runs("bench.kernels", bench_options.KernelOptions)
 def bench_kernels() -> None:
     """Time the kernels beside NumPy and, where installed, PyTorch."""
 
 
 @bench.command("train")
-@runs("bench.train", BenchTrainOptions)
+@runs("bench.train", bench_options.TrainOptions)
 def bench_train() -> None:
     """Time training steps in RAM, spilled and offloaded, beside the same model in PyTorch, where installed."""
 
 
 @bench.command("hooks")
-@runs("bench.hooks", HookOptions)
+@runs("bench.hooks", bench_options.HookOptions)
 def bench_hooks() -> None:
     """Time PyTorch's and Paddle's own training steps in RAM, and with what they save for backward on disk."""
 
 
 @bench.command("plan")
-@runs("bench.plan", BenchPlanOptions)
+@runs("bench.plan", bench_options.PlanOptions)
 def bench_plan() -> None:
     """Compare what `spillgrad plan` predicts with what runs do, under four budgets and each policy."""
 
 
 @bench.command("spill")
 @runs("bench.spill")
-def bench_spill(as_json: Json = False, directory: Disk = Path(), rounds: Rounds = 9) -> None:
+def bench_spill(as_json: Json = False, directory: Disk = Path(), rounds: bench_options.Rounds = 9) -> None:
     """Time the spill store beside plain file I/O, and a training step in RAM and spilled."""
 
 
@@ -169,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # a failure at the exit of the process would not be reported
             return status
     except (BrokenPipeError, SystemExit):  # typer exits where the pipe is broken
-        return _close_output()
+        return close_output()
     except _errors_of_the_user() as error:
         if debug:
             raise
@@ -195,17 +193,9 @@ def _output_is_lost() -> bool:
     try:
         sys.stdout.flush()
     except OSError:
-        _close_output()  # Python would flush once more as it exits
+        close_output()
         return True
     return False
-
-
-def _close_output() -> int:
-    """Close standard output, whose reader is gone, and return the exit status for that."""
-    from spillgrad_tools.paged import NOBODY_READS, close_output
-
-    close_output()
-    return NOBODY_READS
 
 
 def _one_line(error: Exception, arguments: Sequence[str]) -> str:

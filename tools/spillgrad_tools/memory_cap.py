@@ -60,35 +60,29 @@ class MemoryCap:
         """Return the command that runs the command `words` within the limit."""
         if self._group is None:
             return ["sh", "-c", f'ulimit -d {(self.limit_bytes + _UNTOUCHED_BYTES) >> 10} && exec "$@"', "sh", *words]
-        return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._group.path / "cgroup.procs"), *words]
+        return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._group / "cgroup.procs"), *words]
 
     def peak_bytes(self) -> int | None:
         """Return the peak memory of all programs together, page cache included; None where Linux does not count it."""
-        with contextlib.suppress(FileNotFoundError):  # version 2 counts it since Linux 5.19
-            if self._group is not None:
-                return int((self._group.path / self._group.hierarchy.peak).read_text())
-        return None
+        files = [] if self._group is None else [self._group / hierarchy.peak for hierarchy in _HIERARCHIES]
+        counted = [file.read_text() for file in files if file.exists()]  # version 2 counts it since Linux 5.19
+        return int(counted[0]) if counted else None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         deadline = time.monotonic() + _EMPTY_S
-        while self._group is not None and self._group.path.exists():
+        while self._group is not None and self._group.exists():
             try:
-                self._group.path.rmdir()
+                self._group.rmdir()
             except OSError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
 
 
-class _Group(NamedTuple):
-    hierarchy: _Hierarchy
-    path: Path
-
-
-def _make_group(limit_bytes: int) -> _Group | None:
+def _make_group(limit_bytes: int) -> Path | None:
     """Return a new control group with this limit, in a group that this process is in; None where none can be made."""
     for hierarchy in _HIERARCHIES:
         for parent in _own_and_outer(hierarchy):
@@ -105,7 +99,7 @@ def _make_group(limit_bytes: int) -> _Group | None:
             with contextlib.suppress(OSError):  # this kernel does not count swap
                 swap_bytes = limit_bytes if hierarchy.swap_bytes is None else hierarchy.swap_bytes
                 (group / hierarchy.swap).write_text(str(swap_bytes))
-            return _Group(hierarchy, group)
+            return group
     return None
 
 

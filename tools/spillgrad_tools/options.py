@@ -4,6 +4,8 @@ import copy
 import dataclasses
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -13,6 +15,19 @@ from typer.models import ParameterInfo
 
 # Exit statuses of a command that found what it looked at damaged, and of one that was interrupted.
 WRONG, INTERRUPTED = 1, 130
+
+
+# The exit status of a program that a closed pipe ended: 128 plus SIGPIPE.
+NOBODY_READS = 141
+
+
+def close_output() -> int:
+    """Replace standard output, whose reader is gone, by /dev/null, and return the exit status for that.
+
+    Python flushes standard output once more at exit.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return NOBODY_READS
 
 
 def named_path(text: str) -> Path:

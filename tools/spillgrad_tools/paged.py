@@ -7,8 +7,8 @@ import sys
 import typer
 from rich.console import Console, RenderableType
 
-# The exit status of a program that a closed pipe ended: 128 plus SIGPIPE.
-NOBODY_READS = 141
+from spillgrad_tools.options import close_output
+
 # With PYTHONUNBUFFERED, Python notices a partial write only when it writes the next piece.
 _PIECE = 1 << 16
 # Longer than any line: rich cuts the lines of a tree at the console's width, even without wrapping.
@@ -41,10 +41,4 @@ def write(text: str) -> None:
             sys.stdout.write(text[start : start + _PIECE].encode(encoding, "backslashreplace").decode(encoding))
             sys.stdout.flush()
     except BrokenPipeError:
-        close_output()
-        raise typer.Exit(NOBODY_READS) from None
-
-
-def close_output() -> None:
-    """Replace standard output, whose reader is gone, by /dev/null: Python flushes standard output once more at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(close_output()) from None

@@ -25,7 +25,6 @@ _LINE = 64
 
 # An element is copied as an unsigned integer of its size, whatever its dtype.
 _WORDS = {size: np.zeros(1, kind) for size, kind in {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.items()}
-_INT64 = np.zeros(1, np.int64)
 
 if DISABLE_JIT:
 

@@ -39,7 +39,7 @@ def _source(body: Trace, pattern: str, dtypes: Sequence[np.dtype[Any]]) -> str:
     standing = [i for i, letter in enumerate(pattern) if letter == "s"]
 
     def value(i: int, position: str) -> str:
-        return _loaded(dtypes[i], f"element(x{i}, {position})")
+        return _converted("widen", dtypes[i], f"element(x{i}, {position})")
 
     lines = [
         "def loop(place):",
@@ -56,18 +56,14 @@ def _source(body: Trace, pattern: str, dtypes: Sequence[np.dtype[Any]]) -> str:
         "        for i in range(length):",
         *(f"            {body.inputs[i]} = {value(i, 'i')}" for i in moving),
         *(f"            {line}" for line in body.lines),
-        *(f"            set_element(x{i}, i, {_stored(dtypes[i], name)})" for i, name in results),
+        *(f"            set_element(x{i}, i, {_converted('narrow', dtypes[i], name)})" for i, name in results),
         *(f"        p{i} += down{i}" for i in range(arrays)),
     ]
     return "\n".join(lines)
 
 
-def _loaded(dtype: np.dtype[Any], expression: str) -> str:
-    return f"widen_{dtype.name}({expression})" if dtype.name in half.HALF else expression
-
-
-def _stored(dtype: np.dtype[Any], expression: str) -> str:
-    return f"narrow_{dtype.name}({expression})" if dtype.name in half.HALF else expression
+def _converted(verb: str, dtype: np.dtype[Any], expression: str) -> str:
+    return f"{verb}_{dtype.name}({expression})" if dtype.name in half.HALF else expression
 
 
 @functools.lru_cache(maxsize=1024)

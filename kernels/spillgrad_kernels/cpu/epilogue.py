@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad_kernels.cpu.pointers import array_at
-from spillgrad_kernels.jit.by_address import Kernel, code_address
+from spillgrad_kernels.jit.by_address import code_address
 from spillgrad_kernels.jit.compile import jit
 from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, trace
 
@@ -23,8 +23,11 @@ _PARAMETERS = ("rows", "columns", "product", "product_row", "other", "other_row"
 
 
 @functools.cache
-def _function(formula: Formula, name: str, dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel, with `_PARAMETERS`, that applies `formula` to a block of a product."""
+def epilogue(formula: Formula, name: str, dtype: np.dtype[Any]) -> int:
+    """Return the address of the machine code that applies `formula` to a block of a product, float32 or float64.
+
+    The code takes `_PARAMETERS`. The address stays valid.
+    """
     body = trace(formula, dtype.type)
     inputs = dict(zip(("product", "other"), body.inputs, strict=False))
     lines = [
@@ -39,13 +42,5 @@ def _function(formula: Formula, name: str, dtype: np.dtype[Any]) -> Kernel:
     like: Any = np.zeros(1, dtype)
     namespace = {**FUNCTIONS, **body.constants, "array_at": array_at, "like": like, "__name__": __name__}
     exec(compile("\n".join(lines), f"<epilogue {name}>", "exec"), namespace)
-    return jit(namespace["epilogue"], name=f"epilogue.{name}.{dtype}", by_address=True)
-
-
-@functools.cache
-def epilogue(formula: Formula, name: str, dtype: np.dtype[Any]) -> int:
-    """Return the address of the machine code that applies `formula` to products of `dtype`, float32 or float64.
-
-    The address stays valid.
-    """
-    return code_address(_function(formula, name, dtype), len(_PARAMETERS))
+    kernel = jit(namespace["epilogue"], name=f"epilogue.{name}.{dtype}", by_address=True)
+    return code_address(kernel, len(_PARAMETERS))

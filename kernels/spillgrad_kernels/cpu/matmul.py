@@ -171,7 +171,7 @@ def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shap
     if batch and b.ndim == 2 and all([_rows_are_regular(layout) for layout in (a, added, out)]):
         m, batch = m * math.prod(batch), ()
     steps = [layout.strides[-2:] for layout in layouts]
-    in_batch = [_batch_strides(len(batch), layout) for layout in layouts] if batch else [[], [], [], []]
+    in_batch = [layout.broadcast_strides(len(batch) + 2)[:-2] for layout in layouts] if batch else [[], [], [], []]
     packed = BFLOAT16_PAIR if numbers == np.uint16 else dtype
     plain = packed == numbers
     swapped = _is_better_swapped(m, n, plain, steps[1], steps[3], dtype.itemsize)
@@ -192,12 +192,6 @@ def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shap
     direct = products and cut.phases == 0 and cut.blocks <= cut.grain
     code = entry_point(_SEPARATE[packed], 7) if direct else None
     return CallPlan(code, buffers.allocator(shape, dtype), shape, dtype, packed, cut, products, geometry)
-
-
-def _batch_strides(dims: int, layout: Layout) -> list[int]:
-    """Return an operand's stride, in bytes, in each of the `dims` dimensions of the batch; 0 where it is broadcast."""
-    own = [0 if size == 1 else stride for size, stride in zip(layout.shape[:-2], layout.strides[:-2], strict=True)]
-    return [*[0] * (dims - len(own)), *own]
 
 
 def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:

@@ -20,8 +20,8 @@ from spillgrad_kernels.cpu.product_tile import (
     sums_of,
     tile_columns,
 )
-from spillgrad_kernels.cpu.vector_instructions import Emitter, prefetch_line
-from spillgrad_kernels.jit.compile import DISABLE_JIT, cgutils, emitted, intrinsic, types
+from spillgrad_kernels.cpu.vector_instructions import Emitter, prefetch_line, vector_code
+from spillgrad_kernels.jit.compile import DISABLE_JIT, cgutils, emitted, types
 
 # Rows of a strided A are read through this many pointers; each serves several rows at fixed distances. A pointer per
 # row would need too many registers.
@@ -103,165 +103,134 @@ if DISABLE_JIT:
 
 else:
 
-    @intrinsic
+    @vector_code
     def multiply_panels(
-        typing_context: Any, like: Any, k: Any, a: Any, b: Any, b_row: Any, c: Any, c_row: Any, addend: Any,
-        addend_row: Any,
-    ) -> Any:  # fmt: skip
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _, k, a, b, b_row, c, c_row, addend, addend_row = arguments
-            emit = Emitter(builder, like.dtype)
-            integer = k.type
-            # The tile of C is needed only at the end. Until then, it is loaded into the cache.
-            for i in range(TILE_ROWS):
-                row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
-                prefetch_line(builder, row, to_write=True)
-                prefetch_line(builder, emit.shifted(row, (TILE_VECTORS - 1) * emit.lanes), to_write=True)
-            sums = emit.sums_of_products(
-                k, ([a], ir.Constant(integer, TILE_ROWS * emit.bytes)), (b, b_row),
-                lambda pa, i: emit.shifted(pa[0], i), emit.load_nth, TILE_ROWS, TILE_VECTORS,
-            )  # fmt: skip
-            emit.store_tile(sums, c, c_row, addend, addend_row)
-            return context.get_dummy_value()
+        emit: Emitter, k: Any, a: Any, b: Any, b_row: Any, c: Any, c_row: Any, addend: Any, addend_row: Any
+    ) -> None:
+        builder, integer = emit.builder, k.type
+        # The tile of C is needed only at the end. Until then, it is loaded into the cache.
+        for i in range(TILE_ROWS):
+            row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
+            prefetch_line(builder, row, to_write=True)
+            prefetch_line(builder, emit.shifted(row, (TILE_VECTORS - 1) * emit.lanes), to_write=True)
+        sums = emit.sums_of_products(
+            k, ([a], ir.Constant(integer, TILE_ROWS * emit.bytes)), (b, b_row),
+            lambda pa, i: emit.shifted(pa[0], i), emit.load_nth, TILE_ROWS, TILE_VECTORS,
+        )  # fmt: skip
+        emit.store_tile(sums, c, c_row, addend, addend_row)
 
-        return types.void(like, *[types.intp] * 8), codegen
-
-    @intrinsic
+    @vector_code
     def multiply_strided(
-        typing_context: Any, like: Any, k: Any, a: Any, a_row: Any, a_col: Any, b: Any, b_row: Any, c: Any, c_row: Any,
-        addend: Any, addend_row: Any,
-    ) -> Any:  # fmt: skip
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _, k, a, a_row, a_col, b, b_row, c, c_row, addend, addend_row = arguments
-            emit = Emitter(builder, like.dtype)
-            rows_apiece = TILE_ROWS // _POINTERS
-            distances = [builder.mul(a_row, ir.Constant(k.type, i)) for i in range(TILE_ROWS)]
-            starts = [builder.add(a, distances[p * rows_apiece]) for p in range(_POINTERS)]
-            sums = emit.sums_of_products(
-                k, (starts, a_col), (b, b_row),
-                lambda pa, i: builder.add(pa[i // rows_apiece], distances[i % rows_apiece]),
-                emit.load_nth, TILE_ROWS, TILE_VECTORS,
-            )  # fmt: skip
-            emit.store_tile(sums, c, c_row, addend, addend_row)
-            return context.get_dummy_value()
-
-        return types.void(like, *[types.intp] * 10), codegen
+        emit: Emitter, k: Any, a: Any, a_row: Any, a_col: Any, b: Any, b_row: Any, c: Any, c_row: Any, addend: Any,
+        addend_row: Any,
+    ) -> None:  # fmt: skip
+        builder = emit.builder
+        rows_apiece = TILE_ROWS // _POINTERS
+        distances = [builder.mul(a_row, ir.Constant(k.type, i)) for i in range(TILE_ROWS)]
+        starts = [builder.add(a, distances[p * rows_apiece]) for p in range(_POINTERS)]
+        sums = emit.sums_of_products(
+            k, (starts, a_col), (b, b_row),
+            lambda pa, i: builder.add(pa[i // rows_apiece], distances[i % rows_apiece]),
+            emit.load_nth, TILE_ROWS, TILE_VECTORS,
+        )  # fmt: skip
+        emit.store_tile(sums, c, c_row, addend, addend_row)
 
     @emitted(lambda address: types.void(types.intp))
     def prefetch(builder: Any, address: Any) -> None:
         prefetch_line(builder, address, to_write=False)
 
-    @intrinsic
+    @vector_code
     def multiply_in_place(
-        typing_context: Any, like: Any, rows: Any, columns: Any, k: Any, a: Any, a_row: Any, a_col: Any, b: Any,
-        b_row: Any, c: Any, c_row: Any, addend: Any, addend_row: Any,
-    ) -> Any:  # fmt: skip
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _, rows, columns, k, a, a_row, a_col, b, b_row, c, c_row, addend, addend_row = arguments
-            emit = Emitter(builder, like.dtype)
-            integer = k.type
-            adds = cgutils.is_not_null(builder, addend)
+        emit: Emitter, rows: Any, columns: Any, k: Any, a: Any, a_row: Any, a_col: Any, b: Any, b_row: Any, c: Any,
+        c_row: Any, addend: Any, addend_row: Any,
+    ) -> None:  # fmt: skip
+        builder, integer = emit.builder, k.type
+        adds = cgutils.is_not_null(builder, addend)
 
-            def multiply(tile_rows: int, vectors: int) -> None:
-                """Emit the code for a tile of at most `tile_rows` rows and `vectors` vectors."""
-                # In place of missing rows, the last row is computed again and not stored.
-                last = builder.sub(rows, ir.Constant(integer, 1))
-                present = [builder.icmp_signed("<", ir.Constant(integer, i), rows) for i in range(tile_rows)]
-                nearest = [builder.select(flag, ir.Constant(integer, i), last) for i, flag in enumerate(present)]
-                offsets = [builder.mul(row, a_row) for row in nearest]
-                counts = [builder.sub(columns, ir.Constant(integer, j * emit.lanes)) for j in range(vectors)]
-                masks = [emit.first_lanes(count) for count in counts]
+        def multiply(tile_rows: int, vectors: int) -> None:
+            """Emit the code for a tile of at most `tile_rows` rows and `vectors` vectors."""
+            # In place of missing rows, the last row is computed again and not stored.
+            last = builder.sub(rows, ir.Constant(integer, 1))
+            present = [builder.icmp_signed("<", ir.Constant(integer, i), rows) for i in range(tile_rows)]
+            nearest = [builder.select(flag, ir.Constant(integer, i), last) for i, flag in enumerate(present)]
+            offsets = [builder.mul(row, a_row) for row in nearest]
+            counts = [builder.sub(columns, ir.Constant(integer, j * emit.lanes)) for j in range(vectors)]
+            masks = [emit.first_lanes(count) for count in counts]
 
-                def b_at(pb: Any, j: int) -> Any:
-                    # The next tile begins beside this tile. If rows are long, no hardware prefetcher foresees this.
-                    prefetch_line(builder, emit.shifted(pb, (j + vectors) * emit.lanes), to_write=False)
-                    return emit.load_some(emit.shifted(pb, j * emit.lanes), masks[j])
+            def b_at(pb: Any, j: int) -> Any:
+                # The next tile begins beside this tile. If rows are long, no hardware prefetcher foresees this.
+                prefetch_line(builder, emit.shifted(pb, (j + vectors) * emit.lanes), to_write=False)
+                return emit.load_some(emit.shifted(pb, j * emit.lanes), masks[j])
 
-                sums = emit.sums_of_products(
-                    k, ([a], a_col), (b, b_row), lambda pa, i: builder.add(pa[0], offsets[i]), b_at, tile_rows, vectors
-                )
-                for i in range(tile_rows):
-                    with builder.if_then(present[i]):
-                        for j in range(vectors):
-                            row = builder.add(addend, builder.mul(addend_row, ir.Constant(integer, i)))
-                            mask = builder.and_(masks[j], emit.splat_flag(adds))
-                            added = emit.load_some(emit.shifted(row, j * emit.lanes), mask)
-                            total = builder.select(adds, builder.fadd(added, sums[i, j]), sums[i, j])
-                            row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
-                            emit.store_some(total, emit.shifted(row, j * emit.lanes), masks[j])
+            sums = emit.sums_of_products(
+                k, ([a], a_col), (b, b_row), lambda pa, i: builder.add(pa[0], offsets[i]), b_at, tile_rows, vectors
+            )
+            for i in range(tile_rows):
+                with builder.if_then(present[i]):
+                    for j in range(vectors):
+                        row = builder.add(addend, builder.mul(addend_row, ir.Constant(integer, i)))
+                        mask = builder.and_(masks[j], emit.splat_flag(adds))
+                        added = emit.load_some(emit.shifted(row, j * emit.lanes), mask)
+                        total = builder.select(adds, builder.fadd(added, sums[i, j]), sums[i, j])
+                        row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
+                        emit.store_some(total, emit.shifted(row, j * emit.lanes), masks[j])
 
-            def multiply_lower(heights: list[int]) -> None:
-                """Emit the code that chooses the lowest of the tile `heights` with enough rows."""
-                is_narrow = builder.icmp_signed("<=", columns, ir.Constant(integer, emit.lanes))
-                if len(heights) > 1:
-                    is_low = builder.icmp_signed("<=", rows, ir.Constant(integer, heights[0]))
-                    with builder.if_else(is_low) as (low, high):
-                        with low:
-                            multiply_lower(heights[:1])
-                        with high:
-                            multiply_lower(heights[1:])
-                    return
-                with builder.if_else(is_narrow) as (narrow, wide):
-                    with narrow:
-                        multiply(heights[0], 1)
-                    with wide:
-                        multiply(heights[0], TILE_VECTORS)
+        def multiply_lower(heights: list[int]) -> None:
+            """Emit the code that chooses the lowest of the tile `heights` with enough rows."""
+            is_narrow = builder.icmp_signed("<=", columns, ir.Constant(integer, emit.lanes))
+            if len(heights) > 1:
+                is_low = builder.icmp_signed("<=", rows, ir.Constant(integer, heights[0]))
+                with builder.if_else(is_low) as (low, high):
+                    with low:
+                        multiply_lower(heights[:1])
+                    with high:
+                        multiply_lower(heights[1:])
+                return
+            with builder.if_else(is_narrow) as (narrow, wide):
+                with narrow:
+                    multiply(heights[0], 1)
+                with wide:
+                    multiply(heights[0], TILE_VECTORS)
 
-            multiply_lower([-(-TILE_ROWS // 3), -(-2 * TILE_ROWS // 3), TILE_ROWS])
-            return context.get_dummy_value()
+        multiply_lower([-(-TILE_ROWS // 3), -(-2 * TILE_ROWS // 3), TILE_ROWS])
 
-        return types.void(like, *[types.intp] * 12), codegen
+    @vector_code
+    def copy_tile_line(emit: Emitter, width: Any, source: Any, target: Any) -> None:
+        builder = emit.builder
+        is_row = builder.icmp_signed("==", width, ir.Constant(width.type, TILE_ROWS))
+        with builder.if_else(is_row) as (rows, columns):
+            for branch, lanes in ((rows, TILE_ROWS), (columns, TILE_VECTORS * emit.lanes)):
+                with branch:
+                    emit.store(emit.load(source, lanes), target)
 
-    @intrinsic
-    def copy_tile_line(typing_context: Any, like: Any, width: Any, source: Any, target: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _, width, source, target = arguments
-            emit = Emitter(builder, like.dtype)
-            is_row = builder.icmp_signed("==", width, ir.Constant(width.type, TILE_ROWS))
-            with builder.if_else(is_row) as (rows, columns):
-                for branch, lanes in ((rows, TILE_ROWS), (columns, TILE_VECTORS * emit.lanes)):
-                    with branch:
-                        emit.store(emit.load(source, lanes), target)
-            return context.get_dummy_value()
-
-        return types.void(like, *[types.intp] * 3), codegen
-
-    @intrinsic
-    def transpose_block(
-        typing_context: Any, like: Any, source: Any, stride: Any, rows: Any, target: Any, width: Any
-    ) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _, source, stride, rows, target, width = arguments
-            emit = Emitter(builder, like.dtype)
-            integer = source.type
-            column_bytes = builder.mul(width, ir.Constant(integer, emit.bytes))
-            done = builder.append_basic_block("transposed")
-            fewer = builder.append_basic_block("fewer")
-            # Blocks of whole panels, which are nearly all, need no masks.
-            counts = {emit.lanes, TILE_ROWS % emit.lanes or emit.lanes}
-            ways = {count: builder.append_basic_block(f"of{count}") for count in counts}
-            switch = builder.switch(rows, fewer)
-            for count, block in ways.items():
-                switch.add_case(ir.Constant(integer, count), block)
-            for count, block in [*ways.items(), (None, fewer)]:
-                builder.position_at_end(block)
-                vectors = []
-                for i in range(emit.lanes):
-                    run = builder.add(source, builder.mul(stride, ir.Constant(integer, i)))
-                    if count is None:
-                        mask = emit.splat_flag(builder.icmp_signed("<", ir.Constant(integer, i), rows))
-                        vectors.append(emit.load_some(run, mask))
-                    else:
-                        vectors.append(emit.load_sums(run) if i < count else emit.zero)
-                half = emit.lanes // 2
-                for _ in range(emit.lanes.bit_length() - 1):
-                    vectors = [v for i in range(half) for v in emit.interleave(vectors[i], vectors[i + half])]
-                place = target
-                for vector in vectors:
-                    emit.store(vector, place)
-                    place = builder.add(place, column_bytes)
-                builder.branch(done)
-            builder.position_at_end(done)
-            return context.get_dummy_value()
-
-        return types.void(like, *[types.intp] * 5), codegen
+    @vector_code
+    def transpose_block(emit: Emitter, source: Any, stride: Any, rows: Any, target: Any, width: Any) -> None:
+        builder, integer = emit.builder, source.type
+        column_bytes = builder.mul(width, ir.Constant(integer, emit.bytes))
+        done = builder.append_basic_block("transposed")
+        fewer = builder.append_basic_block("fewer")
+        # Blocks of whole panels, which are nearly all, need no masks.
+        counts = {emit.lanes, TILE_ROWS % emit.lanes or emit.lanes}
+        ways = {count: builder.append_basic_block(f"of{count}") for count in counts}
+        switch = builder.switch(rows, fewer)
+        for count, block in ways.items():
+            switch.add_case(ir.Constant(integer, count), block)
+        for count, block in [*ways.items(), (None, fewer)]:
+            builder.position_at_end(block)
+            vectors = []
+            for i in range(emit.lanes):
+                run = builder.add(source, builder.mul(stride, ir.Constant(integer, i)))
+                if count is None:
+                    mask = emit.splat_flag(builder.icmp_signed("<", ir.Constant(integer, i), rows))
+                    vectors.append(emit.load_some(run, mask))
+                else:
+                    vectors.append(emit.load_sums(run) if i < count else emit.zero)
+            half = emit.lanes // 2
+            for _ in range(emit.lanes.bit_length() - 1):
+                vectors = [v for i in range(half) for v in emit.interleave(vectors[i], vectors[i + half])]
+            place = target
+            for vector in vectors:
+                emit.store(vector, place)
+                place = builder.add(place, column_bytes)
+            builder.branch(done)
+        builder.position_at_end(done)

@@ -268,11 +268,6 @@ def _normalized_rows(a: np.ndarray, n: int) -> np.ndarray:
     return np.ascontiguousarray(a).reshape(a.size // n if n else 0, n)
 
 
-def _rows_per_partial(rows: int) -> int:
-    """Return the number of rows of a partial sum. If it depended on the number of threads, sums would too."""
-    return max(_MIN_ROWS_PER_PARTIAL, -(-rows // _MAX_PARTIALS))
-
-
 def _partial_sums(partials: int, n: int, dtype: Any, offset_bytes: int) -> np.ndarray:
     """Return `partials` uninitialised rows for sums of n numbers, each beginning `offset_bytes` into a page.
 
@@ -281,6 +276,26 @@ def _partial_sums(partials: int, n: int, dtype: Any, offset_bytes: int) -> np.nd
     page, offset = _PAGE_BYTES // dtype.itemsize, offset_bytes // dtype.itemsize
     pitch = -(-n // page) * page
     return buffers.empty((partials * pitch + page,), dtype)[offset : offset + partials * pitch].reshape(partials, pitch)
+
+
+def _backward(
+    kernel: Any, grad: np.ndarray, a: np.ndarray, weight: np.ndarray | None, statistics: tuple[np.ndarray, ...],
+    offsets_bytes: tuple[int, ...],
+) -> tuple[np.ndarray, ...]:  # fmt: skip
+    """Return da and the gradients of the parameters, whose partial sums begin `offsets_bytes` into a page."""
+    groups = statistics[0].size
+    n = a.size // groups if groups else 0 if weight is None else weight.size
+    rows, grad_rows = _normalized_rows(a, n), _normalized_rows(grad, n)
+    # If the number of rows of a partial sum depended on the number of threads, sums would too.
+    block = max(_MIN_ROWS_PER_PARTIAL, -(-len(rows) // _MAX_PARTIALS))
+    partials = -(-len(rows) // block)
+    da = buffers.empty(a.shape, a.dtype)
+    sums = [_partial_sums(partials, n, a.dtype, offset_bytes) for offset_bytes in offsets_bytes]
+    parallel_for(
+        kernel, partials, -(-grain_of(n) // block),
+        grad_rows, rows, _parameter(weight, n, a.dtype, 1), *statistics, block, da.reshape(rows.shape), *sums,
+    )  # fmt: skip
+    return da, *(total[:, :n].sum(axis=0) for total in sums)
 
 
 @on_device("normalization")
@@ -309,18 +324,10 @@ def layer_norm_backward(
 
     Shapes: grad and da as `a`; mean and rstd (rows,) as `layer_norm` returned them; dweight and dbias (n,).
     """
-    n = a.size // mean.size if mean.size else 0 if weight is None else weight.size
-    rows, grad_rows = _normalized_rows(a, n), _normalized_rows(grad, n)
-    block = _rows_per_partial(rows.shape[0])
-    partials = -(-rows.shape[0] // block)
-    da = buffers.empty(a.shape, a.dtype)
-    dweight = _partial_sums(partials, n, a.dtype, _WEIGHT_OFFSET_BYTES)
-    dbias = _partial_sums(partials, n, a.dtype, _BIAS_OFFSET_BYTES)
-    parallel_for(
-        _layer_norm_backward, partials, -(-grain_of(n) // block),
-        grad_rows, rows, _parameter(weight, n, a.dtype, 1), mean, rstd, block, da.reshape(rows.shape), dweight, dbias,
-    )  # fmt: skip
-    return da, dweight[:, :n].sum(axis=0), dbias[:, :n].sum(axis=0)
+    da, dweight, dbias = _backward(
+        _layer_norm_backward, grad, a, weight, (mean, rstd), (_WEIGHT_OFFSET_BYTES, _BIAS_OFFSET_BYTES)
+    )
+    return da, dweight, dbias
 
 
 @on_device("normalization")
@@ -345,13 +352,5 @@ def rms_norm_backward(
 
     Shapes: grad and da as `a`; rstd (rows,) as `rms_norm` returned it; dweight (n,).
     """
-    n = a.size // rstd.size if rstd.size else 0 if weight is None else weight.size
-    rows, grad_rows = _normalized_rows(a, n), _normalized_rows(grad, n)
-    block = _rows_per_partial(rows.shape[0])
-    partials = -(-rows.shape[0] // block)
-    da, dweight = buffers.empty(a.shape, a.dtype), _partial_sums(partials, n, a.dtype, _WEIGHT_OFFSET_BYTES)
-    parallel_for(
-        _rms_norm_backward, partials, -(-grain_of(n) // block),
-        grad_rows, rows, _parameter(weight, n, a.dtype, 1), rstd, block, da.reshape(rows.shape), dweight,
-    )  # fmt: skip
-    return da, dweight[:, :n].sum(axis=0)
+    da, dweight = _backward(_rms_norm_backward, grad, a, weight, (rstd,), (_WEIGHT_OFFSET_BYTES,))
+    return da, dweight

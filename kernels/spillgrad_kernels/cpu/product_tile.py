@@ -11,7 +11,7 @@ import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 
-from spillgrad_kernels.jit.compile import DISABLE_JIT, intrinsic, overload, types
+from spillgrad_kernels.jit.compile import DISABLE_JIT, emitted, overload, types
 
 
 def _tile_of_host() -> tuple[int, int]:
@@ -98,15 +98,10 @@ if DISABLE_JIT:
 
 else:
 
-    @intrinsic
-    def widened(typing_context: Any, number: Any) -> Any:
-        is_half = number == types.uint16
-
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            if not is_half:
-                return arguments[0]
-            word = ir.IntType(32)
-            bits = builder.shl(builder.zext(arguments[0], word), ir.Constant(word, 16))
-            return builder.bitcast(bits, ir.FloatType())
-
-        return (types.float32 if is_half else number)(number), codegen
+    @emitted(lambda number: (types.float32 if number == types.uint16 else number)(number))
+    def widened(builder: Any, number: Any) -> Any:
+        if number.type != ir.IntType(16):
+            return number
+        word = ir.IntType(32)
+        bits = builder.shl(builder.zext(number, word), ir.Constant(word, 16))
+        return builder.bitcast(bits, ir.FloatType())

@@ -59,29 +59,27 @@ def _draw_uniform(values: Any, high: Any, low: Any, counter: Any, seed: Any) -> 
             values[j] = fraction64((np.uint64(high[j]) << HALF) | np.uint64(low[j]))
 
 
-@jit
-def _uniform(start: int, stop: int, out: Any, seed: Any, offset: Any) -> None:
-    high, low = np.empty(_CHUNK, np.uint32), np.empty(_CHUNK, np.uint32)
-    values = np.empty(_CHUNK, out.dtype)
-    for chunk in range(start, stop):
-        _draw_uniform(values, high, low, offset + np.uint64(chunk * (_CHUNK // 4)), seed)
-        part = out[chunk * _CHUNK : (chunk + 1) * _CHUNK]
-        for j in range(part.size):
-            part[j] = values[j]
+def _drawing(name: str, is_normal: bool) -> Any:
+    """Return the kernel that fills `out` with normal or with uniform numbers."""
+
+    @jit(name=f"random.{name}")
+    def kernel(start: int, stop: int, out: Any, seed: Any, offset: Any) -> None:
+        high, low = np.empty(_CHUNK, np.uint32), np.empty(_CHUNK, np.uint32)
+        values = np.empty(_CHUNK, out.dtype)
+        number = out.dtype.type
+        for chunk in range(start, stop):
+            _draw_uniform(values, high, low, offset + np.uint64(chunk * (_CHUNK // 4)), seed)
+            if is_normal:
+                for j in range(_CHUNK // 2):
+                    values[2 * j], values[2 * j + 1] = normal_pair(values[2 * j], values[2 * j + 1], number)
+            part = out[chunk * _CHUNK : (chunk + 1) * _CHUNK]
+            for j in range(part.size):
+                part[j] = values[j]
+
+    return kernel
 
 
-@jit
-def _normal(start: int, stop: int, out: Any, seed: Any, offset: Any) -> None:
-    high, low = np.empty(_CHUNK, np.uint32), np.empty(_CHUNK, np.uint32)
-    values = np.empty(_CHUNK, out.dtype)
-    number = out.dtype.type
-    for chunk in range(start, stop):
-        _draw_uniform(values, high, low, offset + np.uint64(chunk * (_CHUNK // 4)), seed)
-        for j in range(_CHUNK // 2):
-            values[2 * j], values[2 * j + 1] = normal_pair(values[2 * j], values[2 * j + 1], number)
-        part = out[chunk * _CHUNK : (chunk + 1) * _CHUNK]
-        for j in range(part.size):
-            part[j] = values[j]
+_uniform, _normal = _drawing("uniform", False), _drawing("normal", True)
 
 
 @jit
@@ -119,20 +117,17 @@ def _dropout_add(
             y[j] = r[j] + where(words[j] >= threshold, x[j] * scale, x.dtype.type(0.0))
 
 
-def _run(kernel: Any, out: np.ndarray, *operands: Any) -> np.ndarray:
-    parallel_for(kernel, -(-out.size // _CHUNK), _GRAIN_CHUNKS, *operands)
+def _run(kernel: Any, seed: int, offset: int, out: np.ndarray, *operands: Any) -> np.ndarray:
+    numbers = np.uint64(seed & 0xFFFFFFFFFFFFFFFF), np.uint64(offset)
+    parallel_for(kernel, -(-out.size // _CHUNK), _GRAIN_CHUNKS, *operands, *numbers)
     return out
-
-
-def _seed(seed: int) -> np.uint64:
-    return np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
 
 
 @on_device("random")
 def uniform(shape: tuple[int, ...], dtype: Any, seed: int, offset: int) -> np.ndarray:
     """Return numbers uniform in [0, 1): multiples of 2**-24 in float32, of 2**-53 in float64."""
     out = buffers.empty(shape, dtype)
-    return _run(_uniform, out, out.reshape(-1), _seed(seed), np.uint64(offset))
+    return _run(_uniform, seed, offset, out, out.reshape(-1))
 
 
 @on_device("random")
@@ -143,14 +138,14 @@ def normal(shape: tuple[int, ...], dtype: Any, seed: int, offset: int) -> np.nda
     Source: Box & Muller 1958, "A note on the generation of random normal deviates".
     """
     out = buffers.empty(shape, dtype)
-    return _run(_normal, out, out.reshape(-1), _seed(seed), np.uint64(offset))
+    return _run(_normal, seed, offset, out, out.reshape(-1))
 
 
 @on_device("random")
 def words64(shape: tuple[int, ...], seed: int, offset: int) -> np.ndarray:
     """Return uniformly distributed random uint64 numbers."""
     out = buffers.empty(shape, np.uint64)
-    return _run(_words64, out, out.reshape(-1), _seed(seed), np.uint64(offset))
+    return _run(_words64, seed, offset, out, out.reshape(-1))
 
 
 @on_device("random")
@@ -184,8 +179,6 @@ def dropout(a: np.ndarray, p: float, seed: int, offset: int, residual: np.ndarra
         np.copyto(out, 0 if residual is None else residual)
         return out
     threshold, scale = threshold_and_scale(p)
-    numbers = np.uint32(threshold), a.dtype.type(scale), _seed(seed), np.uint64(offset)
-    flat = np.ascontiguousarray(a).reshape(-1)
-    if residual is None:
-        return _run(_dropout, out, flat, out.reshape(-1), *numbers)
-    return _run(_dropout_add, out, flat, np.ascontiguousarray(residual).reshape(-1), out.reshape(-1), *numbers)
+    kernel = _dropout if residual is None else _dropout_add
+    operands = [np.ascontiguousarray(x).reshape(-1) for x in (a, residual) if x is not None]
+    return _run(kernel, seed, offset, out, *operands, out.reshape(-1), np.uint32(threshold), a.dtype.type(scale))

@@ -35,21 +35,30 @@ row_max, row_min = _row_extreme("max", larger_number, -np.inf), _row_extreme("mi
 # the rounding error of a run is below the rounding error of the result.
 
 
-@jit(fastmath=REASSOCIATE)
-def _run_sum(x: Any) -> Any:
-    total = x.dtype.type(0.0)
-    for j in range(x.size):
-        total += x[j]
-    return total
+def _row_total(name: str, term: Callable[..., Any]) -> Any:
+    """Return a kernel of a row and of numbers: the sum of term(x, *numbers) over the elements x of the row."""
+    register_jitable(term)
+
+    @jit(fastmath=REASSOCIATE, name=f"rows.run_{name}")
+    def run_total(run: Any, *numbers: Any) -> Any:
+        total = run.dtype.type(0.0)
+        for j in range(run.size):
+            total += term(run[j], *numbers)
+        return total
+
+    @jit(name=f"rows.row_{name}")
+    def row_total(row: Any, *numbers: Any) -> Any:
+        total = np.float64(0.0)
+        for j in range(0, row.size, RUN):
+            total += run_total(row[j : j + RUN], *numbers)
+        return total
+
+    return row_total
 
 
-@jit
-def row_sum(row: Any) -> Any:
-    """Return the sum of a row."""
-    total = np.float64(0.0)
-    for j in range(0, row.size, RUN):
-        total += _run_sum(row[j : j + RUN])
-    return total
+row_sum = _row_total("sum", lambda x: x)
+row_squares = _row_total("squares", lambda x, centre: (x - centre) * (x - centre))
+row_exponentials = _row_total("exponentials", lambda x, shift: exp(x - shift))
 
 
 @jit(fastmath=REASSOCIATE)
@@ -66,40 +75,6 @@ def row_dot(x: Any, y: Any) -> Any:
     total = np.float64(0.0)
     for j in range(0, x.size, RUN):
         total += _run_dot(x[j : j + RUN], y[j : j + RUN])
-    return total
-
-
-@jit(fastmath=REASSOCIATE)
-def _run_squares(x: Any, centre: Any) -> Any:
-    total = x.dtype.type(0.0)
-    for j in range(x.size):
-        total += (x[j] - centre) * (x[j] - centre)
-    return total
-
-
-@jit
-def row_squares(row: Any, centre: Any) -> Any:
-    """Return the sum of (x - `centre`)**2 over a row."""
-    total = np.float64(0.0)
-    for j in range(0, row.size, RUN):
-        total += _run_squares(row[j : j + RUN], centre)
-    return total
-
-
-@jit(fastmath=REASSOCIATE)
-def _run_exponentials(x: Any, shift: Any) -> Any:
-    total = x.dtype.type(0.0)
-    for j in range(x.size):
-        total += exp(x[j] - shift)
-    return total
-
-
-@jit
-def row_exponentials(row: Any, shift: Any) -> Any:
-    """Return the sum of exp(x - `shift`) over a row."""
-    total = np.float64(0.0)
-    for j in range(0, row.size, RUN):
-        total += _run_exponentials(row[j : j + RUN], shift)
     return total
 
 

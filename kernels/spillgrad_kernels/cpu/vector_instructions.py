@@ -1,13 +1,15 @@
 """Vector instructions as LLVM code, for the inner loops of the matrix product."""
 
+import inspect
 import os
+from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
 from llvmlite import ir
 
 from spillgrad_kernels.cpu.product_tile import VECTOR_BYTES, is_pair
-from spillgrad_kernels.jit.compile import cgutils
+from spillgrad_kernels.jit.compile import cgutils, intrinsic, types
 
 
 def multiplies_pairs() -> bool:
@@ -67,19 +69,16 @@ class Emitter:
             kind = ir.FunctionType(self.sums, [self.sums, halves, halves])
             dot = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
             return self.builder.call(dot, [z, self.builder.bitcast(x, halves), self.builder.bitcast(y, halves)])
-        for half in (self._low_halves, self._high_halves):
-            z = self.builder.call(self._fma, [half(x), half(y), z])
+        for x_half, y_half in zip(self._halves(x), self._halves(y), strict=True):
+            z = self.builder.call(self._fma, [x_half, y_half, z])
         return z
 
-    def _low_halves(self, pairs: Any) -> Any:
+    def _halves(self, pairs: Any) -> list[Any]:
+        """Return the low and the high halves of pairs, as float32 numbers."""
         pairs = self.builder.bitcast(pairs, self.vector)
-        bits = self.builder.shl(pairs, ir.Constant(self.vector, [16] * self.lanes))
-        return self.builder.bitcast(bits, self.sums)
-
-    def _high_halves(self, pairs: Any) -> Any:
-        pairs = self.builder.bitcast(pairs, self.vector)
-        bits = self.builder.and_(pairs, ir.Constant(self.vector, [0xFFFF0000] * self.lanes))
-        return self.builder.bitcast(bits, self.sums)
+        low = self.builder.shl(pairs, ir.Constant(self.vector, [16] * self.lanes))
+        high = self.builder.and_(pairs, ir.Constant(self.vector, [0xFFFF0000] * self.lanes))
+        return [self.builder.bitcast(half, self.sums) for half in (low, high)]
 
     def shifted(self, address: Any, elements: int) -> Any:
         return self.builder.add(address, ir.Constant(address.type, elements * self.bytes))
@@ -189,3 +188,24 @@ class Emitter:
     def interleave(self, x: Any, y: Any) -> list[Any]:
         pairs = [lane for i in range(self.lanes) for lane in (i, i + self.lanes)]
         return [self.shuffle(x, y, pairs[: self.lanes]), self.shuffle(x, y, pairs[self.lanes :])]
+
+
+def vector_code(write: Callable[..., None]) -> Any:
+    """Turn the decorated function, which emits vector instructions, into a function that kernels call.
+
+    The decorated function takes an `Emitter`, and LLVM values of integers. Kernels pass, in place of the emitter, an
+    array `like` of the emitter's dtype.
+    """
+
+    def implementation(_: Any, like: Any, *integers: Any) -> Any:
+        def codegen(context: Any, builder: Any, _: Any, values: Any) -> Any:
+            write(Emitter(builder, like.dtype), *values[1:])
+            return context.get_dummy_value()
+
+        return types.void(like, *[types.intp] * len(integers)), codegen
+
+    emitter, *integers = inspect.signature(write).parameters.values()
+    implementation.__name__ = write.__name__
+    parameters = [emitter, emitter.replace(name="like"), *integers]
+    implementation.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # as Numba wants it
+    return intrinsic(implementation)

@@ -164,7 +164,8 @@ def _choose(a: DeviceArray, key: Any) -> _Chosen:
     view, places = _sliced(a, parts)
     numbers = [i for i, part in enumerate(parts) if isinstance(part, ARRAYS)]
     indexed: list[int] = []
-    place, rows = None, 1
+    place: Any = np.int64(0)
+    rows = 1
     for number, at in zip(numbers, places, strict=True):
         index = _on_device(parts[number])
         dimensions = index.ndim if _is_mask(index) else 1
@@ -176,12 +177,10 @@ def _choose(a: DeviceArray, key: Any) -> _Chosen:
         elif index.dtype == np.uint64:  # uint64 has no common integer dtype with int64, the dtype of sizes
             index = index.astype(np.int64)
         rows *= size
-        operands: list[Any] = [index, np.int64(size)] if place is None else [place, index, np.int64(size)]
-        place = elementwise(_row if place is None else _row_of_row, "row", operands, np.int64)
+        place = elementwise(_row, "row", [place, index, np.int64(size)], np.int64)
     others = [i for i in range(view.ndim) if i not in indexed]
     order = [*indexed, *others]
     apart = numbers[-1] - numbers[0] + 1 != len(numbers)  # NumPy then puts their dimensions first
-    assert place is not None
     return _Chosen(
         view if order == [*range(view.ndim)] else view.transpose(order), place, rows,
         tuple([view.shape[i] for i in others]), 0 if apart else places[0],
@@ -189,13 +188,11 @@ def _choose(a: DeviceArray, key: Any) -> _Chosen:
     )  # fmt: skip
 
 
-def _row(index: Any, size: Any) -> Any:
-    """Return the position for `index`, which may be negative; -1 for an index outside its dimension of `size`."""
-    return where((index >= size) | (index < -size), -1, where(index < 0, index + size, index))
+def _row(place: Any, index: Any, size: Any) -> Any:
+    """Return the position of `index`, which may be negative, in the next dimension, of `size`, of row `place`.
 
-
-def _row_of_row(place: Any, index: Any, size: Any) -> Any:
-    """Return the position of `index` in the next dimension, of `size`, of row `place`; -1 if either is outside."""
+    The position is -1 if the row or the index is outside its dimension.
+    """
     is_outside = (place < 0) | (index >= size) | (index < -size)
     return where(is_outside, -1, place * size + where(index < 0, index + size, index))
 

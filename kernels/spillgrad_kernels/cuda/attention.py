@@ -108,21 +108,10 @@ def _random_word(seed: int, counter: int, position: int) -> Any:
     return x0 if lane == 0 else x1 if lane == 1 else x2 if lane == 2 else x3
 
 
-class Functions(NamedTuple):
-    """The device functions that the three kernels of a variant share."""
-
-    fill_part: Any  # (part, address, step, first, width, is_inside): load a part of a row into registers
-    fill_tile: Any  # (shared, address, row_step, step, begin, count, width, padded): load rows into shared memory
-    dot: Any  # (part, address): return the dot product of registers and a row in shared memory
-    add: Any  # (part, factor, address): add a multiple of a row in shared memory to registers
-    store_part: Any  # (part, factor, address, step, first, width): store a multiple of registers in a row
-    score: Any  # (score, query, key, queries, keys, mask): return a score with the mask applied
-    factor: Any  # (seed, counter, key, threshold, kept_factor): return the factor of dropout for a weight
-
-
 @functools.cache
-def functions(variant: Variant, tile: int) -> Functions:
-    """Return the device functions of a variant."""
+def functions(variant: Variant, cut: Cut) -> tuple[Any, ...]:
+    """Return the device functions that the kernels of a variant share."""
+    tile, rows = cut.tile, cut.rows
     dtype = np.dtype(variant.dtype)
     size, lanes, number = dtype.itemsize, ACCESS_BYTES // dtype.itemsize, dtype.type
     load, store, load_shared = loaders[dtype.name, 1], storers[dtype.name, 1], shared_loaders[dtype.name, lanes]
@@ -130,7 +119,18 @@ def functions(variant: Variant, tile: int) -> Functions:
     kind, causal, drops = variant.mask, variant.causal, variant.dropout
 
     @device
+    def find_rows(blocks: int, size1: int) -> Any:
+        """Return a thread's part of its row, its row in the block, its head, the block's first row, and its batch.
+
+        The batch is the head's index in each of two batch dimensions; the last of them has size `size1`.
+        """
+        split, head = quotient(cuda.threadIdx.x, rows), quotient(cuda.blockIdx.x, blocks)
+        b0, first = quotient(head, size1), (cuda.blockIdx.x - head * blocks) * rows
+        return split, cuda.threadIdx.x - split * rows, head, first, b0, head - b0 * size1
+
+    @device
     def fill_part(part: Any, address: int, step: int, first: int, width: int, is_inside: bool) -> None:
+        """Load a part of a row into registers."""
         for i in range(len(part)):
             part[i] = load(address + (first + i) * step) if is_inside and first + i < width else zero
 
@@ -138,6 +138,7 @@ def functions(variant: Variant, tile: int) -> Functions:
     def fill_tile(
         shared: Any, address: int, row_step: int, step: int, begin: int, count: int, width: int, padded: int
     ) -> None:
+        """Load rows into shared memory."""
         place = cuda.threadIdx.x
         while place < tile * padded:
             j = quotient(place, padded)
@@ -148,6 +149,7 @@ def functions(variant: Variant, tile: int) -> Functions:
 
     @device
     def dot(part: Any, address: int) -> Any:
+        """Return the dot product of registers and a row in shared memory."""
         total = zero
         for i in range(0, len(part), lanes):
             values = load_shared(address + i * size)
@@ -157,6 +159,7 @@ def functions(variant: Variant, tile: int) -> Functions:
 
     @device
     def add(part: Any, factor: Any, address: int) -> None:
+        """Add a multiple of a row in shared memory to registers."""
         for i in range(0, len(part), lanes):
             values = load_shared(address + i * size)
             for lane in range(lanes):
@@ -164,12 +167,14 @@ def functions(variant: Variant, tile: int) -> Functions:
 
     @device
     def store_part(part: Any, factor: Any, address: int, step: int, first: int, width: int) -> None:
+        """Store a multiple of registers in a row."""
         for i in range(len(part)):
             if first + i < width:
                 store(address + (first + i) * step, part[i] * factor)
 
     @device
     def score(value: Any, query: int, key: int, queries: int, keys: int, mask: int) -> Any:
+        """Return a score with the mask applied."""
         if query >= queries or key >= keys or (causal and key > query):
             return lowest
         if kind == CHOICE:
@@ -180,11 +185,12 @@ def functions(variant: Variant, tile: int) -> Functions:
 
     @device
     def factor(seed: int, counter: int, key: int, threshold: int, kept_factor: Any) -> Any:
+        """Return the factor of dropout for a weight."""
         if drops:
             return kept_factor if _random_word(seed, counter, key) >= np.uint64(threshold) else zero
         return one
 
-    return Functions(fill_part, fill_tile, dot, add, store_part, score, factor)
+    return find_rows, fill_part, fill_tile, dot, add, store_part, score, factor
 
 
 @functools.cache
@@ -192,9 +198,10 @@ def forward_kernel(variant: Variant) -> Kernel:
     """Return the kernel of the forward pass. A block computes the results of some queries of a head."""
     dtype = np.dtype(variant.dtype)
     size, number, sums = dtype.itemsize, dtype.type, kernel_types[variant.dtype]
-    splits, part, value_part, tile, rows = cut_of(variant, _FEATURES, 2 if variant.dropout else 1)
+    cut = cut_of(variant, _FEATURES, 2 if variant.dropout else 1)
+    splits, part, value_part, tile, rows = cut
     width, value_width, padded, value_padded = variant.width, variant.value_width, splits * part, splits * value_part
-    fill_part, fill_tile, dot, add, store_part, score, factor = functions(variant, tile)
+    find_rows, fill_part, fill_tile, dot, add, store_part, score, factor = functions(variant, cut)
     store, zero, one, lowest = storers[dtype.name, 1], number(0), number(1), number(-np.inf)
     keys_size, values_size, scores_size = tile * padded, tile * value_padded, splits * tile * rows
     factors_size = tile * rows if variant.dropout else 1
@@ -212,12 +219,7 @@ def forward_kernel(variant: Variant) -> Kernel:
         scores = cuda.shared.array(scores_size, sums)
         factors = cuda.shared.array(factors_size, sums)
         own, mean = cuda.local.array(part, sums), cuda.local.array(value_part, sums)
-        split = quotient(cuda.threadIdx.x, rows)
-        r = cuda.threadIdx.x - split * rows
-        head = quotient(cuda.blockIdx.x, blocks)
-        first = (cuda.blockIdx.x - head * blocks) * rows
-        b0 = quotient(head, size1)
-        b1 = head - b0 * size1
+        split, r, head, first, b0, b1 = find_rows(blocks, size1)
         query = first + r
         place = q + b0 * q_0 + b1 * q_1 + query * q_row
         fill_part(own, place, q_step, split * part, width, query < queries)
@@ -279,24 +281,21 @@ def forward_kernel(variant: Variant) -> Kernel:
 
 
 class Call(NamedTuple):
-    """The arguments that the kernels of the forward and backward pass take: `arrays` are q, k, v and the mask."""
+    """The arguments that the kernels of the forward and backward pass take, and q, k, v and the mask."""
 
     variant: Variant
     numbers: tuple[Any, ...]
     arrays: list[DeviceArray]
 
-    def launch(
-        self, kernel: Kernel, count: int, rows: int, strided: list[DeviceArray], dense: list[DeviceArray]
-    ) -> None:
-        """Run `kernel`, in which a block computes `rows` of the `count` rows of each head.
+    def launch(self, kernel: Kernel, rows: int, strided: list[DeviceArray], dense: list[DeviceArray]) -> None:
+        """Run `kernel`, in which a block computes the results for `rows` rows of the first of the arrays `strided`.
 
-        The kernel takes `arrays`, then `strided`, each as an address and strides, then `dense`, each as an address
-        only.
+        The kernel takes `strided`, each as an address and strides, then `dense`, each as an address only.
         """
         q, k = self.arrays[:2]
         batch = q.shape[:-2]
-        heads, blocks = math.prod(batch), -(-count // rows)
-        places = [number for array in (*self.arrays, *strided) for number in _place(short_batch(array))]
+        heads, blocks = math.prod(batch), -(-strided[0].shape[-2] // rows)
+        places = [number for array in strided for number in _place(short_batch(array))]
         kernel.launch(
             heads * blocks, q.shape[-2], k.shape[-2], batch[-1] if batch else 1, blocks, *self.numbers, *places,
             *[array.address for array in dense],
@@ -348,5 +347,5 @@ def attention_forward(
     if lse.size:
         call = prepare(q, k, v, scale, causal, mask, dropout)
         rows = cut_of(call.variant, _FEATURES, 2 if dropout else 1).rows
-        call.launch(forward_kernel(call.variant), q.shape[-2], rows, [out], [lse])
+        call.launch(forward_kernel(call.variant), rows, [*call.arrays, out], [lse])
     return out, lse

@@ -23,163 +23,101 @@ _BACKWARD_FEATURES = 4 if SIMULATED else 16
 
 
 @functools.cache
-def queries_kernel(variant: Variant) -> Kernel:
-    """Return the kernel in which a block computes the gradients of some queries of a head."""
+def backward_kernel(variant: Variant, by_keys: bool) -> Kernel:
+    """Return the kernel in which a block computes the gradients of some queries of a head, or of some keys and values.
+
+    A block has rows `a` and `b` of its own, and walks along the rows `c` and `d` of the other side. A score is the
+    product of rows of `a` and `c`, the gradient of a weight is the product of rows of `b` and `d`. For queries, the
+    arrays are q, the gradient of the result, k and v; `by_keys`, they are k, v, q and the gradient of the result. The
+    mask has a row for each row of `a`. The results are the gradients of `a` and, `by_keys`, of `b`.
+    """
     dtype = np.dtype(variant.dtype)
     size, number, sums = dtype.itemsize, dtype.type, kernel_types[variant.dtype]
-    splits, part, value_part, tile, rows = cut_of(variant, _BACKWARD_FEATURES, 2)
+    cut = cut_of(variant, _BACKWARD_FEATURES, 2)
+    splits, part, value_part, tile, rows = cut
     width, value_width, padded, value_padded = variant.width, variant.value_width, splits * part, splits * value_part
-    fill_part, fill_tile, dot, add, store_part, score, factor = functions(variant, tile)
+    find_rows, fill_part, fill_tile, dot, add, store_part, score, factor = functions(variant, cut)
     load, zero, one, lowest = loaders[dtype.name, 1], number(0), number(1), number(-np.inf)
-    keys_size, values_size, scores_size = tile * padded, tile * value_padded, splits * tile * rows
-    causal, drops = variant.causal, variant.dropout
+    c_size, d_size, scores_size = tile * padded, tile * value_padded, splits * tile * rows
+    b_part = value_part if by_keys else 1
+    causal = variant.causal
 
-    def queries_backward(
+    def backward(
         queries: int, keys: int, size1: int, blocks: int, scale: float, kept_factor: float, threshold: int, seed: int,
         counter: int, row_counters: int,
-        q: int, q_0: int, q_1: int, q_row: int, q_step: int, k: int, k_0: int, k_1: int, k_row: int, k_step: int,
-        v: int, v_0: int, v_1: int, v_row: int, v_step: int, mask: int, mask_0: int, mask_1: int, mask_row: int,
-        mask_step: int, g: int, g_0: int, g_1: int, g_row: int, g_step: int, dq: int, dq_0: int, dq_1: int,
-        dq_row: int, dq_step: int, lse: int, mean_grad: int,
+        a: int, a_0: int, a_1: int, a_row: int, a_step: int, b: int, b_0: int, b_1: int, b_row: int, b_step: int,
+        c: int, c_0: int, c_1: int, c_row: int, c_step: int, d: int, d_0: int, d_1: int, d_row: int, d_step: int,
+        mask: int, mask_0: int, mask_1: int, mask_row: int, mask_step: int, da: int, da_0: int, da_1: int, da_row: int,
+        da_step: int, db: int, db_0: int, db_1: int, db_row: int, db_step: int, lse: int, mean_grad: int,
     ) -> None:  # fmt: skip
-        key_rows = cuda.shared.array(keys_size, sums)  # separate lines: the simulator tells arrays apart by line
-        value_rows = cuda.shared.array(values_size, sums)
+        c_rows = cuda.shared.array(c_size, sums)  # separate lines: the simulator tells arrays apart by line
+        d_rows = cuda.shared.array(d_size, sums)
         scores = cuda.shared.array(scores_size, sums)
         slopes = cuda.shared.array(scores_size, sums)
-        own, grads = cuda.local.array(part, sums), cuda.local.array(value_part, sums)
-        made = cuda.local.array(part, sums)
-        split = quotient(cuda.threadIdx.x, rows)
-        r = cuda.threadIdx.x - split * rows
-        head = quotient(cuda.blockIdx.x, blocks)
-        first = (cuda.blockIdx.x - head * blocks) * rows
-        b0 = quotient(head, size1)
-        b1 = head - b0 * size1
-        query = first + r
-        is_inside = query < queries
-        fill_part(own, q + b0 * q_0 + b1 * q_1 + query * q_row, q_step, split * part, width, is_inside)
-        fill_part(grads, g + b0 * g_0 + b1 * g_1 + query * g_row, g_step, split * value_part, value_width, is_inside)
+        own_a, own_b = cuda.local.array(part, sums), cuda.local.array(value_part, sums)
+        made_a, made_b = cuda.local.array(part, sums), cuda.local.array(b_part, sums)
+        split, r, head, first, b0, b1 = find_rows(blocks, size1)
+        row = first + r
+        count, others = (keys, queries) if by_keys else (queries, keys)
+        is_inside = row < count
+        fill_part(own_a, a + b0 * a_0 + b1 * a_1 + row * a_row, a_step, split * part, width, is_inside)
+        fill_part(own_b, b + b0 * b_0 + b1 * b_1 + row * b_row, b_step, split * value_part, value_width, is_inside)
         for i in range(part):
-            made[i] = zero
-        at = (head * queries + query) * size
-        normalizer = load(lse + at) if is_inside else zero
-        mean = load(mean_grad + at) if is_inside else zero
-        last = first + rows if causal and first + rows < keys else keys
-        begin = 0
+            made_a[i] = zero
+        for i in range(b_part):
+            made_b[i] = zero
+        normalizer, mean = zero, zero
+        if is_inside and not by_keys:
+            at = (head * queries + row) * size
+            normalizer, mean = load(lse + at), load(mean_grad + at)
+        begin, last = 0, others
+        if causal and by_keys:  # earlier queries do not see these keys
+            begin = quotient(first, tile) * tile
+        elif causal and first + rows < keys:
+            last = first + rows
         while begin < last:
-            fill_tile(key_rows, k + b0 * k_0 + b1 * k_1, k_row, k_step, begin, keys, width, padded)
-            fill_tile(value_rows, v + b0 * v_0 + b1 * v_1, v_row, v_step, begin, keys, value_width, value_padded)
+            fill_tile(c_rows, c + b0 * c_0 + b1 * c_1, c_row, c_step, begin, others, width, padded)
+            fill_tile(d_rows, d + b0 * d_0 + b1 * d_1, d_row, d_step, begin, others, value_width, value_padded)
             cuda.syncthreads()
-            key_place = shared_address(key_rows) + split * part * size
-            value_place = shared_address(value_rows) + split * value_part * size
+            c_place = shared_address(c_rows) + split * part * size
+            d_place = shared_address(d_rows) + split * value_part * size
             for j in range(tile):
                 place = (split * tile + j) * rows + r
-                scores[place] = dot(own, key_place + j * padded * size)
-                slopes[place] = dot(grads, value_place + j * value_padded * size)
+                scores[place] = dot(own_a, c_place + j * padded * size)
+                slopes[place] = dot(own_b, d_place + j * value_padded * size)
             cuda.syncthreads()
             for j in range(split, tile, splits):
                 value, slope = zero, zero
                 for other in range(splits):
                     value += scores[(other * tile + j) * rows + r]
                     slope += slopes[(other * tile + j) * rows + r]
-                place = mask + b0 * mask_0 + b1 * mask_1 + query * mask_row + (begin + j) * mask_step
-                value = score(value * scale, query, begin + j, queries, keys, place)
+                query, key = (begin + j, row) if by_keys else (row, begin + j)
+                place = mask + b0 * mask_0 + b1 * mask_1 + row * mask_row + (begin + j) * mask_step
+                value = score(value * scale, query, key, queries, keys, place)
+                if by_keys and query < queries:
+                    at = (head * queries + query) * size
+                    normalizer, mean = load(lse + at), load(mean_grad + at)
                 weight = zero if value == lowest else exp(value - normalizer)
                 drawn_from = counter + (head * queries + query) * row_counters
-                kept = factor(seed, drawn_from, begin + j, threshold, kept_factor) if drops else one
-                scores[j * rows + r] = zero if weight == zero else weight * (slope * kept - mean) * scale
+                kept = factor(seed, drawn_from, key, threshold, kept_factor)
+                slopes[j * rows + r] = zero if weight == zero else weight * (slope * kept - mean) * scale
+                if by_keys:
+                    scores[j * rows + r] = weight * kept
             cuda.syncthreads()
             for j in range(tile):
-                add(made, scores[j * rows + r], key_place + j * padded * size)
+                add(made_a, slopes[j * rows + r], c_place + j * padded * size)
+                if by_keys:
+                    add(made_b, scores[j * rows + r], d_place + j * value_padded * size)
             cuda.syncthreads()
             begin += tile
         if is_inside:
-            store_part(made, one, dq + b0 * dq_0 + b1 * dq_1 + query * dq_row, dq_step, split * part, width)
-
-    parameters = [*number_types(sums), *[types.int64] * (6 * PLACE + 2)]
-    return Kernel(queries_backward, parameters=parameters, threads=BLOCK_THREADS)
-
-
-@functools.cache
-def keys_kernel(variant: Variant) -> Kernel:
-    """Return the kernel in which a block computes the gradients of some keys of a head and of their values."""
-    dtype = np.dtype(variant.dtype)
-    size, number, sums = dtype.itemsize, dtype.type, kernel_types[variant.dtype]
-    splits, part, value_part, tile, rows = cut_of(variant, _BACKWARD_FEATURES, 2)
-    width, value_width, padded, value_padded = variant.width, variant.value_width, splits * part, splits * value_part
-    fill_part, fill_tile, dot, add, store_part, score, factor = functions(variant, tile)
-    load, zero, one, lowest = loaders[dtype.name, 1], number(0), number(1), number(-np.inf)
-    queries_size, grads_size, scores_size = tile * padded, tile * value_padded, splits * tile * rows
-    causal, drops = variant.causal, variant.dropout
-
-    def keys_backward(
-        queries: int, keys: int, size1: int, blocks: int, scale: float, kept_factor: float, threshold: int, seed: int,
-        counter: int, row_counters: int,
-        q: int, q_0: int, q_1: int, q_row: int, q_step: int, k: int, k_0: int, k_1: int, k_row: int, k_step: int,
-        v: int, v_0: int, v_1: int, v_row: int, v_step: int, mask: int, mask_0: int, mask_1: int, mask_row: int,
-        mask_step: int, g: int, g_0: int, g_1: int, g_row: int, g_step: int, dk: int, dk_0: int, dk_1: int,
-        dk_row: int, dk_step: int, dv: int, dv_0: int, dv_1: int, dv_row: int, dv_step: int, lse: int, mean_grad: int,
-    ) -> None:  # fmt: skip
-        query_rows = cuda.shared.array(queries_size, sums)  # separate lines: the simulator tells arrays apart by line
-        grad_rows = cuda.shared.array(grads_size, sums)
-        scores = cuda.shared.array(scores_size, sums)
-        slopes = cuda.shared.array(scores_size, sums)
-        own, values = cuda.local.array(part, sums), cuda.local.array(value_part, sums)
-        own_made, values_made = cuda.local.array(part, sums), cuda.local.array(value_part, sums)
-        split = quotient(cuda.threadIdx.x, rows)
-        r = cuda.threadIdx.x - split * rows
-        head = quotient(cuda.blockIdx.x, blocks)
-        first = (cuda.blockIdx.x - head * blocks) * rows
-        b0 = quotient(head, size1)
-        b1 = head - b0 * size1
-        key = first + r
-        is_inside = key < keys
-        fill_part(own, k + b0 * k_0 + b1 * k_1 + key * k_row, k_step, split * part, width, is_inside)
-        fill_part(values, v + b0 * v_0 + b1 * v_1 + key * v_row, v_step, split * value_part, value_width, is_inside)
-        for i in range(part):
-            own_made[i] = zero
-        for i in range(value_part):
-            values_made[i] = zero
-        begin = quotient(first, tile) * tile if causal else 0  # earlier queries do not see these keys
-        while begin < queries:
-            fill_tile(query_rows, q + b0 * q_0 + b1 * q_1, q_row, q_step, begin, queries, width, padded)
-            fill_tile(grad_rows, g + b0 * g_0 + b1 * g_1, g_row, g_step, begin, queries, value_width, value_padded)
-            cuda.syncthreads()
-            query_place = shared_address(query_rows) + split * part * size
-            grad_place = shared_address(grad_rows) + split * value_part * size
-            for j in range(tile):
-                place = (split * tile + j) * rows + r
-                scores[place] = dot(own, query_place + j * padded * size)
-                slopes[place] = dot(values, grad_place + j * value_padded * size)
-            cuda.syncthreads()
-            for j in range(split, tile, splits):
-                query = begin + j
-                value, slope, weight, kept = zero, zero, zero, one
-                for other in range(splits):
-                    value += scores[(other * tile + j) * rows + r]
-                    slope += slopes[(other * tile + j) * rows + r]
-                if query < queries:
-                    place = mask + b0 * mask_0 + b1 * mask_1 + query * mask_row + key * mask_step
-                    at = (head * queries + query) * size
-                    value = score(value * scale, query, key, queries, keys, place)
-                    weight = zero if value == lowest else exp(value - load(lse + at))
-                    drawn_from = counter + (head * queries + query) * row_counters
-                    kept = factor(seed, drawn_from, key, threshold, kept_factor) if drops else one
-                    slope = zero if weight == zero else weight * (slope * kept - load(mean_grad + at)) * scale
-                scores[j * rows + r] = weight * kept
-                slopes[j * rows + r] = slope if query < queries else zero
-            cuda.syncthreads()
-            for j in range(tile):
-                add(own_made, slopes[j * rows + r], query_place + j * padded * size)
-                add(values_made, scores[j * rows + r], grad_place + j * value_padded * size)
-            cuda.syncthreads()
-            begin += tile
-        if is_inside:
-            store_part(own_made, one, dk + b0 * dk_0 + b1 * dk_1 + key * dk_row, dk_step, split * part, width)
-            place = dv + b0 * dv_0 + b1 * dv_1 + key * dv_row
-            store_part(values_made, one, place, dv_step, split * value_part, value_width)
+            store_part(made_a, one, da + b0 * da_0 + b1 * da_1 + row * da_row, da_step, split * part, width)
+            if by_keys:
+                place = db + b0 * db_0 + b1 * db_1 + row * db_row
+                store_part(made_b, one, place, db_step, split * value_part, value_width)
 
     parameters = [*number_types(sums), *[types.int64] * (7 * PLACE + 2)]
-    return Kernel(keys_backward, parameters=parameters, threads=BLOCK_THREADS)
+    return Kernel(backward, f"{'keys' if by_keys else 'queries'}_backward", parameters, BLOCK_THREADS)
 
 
 def attention_backward(
@@ -195,8 +133,10 @@ def attention_backward(
     (weighted,) = compute(ROWS["mul"].forward, "mul", [grad_out, out], (q.dtype,))
     dense = [contiguous(lse), sum_over(weighted, (weighted.ndim - 1,))]
     rows = cut_of(call.variant, _BACKWARD_FEATURES, 2).rows
+    q, k, v, mask = call.arrays
     if dq.size:
-        call.launch(queries_kernel(call.variant), q.shape[-2], rows, [grad_out, dq], dense)
+        call.launch(backward_kernel(call.variant, False), rows, [q, grad_out, k, v, mask, dq, dq], dense)
     if dk.size or dv.size:
-        call.launch(keys_kernel(call.variant), k.shape[-2], rows, [grad_out, dk, dv], dense)
+        turned = mask.swapaxes(-1, -2)
+        call.launch(backward_kernel(call.variant, True), rows, [k, v, q, grad_out, turned, dk, dv], dense)
     return dq, dk, dv

@@ -17,7 +17,7 @@ from numba.cuda import types
 
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import compute, contiguous
-from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda, device
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda, device, for_each_group, for_each_turn
 from spillgrad_kernels.cuda.pointers import WORD_BYTES, computing_dtype, loaders, quotient, storers, widest
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Shape
@@ -74,8 +74,8 @@ def adding(dtype: np.dtype[Any], lanes: int, backward: bool) -> Kernel:
     store, threads, nbytes = storers["float64", 2], THREADS, lanes * dtype.itemsize
 
     def add_terms(
-        units: int, parts: int, length: int, n: int, run: int, inner: int, x: int, grad: int, mean: int, rstd: int,
-        sums: int,
+        group: int, units: int, parts: int, length: int, n: int, run: int, inner: int, x: int, grad: int, mean: int,
+        rstd: int, sums: int,
     ) -> None:  # fmt: skip
         firsts = cuda.shared.array(threads, types.float64)
         seconds = cuda.shared.array(threads, types.float64)
@@ -83,84 +83,75 @@ def adding(dtype: np.dtype[Any], lanes: int, backward: bool) -> Kernel:
         # The distance to a thread's next element, in whole runs and in further elements.
         runs_on = quotient(threads, run)
         places_on = threads - runs_on * run
-        group = cuda.blockIdx.x
-        while group < units * parts:
-            unit = quotient(group, parts)
-            part = group - unit * parts
-            position = part * length + thread
-            last = (part + 1) * length if (part + 1) * length < n else n
-            at = quotient(position, run)
-            place = position - at * run
-            centre, scale = begin(unit, run * lanes, inner, x, mean, rstd)
-            first, second = np.float64(0), np.float64(0)
-            while position < last:
-                offset = ((at * units + unit) * run + place) * nbytes
-                one, other = terms(x + offset, grad + offset, centre, scale)
-                first += one
-                second += other
-                position += threads
-                at += runs_on
-                place += places_on
-                if place >= run:
-                    place -= run
-                    at += 1
-            firsts[thread], seconds[thread] = first, second
-            cuda.syncthreads()
-            half = threads >> 1
-            while half > 0:
-                if thread < half:
-                    firsts[thread] += firsts[thread + half]
-                    seconds[thread] += seconds[thread + half]
-                cuda.syncthreads()
-                half >>= 1
-            if thread == 0:
-                store(sums + 2 * group * WORD_BYTES, firsts[0], seconds[0])
-            cuda.syncthreads()
-            group += cuda.gridDim.x
-
-    return Kernel(add_terms, f"{'gradients' if backward else 'moments'}_by_channel_{dtype.name}_x{lanes}")
-
-
-@functools.cache
-def _joining() -> Callable[[int, int, int], Any]:
-    """Return the device function that adds up the sums of the parts of a unit."""
-    load = loaders["float64", 2]
-
-    @device
-    def join(sums: int, unit: int, parts: int) -> Any:
-        """Return both sums of a unit."""
+        unit = quotient(group, parts)
+        part = group - unit * parts
+        position = part * length + thread
+        last = (part + 1) * length if (part + 1) * length < n else n
+        at = quotient(position, run)
+        place = position - at * run
+        centre, scale = begin(unit, run * lanes, inner, x, mean, rstd)
         first, second = np.float64(0), np.float64(0)
-        for part in range(unit * parts, (unit + 1) * parts):
-            one, other = load(sums + 2 * part * WORD_BYTES)
+        while position < last:
+            offset = ((at * units + unit) * run + place) * nbytes
+            one, other = terms(x + offset, grad + offset, centre, scale)
             first += one
             second += other
-        return first, second
+            position += threads
+            at += runs_on
+            place += places_on
+            if place >= run:
+                place -= run
+                at += 1
+        firsts[thread], seconds[thread] = first, second
+        cuda.syncthreads()
+        half = threads >> 1
+        while half > 0:
+            if thread < half:
+                firsts[thread] += firsts[thread + half]
+                seconds[thread] += seconds[thread + half]
+            cuda.syncthreads()
+            half >>= 1
+        if thread == 0:
+            store(sums + 2 * group * WORD_BYTES, firsts[0], seconds[0])
+        cuda.syncthreads()
 
-    return join
+    name = f"{'gradients' if backward else 'moments'}_by_channel_{dtype.name}_x{lanes}"
+    return Kernel(for_each_group(add_terms), name)
+
+
+_load_sums = loaders["float64", 2]
+
+
+@device
+def _join(sums: int, unit: int, parts: int) -> Any:
+    """Return both sums of a unit: the sums of its parts, added up."""
+    first, second = np.float64(0), np.float64(0)
+    for part in range(unit * parts, (unit + 1) * parts):
+        one, other = _load_sums(sums + 2 * part * WORD_BYTES)
+        first += one
+        second += other
+    return first, second
 
 
 @functools.cache
 def finishing(dtype: np.dtype[Any]) -> Kernel:
     """Return the kernel that computes mean, variance and reciprocal deviation of each unit from its parts' sums."""
-    load, size, join = loaders[dtype.name, 1], dtype.itemsize, _joining()
+    load, size = loaders[dtype.name, 1], dtype.itemsize
     store, number_size = storers[computing_dtype(dtype).name, 1], computing_dtype(dtype).itemsize
 
     def finish_moments(
-        units: int, parts: int, n: int, run: int, x: int, sums: int, mean: int, rstd: int, variance: int, eps: float
-    ) -> None:  # fmt: skip
-        unit = cuda.grid(1)
-        while unit < units:
-            distance, squares = join(sums, unit, parts)
-            distance /= n
-            spread = squares / n - distance * distance
-            if spread < 0:  # negative by rounding; a NaN stays NaN
-                spread = np.float64(0)
-            store(mean + unit * number_size, np.float64(load(x + unit * run * size)) + distance)
-            store(rstd + unit * number_size, 1 / math.sqrt(spread + eps))
-            store(variance + unit * number_size, spread)
-            unit += cuda.gridsize(1)
+        unit: int, parts: int, n: int, run: int, x: int, sums: int, mean: int, rstd: int, variance: int, eps: float
+    ) -> None:
+        distance, squares = _join(sums, unit, parts)
+        distance /= n
+        spread = squares / n - distance * distance
+        if spread < 0:  # negative by rounding; a NaN stays NaN
+            spread = np.float64(0)
+        store(mean + unit * number_size, np.float64(load(x + unit * run * size)) + distance)
+        store(rstd + unit * number_size, 1 / math.sqrt(spread + eps))
+        store(variance + unit * number_size, spread)
 
-    return Kernel(finish_moments, f"finish_moments_{dtype.name}", [*[types.int64] * 9, types.float64])
+    return Kernel(for_each_turn(finish_moments), f"finish_moments_{dtype.name}", [*[types.int64] * 9, types.float64])
 
 
 @functools.cache
@@ -170,18 +161,16 @@ def tracking(number: np.dtype[Any], running: np.dtype[Any]) -> Kernel:
     load_running, store_running = loaders[running.name, 1], storers[running.name, 1]
 
     def track(
-        channels: int, samples: int, step: int, values: int, running: int, momentum: float, factor: float
-    ) -> None:  # fmt: skip
-        c = cuda.grid(1)
-        while c < channels:
-            total = np.float64(0)
-            for sample in range(samples):
-                total += np.float64(load(values + (sample * channels + c) * size))
-            at = running + c * step
-            store_running(at, (1 - momentum) * np.float64(load_running(at)) + momentum * (total / samples * factor))
-            c += cuda.gridsize(1)
+        c: int, channels: int, samples: int, step: int, values: int, running: int, momentum: float, factor: float
+    ) -> None:
+        total = np.float64(0)
+        for sample in range(samples):
+            total += np.float64(load(values + (sample * channels + c) * size))
+        at = running + c * step
+        store_running(at, (1 - momentum) * np.float64(load_running(at)) + momentum * (total / samples * factor))
 
-    return Kernel(track, f"track_{number.name}_in_{running.name}", [*[types.int64] * 5, types.float64, types.float64])
+    kinds = [*[types.int64] * 6, types.float64, types.float64]
+    return Kernel(for_each_turn(track), f"track_{number.name}_in_{running.name}", kinds)
 
 
 @functools.cache
@@ -191,39 +180,36 @@ def sharing(number: np.dtype[Any], weight: np.dtype[Any]) -> Kernel:
     The gradients of all elements of a unit are computed from the unit's numbers, `shift` and `slope`. The first threads
     compute units, the other threads channels. A missing weight counts as 1.
     """
-    load_weight, weight_size, join = loaders[weight.name, 1], weight.itemsize, _joining()
+    load_weight, weight_size = loaders[weight.name, 1], weight.itemsize
     store, size = storers[number.name, 1], number.itemsize
 
     def share(
-        units: int, groups: int, inner: int, samples: int, parts: int, count: int, weight: int, sums: int, shift: int,
-        slope: int, by_weight: int, by_bias: int,
+        turn: int, units: int, groups: int, inner: int, samples: int, parts: int, count: int, weight: int, sums: int,
+        shift: int, slope: int, by_weight: int, by_bias: int,
     ) -> None:  # fmt: skip
         channels = groups * inner
-        turn = cuda.grid(1)
-        while turn < units + channels:
-            plain, weighted = np.float64(0), np.float64(0)
-            if turn < units:
-                first = (turn - quotient(turn, groups) * groups) * inner
-                for k in range(inner):
-                    one, other = join(sums, turn * inner + k, parts)
-                    factor = np.float64(1)
-                    if weight != 0:
-                        factor = np.float64(load_weight(weight + (first + k) * weight_size))
-                    plain += one * factor
-                    weighted += other * factor
-                store(shift + turn * size, plain / count)
-                store(slope + turn * size, weighted / count)
-            else:
-                c = turn - units
-                for sample in range(samples):
-                    one, other = join(sums, sample * channels + c, parts)
-                    plain += one
-                    weighted += other
-                store(by_weight + c * size, weighted)
-                store(by_bias + c * size, plain)
-            turn += cuda.gridsize(1)
+        plain, weighted = np.float64(0), np.float64(0)
+        if turn < units:
+            first = (turn - quotient(turn, groups) * groups) * inner
+            for k in range(inner):
+                one, other = _join(sums, turn * inner + k, parts)
+                factor = np.float64(1)
+                if weight != 0:
+                    factor = np.float64(load_weight(weight + (first + k) * weight_size))
+                plain += one * factor
+                weighted += other * factor
+            store(shift + turn * size, plain / count)
+            store(slope + turn * size, weighted / count)
+        else:
+            c = turn - units
+            for sample in range(samples):
+                one, other = _join(sums, sample * channels + c, parts)
+                plain += one
+                weighted += other
+            store(by_weight + c * size, weighted)
+            store(by_bias + c * size, plain)
 
-    return Kernel(share, f"share_by_channel_{number.name}")
+    return Kernel(for_each_turn(share), f"share_by_channel_{number.name}")
 
 
 def _summed(
@@ -274,7 +260,7 @@ def normalize(
     for statistic, values, factor in zip(running, (mean, variance), (1.0, n / max(n - 1, 1)), strict=True):
         if statistic is not None:
             tracking(number, statistic.dtype).run(
-                groups, shape[0], statistic.strides[0], values.address, statistic.address, momentum, factor
+                groups, groups, shape[0], statistic.strides[0], values.address, statistic.address, momentum, factor
             )
     operands = [x.reshape(places), mean, rstd, _factor(weight, places, number, 1), _factor(bias, places, number, 0)]
     compute(formula, "channel_norm", operands, (out.dtype,), (out.reshape(places),))
@@ -304,8 +290,8 @@ def gradients(
     sums, parts = _summed(True, channels, samples // rows * each, each, inner, x, grad, mean, rstd)
     shift, slope = empty(mean.shape, number), empty(mean.shape, number)
     factors = None if weight is None else contiguous(weight)
-    sharing(number, number if factors is None else factors.dtype).run_blocks(
-        -(-(mean.size + x.shape[1]) // THREADS), mean.size, groups, inner, rows, parts,
+    sharing(number, number if factors is None else factors.dtype).run(
+        mean.size + x.shape[1], mean.size, groups, inner, rows, parts,
         math.prod(places[d] for d in dims), 0 if factors is None else factors.address, sums.address, shift.address,
         slope.address, by_weight.address, by_bias.address,
     )  # fmt: skip

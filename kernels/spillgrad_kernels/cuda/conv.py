@@ -21,7 +21,7 @@ import numpy as np
 from spillgrad_kernels.cuda import conv_direct
 from spillgrad_kernels.cuda.array import empty, zeros
 from spillgrad_kernels.cuda.elementwise import compute, contiguous, copy
-from spillgrad_kernels.cuda.jit.compile import Kernel, cuda
+from spillgrad_kernels.cuda.jit.compile import Kernel, for_each_turn
 from spillgrad_kernels.cuda.matmul import matmul
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, computing_dtype, loaders, quotient, storers
 from spillgrad_kernels.cuda.reductions import sum as sum_over
@@ -57,45 +57,42 @@ def gathering(nbytes: int) -> Kernel:
     load, store, nothing = loaders[name, 1], storers[name, 1], getattr(np, name)(0)
 
     def gather(
-        count: int, columns: int, positions: int, down: int, across: int, step_y: int, step_x: int, pad_y: int,
+        turn: int, columns: int, positions: int, down: int, across: int, step_y: int, step_x: int, pad_y: int,
         pad_x: int, rows: int, row_elements: int, gap_y: int, gap_x: int, channels: int, inner: int, own: int,
         depth: int, height: int, width: int, x: int, out: int,
     ) -> None:  # fmt: skip
-        turn = cuda.grid(1)
-        while turn < count:
-            part = quotient(turn, columns)
-            column = turn - part * columns
-            image = quotient(column, down * across)
-            place = column - image * down * across
-            i = quotient(place, across)
-            first_y, first_x = i * step_y - pad_y, (place - i * across) * step_x - pad_x
-            channel = part * own
-            last = channel + own if channel + own < channels else channels
-            while channel < last:
-                group = quotient(channel, inner)
-                c = channel - group * inner
-                to = out + ((group * depth + c * rows * row_elements) * columns + column) * nbytes
-                source = x + (image * channels + channel) * height * width * nbytes
-                y = first_y
-                for _ in range(rows):
-                    is_row_inside = column < positions and 0 <= y < height
-                    z = first_x
-                    for _ in range(row_elements):
-                        value = nothing
-                        if is_row_inside and 0 <= z < width:
-                            value = load(source + (y * width + z) * nbytes)
-                        store(to, value)
-                        to += columns * nbytes
-                        z += gap_x
-                    y += gap_y
-                if c == inner - 1:
-                    for _ in range(inner * rows * row_elements, depth):
-                        store(to, nothing)
-                        to += columns * nbytes
-                channel += 1
-            turn += cuda.gridsize(1)
+        part = quotient(turn, columns)
+        column = turn - part * columns
+        image = quotient(column, down * across)
+        place = column - image * down * across
+        i = quotient(place, across)
+        first_y, first_x = i * step_y - pad_y, (place - i * across) * step_x - pad_x
+        channel = part * own
+        last = channel + own if channel + own < channels else channels
+        while channel < last:
+            group = quotient(channel, inner)
+            c = channel - group * inner
+            to = out + ((group * depth + c * rows * row_elements) * columns + column) * nbytes
+            source = x + (image * channels + channel) * height * width * nbytes
+            y = first_y
+            for _ in range(rows):
+                is_row_inside = column < positions and 0 <= y < height
+                z = first_x
+                for _ in range(row_elements):
+                    value = nothing
+                    if is_row_inside and 0 <= z < width:
+                        value = load(source + (y * width + z) * nbytes)
+                    store(to, value)
+                    to += columns * nbytes
+                    z += gap_x
+                y += gap_y
+            if c == inner - 1:
+                for _ in range(inner * rows * row_elements, depth):
+                    store(to, nothing)
+                    to += columns * nbytes
+            channel += 1
 
-    return Kernel(gather, f"gather_patches_{nbytes}")
+    return Kernel(for_each_turn(gather), f"gather_patches_{nbytes}")
 
 
 class _Piece(NamedTuple):

@@ -75,11 +75,8 @@ def _source(loop: Loop) -> str:
 
     def held(i: int, lane: int) -> str:
         """Return the name of operand or result `i` in a lane; all lanes share the value of an operand with stride 0."""
-        return (
-            f"a{i}"
-            if loop.pattern[i:] and loop.pattern[i] == "n"
-            else f"x{i}_{lane if loop.pattern[i : i + 1] != 's' else 0}"
-        )
+        kind = loop.pattern[i : i + 1]
+        return f"a{i}" if kind == "n" else f"x{i}_{0 if kind == 's' else lane}"
 
     def all_of(i: int) -> str:
         return ", ".join(dict.fromkeys(held(i, lane) for lane in lanes))

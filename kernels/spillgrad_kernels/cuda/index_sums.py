@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from spillgrad_kernels.cuda.array import empty
-from spillgrad_kernels.cuda.elementwise import contiguous, copy
-from spillgrad_kernels.cuda.jit.compile import Kernel, cuda, device
-from spillgrad_kernels.cuda.pointers import WORD_BYTES, computing_dtype, loaders, quotient, storers, widest
+from spillgrad_kernels.cuda.elementwise import contiguous, converted
+from spillgrad_kernels.cuda.jit.compile import Kernel, device, for_each_turn
+from spillgrad_kernels.cuda.pointers import WORD_BYTES, computing_dtype, lane_loader, loaders, quotient, storers, widest
 from spillgrad_kernels.cuda.reductions import RULES
 from spillgrad_kernels.cuda.sorting import in_order
 from spillgrad_kernels.device_array import DeviceArray
@@ -30,25 +30,11 @@ def _adder(
     `sums` is a tuple of `lanes` adjacent elements. `load` returns it, `add` returns it combined with the elements at an
     address, and `store` writes it. `rule` is the reduction that combines elements.
     """
-    x, y = ([f"{letter}{i}" for i in range(lanes)] for letter in "xy")
-    source = f"""
-def load(at):
-    {", ".join(x)} = load_lanes(at)
-    return ({", ".join(x)},)
-def add(sums, at):
-    {", ".join(x)}, = sums
-    {", ".join(y)} = load_lanes(at)
-    return ({", ".join(f"combine({a}, {b})" for a, b in zip(x, y, strict=True))},)
-def store(at, sums):
-    {", ".join(x)}, = sums
-    store_lanes(at, {", ".join(x)})
-"""
-    made: dict[str, Any] = {
-        "load_lanes": loaders[dtype.name, lanes], "store_lanes": storers[dtype.name, lanes],
-        "combine": RULES[rule].combine,
-    }  # fmt: skip
-    exec(compile(source, f"<{rule} of {lanes} of {dtype.name}>", "exec"), made)
-    return device(made["load"]), device(made["add"]), device(made["store"])
+    load, store = lane_loader(dtype.name, lanes), storers[dtype.name, lanes]
+    both = "".join(f"combine(sums[{i}], more[{i}]), " for i in range(lanes))
+    made: dict[str, Any] = {"load": load, "combine": RULES[rule].combine}
+    exec(f"def add(sums, at):\n    more = load(at)\n    return ({both})", made)
+    return load, device(made["add"]), device(lambda at, sums: store(at, *sums))
 
 
 @functools.cache
@@ -67,35 +53,32 @@ def adding(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "sum") -> K
     load_word, nbytes, partial_bytes = loaders["int64", 1], lanes * dtype.itemsize, lanes * partial.itemsize
 
     def add_rows(
-        count: int, length: int, n: int, width: int, chosen: int, places: int, values: int, out: int, partials: int
+        turn: int, length: int, n: int, width: int, chosen: int, places: int, values: int, out: int, partials: int
     ) -> None:
-        turn = cuda.grid(1)
-        while turn < count:
-            first = quotient(turn, width)
-            c = turn - first * width
-            o = quotient(first, length)
-            own = load_index(chosen + first * index_bytes)
-            at = np.int64(own)
-            goes_on = first > o * length and load_index(chosen + (first - 1) * index_bytes) == own
-            part = quotient(first, PART_VALUES)
-            if 0 <= at < n and (not goes_on or first == part * PART_VALUES):
-                end = (part + 1) * PART_VALUES if (part + 1) * PART_VALUES < (o + 1) * length else (o + 1) * length
-                last = first + 1
-                while last < end and load_index(chosen + last * index_bytes) == own:
-                    last += 1
-                to = out + ((o * n + at) * width + c) * nbytes
-                begun = first + 1 if goes_on else first
-                source = values + (o * length * width + c) * nbytes
-                sums = load(source + load_word(places + first * WORD_BYTES) * width * nbytes if goes_on else to)
-                for i in range(begun, last):
-                    sums = add(sums, source + load_word(places + i * WORD_BYTES) * width * nbytes)
-                if goes_on:
-                    store_partial(partials + (part * width + c) * partial_bytes, sums)
-                else:
-                    store(to, sums)
-            turn += cuda.gridsize(1)
+        first = quotient(turn, width)
+        c = turn - first * width
+        o = quotient(first, length)
+        own = load_index(chosen + first * index_bytes)
+        at = np.int64(own)
+        goes_on = first > o * length and load_index(chosen + (first - 1) * index_bytes) == own
+        part = quotient(first, PART_VALUES)
+        if 0 <= at < n and (not goes_on or first == part * PART_VALUES):
+            end = (part + 1) * PART_VALUES if (part + 1) * PART_VALUES < (o + 1) * length else (o + 1) * length
+            last = first + 1
+            while last < end and load_index(chosen + last * index_bytes) == own:
+                last += 1
+            to = out + ((o * n + at) * width + c) * nbytes
+            begun = first + 1 if goes_on else first
+            source = values + (o * length * width + c) * nbytes
+            sums = load(source + load_word(places + first * WORD_BYTES) * width * nbytes if goes_on else to)
+            for i in range(begun, last):
+                sums = add(sums, source + load_word(places + i * WORD_BYTES) * width * nbytes)
+            if goes_on:
+                store_partial(partials + (part * width + c) * partial_bytes, sums)
+            else:
+                store(to, sums)
 
-    return Kernel(add_rows, f"{rule}_rows_{dtype.name}_x{lanes}_by_{index}")
+    return Kernel(for_each_turn(add_rows), f"{rule}_rows_{dtype.name}_x{lanes}_by_{index}")
 
 
 @functools.cache
@@ -118,28 +101,25 @@ def adding_partials(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "s
         at = chosen + part * part_bytes
         return part * PART_VALUES > begin and load_index(at) == load_index(at - index_bytes)
 
-    def add_partials(count: int, length: int, n: int, width: int, chosen: int, out: int, partials: int) -> None:
-        turn = cuda.grid(1)
-        while turn < count:
-            part = quotient(turn, width)
-            c = turn - part * width
-            o = quotient(part * PART_VALUES, length)
-            begin = o * length
-            own = load_index(chosen + part * part_bytes)
-            at = np.int64(own)
-            # The thread of the first part that continues a row adds the sums of all parts that continue the row.
-            is_first = not continues(chosen, begin, part - 1) or load_index(chosen + (part - 1) * part_bytes) != own
-            if 0 <= at < n and is_first and continues(chosen, begin, part):
-                to = out + ((o * n + at) * width + c) * nbytes
-                sums = load(to)
-                end = quotient(begin + length + PART_VALUES - 1, PART_VALUES)
-                while part < end and load_index(chosen + part * part_bytes) == own:
-                    sums = add_partial(sums, partials + (part * width + c) * partial_bytes)
-                    part += 1
-                store(to, sums)
-            turn += cuda.gridsize(1)
+    def add_partials(turn: int, length: int, n: int, width: int, chosen: int, out: int, partials: int) -> None:
+        part = quotient(turn, width)
+        c = turn - part * width
+        o = quotient(part * PART_VALUES, length)
+        begin = o * length
+        own = load_index(chosen + part * part_bytes)
+        at = np.int64(own)
+        # The thread of the first part that continues a row adds the sums of all parts that continue the row.
+        is_first = not continues(chosen, begin, part - 1) or load_index(chosen + (part - 1) * part_bytes) != own
+        if 0 <= at < n and is_first and continues(chosen, begin, part):
+            to = out + ((o * n + at) * width + c) * nbytes
+            sums = load(to)
+            end = quotient(begin + length + PART_VALUES - 1, PART_VALUES)
+            while part < end and load_index(chosen + part * part_bytes) == own:
+                sums = add_partial(sums, partials + (part * width + c) * partial_bytes)
+                part += 1
+            store(to, sums)
 
-    return Kernel(add_partials, f"{rule}_partials_{dtype.name}_x{lanes}_by_{index}")
+    return Kernel(for_each_turn(add_partials), f"{rule}_partials_{dtype.name}_x{lanes}_by_{index}")
 
 
 @functools.cache
@@ -148,20 +128,17 @@ def adding_columns(dtype: np.dtype[Any], index: str) -> Kernel:
     load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
     load_index, index_bytes = loaders[index, 1], np.dtype(index).itemsize
 
-    def add_columns(count: int, length: int, n: int, inner: int, out: int, chosen: int, values: int) -> None:
-        turn = cuda.grid(1)
-        while turn < count:
-            o = quotient(turn, inner)
-            c = turn - o * inner
-            for j in range(length):
-                i = (o * length + j) * inner + c
-                at = np.int64(load_index(chosen + i * index_bytes))
-                if 0 <= at < n:
-                    to = out + ((o * n + at) * inner + c) * size
-                    store(to, load(to) + load(values + i * size))
-            turn += cuda.gridsize(1)
+    def add_columns(turn: int, length: int, n: int, inner: int, out: int, chosen: int, values: int) -> None:
+        o = quotient(turn, inner)
+        c = turn - o * inner
+        for j in range(length):
+            i = (o * length + j) * inner + c
+            at = np.int64(load_index(chosen + i * index_bytes))
+            if 0 <= at < n:
+                to = out + ((o * n + at) * inner + c) * size
+                store(to, load(to) + load(values + i * size))
 
-    return Kernel(add_columns, f"add_columns_{dtype.name}_by_{index}")
+    return Kernel(for_each_turn(add_columns), f"add_columns_{dtype.name}_by_{index}")
 
 
 def checked_index(who: str, index: DeviceArray) -> DeviceArray:
@@ -169,11 +146,6 @@ def checked_index(who: str, index: DeviceArray) -> DeviceArray:
     if index.dtype.kind not in "iu":
         raise TypeError(f"{who}: got an index of {index.dtype}; wanted integers; convert it")
     return contiguous(index)
-
-
-def dense_as(dtype: np.dtype[Any], a: DeviceArray) -> DeviceArray:
-    """Return `a` if it is dense and of `dtype`, else a copy that is."""
-    return contiguous(a) if a.dtype == dtype else copy(a, dtype)
 
 
 def add_rows_at(
@@ -193,7 +165,7 @@ def add_rows_at(
         )
     if not count or not out.size:
         return
-    values = dense_as(out.dtype, values)
+    values = contiguous(converted(values, out.dtype))
     length = count // outer
     chosen, places = in_order(index.reshape(outer, length), 1, False, length)
     size, partial = out.dtype.itemsize, computing_dtype(out.dtype)

@@ -12,11 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cuda.array import empty, zeros
+from spillgrad_kernels.cuda.array import empty, to_device, zeros
 from spillgrad_kernels.cuda.elementwise import contiguous, converted, copy
-from spillgrad_kernels.cuda.index_sums import PART_VALUES, add_rows_at, adding_columns, checked_index, dense_as
-from spillgrad_kernels.cuda.jit.compile import Kernel, cuda, device
-from spillgrad_kernels.cuda.pointers import HALF, WORD_BYTES, computing_dtype, loaders, quotient, storers, widest
+from spillgrad_kernels.cuda.index_sums import PART_VALUES, add_rows_at, adding_columns, checked_index
+from spillgrad_kernels.cuda.jit.compile import Kernel, device, for_each_turn
+from spillgrad_kernels.cuda.pointers import (
+    ACCESS_BYTES,
+    HALF,
+    WORD_BYTES,
+    computing_dtype,
+    lane_loader,
+    loaders,
+    quotient,
+    storers,
+    widest,
+)
 from spillgrad_kernels.cuda.reductions import cumsum
 from spillgrad_kernels.cuda.sorting import in_order
 from spillgrad_kernels.device_array import DeviceArray
@@ -26,31 +36,23 @@ from spillgrad_kernels.tables.indexing import reachable_part, require_source
 # With at least this many columns, one thread per column uses the device well. With fewer columns, the index is sorted.
 _COLUMNS = 1 << 14
 
+_load_word, _load_byte, _store_word = loaders["int64", 1], loaders["uint8", 1], storers["int64", 1]
+
 
 @functools.cache
-def _mover(nbytes: int) -> tuple[Callable[[int, int], None], Callable[[int, int], None]]:
-    """Return device functions: move(to, source) copies `nbytes` bytes, mark(to, pattern) fills them with a pattern."""
+def _mover(nbytes: int) -> Callable[..., None]:
+    """Return the device function move(to, source), which copies `nbytes` bytes."""
     lanes = max(1, nbytes // WORD_BYTES)
     name = f"int{8 * nbytes // lanes}"
-    values = ", ".join(f"x{i}" for i in range(lanes))
-    source = f"""
-def move(to, source):
-    {values} = load(source)
-    store(to, {values})
-def mark(to, pattern):
-    store(to, {", ".join(["number(pattern)"] * lanes)})
-"""
-    made: dict[str, Any] = {
-        "load": loaders[name, lanes], "store": storers[name, lanes], "number": getattr(np, name),
-    }  # fmt: skip
-    exec(source, made)
-    return device(made["move"]), device(made["mark"])
+    load, store = lane_loader(name, lanes), storers[name, lanes]
+    return device(lambda to, source: store(to, *load(source)))
 
 
-def _pattern(dtype: np.dtype[Any], nbytes: int) -> int:
-    """Return the bits, at most 64, of the value that an index outside its dimension reads."""
-    nothing = np.full(WORD_BYTES, np.nan if dtype.kind == "f" or dtype.name in HALF else 0, np.float32).astype(dtype)
-    return int.from_bytes(nothing.tobytes()[: min(nbytes, WORD_BYTES)], "little")
+@functools.cache
+def _nothing(dtype: np.dtype[Any]) -> DeviceArray:
+    """Return elements of the value that an index outside its dimension reads."""
+    value = np.nan if dtype.kind == "f" or dtype.name in HALF else 0
+    return to_device(np.full(ACCESS_BYTES // dtype.itemsize, value, dtype))
 
 
 @functools.cache
@@ -58,47 +60,34 @@ def choosing(nbytes: int, index: str) -> Kernel:
     """Return the kernel that reads pieces of `nbytes` bytes at the positions in an index of the dtype `index`.
 
     The kernel reads (outer, span / inner, inner) pieces from (outer, n, inner) pieces. Each element of the index
-    selects `width` adjacent pieces.
+    selects `width` adjacent pieces. An index outside its dimension reads the piece at the address `nothing`.
     """
-    move, mark = _mover(nbytes)
+    move = _mover(nbytes)
     load, index_bytes = loaders[index, 1], np.dtype(index).itemsize
 
     def choose(
-        count: int, span: int, n: int, inner: int, width: int, a: int, chosen: int, out: int, pattern: int
-    ) -> None:  # fmt: skip
-        turn = cuda.grid(1)
-        while turn < count:
-            o = quotient(turn, span)
-            c = turn - quotient(turn, inner) * inner
-            at = np.int64(load(chosen + quotient(turn, width) * index_bytes))
-            if 0 <= at < n:
-                move(out + turn * nbytes, a + ((o * n + at) * inner + c) * nbytes)
-            else:
-                mark(out + turn * nbytes, pattern)
-            turn += cuda.gridsize(1)
+        turn: int, span: int, n: int, inner: int, width: int, a: int, chosen: int, out: int, nothing: int
+    ) -> None:
+        o = quotient(turn, span)
+        c = turn - quotient(turn, inner) * inner
+        at = np.int64(load(chosen + quotient(turn, width) * index_bytes))
+        move(out + turn * nbytes, a + ((o * n + at) * inner + c) * nbytes if 0 <= at < n else nothing)
 
-    return Kernel(choose, f"choose_{nbytes}_by_{index}")
+    return Kernel(for_each_turn(choose), f"choose_{nbytes}_by_{index}")
 
 
-@functools.cache
-def _counting() -> Kernel:
-    """Return the kernel that writes the integers 0 to count - 1."""
-    store = storers["int64", 1]
-
-    def count_up(count: int, out: int) -> None:
-        turn = cuda.grid(1)
-        while turn < count:
-            store(out + turn * WORD_BYTES, turn)
-            turn += cuda.gridsize(1)
-
-    return Kernel(count_up)
+@Kernel
+@for_each_turn
+def count_up(turn: int, out: int) -> None:
+    """Write the number of each turn."""
+    _store_word(out + turn * WORD_BYTES, turn)
 
 
 def arange(count: int) -> DeviceArray:
     """Return the integers 0 to count - 1."""
     out = empty((count,), np.int64)
     if count:
-        _counting().run(count, out.address)
+        count_up.run(count, out.address)
     return out
 
 
@@ -110,44 +99,34 @@ def overwriting(nbytes: int, index: str) -> Kernel:
     that each index had before the sort. Of equal indices, the last one writes. If `positions` is 0, the index was not
     sorted, and no two indices are equal.
     """
-    move, _ = _mover(nbytes)
-    load, index_bytes, load_word = loaders[index, 1], np.dtype(index).itemsize, loaders["int64", 1]
+    move = _mover(nbytes)
+    load, index_bytes = loaders[index, 1], np.dtype(index).itemsize
 
     def overwrite(
-        count: int, length: int, n: int, inner: int, width: int, chosen: int, positions: int, values: int, out: int
+        turn: int, length: int, n: int, inner: int, width: int, chosen: int, positions: int, values: int, out: int
     ) -> None:
-        turn = cuda.grid(1)
-        while turn < count:
-            i = quotient(turn, width)
-            piece = turn - i * width
-            o = quotient(i, length * inner)
-            j = quotient(i, inner) - o * length
-            c = i - (o * length + j) * inner
-            own = load(chosen + i * index_bytes)
-            at = np.int64(own)
-            is_last = j + 1 == length or positions == 0 or load(chosen + (i + inner) * index_bytes) != own
-            if 0 <= at < n and is_last:
-                source = i if positions == 0 else (o * length + load_word(positions + i * WORD_BYTES)) * inner + c
-                to = (o * n + at) * inner + c
-                move(out + (to * width + piece) * nbytes, values + (source * width + piece) * nbytes)
-            turn += cuda.gridsize(1)
+        i = quotient(turn, width)
+        piece = turn - i * width
+        o = quotient(i, length * inner)
+        j = quotient(i, inner) - o * length
+        c = i - (o * length + j) * inner
+        own = load(chosen + i * index_bytes)
+        at = np.int64(own)
+        is_last = j + 1 == length or positions == 0 or load(chosen + (i + inner) * index_bytes) != own
+        if 0 <= at < n and is_last:
+            source = i if positions == 0 else (o * length + _load_word(positions + i * WORD_BYTES)) * inner + c
+            to = (o * n + at) * inner + c
+            move(out + (to * width + piece) * nbytes, values + (source * width + piece) * nbytes)
 
-    return Kernel(overwrite, f"overwrite_{nbytes}_by_{index}")
+    return Kernel(for_each_turn(overwrite), f"overwrite_{nbytes}_by_{index}")
 
 
-@functools.cache
-def _listing() -> Kernel:
-    """Return the kernel that lists the positions of True in a mask, given the address of running counts of True."""
-    load, load_word, store = loaders["uint8", 1], loaders["int64", 1], storers["int64", 1]
-
-    def list_places(count: int, mask: int, counts: int, out: int) -> None:
-        turn = cuda.grid(1)
-        while turn < count:
-            if load(mask + turn) != 0:
-                store(out + (load_word(counts + turn * WORD_BYTES) - 1) * WORD_BYTES, turn)
-            turn += cuda.gridsize(1)
-
-    return Kernel(list_places)
+@Kernel
+@for_each_turn
+def list_places(turn: int, mask: int, counts: int, out: int) -> None:
+    """List the positions of True in a mask, given the address of running counts of True."""
+    if _load_byte(mask + turn) != 0:
+        _store_word(out + (_load_word(counts + turn * WORD_BYTES) - 1) * WORD_BYTES, turn)
 
 
 def places_where(mask: DeviceArray) -> DeviceArray:
@@ -158,7 +137,7 @@ def places_where(mask: DeviceArray) -> DeviceArray:
     counts = cumsum(mask, 0)
     out = empty((int(counts[-1]),), np.int64)
     if out.size:
-        _listing().run(mask.size, mask.address, counts.address, out.address)
+        list_places.run(mask.size, mask.address, counts.address, out.address)
     return out
 
 
@@ -168,7 +147,7 @@ def _choose(a: DeviceArray, index: DeviceArray, out: DeviceArray, span: int, n: 
     lanes = widest(size, a.address, width * size)
     choosing(lanes * size, index.dtype.name).run(
         out.size // lanes, span // lanes, n, inner // lanes, width // lanes, a.address, index.address, out.address,
-        _pattern(a.dtype, lanes * size),
+        _nothing(a.dtype).address,
     )  # fmt: skip
 
 
@@ -242,7 +221,7 @@ def overwrite(out: DeviceArray, index: DeviceArray, values: DeviceArray, once: b
     if not once:
         chosen, order = in_order(chosen, 1, False, length)
         positions = order.address
-    values = dense_as(out.dtype, values)
+    values = contiguous(converted(values, out.dtype))
     size = out.dtype.itemsize
     lanes = widest(size, out.address, values.address, width * size)
     overwriting(lanes * size, chosen.dtype.name).run(
@@ -292,8 +271,8 @@ def scatter_add(a: DeviceArray, axis: int, index: DeviceArray, source: DeviceArr
     if inner == 1:
         add_rows_at("scatter_add", sums, index, used, outer, n, 1)
     else:
-        sums = dense_as(computing_dtype(sums.dtype), sums)
-        used = dense_as(sums.dtype, used)
+        sums = converted(sums, computing_dtype(sums.dtype))
+        used = contiguous(converted(used, sums.dtype))
         adding_columns(sums.dtype, index.dtype.name).run(
             outer * inner, index.shape[axis], n, inner, sums.address, index.address, used.address
         )

@@ -93,48 +93,35 @@ def _constants(ignore_index: int, label_smoothing: float, logits: DeviceArray) -
 
 def cross_entropy(
     logits: DeviceArray, target: DeviceArray, ignore_index: int, label_smoothing: float = 0.0,
-    weight: DeviceArray | None = None,
+    weight: DeviceArray | None = None, losses: DeviceArray | None = None,
 ) -> tuple[DeviceArray, DeviceArray]:  # fmt: skip
     """Return (losses, lse): the weighted negative log probability of each row's target, and log(sum(exp(row))).
 
-    For rows of half precision, lse is float32.
+    For rows of half precision, lse is float32. If `losses` is given, the losses are written there.
     """
-    losses = empty(logits.shape[:1], logits.dtype)
-    return losses, _forward(logits, target, ignore_index, label_smoothing, weight, losses)
-
-
-def _forward(
-    logits: DeviceArray, target: DeviceArray, ignore_index: int, label_smoothing: float, weight: DeviceArray | None,
-    losses: DeviceArray,
-) -> DeviceArray:  # fmt: skip
-    """Write the losses of `cross_entropy` to `losses`; return lse."""
+    losses = empty(logits.shape[:1], logits.dtype) if losses is None else losses
     lse = empty(losses.shape, CONVERSIONS[logits.dtype.name])
     operands = [contiguous(logits), _weights(weight), contiguous(target)]
     constants = _constants(ignore_index, label_smoothing, logits)
     loop = _SMOOTHED if label_smoothing else _CROSS_ENTROPY
     run(loop, Rows(*logits.shape), [*operands, *constants], [losses, lse])
-    return lse
+    return losses, lse
 
 
 def cross_entropy_backward(
     grad: DeviceArray, logits: DeviceArray, target: DeviceArray, lse: DeviceArray, ignore_index: int,
-    label_smoothing: float = 0.0, weight: DeviceArray | None = None,
+    label_smoothing: float = 0.0, weight: DeviceArray | None = None, out: DeviceArray | None = None,
 ) -> DeviceArray:  # fmt: skip
-    """Return the gradient of `cross_entropy` by the logits, given `grad` by the losses and `lse`, its second result."""
-    out = empty(logits.shape, logits.dtype)
-    _backward(grad, contiguous(logits), target, lse, ignore_index, label_smoothing, weight, out)
-    return out
+    """Return the gradient of `cross_entropy` by the logits, given `grad` by the losses and `lse`, its second result.
 
-
-def _backward(
-    grad: DeviceArray, logits: DeviceArray, target: DeviceArray, lse: DeviceArray, ignore_index: int,
-    label_smoothing: float, weight: DeviceArray | None, out: DeviceArray,
-) -> None:  # fmt: skip
-    """Write the result of `cross_entropy_backward` to `out`, which may be `logits` itself if it is dense."""
-    operands = [logits, _weights(weight), contiguous(grad), contiguous(target), contiguous(lse)]
+    If `out` is given, the gradient is written there. It may be `logits` itself, if that is dense.
+    """
+    out = empty(logits.shape, logits.dtype) if out is None else out
+    operands = [contiguous(logits), _weights(weight), contiguous(grad), contiguous(target), contiguous(lse)]
     constants = _constants(ignore_index, label_smoothing, logits)
     loop = _SMOOTHED_BACKWARD if label_smoothing else _CROSS_ENTROPY_BACKWARD
     run(loop, Rows(*logits.shape), [*operands, *constants], [out])
+    return out
 
 
 def linear_cross_entropy(
@@ -144,7 +131,7 @@ def linear_cross_entropy(
     """Return the losses of `cross_entropy` for the logits a @ weight.T + bias, held one block at a time."""
     losses = empty(target.shape, a.dtype)
     for rows, logits in _blocks_of_logits(a, weight, bias):
-        _forward(logits, target[rows], ignore_index, label_smoothing, None, losses[rows])
+        cross_entropy(logits, target[rows], ignore_index, label_smoothing, None, losses[rows])
     return losses
 
 
@@ -161,8 +148,8 @@ def linear_cross_entropy_with_gradients(
     dweight = zeros(weight.shape, summed_in) if needs[1] else None
     dbias = zeros(weight.shape[:1], summed_in) if needs[2] else None
     for rows, logits in _blocks_of_logits(a, weight, bias):
-        lse = _forward(logits, target[rows], ignore_index, label_smoothing, None, losses[rows])
-        _backward(grad[rows], logits, target[rows], lse, ignore_index, label_smoothing, None, logits)
+        _, lse = cross_entropy(logits, target[rows], ignore_index, label_smoothing, None, losses[rows])
+        cross_entropy_backward(grad[rows], logits, target[rows], lse, ignore_index, label_smoothing, None, logits)
         if da is not None:
             matmul(logits, weight, da[rows])
         if dweight is not None:

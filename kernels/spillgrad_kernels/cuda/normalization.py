@@ -154,6 +154,19 @@ def _parameter_gradients(loop: RowLoop, rows: Rows, operands: list[DeviceArray])
     return [converted(sums[i], operands[0].dtype) for i in range(len(loop.stored))]
 
 
+def _backward(
+    loop: RowLoop, parameters: RowLoop, grad: DeviceArray, a: DeviceArray, weight: DeviceArray | None,
+    *numbers: DeviceArray,
+) -> list[DeviceArray]:  # fmt: skip
+    """Return the gradients by `a`, computed by `loop`, and by the parameters; `numbers` has a value for each row."""
+    count = numbers[0].size
+    n = a.size // count if count else 0 if weight is None else weight.size
+    rows, da = _rows(a, n), empty(a.shape, a.dtype)
+    grad, a = contiguous(grad), contiguous(a)
+    run(loop, rows, [grad, a, _parameter(weight, n), *numbers], [da])
+    return [da, *_parameter_gradients(parameters, rows, [grad, a, *numbers])]
+
+
 def layer_norm(
     a: DeviceArray, n: int, weight: DeviceArray | None, bias: DeviceArray | None, eps: float
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
@@ -169,11 +182,7 @@ def layer_norm_backward(
     grad: DeviceArray, a: DeviceArray, weight: DeviceArray | None, mean: DeviceArray, rstd: DeviceArray
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
     """Return (da, dweight, dbias). The last two are returned even if the forward pass had no weight or bias."""
-    n = a.size // mean.size if mean.size else 0 if weight is None else weight.size
-    rows, da = _rows(a, n), empty(a.shape, a.dtype)
-    grad, a = contiguous(grad), contiguous(a)
-    run(_LAYER_NORM_BACKWARD, rows, [grad, a, _parameter(weight, n), mean, rstd], [da])
-    dweight, dbias = _parameter_gradients(_LAYER_NORM_PARAMETERS, rows, [grad, a, mean, rstd])
+    da, dweight, dbias = _backward(_LAYER_NORM_BACKWARD, _LAYER_NORM_PARAMETERS, grad, a, weight, mean, rstd)
     return da, dweight, dbias
 
 
@@ -189,9 +198,5 @@ def rms_norm_backward(
     grad: DeviceArray, a: DeviceArray, weight: DeviceArray | None, rstd: DeviceArray
 ) -> tuple[DeviceArray, DeviceArray]:
     """Return (da, dweight). dweight is returned even if the forward pass had no weight."""
-    n = a.size // rstd.size if rstd.size else 0 if weight is None else weight.size
-    rows, da = _rows(a, n), empty(a.shape, a.dtype)
-    grad, a = contiguous(grad), contiguous(a)
-    run(_RMS_NORM_BACKWARD, rows, [grad, a, _parameter(weight, n), rstd], [da])
-    (dweight,) = _parameter_gradients(_RMS_NORM_PARAMETERS, rows, [grad, a, rstd])
+    da, dweight = _backward(_RMS_NORM_BACKWARD, _RMS_NORM_PARAMETERS, grad, a, weight, rstd)
     return da, dweight

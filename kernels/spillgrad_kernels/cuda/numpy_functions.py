@@ -34,12 +34,6 @@ _VIEWING = (
 )  # fmt: skip
 
 
-def _may_share_memory(a: Any, b: Any) -> bool:
-    if not (isinstance(a, DeviceArray) and isinstance(b, DeviceArray)):
-        return False  # one is in the host's memory
-    return may_share_memory(a, b)
-
-
 def _all_on_device(name: str, *arrays: Any) -> None:
     """Raise NotOnDevice if `arrays` contain a host array with dimensions."""
     if any([isinstance(array, np.ndarray) and array.ndim for array in arrays]):
@@ -283,7 +277,7 @@ def _running(name: str) -> Callable[..., DeviceArray]:
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **{function: _on_view(function) for function in _VIEWING},
-    np.may_share_memory: _may_share_memory, np.copyto: _copyto, np.where: _where, np.round: np.rint,
+    np.may_share_memory: may_share_memory, np.copyto: _copyto, np.where: _where, np.round: np.rint,
     np.empty_like: _empty_like, np.zeros_like: _zeros_like, np.ones_like: _ones_like, np.full_like: _full_like,
     np.concatenate: _joined, np.stack: _stacked, np.roll: _rolled,
     np.tril: _triangle(keep_lower=True), np.triu: _triangle(keep_lower=False),
@@ -315,19 +309,15 @@ _LOGIC = {
 }
 
 
-# The reductions whose rule is a universal function.
-_FOLDS: dict[Any, str] = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
-
-
 def call_ufunc(ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **options: Any) -> Any:
     """Return the result of a universal function, or of one of its methods. Raises NotOnDevice without a kernel."""
-    if method == "at" and ufunc in _FOLDS:
+    if method == "at" and ufunc in reductions.FOLD_OF_UFUNC:
         a, key, values = operands
         _all_on_device(f"{ufunc.__name__}.at", a)
-        return advanced_indexing.fold(a, key, values, _FOLDS[ufunc])
+        return advanced_indexing.fold(a, key, values, reductions.FOLD_OF_UFUNC[ufunc])
     if method == "accumulate" and ufunc in (np.maximum, np.minimum):
         (a,) = operands
-        return reductions.running(_FOLDS[ufunc], a, options.get("axis", 0) % a.ndim)
+        return reductions.running(reductions.FOLD_OF_UFUNC[ufunc], a, options.get("axis", 0) % a.ndim)
     if method != "__call__":
         raise NotOnDevice(f"numpy.{ufunc.__name__}.{method}: no kernel of the device does this")
     (target,) = out if isinstance(out, tuple) else (out,)

@@ -14,7 +14,7 @@ from numba.cuda import types
 
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import compute, contiguous, device_function, traced
-from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda, device
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda, device, for_each_group
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, WORD_BYTES, loaders, quotient, storers
 from spillgrad_kernels.cuda.reductions import add_up_block
 from spillgrad_kernels.cuda.reductions import sum as sum_over
@@ -79,7 +79,7 @@ def _run_together(group: list[Update], lanes: int) -> None:
     numbers = _numbers(first)
     kinds = tuple([number.dtype.name if isinstance(number, DeviceArray) else None for number in numbers])
     updating(first.formula, first.param.dtype, 2 + len(first.state), kinds, lanes).run_blocks(
-        parts, len(group), parts, _PART_ELEMENTS, _on_device(tuple(words)).address,
+        parts, len(group), _PART_ELEMENTS, _on_device(tuple(words)).address,
         *[number.address if isinstance(number, DeviceArray) else number for number in numbers],
     )  # fmt: skip
 
@@ -99,25 +99,22 @@ def updating(
     results = [values[i] for i in range(arrays) if i != 1]  # all arrays but the gradient
     given = [f"number{i}" for i in range(len(numbers))]
     lines = [
-        f"def kernel({', '.join(['rows', 'parts', 'length', 'table', *given])}):",
+        f"def update({', '.join(['part', 'rows', 'length', 'table', *given])}):",
         *[f"    number{i} = load_number{i}(number{i})" for i, lies in enumerate(numbers) if lies],
-        "    part = cuda.blockIdx.x",
-        "    while part < parts:",
-        "        at = find_row(table, rows, part)",
-        "        begin = (part - load_word(at)) * length",
-        f"        n = load_word(at + {WORD_BYTES})",
-        "        last = begin + length if begin + length < n else n",
-        *[f"        a{i} = load_word(at + {(2 + i) * WORD_BYTES})" for i in range(arrays)],
-        f"        j = begin + cuda.threadIdx.x * {lanes}",
-        "        while j < last:",
-        *[f"            {', '.join(values[i])} = load(a{i} + j * {size})" for i in range(arrays)],
+        "    at = find_row(table, rows, part)",
+        "    begin = (part - load_word(at)) * length",
+        f"    n = load_word(at + {WORD_BYTES})",
+        "    last = begin + length if begin + length < n else n",
+        *[f"    a{i} = load_word(at + {(2 + i) * WORD_BYTES})" for i in range(arrays)],
+        f"    j = begin + cuda.threadIdx.x * {lanes}",
+        "    while j < last:",
+        *[f"        {', '.join(values[i])} = load(a{i} + j * {size})" for i in range(arrays)],
         *[
-            f"            {', '.join(result[lane] for result in results)} = "
+            f"        {', '.join(result[lane] for result in results)} = "
             f"formula({', '.join([*[value[lane] for value in values], *given])})" for lane in every
         ],
-        *[f"            store(a{i} + j * {size}, {', '.join(values[i])})" for i in range(arrays) if i != 1],
-        f"            j += {THREADS * lanes}",
-        "        part += cuda.gridDim.x",
+        *[f"        store(a{i} + j * {size}, {', '.join(values[i])})" for i in range(arrays) if i != 1],
+        f"        j += {THREADS * lanes}",
     ]  # fmt: skip
     namespace: dict[str, Any] = {
         "cuda": cuda, "find_row": row_finder(2 + arrays), "load_word": loaders["int64", 1],
@@ -126,8 +123,8 @@ def updating(
         **{f"load_number{i}": loaders[lies, 1] for i, lies in enumerate(numbers) if lies},
     }  # fmt: skip
     exec(compile("\n".join(lines), f"<{formula.__name__}>", "exec"), namespace)
-    kinds = [types.int64 if lies else getattr(types, dtype.name) for lies in numbers]
-    return Kernel(namespace["kernel"], f"{formula.__name__.strip('_')}_together", [*[types.int64] * 4, *kinds])
+    kinds = [*[types.int64] * 4, *[types.int64 if lies else getattr(types, dtype.name) for lies in numbers]]
+    return Kernel(for_each_group(namespace["update"]), f"{formula.__name__.strip('_')}_together", kinds)
 
 
 @functools.cache
@@ -181,28 +178,25 @@ def adding(dtype: np.dtype[Any], squares: bool) -> Kernel:
     load, load_word, store, size = loaders[dtype.name, 1], loaders["int64", 1], storers["float64", 1], dtype.itemsize
     find_row = row_finder(3)
 
-    def add_parts(arrays: int, parts: int, length: int, table: int, sums: int) -> None:
+    def add_parts(part: int, arrays: int, length: int, table: int, sums: int) -> None:
         shared = cuda.shared.array(THREADS, types.float64)
         thread = cuda.threadIdx.x
-        part = cuda.blockIdx.x
-        while part < parts:
-            at = find_row(table, arrays, part)
-            n, a = load_word(at + WORD_BYTES), load_word(at + 2 * WORD_BYTES)
-            i = (part - load_word(at)) * length + thread
-            last = i - thread + length if i - thread + length < n else n
-            total = np.float64(0)
-            while i < last:
-                x = np.float64(load(a + i * size))
-                total += x * x if squares else x
-                i += THREADS
-            shared[thread] = total
-            add_up_block(shared)
-            if thread == 0:
-                store(sums + part * WORD_BYTES, shared[0])
-            cuda.syncthreads()
-            part += cuda.gridDim.x
+        at = find_row(table, arrays, part)
+        n, a = load_word(at + WORD_BYTES), load_word(at + 2 * WORD_BYTES)
+        i = (part - load_word(at)) * length + thread
+        last = i - thread + length if i - thread + length < n else n
+        total = np.float64(0)
+        while i < last:
+            x = np.float64(load(a + i * size))
+            total += x * x if squares else x
+            i += THREADS
+        shared[thread] = total
+        add_up_block(shared)
+        if thread == 0:
+            store(sums + part * WORD_BYTES, shared[0])
+        cuda.syncthreads()
 
-    return Kernel(add_parts, f"add_{'squares' if squares else 'parts'}_{dtype.name}")
+    return Kernel(for_each_group(add_parts), f"add_{'squares' if squares else 'parts'}_{dtype.name}")
 
 
 def squares_on_device(arrays: Sequence[DeviceArray]) -> DeviceArray:
@@ -235,7 +229,7 @@ def _add(
     of parts.
     """
     table = _on_device(tuple([word for start, array in zip(starts, arrays, strict=False) for word in (start, *array)]))
-    adding(dtype, squares).run_blocks(starts[-1], len(arrays), starts[-1], length, table.address, sums.address)
+    adding(dtype, squares).run_blocks(starts[-1], len(arrays), length, table.address, sums.address)
 
 
 def sums_of_squares(arrays: Sequence[DeviceArray]) -> list[float]:

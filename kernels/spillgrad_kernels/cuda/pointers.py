@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from numba.cuda import types
 
-from spillgrad_kernels.cuda.jit.compile import SIMULATED
+from spillgrad_kernels.cuda.jit.compile import SIMULATED, device
 from spillgrad_kernels.device_array import ACCESS_BYTES as ACCESS_BYTES  # modules of kernels import the name from here
 
 _GLOBAL, _SHARED = 1, 3  # the address spaces of LLVM's NVPTX target
@@ -207,3 +207,9 @@ loaders = {(dtype.name, lanes): _loader(dtype, lanes, _GLOBAL) for dtype, lanes 
 storers = {(dtype.name, lanes): _storer(dtype, lanes, _GLOBAL) for dtype, lanes in _KINDS}
 shared_loaders = {(dtype.name, lanes): _loader(dtype, lanes, _SHARED) for dtype, lanes in _KINDS}
 shared_storers = {(dtype.name, lanes): _storer(dtype, lanes, _SHARED) for dtype, lanes in _KINDS}
+
+
+def lane_loader(dtype: str, lanes: int) -> Callable[[int], Any]:
+    """Return the device function load(address), whose result is a tuple even if `lanes` is 1."""
+    load = loaders[dtype, lanes]
+    return load if lanes > 1 else device(lambda address: (load(address),))

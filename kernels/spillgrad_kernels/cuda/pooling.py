@@ -13,7 +13,7 @@ import numpy as np
 
 from spillgrad_kernels.cuda.array import empty, table
 from spillgrad_kernels.cuda.elementwise import contiguous
-from spillgrad_kernels.cuda.jit.compile import Kernel, cuda
+from spillgrad_kernels.cuda.jit.compile import Kernel, device, for_each_turn
 from spillgrad_kernels.cuda.pointers import WORD_BYTES, computing_dtype, loaders, quotient, storers
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.windows import Pair, Ranges
@@ -24,70 +24,68 @@ _MANY_ELEMENTS = 64
 Spans = tuple[np.ndarray, np.ndarray]  # starts and stops of ranges along one dimension
 
 
+_load_word = loaders["int64", 1]
+
+
+@device
+def _ranges(turn: int, down: int, across: int, ranges: int) -> Any:
+    """Return a turn's plane, its row and column there, and the start and stop of its ranges down and across."""
+    row = quotient(turn, across)
+    plane = quotient(row, down)
+    i, j = row - plane * down, turn - row * across
+    at_y, at_x = ranges + i * WORD_BYTES, ranges + (2 * down + j) * WORD_BYTES
+    y, y_stop = _load_word(at_y), _load_word(at_y + down * WORD_BYTES)
+    return plane, i, j, y, y_stop, _load_word(at_x), _load_word(at_x + across * WORD_BYTES)
+
+
 @functools.cache
 def finding(dtype: np.dtype[Any]) -> Kernel:
     """Return the kernel that finds the largest element of each window, and its position in the image."""
     load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
-    load_word, store_word = loaders["int64", 1], storers["int64", 1]
+    store_word = storers["int64", 1]
 
     def find_largest(
-        count: int, down: int, across: int, height: int, width: int, step_y: int, step_x: int, ranges: int, x: int,
+        turn: int, down: int, across: int, height: int, width: int, step_y: int, step_x: int, ranges: int, x: int,
         out: int, indices: int,
     ) -> None:  # fmt: skip
-        turn = cuda.grid(1)
-        while turn < count:
-            row = quotient(turn, across)
-            plane = quotient(row, down)
-            at_y = ranges + (row - plane * down) * WORD_BYTES
-            at_x = ranges + (2 * down + turn - row * across) * WORD_BYTES
-            y, y_stop = load_word(at_y), load_word(at_y + down * WORD_BYTES)
-            first_x, x_stop = load_word(at_x), load_word(at_x + across * WORD_BYTES)
-            image = x + plane * height * width * size
-            place = y * width + first_x
-            best = load(image + place * size)
-            while y < y_stop:
-                z = first_x
-                while z < x_stop:
-                    value = load(image + (y * width + z) * size)
-                    if value > best or value != value:
-                        best, place = value, y * width + z
-                    z += step_x
-                y += step_y
-            store(out + turn * size, best)
-            store_word(indices + turn * WORD_BYTES, place)
-            turn += cuda.gridsize(1)
+        plane, _, _, y, y_stop, first_x, x_stop = _ranges(turn, down, across, ranges)
+        image = x + plane * height * width * size
+        place = y * width + first_x
+        best = load(image + place * size)
+        while y < y_stop:
+            z = first_x
+            while z < x_stop:
+                value = load(image + (y * width + z) * size)
+                if value > best or value != value:
+                    best, place = value, y * width + z
+                z += step_x
+            y += step_y
+        store(out + turn * size, best)
+        store_word(indices + turn * WORD_BYTES, place)
 
-    return Kernel(find_largest, f"max_pool_{dtype.name}")
+    return Kernel(for_each_turn(find_largest), f"max_pool_{dtype.name}")
 
 
 @functools.cache
 def spreading(dtype: np.dtype[Any]) -> Kernel:
     """Return the kernel that adds up, for each element, the gradients of windows in which it is the largest."""
     load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
-    load_word, nothing = loaders["int64", 1], computing_dtype(dtype).type(0)
+    nothing = computing_dtype(dtype).type(0)
 
     def spread_maxima(
-        count: int, down: int, across: int, height: int, width: int, ranges: int, grad: int, indices: int, out: int
+        turn: int, down: int, across: int, height: int, width: int, ranges: int, grad: int, indices: int, out: int
     ) -> None:
-        turn = cuda.grid(1)
-        while turn < count:
-            row = quotient(turn, width)
-            plane = quotient(row, height)
-            at_y = ranges + (row - plane * height) * WORD_BYTES
-            at_x = ranges + (2 * height + turn - row * width) * WORD_BYTES
-            i, i_stop = load_word(at_y), load_word(at_y + height * WORD_BYTES)
-            first_j, j_stop = load_word(at_x), load_word(at_x + width * WORD_BYTES)
-            place, total = turn - plane * height * width, nothing
-            while i < i_stop:
-                window = (plane * down + i) * across
-                for j in range(first_j, j_stop):
-                    if load_word(indices + (window + j) * WORD_BYTES) == place:
-                        total += load(grad + (window + j) * size)
-                i += 1
-            store(out + turn * size, total)
-            turn += cuda.gridsize(1)
+        plane, _, _, i, i_stop, first_j, j_stop = _ranges(turn, height, width, ranges)
+        place, total = turn - plane * height * width, nothing
+        while i < i_stop:
+            window = (plane * down + i) * across
+            for j in range(first_j, j_stop):
+                if _load_word(indices + (window + j) * WORD_BYTES) == place:
+                    total += load(grad + (window + j) * size)
+            i += 1
+        store(out + turn * size, total)
 
-    return Kernel(spread_maxima, f"max_pool_backward_{dtype.name}")
+    return Kernel(for_each_turn(spread_maxima), f"max_pool_backward_{dtype.name}")
 
 
 @functools.cache
@@ -99,37 +97,29 @@ def adding(dtype: np.dtype[Any], result: np.dtype[Any], backward: bool) -> Kerne
     """
     load, store, size, result_size = loaders[dtype.name, 1], storers[result.name, 1], dtype.itemsize, result.itemsize
     number = computing_dtype(dtype)
-    load_word, load_scale, scale_bytes = loaders["int64", 1], loaders[number.name, 1], number.itemsize
+    load_scale, scale_bytes = loaders[number.name, 1], number.itemsize
     nothing = number.type(0)
 
-    def add_elements(
-        count: int, down: int, across: int, height: int, width: int, ranges: int, x: int, out: int
-    ) -> None:
+    def add_elements(turn: int, down: int, across: int, height: int, width: int, ranges: int, x: int, out: int) -> None:
         scales_y = ranges + 2 * (down + across) * WORD_BYTES
         scales_x = scales_y + (height if backward else down) * scale_bytes
-        turn = cuda.grid(1)
-        while turn < count:
-            row = quotient(turn, across)
-            plane = quotient(row, down)
-            i, j = row - plane * down, turn - row * across
-            at_y, at_x = ranges + i * WORD_BYTES, ranges + (2 * down + j) * WORD_BYTES
-            y, y_stop = load_word(at_y), load_word(at_y + down * WORD_BYTES)
-            first_x, x_stop = load_word(at_x), load_word(at_x + across * WORD_BYTES)
-            image = x + plane * height * width * size
-            total = nothing
-            while y < y_stop:
-                for z in range(first_x, x_stop):
-                    value = load(image + (y * width + z) * size)
-                    if backward:
-                        value *= load_scale(scales_y + y * scale_bytes) * load_scale(scales_x + z * scale_bytes)
-                    total += value
-                y += 1
-            if not backward:
-                total *= load_scale(scales_y + i * scale_bytes) * load_scale(scales_x + j * scale_bytes)
-            store(out + turn * result_size, total)
-            turn += cuda.gridsize(1)
+        plane, i, j, y, y_stop, first_x, x_stop = _ranges(turn, down, across, ranges)
+        image = x + plane * height * width * size
+        total = nothing
+        while y < y_stop:
+            for z in range(first_x, x_stop):
+                value = load(image + (y * width + z) * size)
+                if backward:
+                    value *= load_scale(scales_y + y * scale_bytes) * load_scale(scales_x + z * scale_bytes)
+                total += value
+            y += 1
+        if not backward:
+            total *= load_scale(scales_y + i * scale_bytes) * load_scale(scales_x + j * scale_bytes)
+        store(out + turn * result_size, total)
 
-    return Kernel(add_elements, f"mean_pool{'_backward' if backward else ''}_{dtype.name}_as_{result.name}")
+    return Kernel(
+        for_each_turn(add_elements), f"mean_pool{'_backward' if backward else ''}_{dtype.name}_as_{result.name}"
+    )
 
 
 def _words(*ranges: Spans) -> bytes:

@@ -17,7 +17,7 @@ from numba.cuda import types
 from spillgrad_kernels.cuda import scans
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import compute, contiguous, converted
-from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda, device
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda, device, for_each_group
 from spillgrad_kernels.cuda.pointers import computing_dtype, loaders, quotient, storers
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, threads_of_row
 from spillgrad_kernels.cuda.rows import run as run_rows
@@ -34,8 +34,8 @@ _PART_ELEMENTS = 1 << 14
 # The length of a part of a column in a running fold. One thread walks along a part.
 _COLUMN_ELEMENTS = 1 << 8
 
-# For the universal function of each rule, the rule that folds the results of parts.
-_OF_PARTS: dict[np.ufunc, str] = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
+# The rules that are universal functions. For the universal function of any rule, its rule folds the results of parts.
+FOLD_OF_UFUNC: dict[np.ufunc, str] = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
 
 RULES = {
     **_CPU_RULES,
@@ -96,8 +96,8 @@ def kernel(name: str, finished_as: str | None, dtype: np.dtype[Any], result: np.
     size, result_size, threads = dtype.itemsize, result.itemsize, THREADS
 
     def fold(
-        units: int, n: int, inner: int, parts: int, length: int, count: int, width: int, beside: int, apart: int,
-        a: int, shift: int, out: int,
+        group: int, units: int, n: int, inner: int, parts: int, length: int, count: int, width: int, beside: int,
+        apart: int, a: int, shift: int, out: int,
     ) -> None:  # fmt: skip
         # A result has `width` threads at a distance of `beside`; threads of consecutive results are `apart` apart.
         shared = cuda.shared.array(threads, accumulated)
@@ -105,35 +105,31 @@ def kernel(name: str, finished_as: str | None, dtype: np.dtype[Any], result: np.
         columns = quotient(threads, width)
         lane = quotient(thread, beside) % width
         column = quotient(thread, apart) % columns
-        groups = quotient(units + columns - 1, columns) * parts
-        group = cuda.blockIdx.x
-        while group < groups:
-            part = group % parts
-            unit = quotient(group, parts) * columns + column
-            folded = identity
-            if unit < units:
-                o = quotient(unit, inner)
-                base = a + (o * n * inner + unit - o * inner) * size
-                own_shift = load(shift + unit * size) if shifted else no_shift
-                last = (part + 1) * length if (part + 1) * length < n else n
-                j = part * length + lane
-                while j < last:
-                    folded = combine(folded, number(term(load(base + j * inner * size), own_shift, j)))
-                    j += width
-            shared[thread] = folded
+        part = group % parts
+        unit = quotient(group, parts) * columns + column
+        folded = identity
+        if unit < units:
+            o = quotient(unit, inner)
+            base = a + (o * n * inner + unit - o * inner) * size
+            own_shift = load(shift + unit * size) if shifted else no_shift
+            last = (part + 1) * length if (part + 1) * length < n else n
+            j = part * length + lane
+            while j < last:
+                folded = combine(folded, number(term(load(base + j * inner * size), own_shift, j)))
+                j += width
+        shared[thread] = folded
+        cuda.syncthreads()
+        half = width >> 1
+        while half > 0:
+            if lane < half:
+                shared[thread] = combine(shared[thread], shared[thread + half * beside])
             cuda.syncthreads()
-            half = width >> 1
-            while half > 0:
-                if lane < half:
-                    shared[thread] = combine(shared[thread], shared[thread + half * beside])
-                cuda.syncthreads()
-                half >>= 1
-            if lane == 0 and unit < units:
-                store(out + (unit * parts + part) * result_size, finish(shared[thread], count))
-            cuda.syncthreads()
-            group += cuda.gridDim.x
+            half >>= 1
+        if lane == 0 and unit < units:
+            store(out + (unit * parts + part) * result_size, finish(shared[thread], count))
+        cuda.syncthreads()
 
-    return Kernel(fold, f"{name}_{dtype.name}")
+    return Kernel(for_each_group(fold), f"{name}_{dtype.name}")
 
 
 class _Folding(NamedTuple):
@@ -193,7 +189,7 @@ def _reduce(name: str, axes: Shape, keepdims: bool, a: DeviceArray, shift: Devic
     while fold.parts > 1:
         partials = empty((fold.units, fold.parts), np.dtype(type(_identity(rule, a.dtype))))
         fold.run(rule, None, count, a, shift, partials)
-        fold, rule = _Folding(fold.units, fold.parts, 1, _PART_ELEMENTS), _OF_PARTS[RULES[rule].ufunc]
+        fold, rule = _Folding(fold.units, fold.parts, 1, _PART_ELEMENTS), FOLD_OF_UFUNC[RULES[rule].ufunc]
         a, shift = partials, None
     fold.run(rule, name, count, a, shift, out)
     return out
@@ -287,7 +283,7 @@ def _log_of_sum(largest: Any, total: Any) -> Any:
 
 _LOGSUMEXP = RowLoop("logsumexp", ["a"], fold=EXPONENTIALS_FOLD, finish=_log_of_sum, finished=["lse"], stored=["lse"])
 _LOGSUMEXP_OF_PART = RowLoop("logsumexp_of_part", ["a"], fold=EXPONENTIALS_FOLD, stored=["largest", "total"])
-_LOGSUMEXP_OF_PARTS = RowLoop(
+_LOGSUMEXPFOLD_OF_UFUNC = RowLoop(
     "logsumexp_of_parts", ["part_largest", "part_total"],
     fold=Fold(EXPONENTIALS, lambda part_largest, part_total: (part_largest, part_total), join_exponentials),
     finish=_log_of_sum, finished=["lse"], stored=["lse"],
@@ -306,7 +302,7 @@ def logsumexp(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArra
     else:
         folded = empty((2, parts, rows.units), CONVERSIONS[a.dtype.name])
         run_rows(_LOGSUMEXP_OF_PART, rows._replace(parts=parts), [a], [folded[0], folded[1]])
-        run_rows(_LOGSUMEXP_OF_PARTS, Rows(1, parts, rows.units), [folded[0], folded[1]], [out])
+        run_rows(_LOGSUMEXPFOLD_OF_UFUNC, Rows(1, parts, rows.units), [folded[0], folded[1]], [out])
     return out
 
 
@@ -316,9 +312,8 @@ def logsumexp(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArra
 @functools.cache
 def scan(name: str, dtype: np.dtype[Any], is_dense: bool) -> Kernel:
     """Return the kernel of a running fold by the rule `name`, along a dimension that is dense in memory or not."""
-    build = scans.along_rows if is_dense else scans.down_columns
     identity, result = _identity(name, dtype), _result_dtype(name, dtype)
-    return build(RULES[name].combine, identity, dtype, result, f"running_{name}_{dtype.name}")
+    return scans.kernel(RULES[name].combine, identity, dtype, result, is_dense, f"running_{name}_{dtype.name}")
 
 
 def running(name: str, a: DeviceArray, axis: int) -> DeviceArray:
@@ -338,7 +333,7 @@ def running(name: str, a: DeviceArray, axis: int) -> DeviceArray:
     groups, kernel = outer * fold.parts, scan(name, dtype, inner == 1)
     words = n, fold.parts, fold.length, a.address, 0 if before is None else before.address, out.address
     if inner == 1:
-        kernel.run_blocks(groups, outer, *words)
+        kernel.run_blocks(groups, *words)
     else:
         kernel.run(groups * inner, inner, *words)
     return out

@@ -8,7 +8,7 @@ import numpy as np
 
 from spillgrad_kernels.cuda.array import empty, table
 from spillgrad_kernels.cuda.elementwise import contiguous
-from spillgrad_kernels.cuda.jit.compile import Kernel, cuda
+from spillgrad_kernels.cuda.jit.compile import Kernel, for_each_turn
 from spillgrad_kernels.cuda.pointers import WORD_BYTES, computing_dtype, loaders, quotient, storers
 from spillgrad_kernels.device_array import DeviceArray
 
@@ -25,23 +25,20 @@ def summing(dtype: np.dtype[Any]) -> Kernel:
     load_word, load_weight, weight_bytes = loaders["int64", 1], loaders[number.name, 1], number.itemsize
     nothing = number.type(0)
 
-    def add_terms(count: int, results: int, inner: int, size: int, terms: int, indices: int, x: int, out: int) -> None:
+    def add_terms(turn: int, results: int, inner: int, size: int, terms: int, indices: int, x: int, out: int) -> None:
         weights = indices + terms * results * WORD_BYTES
-        turn = cuda.grid(1)
-        while turn < count:
-            row = quotient(turn, inner)
-            o = quotient(row, results)
-            source = x + (o * size * inner + turn - row * inner) * itemsize
-            term = row - o * results
-            total = nothing
-            for _ in range(terms):
-                value = load(source + load_word(indices + term * WORD_BYTES) * inner * itemsize)
-                total += value * load_weight(weights + term * weight_bytes)
-                term += results
-            store(out + turn * itemsize, total)
-            turn += cuda.gridsize(1)
+        row = quotient(turn, inner)
+        o = quotient(row, results)
+        source = x + (o * size * inner + turn - row * inner) * itemsize
+        term = row - o * results
+        total = nothing
+        for _ in range(terms):
+            value = load(source + load_word(indices + term * WORD_BYTES) * inner * itemsize)
+            total += value * load_weight(weights + term * weight_bytes)
+            term += results
+        store(out + turn * itemsize, total)
 
-    return Kernel(add_terms, f"resample_{dtype.name}")
+    return Kernel(for_each_turn(add_terms), f"resample_{dtype.name}")
 
 
 @functools.lru_cache(maxsize=256)

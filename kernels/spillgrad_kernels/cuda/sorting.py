@@ -15,7 +15,7 @@ from numba.cuda import types
 
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import contiguous, converted
-from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda, device
+from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda, device, for_each_group, for_each_turn
 from spillgrad_kernels.cuda.pointers import WORD_BYTES, kernel_types, loaders, quotient, storers
 from spillgrad_kernels.device_array import DeviceArray, NotOnDevice
 from spillgrad_kernels.tables.reductions import fold_order
@@ -118,8 +118,8 @@ def sorting_tiles(dtype: str, descending: bool) -> Kernel:
     threads, tile, own_count = THREADS, _TILE, _THREAD_KEYS
 
     def sort_tiles(
-        rows: int, n: int, inner: int, tiles: int, segment: int, run: int, length: int, out_inner: int, a: int,
-        sorted_keys: int, positions: int,
+        group: int, rows: int, n: int, inner: int, tiles: int, segment: int, run: int, length: int, out_inner: int,
+        a: int, sorted_keys: int, positions: int,
     ) -> None:  # fmt: skip
         keys = cuda.shared.array(tile, kind)
         order = cuda.shared.array(tile, types.int16)
@@ -128,55 +128,51 @@ def sorting_tiles(dtype: str, descending: bool) -> Kernel:
         own = thread * own_count
         segments = quotient(tile, segment)
         own_segment = quotient(own, segment) * segment
-        groups = quotient(rows + segments - 1, segments) * tiles
-        group = cuda.blockIdx.x
-        while group < groups:
-            first_row = quotient(group, tiles) * segments
-            part = group - quotient(group, tiles) * tiles
-            begin = part * tile
-            count = n - begin if n - begin < segment else segment
-            for slot in range(thread, tile, threads):
-                # Adjacent threads read adjacent memory: elements of one row, or of adjacent rows.
-                r = quotient(slot, segment) if inner == 1 else slot - quotient(slot, segments) * segments
-                j = slot - r * segment if inner == 1 else quotient(slot, segments)
-                if first_row + r < rows and j < count:
-                    keys[r * segment + j] = load(a + _place(first_row + r, begin + j, n, inner) * size)
+        first_row = quotient(group, tiles) * segments
+        part = group - quotient(group, tiles) * tiles
+        begin = part * tile
+        count = n - begin if n - begin < segment else segment
+        for slot in range(thread, tile, threads):
+            # Adjacent threads read adjacent memory: elements of one row, or of adjacent rows.
+            r = quotient(slot, segment) if inner == 1 else slot - quotient(slot, segments) * segments
+            j = slot - r * segment if inner == 1 else quotient(slot, segments)
+            if first_row + r < rows and j < count:
+                keys[r * segment + j] = load(a + _place(first_row + r, begin + j, n, inner) * size)
+        for k in range(own, own + own_count):
+            order[k] = k
+        cuda.syncthreads()
+        # Segments without a row are sorted too, but not stored.
+        end = own_segment + count if own_segment + count < own + own_count else own + own_count
+        for k in range(own + 1, end):
+            key = keys[k]
+            place = k
+            while place > own and is_before(key, keys[order[place - 1]]):
+                order[place] = order[place - 1]
+                place -= 1
+            order[place] = k
+        cuda.syncthreads()
+        width = own_count
+        while width < segment:
+            pair = quotient(own, 2 * width) * 2 * width
+            left = own_segment + count - pair
+            a_count, b_count = _between(left, 0, width), _between(left - width, 0, width)
+            merge(keys, order, merged, pair, a_count, pair + width, b_count, own - pair, own)
+            cuda.syncthreads()
             for k in range(own, own + own_count):
-                order[k] = k
+                order[k] = merged[k]
             cuda.syncthreads()
-            # Segments without a row are sorted too, but not stored.
-            end = own_segment + count if own_segment + count < own + own_count else own + own_count
-            for k in range(own + 1, end):
-                key = keys[k]
-                place = k
-                while place > own and is_before(key, keys[order[place - 1]]):
-                    order[place] = order[place - 1]
-                    place -= 1
-                order[place] = k
-            cuda.syncthreads()
-            width = own_count
-            while width < segment:
-                pair = quotient(own, 2 * width) * 2 * width
-                left = own_segment + count - pair
-                a_count, b_count = _between(left, 0, width), _between(left - width, 0, width)
-                merge(keys, order, merged, pair, a_count, pair + width, b_count, own - pair, own)
-                cuda.syncthreads()
-                for k in range(own, own + own_count):
-                    order[k] = merged[k]
-                cuda.syncthreads()
-                width *= 2
-            for slot in range(thread, tile, threads):
-                r = quotient(slot, segment) if inner == 1 else slot - quotient(slot, segments) * segments
-                j = slot - r * segment if inner == 1 else quotient(slot, segments)
-                if first_row + r < rows and j < count and j < run:
-                    source = order[r * segment + j]
-                    to = _place(first_row + r, part * run + j, length, out_inner)
-                    store(sorted_keys + to * size, keys[source])
-                    _store_word(positions + to * WORD_BYTES, begin + source - r * segment)
-            cuda.syncthreads()
-            group += cuda.gridDim.x
+            width *= 2
+        for slot in range(thread, tile, threads):
+            r = quotient(slot, segment) if inner == 1 else slot - quotient(slot, segments) * segments
+            j = slot - r * segment if inner == 1 else quotient(slot, segments)
+            if first_row + r < rows and j < count and j < run:
+                source = order[r * segment + j]
+                to = _place(first_row + r, part * run + j, length, out_inner)
+                store(sorted_keys + to * size, keys[source])
+                _store_word(positions + to * WORD_BYTES, begin + source - r * segment)
+        cuda.syncthreads()
 
-    return Kernel(sort_tiles, f"sort_tiles_of_{dtype}")
+    return Kernel(for_each_group(sort_tiles), f"sort_tiles_of_{dtype}")
 
 
 @functools.cache
@@ -193,7 +189,7 @@ def merging_runs(dtype: str, descending: bool) -> Kernel:
     split = _splitting(is_before, read)
 
     def merge_runs(
-        rows: int, n: int, run: int, pairs: int, length: int, merged_run: int, inner: int, keys: int, positions: int,
+        group: int, n: int, run: int, pairs: int, length: int, merged_run: int, inner: int, keys: int, positions: int,
         merged_keys: int, merged_positions: int,
     ) -> None:  # fmt: skip
         held = cuda.shared.array(tile, kind)
@@ -203,43 +199,40 @@ def merging_runs(dtype: str, descending: bool) -> Kernel:
         thread = cuda.threadIdx.x
         own = thread * own_count
         tiles = quotient(merged_run + tile - 1, tile)
-        group = cuda.blockIdx.x
-        while group < rows * pairs * tiles:
-            pair = quotient(group, tiles)
-            row = quotient(pair, pairs)
-            begin = (group - pair * tiles) * tile
-            pair -= row * pairs
-            a = row * n + 2 * pair * run
-            left = n - 2 * pair * run
-            a_count, b_count = _between(left, 0, run), _between(left - run, 0, run)
-            wanted = _between(a_count + b_count, 0, merged_run)
-            end = _between(begin + tile, 0, wanted)
-            if begin < end:
-                for side in range(thread, 2, threads):
-                    splits[side] = split(keys, 0, a, a_count, a + run, b_count, begin if side == 0 else end)
-                cuda.syncthreads()
-                a_held = splits[1] - splits[0]
-                b_held = end - begin - a_held
-                # The tile holds the elements of the first run, then those of the second. Element `slot` of the tile
-                # lies at `a_begin + slot`, or at `b_begin + slot`, in memory.
-                a_begin = a + splits[0]
-                b_begin = a + run + begin - splits[0] - a_held
-                for slot in range(thread, end - begin, threads):
-                    held[slot] = load(keys + ((a_begin if slot < a_held else b_begin) + slot) * size)
-                    order[slot] = slot
-                cuda.syncthreads()
-                merge(held, order, merged, 0, a_held, a_held, b_held, own, own)
-                cuda.syncthreads()
-                for slot in range(thread, end - begin, threads):
-                    source = np.int64(merged[slot])
-                    to = _place(row, pair * merged_run + begin + slot, length, inner)
-                    store(merged_keys + to * size, held[source])
-                    place = (a_begin if source < a_held else b_begin) + source
-                    _store_word(merged_positions + to * WORD_BYTES, _load_word(positions + place * WORD_BYTES))
-                cuda.syncthreads()
-            group += cuda.gridDim.x
+        pair = quotient(group, tiles)
+        row = quotient(pair, pairs)
+        begin = (group - pair * tiles) * tile
+        pair -= row * pairs
+        a = row * n + 2 * pair * run
+        left = n - 2 * pair * run
+        a_count, b_count = _between(left, 0, run), _between(left - run, 0, run)
+        wanted = _between(a_count + b_count, 0, merged_run)
+        end = _between(begin + tile, 0, wanted)
+        if begin < end:
+            for side in range(thread, 2, threads):
+                splits[side] = split(keys, 0, a, a_count, a + run, b_count, begin if side == 0 else end)
+            cuda.syncthreads()
+            a_held = splits[1] - splits[0]
+            b_held = end - begin - a_held
+            # The tile holds the elements of the first run, then those of the second. Element `slot` of the tile
+            # lies at `a_begin + slot`, or at `b_begin + slot`, in memory.
+            a_begin = a + splits[0]
+            b_begin = a + run + begin - splits[0] - a_held
+            for slot in range(thread, end - begin, threads):
+                held[slot] = load(keys + ((a_begin if slot < a_held else b_begin) + slot) * size)
+                order[slot] = slot
+            cuda.syncthreads()
+            merge(held, order, merged, 0, a_held, a_held, b_held, own, own)
+            cuda.syncthreads()
+            for slot in range(thread, end - begin, threads):
+                source = np.int64(merged[slot])
+                to = _place(row, pair * merged_run + begin + slot, length, inner)
+                store(merged_keys + to * size, held[source])
+                place = (a_begin if source < a_held else b_begin) + source
+                _store_word(merged_positions + to * WORD_BYTES, _load_word(positions + place * WORD_BYTES))
+            cuda.syncthreads()
 
-    return Kernel(merge_runs, f"merge_runs_of_{dtype}")
+    return Kernel(for_each_group(merge_runs), f"merge_runs_of_{dtype}")
 
 
 def in_order(a: DeviceArray, axis: int, descending: bool, count: int) -> tuple[DeviceArray, DeviceArray]:
@@ -281,7 +274,7 @@ def in_order(a: DeviceArray, axis: int, descending: bool, count: int) -> tuple[D
         length = (pairs - 1) * merged_run + min(merged_run, n - 2 * (pairs - 1) * run)
         out_inner, merged_keys, merged_places = results(pairs, length)
         merging_runs(name, descending).run_blocks(
-            rows * pairs * -(-merged_run // _TILE), rows, n, run, pairs, length, merged_run, out_inner, keys.address,
+            rows * pairs * -(-merged_run // _TILE), n, run, pairs, length, merged_run, out_inner, keys.address,
             places.address, merged_keys.address, merged_places.address,
         )  # fmt: skip
         keys, places, runs, run = merged_keys, merged_places, pairs, merged_run
@@ -293,23 +286,20 @@ def searching(dtype: str, after: bool) -> Kernel:
     """Return the kernel that finds where to insert elements in sorted rows: before equal elements or `after` them."""
     load, size, is_before = loaders[dtype, 1], np.dtype(dtype).itemsize, _comparison(False)
 
-    def search(count: int, n: int, length: int, keys: int, sought: int, out: int) -> None:
-        turn = cuda.grid(1)
-        while turn < count:
-            element = load(sought + turn * size)
-            row = keys + quotient(turn, length) * n * size
-            low, high = 0, n
-            while low < high:
-                middle = (low + high) >> 1
-                key = load(row + middle * size)
-                if (not is_before(element, key)) if after else is_before(key, element):
-                    low = middle + 1
-                else:
-                    high = middle
-            _store_word(out + turn * WORD_BYTES, low)
-            turn += cuda.gridsize(1)
+    def search(turn: int, n: int, length: int, keys: int, sought: int, out: int) -> None:
+        element = load(sought + turn * size)
+        row = keys + quotient(turn, length) * n * size
+        low, high = 0, n
+        while low < high:
+            middle = (low + high) >> 1
+            key = load(row + middle * size)
+            if (not is_before(element, key)) if after else is_before(key, element):
+                low = middle + 1
+            else:
+                high = middle
+        _store_word(out + turn * WORD_BYTES, low)
 
-    return Kernel(search, f"search_{dtype}")
+    return Kernel(for_each_turn(search), f"search_{dtype}")
 
 
 def places_among(keys: DeviceArray, sought: DeviceArray, after: bool) -> DeviceArray:
@@ -322,7 +312,7 @@ def places_among(keys: DeviceArray, sought: DeviceArray, after: bool) -> DeviceA
     dtype = np.result_type(keys.dtype, sought.dtype)
     if dtype.kind == "c":
         raise NotOnDevice(f"places_among: no kernel of the device sorts {dtype}")
-    keys, sought = converted(contiguous(keys), dtype), converted(contiguous(sought), dtype)
+    keys, sought = contiguous(converted(keys, dtype)), contiguous(converted(sought, dtype))
     if dtype == np.bool_:
         keys, sought = keys.view(np.uint8), sought.view(np.uint8)
     out = empty(sought.shape, np.int64)

@@ -55,14 +55,6 @@ class Kind(NamedTuple):
         """The number of elements in one access."""
         return ACCESS_BYTES // self.itemsize
 
-    def pitch(self, across: int, along: bool) -> int:
-        """Return the length of a row in shared memory: padded, so that threads access different banks."""
-        return self.tile.depth + self.width if along else across + 8
-
-    def part(self, across: int, along: bool) -> int:
-        """Return the number of elements in shared memory for a step's part of A or B."""
-        return self.pitch(across, along) * (across if along else self.tile.depth)
-
 
 _HALF_TILE = Tile(32, 16, 16, 16, 32) if SIMULATED else Tile(128, 128, 64, 64, 32)
 _TF32_TILE = Tile(32, 16, 16, 16, 16) if SIMULATED else Tile(128, 128, 64, 64, 16)
@@ -215,7 +207,13 @@ class _Side(NamedTuple):
 
     @property
     def pitch(self) -> int:
-        return self.kind.pitch(self.across, self.along)
+        """The length of a row in shared memory: padded, so that threads access different banks."""
+        return self.kind.tile.depth + self.kind.width if self.along else self.across + 8
+
+    @property
+    def elements(self) -> int:
+        """The number of elements in shared memory."""
+        return self.pitch * (self.across if self.along else self.kind.tile.depth)
 
     @property
     def by_matrices(self) -> bool:
@@ -300,7 +298,7 @@ def source(
     tile = kind.tile
     a, b = _Side("a", kind, a_along, tile.rows), _Side("b", kind, b_along, tile.columns)
     down, across = tile.warp_rows // _ROWS, tile.warp_columns // _COLUMNS
-    half_a, half_b = kind.part(tile.rows, a_along), kind.part(tile.columns, b_along)
+    half_a, half_b = a.elements, b.elements
     aligned = "" if SIMULATED else f", {ACCESS_BYTES}"
     multiply: list[str] = []
     for deep in range(0, tile.depth, kind.depth):

@@ -11,7 +11,7 @@ import numpy as np
 
 from spillgrad_kernels.cuda.array import empty, zeros
 from spillgrad_kernels.cuda.elementwise import contiguous
-from spillgrad_kernels.cuda.jit.compile import Kernel, cuda, device
+from spillgrad_kernels.cuda.jit.compile import Kernel, device, for_each_turn
 from spillgrad_kernels.cuda.pointers import loaders, quotient, storers
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.windows import Pair, Windows
@@ -36,45 +36,42 @@ def laying(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
     size, nothing = result.itemsize, (np.float64 if result == np.float64 else np.float32)(0)
 
     def lay(
-        count: int, height: int, width: int, groups: int, channels: int, to_image: int, to_group: int, to_channel: int,
+        turn: int, height: int, width: int, groups: int, channels: int, to_image: int, to_group: int, to_channel: int,
         to_row: int, to_element: int, to_down: int, to_across: int, rows: int, row_elements: int, down: int,
         across: int, step_y: int, step_x: int, pad_y: int, pad_x: int, gap_y: int, gap_x: int, plane_bytes: int,
         source: int, bias: int, out: int,
     ) -> None:  # fmt: skip
         reach_y, reach_x = (rows - 1) * gap_y, (row_elements - 1) * gap_x
-        turn = cuda.grid(1)
-        while turn < count:
-            plane = quotient(turn, height * width)
-            place = turn - plane * height * width
-            row = quotient(place, width)
-            y, x = row + pad_y, place - row * width + pad_x
-            outer = quotient(plane, channels)
-            c = plane - outer * channels
-            image = quotient(outer, groups)
-            group = outer - image * groups
-            base = source + image * to_image + group * to_group + c * to_channel
-            total = nothing
-            if bias != 0:
-                total = load_bias(bias + (group * channels + c) * size)
-            first_j = first_window(x, reach_x, step_x)
-            i = first_window(y, reach_y, step_y)
-            while i < down and i * step_y <= y:
-                away = y - i * step_y
-                r = away if gap_y == 1 else quotient(away, gap_y)
-                if r * gap_y == away:
-                    at = base + r * to_row + i * to_down
-                    j = first_j
-                    while j < across and j * step_x <= x:
-                        beside = x - j * step_x
-                        e = beside if gap_x == 1 else quotient(beside, gap_x)
-                        if e * gap_x == beside:
-                            total += load(at + e * to_element + j * to_across)
-                        j += 1
-                i += 1
-            store(out + plane * plane_bytes + place * size, total)
-            turn += cuda.gridsize(1)
+        plane = quotient(turn, height * width)
+        place = turn - plane * height * width
+        row = quotient(place, width)
+        y, x = row + pad_y, place - row * width + pad_x
+        outer = quotient(plane, channels)
+        c = plane - outer * channels
+        image = quotient(outer, groups)
+        group = outer - image * groups
+        base = source + image * to_image + group * to_group + c * to_channel
+        total = nothing
+        if bias != 0:
+            total = load_bias(bias + (group * channels + c) * size)
+        first_j = first_window(x, reach_x, step_x)
+        i = first_window(y, reach_y, step_y)
+        while i < down and i * step_y <= y:
+            away = y - i * step_y
+            r = away if gap_y == 1 else quotient(away, gap_y)
+            if r * gap_y == away:
+                at = base + r * to_row + i * to_down
+                j = first_j
+                while j < across and j * step_x <= x:
+                    beside = x - j * step_x
+                    e = beside if gap_x == 1 else quotient(beside, gap_x)
+                    if e * gap_x == beside:
+                        total += load(at + e * to_element + j * to_across)
+                    j += 1
+            i += 1
+        store(out + plane * plane_bytes + place * size, total)
 
-    return Kernel(lay, f"lay_windows_{dtype.name}_as_{result.name}")
+    return Kernel(for_each_turn(lay), f"lay_windows_{dtype.name}_as_{result.name}")
 
 
 class Strides(NamedTuple):

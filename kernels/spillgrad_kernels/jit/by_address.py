@@ -7,12 +7,10 @@ from typing import Any
 
 from spillgrad_kernels.jit.compile import DISABLE_JIT, cgutils, intrinsic, types
 
-Kernel = Any  # the result of `compile.jit`
-
-_uncompiled: dict[int, Kernel] = {}  # keys stand for addresses; entries stay, as machine code does
+_uncompiled: dict[int, Any] = {}  # keys stand for addresses; entries stay, as machine code does
 
 
-def code_address(kernel: Kernel, parameters: int) -> int:
+def code_address(kernel: Any, parameters: int) -> int:
     """Return the address of the machine code of `kernel`, compiled for `parameters` int64 arguments.
 
     The address stays valid and is never 0. Without compilation, return a number that stands for the address. A kernel

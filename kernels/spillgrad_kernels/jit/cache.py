@@ -162,11 +162,6 @@ def places() -> tuple[Place, ...]:
     return Place(base, ("spillgrad", "kernels")), temporary
 
 
-def root() -> Path:
-    """Return the directory of the cache, which has a sub-directory for each version of the kernels."""
-    return places()[0].path
-
-
 @functools.cache
 def version() -> str:
     """Return a hash of all that machine code depends on: sources, compiler, its settings, Python and processor."""

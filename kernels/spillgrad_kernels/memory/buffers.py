@@ -286,10 +286,10 @@ def _new_mapping(nbytes: int) -> mmap.mmap:
 def _buffer_bytes(shape: tuple[int, ...], dtype: Any) -> int:
     """Return the bytes of the pool's buffer for an array; 0 if the array is too small for the pool."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    return 0 if nbytes < POOLED_MIN_BYTES else _size_class(nbytes)
+    return 0 if nbytes < POOLED_MIN_BYTES else size_class(nbytes)
 
 
-def _size_class(nbytes: int) -> int:
+def size_class(nbytes: int) -> int:
     """Round `nbytes` up to whole pages and to one of eight sizes per power of two: at most an eighth is wasted."""
     step = max(PAGE_BYTES, 1 << max(0, nbytes.bit_length() - 4))
     return -(-nbytes // step) * step

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from spillgrad_kernels.memory.buffers import size_class
 from spillgrad_kernels.memory.holder import Holder
 
-_LEAST_BYTES = 4096
 # Idle memory beyond this limit is unpinned: pinned memory cannot be swapped out, and the system limits how much there
 # is.
 _IDLE_BYTES = 256 << 20
@@ -45,8 +45,7 @@ class PinnedMemory:
 
     def empty(self, nbytes: int) -> np.ndarray:
         """Return an uninitialised array of `nbytes` pinned bytes. Raises MemoryError if the system pins no more."""
-        step = max(_LEAST_BYTES, 1 << max(0, nbytes - 1).bit_length() >> 3)
-        size = max(1, -(-nbytes // step)) * step
+        size = size_class(max(1, nbytes))
         with self._lock:
             self._drain()
             waiting = self._idle.get(size)

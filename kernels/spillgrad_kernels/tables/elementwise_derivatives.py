@@ -108,10 +108,7 @@ row("square", lambda self: self * self, self=lambda g, self: g * (2 * self))
 row("cube", lambda self: self * self * self, self=lambda g, self: g * (3 * (self * self)))
 row("reciprocal", lambda self: 1 / self, result="float", self=lambda g, result: -g * (result * result))
 row("sqrt", lambda self: sqrt(self), result="float", self=lambda g, result: g / (2 * result))
-row(
-    "rsqrt", lambda self: 1 / sqrt(self), result="float",
-    self=lambda g, result: -0.5 * g * (result * result * result),
-)  # fmt: skip
+row("rsqrt", lambda self: 1 / sqrt(self), result="float", self=lambda g, result: -0.5 * g * (result * result * result))
 
 
 def _lerp(self: Any, end: Any, weight: Any) -> Any:
@@ -202,10 +199,7 @@ def _atan2_other(g: Any, self: Any, other: Any) -> Any:
     return where((self == 0) & (other == 0), 0, -g * where(steep, 1, ratio) / (larger * (1 + ratio * ratio)))
 
 
-row(
-    "atan2", lambda self, other: atan2(self, other), result="float",
-    self=_atan2_self, other=_atan2_other,
-)  # fmt: skip
+row("atan2", lambda self, other: atan2(self, other), result="float", self=_atan2_self, other=_atan2_other)
 row("sinh", lambda self: sinh(self), result="float", self=lambda g, self: g * cosh(self))
 row("cosh", lambda self: cosh(self), result="float", self=lambda g, self: g * sinh(self))
 row("tanh", lambda self: tanh(self), result="float", self=lambda g, result: g * (1 - result * result))
@@ -245,10 +239,7 @@ row(
 )  # fmt: skip
 row("lgamma", lambda self: lgamma(self), result="float", self=lambda g, self: g * digamma(self))
 row("digamma", lambda self: digamma(self), result="float", self=lambda g, self: g * polygamma(1, self))
-row(
-    "polygamma", lambda n, self: polygamma(n, self), result="float",
-    self=lambda g, n, self: g * polygamma(n + 1, self),
-)  # fmt: skip
+row("polygamma", lambda n, self: polygamma(n, self), result="float", self=lambda g, n, self: g * polygamma(n + 1, self))
 
 _INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
 row(

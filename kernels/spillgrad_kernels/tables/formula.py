@@ -103,9 +103,6 @@ class Symbol:
         self.trace = trace
         self.name = name
 
-    def _binary(self, operator: str, left: Any, right: Any) -> "Symbol":
-        return self.trace.emit("{} " + operator + " {}", left, right)
-
     def __neg__(self) -> "Symbol":
         return self.trace.emit("-{}", self)
 
@@ -120,10 +117,8 @@ class Symbol:
 
 
 def _operator(symbol: str, swapped: bool = False) -> Callable[[Symbol, Any], Symbol]:
-    def method(self: Symbol, other: Any) -> Symbol:
-        return self._binary(symbol, other, self) if swapped else self._binary(symbol, self, other)
-
-    return method
+    expression = f"{{}} {symbol} {{}}"
+    return lambda self, other: self.trace.emit(expression, *((other, self) if swapped else (self, other)))
 
 
 for _name, _symbol in {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "and": "&", "or": "|"}.items():

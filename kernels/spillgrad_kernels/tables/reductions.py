@@ -72,35 +72,15 @@ class Rule(NamedTuple):
         return np.int64 if type(self.identity(np.float64)) is np.int64 else dtype
 
 
+_SUM = Rule(lambda x, _, j: x, lambda y, x: y + x, lambda _: np.float64(0.0), np.add, REASSOCIATE)
 RULES = {
-    "sum": Rule(
-        lambda x, _, j: x, lambda y, x: y + x,
-        lambda _: np.float64(0.0), np.add, REASSOCIATE,
-    ),
-    "mean": Rule(
-        lambda x, _, j: x, lambda y, x: y + x,
-        lambda _: np.float64(0.0), np.add, REASSOCIATE, finish=lambda total, n: total / n, empty=np.nan,
-    ),
-    "prod": Rule(
-        lambda x, _, j: x, lambda y, x: y * x,
-        lambda _: np.float64(1.0), np.multiply, REASSOCIATE,
-    ),
-    "max": Rule(
-        lambda x, _, j: x, lambda y, x: maximum(y, x),
-        lambda kind: kind(-np.inf), np.maximum,
-    ),
-    "min": Rule(
-        lambda x, _, j: x, lambda y, x: minimum(y, x),
-        lambda kind: kind(np.inf), np.minimum,
-    ),
-    "squares": Rule(
-        lambda x, centre, j: (x - centre) * (x - centre),
-        lambda y, x: y + x, lambda _: np.float64(0.0), np.add, REASSOCIATE, shifted=True,
-    ),
-    "exponentials": Rule(
-        lambda x, shift, j: exp(x - shift),
-        lambda y, x: y + x, lambda _: np.float64(0.0), np.add, REASSOCIATE, shifted=True,
-    ),
+    "sum": _SUM,
+    "mean": _SUM._replace(finish=lambda total, n: total / n, empty=np.nan),
+    "prod": _SUM._replace(combine=lambda y, x: y * x, identity=lambda _: np.float64(1.0), ufunc=np.multiply),
+    "max": Rule(lambda x, _, j: x, lambda y, x: maximum(y, x), lambda kind: kind(-np.inf), np.maximum),
+    "min": Rule(lambda x, _, j: x, lambda y, x: minimum(y, x), lambda kind: kind(np.inf), np.minimum),
+    "squares": _SUM._replace(term=lambda x, centre, j: (x - centre) * (x - centre), shifted=True),
+    "exponentials": _SUM._replace(term=lambda x, shift, j: exp(x - shift), shifted=True),
     "position": Rule(
         lambda x, extreme, j: where((x == extreme) | (x != x), j, NOT_FOUND),
         lambda y, j: y if y < j else j, lambda _: NOT_FOUND, np.minimum, shifted=True,

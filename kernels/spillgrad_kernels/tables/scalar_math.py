@@ -6,6 +6,7 @@ PyPI has no library of vectorised mathematics and calls libm for one value at a 
 2 ulp (`tests/kernels/tables/test_scalar_math.py`).
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -32,52 +33,31 @@ def _where(condition: Any, chosen: Any, otherwise: Any) -> Any:
     return lambda condition, chosen, otherwise: select(condition, chosen, otherwise)
 
 
-def _of_one(
-    name: str, docstring: str, oracle: Callable[..., Any], otherwise: Callable[..., Any] | None = None
-) -> Callable[..., Any]:
-    """Return a function called `name` of one argument. In plain Python it calls `oracle`.
+def _declare(
+    form: Callable[..., Any], name: str, docstring: str, oracle: Callable[..., Any],
+    otherwise: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:  # fmt: skip
+    """Return a function called `name`. In plain Python it calls `oracle`.
 
-    Inside kernels it calls the implementation for the argument's dtype. If there is no implementation, it calls
-    `otherwise`, which by default is `oracle`.
+    Inside kernels it calls the implementation for the arguments' dtype. If their dtypes differ, or if there is no
+    implementation, it calls `otherwise`, which by default is `oracle`. `form(f)` returns a function that calls f and
+    has the parameters of the declared function.
     """
     otherwise = otherwise or oracle
-    single, double = _IMPLEMENTATIONS.get(name, (otherwise, otherwise))
-    by_type = {"float32": single, "float64": double}
-
-    def function(x: Any) -> Any:
-        return oracle(x)
-
-    @overload(function, jit_options=OPTIONS, strict=False)
-    def _implementation(x: Any) -> Any:
-        chosen = by_type.get(x.name, otherwise)
-        return lambda x: chosen(x)
-
-    return _named(function, name, docstring)
-
-
-def _of_two(
-    name: str, docstring: str, oracle: Callable[..., Any], otherwise: Callable[..., Any] | None = None
-) -> Callable[..., Any]:
-    """Return a function called `name` of two arguments, like `_of_one`; implementations take two of one dtype."""
-    otherwise = otherwise or oracle
-    single, double = _IMPLEMENTATIONS.get(name, (otherwise, otherwise))
-    by_type = {"float32": single, "float64": double}
-
-    def function(x: Any, y: Any) -> Any:
-        return oracle(x, y)
-
-    @overload(function, jit_options=OPTIONS, strict=False)
-    def _implementation(x: Any, y: Any) -> Any:
-        chosen = by_type.get(x.name, otherwise) if x == y else otherwise
-        return lambda x, y: chosen(x, y)
-
-    return _named(function, name, docstring)
-
-
-def _named(function: Callable[..., Any], name: str, docstring: str) -> Callable[..., Any]:
+    by_type = dict(zip(("float32", "float64"), _IMPLEMENTATIONS.get(name, ()), strict=False))
+    function = form(oracle)
     function.__name__ = function.__qualname__ = name
     function.__doc__ = docstring
-    return function
+
+    @overload(function, jit_options=OPTIONS, strict=False)
+    def _implementation(*kinds: Any) -> Any:
+        return form(by_type.get(kinds[0].name, otherwise) if len(set(kinds)) == 1 else otherwise)
+
+    return function  # type: ignore[no-any-return]
+
+
+_of_one = functools.partial(_declare, lambda f: lambda x: f(x))
+_of_two = functools.partial(_declare, lambda f: lambda x, y: f(x, y))
 
 
 def _over_arrays(function: Callable[..., float]) -> Callable[..., Any]:

@@ -44,18 +44,6 @@ if DISABLE_JIT:
         store(address, index, before + value)
         return before
 
-    def exchange(address: int, index: int, value: int) -> int:
-        """Set the word at `address` + 8 * `index` to `value`; return the word's former value."""
-        before = load(address, index)
-        store(address, index, value)
-        return before
-
-    def pause() -> None:
-        """Tell the processor core that the caller is a waiting loop."""
-
-    def _yield_core() -> int:
-        return 0
-
 else:
 
     @emitted(lambda address, index: types.int64(types.int64, types.int64))
@@ -70,20 +58,28 @@ else:
     def fetch_add(builder: Any, address: Any, index: Any, value: Any) -> Any:
         return builder.atomic_rmw("add", word_pointer(builder, address, index), value, "seq_cst")
 
-    @emitted(lambda address, index, value: types.int64(*[types.int64] * 3))
-    def exchange(builder: Any, address: Any, index: Any, value: Any) -> Any:
-        return builder.atomic_rmw("xchg", word_pointer(builder, address, index), value, "seq_cst")
 
-    @emitted(lambda: types.void())
-    def pause(builder: Any) -> None:
-        processor = llvmlite.binding.get_process_triple().partition("-")[0]
-        if processor in _PAUSES:
-            name, operands = _PAUSES[processor]
-            kind = ir.FunctionType(ir.VoidType(), [ir.IntType(32)] * len(operands))
-            function = cgutils.get_or_insert_function(builder.module, kind, name)
-            builder.call(function, [ir.IntType(32)(operand) for operand in operands])
+# Without compilation, nothing calls the functions below: no other thread works on the words.
 
-    _yield_core = c_function("sched_yield", 0)
+
+@emitted(lambda address, index, value: types.int64(*[types.int64] * 3))
+def exchange(builder: Any, address: Any, index: Any, value: Any) -> Any:
+    """Set the word at `address` + 8 * `index` to `value`; return the word's former value."""
+    return builder.atomic_rmw("xchg", word_pointer(builder, address, index), value, "seq_cst")
+
+
+@emitted(lambda: types.void())
+def pause(builder: Any) -> None:
+    """Tell the processor core that the caller is a waiting loop."""
+    processor = llvmlite.binding.get_process_triple().partition("-")[0]
+    if processor in _PAUSES:
+        name, operands = _PAUSES[processor]
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(32)] * len(operands))
+        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        builder.call(function, [ir.IntType(32)(operand) for operand in operands])
+
+
+_yield_core = c_function("sched_yield", 0)
 
 
 @jit

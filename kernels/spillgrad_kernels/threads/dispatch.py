@@ -50,12 +50,8 @@ def _forget_team() -> None:
     _team_size = 0
 
 
-def _stop_team() -> None:
-    _team.stop()
-
-
 os.register_at_fork(after_in_child=_forget_team)
-atexit.register(_stop_team)
+atexit.register(lambda: _team.stop())
 
 
 def _make_launcher(kernel: Kernel) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 from spillgrad import labels
 from spillgrad.autograd.core import anomaly_mode, hooks
 from spillgrad.autograd.core.grad_mode import state
+from spillgrad.autograd.core.gradient_references import is_unshared
 from spillgrad.autograd.core.node import NO_EDGE, Edge, Node, accumulate_gradients, add_gradients
-from spillgrad.autograd.core.unshared import is_unshared
 from spillgrad.errors import GraphError
 
 # A custom backward that runs backward itself takes a dozen Python frames per level; a thread has a thousand.

@@ -5,7 +5,6 @@ import inspect
 import threading
 import types
 from collections.abc import AsyncGenerator, Callable, Generator
-from types import TracebackType
 from typing import Any, TypeVar
 
 __all__ = [
@@ -60,9 +59,7 @@ class _Context:
         self._before.append((state.enabled, state.inference))
         self._change()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         state.enabled, state.inference = self._before.pop()
 
     def __call__(self, function: _Function) -> _Function:

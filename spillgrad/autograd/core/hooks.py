@@ -89,9 +89,7 @@ def restore(pairs: list[HookPair]) -> None:
         stack.__dict__.pop("watched", None)
 
 
-def chosen(
-    alias: Callable[[], Any], operation: str, slot: str, pairs: list[HookPair] | None = None
-) -> HookPair | None:  # fmt: skip
+def chosen(alias: Callable[[], Any], operation: str, slot: str, pairs: list[HookPair] | None = None) -> HookPair | None:
     """Return the innermost pair that takes the value that this thread is saving, or None.
 
     `alias` returns the value; `pairs` defaults to the active pairs.
@@ -186,7 +184,5 @@ class disable_saved_tensors_hooks(contextlib.ContextDecorator):
             raise GraphError(self._message)
         stack.disabled.append(self._message)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         stack.disabled.pop()

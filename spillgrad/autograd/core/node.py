@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from spillgrad.autograd.core import anomaly_mode
 from spillgrad.autograd.core.grad_mode import state
+from spillgrad.autograd.core.gradient_references import is_unshared
 from spillgrad.autograd.core.hooks import stack as hook_stack
-from spillgrad.autograd.core.unshared import is_unshared
 from spillgrad.errors import GraphError, HookTypeError
 from spillgrad.fork_safe_lock import ForkSafeLock
 
@@ -23,9 +23,7 @@ _add: Callable[[Any, Any], Any] = NotImplemented
 _add_in_place: Callable[[Any, Any], Any] = NotImplemented
 
 
-def register_tensor(
-    tensor_type: Any, add: Callable[[Any, Any], Any], add_in_place: Callable[[Any, Any], Any]
-) -> None:  # fmt: skip
+def register_tensor(tensor_type: Any, add: Callable[[Any, Any], Any], add_in_place: Callable[[Any, Any], Any]) -> None:
     """Tell the autograd core what a tensor is and how two gradients are added; called once at import."""
     global _tensor_type, _add, _add_in_place
     _tensor_type, _add, _add_in_place = tensor_type, add, add_in_place

@@ -7,6 +7,7 @@ Source: Chen et al. 2016, "Training deep nets with sublinear memory cost"; torch
 """
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -115,19 +116,19 @@ class _Region:
         self._context = context
         self._state = state
         self._autocast = autocast.present()
-        self._describe = describe
-        self._early_stop = early_stop
-        self._is_verbose = is_verbose
+        self.describe = describe
+        self.early_stop = early_stop
+        self.is_verbose = is_verbose
         self._lock = ForkSafeLock()
         self._slots: list[weakref.ref[_Slot]] = []
-        self._described: list[_Description] = []
+        self.described: list[_Description] = []
         self.is_complete = False
 
     def pack(self, tensor: Tensor) -> _Slot:
         """Return an empty slot for a value that an operation saves; only its description is kept."""
         slot = _Slot(self)
         self._slots.append(weakref.ref(slot))
-        self._described.append(self._describe(tensor))
+        self.described.append(self.describe(tensor))
         return slot
 
     def value(self, slot: _Slot) -> Any:
@@ -145,7 +146,7 @@ class _Region:
 
     def _recompute(self) -> None:
         slots = [slot() for slot in self._slots]
-        filling = _Filling(slots, self._described, self._describe, self._early_stop, self._is_verbose)
+        filling = _Filling(self, slots)
         arguments, keywords = _mapped(self._arguments, SavedTensor, SavedTensor.unpack)
         replay = contextlib.nullcontext() if self._state is None else default_generator.replay(self._state)
         try:
@@ -166,17 +167,11 @@ class _Region:
 class _Filling:
     """One recomputation, which puts the values it saves into the slots, in order."""
 
-    def __init__(
-        self,
-        slots: Sequence[_Slot | None],
-        expected: Sequence[_Description],
-        describe: Callable[[Tensor], _Description],
-        early_stop: bool,
-        is_verbose: bool,
-    ) -> None:
-        self._slots, self._expected, self._describe, self._is_verbose = slots, expected, describe, is_verbose
+    def __init__(self, region: _Region, slots: Sequence[_Slot | None]) -> None:
+        self._slots, self._expected, self._describe = slots, region.described, region.describe
+        self._is_verbose = region.is_verbose
         last = max((i for i, slot in enumerate(slots) if slot is not None), default=-1)
-        self._stop = last if early_stop else -1
+        self._stop = last if region.early_stop else -1
         self._found: list[_Description] = []
 
     def pack(self, tensor: Tensor) -> Tensor:
@@ -336,21 +331,16 @@ def checkpoint_sequential(
         )
     length = len(steps) // segments
     for start in range(0, length * (segments - 1), length):
-        part = _Chain(steps[start : start + length])
+        part = functools.partial(_run, steps[start : start + length])
         input = checkpoint(part, input, use_reentrant=use_reentrant, preserve_rng_state=preserve_rng_state)
-    return _Chain(steps[length * (segments - 1) :])(input)
+    return _run(steps[length * (segments - 1) :], input)
 
 
-class _Chain:
-    """Several functions of one argument, called one after the other."""
-
-    def __init__(self, steps: Sequence[Callable[[Any], Any]]) -> None:
-        self._steps = steps
-
-    def __call__(self, value: Any) -> Any:
-        for step in self._steps:
-            value = step(value)
-        return value
+def _run(steps: Sequence[Callable[[Any], Any]], value: Any) -> Any:
+    """Call functions of one argument, one after the other."""
+    for step in steps:
+        value = step(value)
+    return value
 
 
 @contextlib.contextmanager

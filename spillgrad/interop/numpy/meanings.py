@@ -20,7 +20,6 @@ from spillgrad.ops import (
     padding,
     rearrange,
     reduce,
-    rounding,
     scan,
     shape,
     sorting,
@@ -155,7 +154,7 @@ def ptp(a: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
 def round(a: Tensor, decimals: int = 0) -> Tensor:
     if decimals < 0 and not a.is_floating_point():
         raise OperandError(f"np.round: got decimals={decimals} for {a.dtype}; convert with .to(float64)")
-    return rounding.round(a, decimals)
+    return arithmetic.round(a, decimals)
 
 
 def _in_order(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -219,4 +218,4 @@ def divmod(x: Any, y: Any) -> tuple[Tensor, Tensor]:
 
 @declare(numpy=True)
 def modf(x: Tensor) -> tuple[Tensor, Tensor]:
-    return rounding.frac(x), rounding.trunc(x)
+    return arithmetic.frac(x), arithmetic.trunc(x)

@@ -1,16 +1,8 @@
 """Train Paddle models that do not fit your RAM: tensors saved for backward live on disk."""
 
-try:
-    import paddle
-except ModuleNotFoundError as error:
-    from spillgrad.errors import MissingPackageError
+from spillgrad.interop.needed_package import needed_package
 
-    if error.name != "paddle":  # Paddle is here, but not what it needs
-        raise
-    raise MissingPackageError(
-        "spillgrad.interop.paddle: got no package paddle; pip install paddlepaddle", name="paddle"
-    ) from error
-
-from spillgrad.interop.paddle.saved_tensors import save_on_disk
+with needed_package("paddle", to_install="paddlepaddle"):
+    from spillgrad.interop.paddle.saved_tensors import save_on_disk
 
 __all__ = ["save_on_disk"]

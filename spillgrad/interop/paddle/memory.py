@@ -172,7 +172,7 @@ def alias(tensor: Any, by_layer: bool) -> Any:
 
 
 def placed(memory: np.ndarray, begin: int) -> np.ndarray:
-    """Return new memory with a copy of the bytes of `array` from byte `begin` on. The bytes before it take no RAM."""
+    """Return new memory with a copy of the bytes of `memory` from byte `begin` on. The bytes before it take no RAM."""
     array = np.frombuffer(mmap.mmap(-1, begin + memory.nbytes), np.uint8)
     array[begin:] = memory
     return array

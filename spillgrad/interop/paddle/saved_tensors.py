@@ -4,7 +4,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import paddle
 from paddle.autograd.py_layer import PyLayerContext
 from paddle.base.framework import _dygraph_tracer
 
-from spillgrad import labels
 from spillgrad.autograd.core import hooks
 from spillgrad.errors import ArgumentError, SavedTensorError
 from spillgrad.fork_safe_lock import ForkSafeLock
@@ -32,7 +31,7 @@ from spillgrad.interop.paddle.memory import (
     same_bytes,
 )
 from spillgrad.spill import saved_memory
-from spillgrad.spill.outcome import Outcome, outcome_in_ram
+from spillgrad.spill.keep_or_spill import Outcome, outcome_in_ram
 from spillgrad.spill.saved_memory import Kept, Layout, Packed, SavedMemory, note_view, present_label
 from spillgrad.spill.small_tensors import Place
 from spillgrad.storage.disk_store import DiskStore
@@ -197,12 +196,7 @@ class save_on_disk(FrameworkContext):
         _thread.contexts.append(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, kind: Any = None, error: BaseException | None = None, trace: Any = None) -> None:
         _thread.contexts.pop()
         _leave()
         failure, _thread.failure = _thread.failure, None
@@ -264,7 +258,7 @@ class save_on_disk(FrameworkContext):
     ) -> SpilledSmall:
         place = self._small.known(original, version.number)
         if place is None:
-            place = self._small.add(original, version.number, original.array, labels.current.step, _Recent(original))
+            place = self._small.add(original, version.number, original.array, _Recent(original))
         note_view(place.views, layout, start=place.start)
         return SpilledSmall(place, layout, version)
 

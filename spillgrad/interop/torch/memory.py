@@ -1,8 +1,12 @@
-"""PyTorch's storages: the identity of each, its counter of changes, and tensors over it."""
+"""PyTorch's storages: the identity of each, its counter of changes, and tensors over it.
 
+Those of a CUDA device go to a store and back through pinned memory, on a stream beside the kernels.
+"""
+
+import functools
 import itertools
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -47,19 +51,15 @@ _identities_lock = ForkSafeLock()
 _numbers = itertools.count()
 
 
-def identity_of(storage: Any) -> Identity:
-    """Return the identity of a storage: the same object for as long as somebody holds it."""
+def identity_of(storage: Any, copy_of: Hashable | None = None, altered_by: Hashable | None = None) -> Identity:
+    """Return the identity of a storage: the same object for as long as somebody holds it.
+
+    A new storage that is a copy of what a store has gets a new one; see `Identity`.
+    """
     with _identities_lock:
-        identity = _identities.get(storage._cdata)
+        identity = _identities.get(storage._cdata) if copy_of is None else None
         if identity is None:
-            identity = _identities[storage._cdata] = Identity(storage)
-        return identity
-
-
-def identity_of_copy(storage: Any, key: Hashable, altered_by: Hashable | None) -> Identity:
-    """Return the identity of `storage`, a new copy of the bytes that a store has under `key`; see `Identity`."""
-    with _identities_lock:
-        identity = _identities[storage._cdata] = Identity(storage, key, altered_by)
+            identity = _identities[storage._cdata] = Identity(storage, copy_of, altered_by)
         return identity
 
 
@@ -141,3 +141,35 @@ def tensor_of_bytes(array: np.ndarray) -> Any:
     """Return a tensor of the bytes of a C-contiguous array, over its memory unless that is not aligned."""
     tensor = torch.from_numpy(array.reshape(-1).view(np.uint8))
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT_BYTES else tensor
+
+
+class OnDevice:
+    """Bytes on a device that a store takes; it calls `fetch` once it has room for them."""
+
+    def __init__(self, source: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self._source = source
+        self.dtype, self.shape, self.nbytes = dtype, shape, source.nbytes
+
+    def fetch(self) -> tuple[np.ndarray, Callable[[], None]]:
+        """Begin to copy the bytes to pinned memory; return that memory, and a function that waits for the copy.
+
+        The copy comes after the kernels launched so far.
+        """
+        host = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+        stream = _stream_beside(self._source.device)
+        stream.wait_stream(torch.cuda.current_stream(self._source.device))
+        with torch.cuda.stream(stream):
+            host.copy_(self._source, non_blocking=True)
+            done = stream.record_event()
+        self._source.record_stream(stream)  # nobody gets the memory before, however soon it is freed
+        return host.numpy().view(self.dtype).reshape(self.shape), done.synchronize
+
+
+def to_device(array: np.ndarray, device: Any) -> Any:
+    """Return the bytes of an array on a device, ready for kernels on its current stream; the array may die at once."""
+    return torch.from_numpy(array.reshape(-1).view(np.uint8)).to(device)
+
+
+@functools.cache
+def _stream_beside(device: Any) -> Any:
+    return torch.cuda.Stream(device)

@@ -11,14 +11,7 @@ import torch
 
 from spillgrad.errors import ArgumentError, OperandError
 from spillgrad.interop.arrays import ALIGNMENT_BYTES, dtype_and_shape
-from spillgrad.interop.torch.memory import (
-    Identity,
-    Version,
-    bytes_of,
-    is_plain,
-    layout_of,
-    over,
-)
+from spillgrad.interop.torch.memory import Identity, Version, bytes_of, is_plain, layout_of, over
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.store import Label

@@ -2,32 +2,31 @@
 
 import weakref
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from spillgrad import labels
 from spillgrad.autograd.core import hooks
 from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.interop.arrays import dtype_and_shape
 from spillgrad.interop.context import FrameworkContext
-from spillgrad.interop.torch import cuda
 from spillgrad.interop.torch.memory import (
     Identity,
+    OnDevice,
     Version,
     bytes_of,
     changes_of,
     identity_of,
-    identity_of_copy,
     is_plain,
     layout_of,
     over,
     tensor_of_bytes,
+    to_device,
 )
 from spillgrad.interop.torch.optimizer import OffloadedOptimizer
 from spillgrad.spill import saved_memory
-from spillgrad.spill.outcome import Outcome, outcome_in_ram
+from spillgrad.spill.keep_or_spill import Outcome, outcome_in_ram
 from spillgrad.spill.saved_memory import Kept, Layout, Packed, SavedMemory, note_view, present_label
 from spillgrad.storage.store import Handle, nobody
 from spillgrad.storage.threads.interrupts import keep_whole
@@ -95,13 +94,12 @@ class _Original:
         return self._identity.storage() is None and self.version.is_unchanged()
 
 
-class _Memory:
+class _Memory(NamedTuple):
     """A storage that has the bytes of a handle, from byte `begin` on, while it lives and does not change."""
 
-    __slots__ = ("begin", "identity", "version")
-
-    def __init__(self, identity: Identity, begin: int, version: Version) -> None:
-        self.identity, self.begin, self.version = identity, begin, version
+    identity: Identity
+    begin: int
+    version: Version
 
 
 class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
@@ -140,8 +138,7 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
     """
 
     _shared = ("disk_offload_optimizer", OffloadedOptimizer)
-    _stacklevel = 5  # one more than by default: `torch.compiler.disable` wraps `__init__`
-    # That of `saved_tensors_hooks` would store the bound hooks, and with them a reference cycle.
+    _stacklevel = 4  # one more than by default: `torch.compiler.disable` wraps `__init__`
     __init__ = torch.compiler.disable(FrameworkContext.__init__)
 
     def _begin(self) -> None:
@@ -178,7 +175,7 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
             layout = layout._replace(offset=layout.offset - begin)
         dtype, shape = dtype_and_shape(layout, end - begin)
         source = bytes_of(storage, begin, end - begin)
-        array = cuda.OnDevice(source, dtype, shape) if tensor.is_cuda else source.numpy().view(dtype).reshape(shape)
+        array = OnDevice(source, dtype, shape) if tensor.is_cuda else source.numpy().view(dtype).reshape(shape)
         memory = SavedMemory(key, array, layout, version.is_unchanged)
         handle = self._put(memory, present_label())
         spilled = Spilled(self, handle, memory, altered_by, tensor.device, version, self._newest.get(key))
@@ -194,7 +191,7 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
         if place is None:
             array = bytes_of(storage, 0, storage.nbytes()).numpy()
             original = _Original(identity, Version(tensor))
-            place = self._small.add(identity, number, array, labels.current.step, original)
+            place = self._small.add(identity, number, array, original)
         note_view(place.views, layout, start=place.start)
         return SpilledSmall(place, layout)
 
@@ -214,12 +211,12 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
         if self._waiting and self._waiting_of != _present_node():
             self._let_go()
         array = self._store.get(handle)
-        tensor = tensor_of_bytes(array) if device.type == "cpu" else cuda.to_device(array, device)
+        tensor = tensor_of_bytes(array) if device.type == "cpu" else to_device(array, device)
         with _memories_lock:
             storage, memory = _in_ram(handle)  # another thread may have been quicker
             if memory is None:
                 storage, version = tensor.untyped_storage(), Version(tensor)
-                memory = _memories[handle] = _Memory(identity_of_copy(storage, key, altered_by), 0, version)
+                memory = _memories[handle] = _Memory(identity_of(storage, key, altered_by), 0, version)
                 if storage.data_ptr() == address_of(array):
                     self._store.watch(handle, array, version, instead_of=handle.watcher())
         return storage, memory
@@ -230,7 +227,7 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
         Both `log_softmax` and `nll_loss` save the result of `log_softmax`; without this it would be read twice.
         """
         node = _present_node()
-        if node is None or spilled.stored.nbytes <= self._store.ram_budget:
+        if node is None or spilled.held.nbytes <= self._store.ram_budget:
             return
         torch.autograd.Variable._execution_engine.queue_callback(self._let_go)
         spilled.waiting = storage

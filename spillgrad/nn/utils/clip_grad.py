@@ -9,7 +9,7 @@ from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.device.device import CPU, moved
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.ops import creation
-from spillgrad.optim.arrays import pending, run
+from spillgrad.optim.arrays import Pending, run
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import optim as kernels
 from spillgrad_kernels.device_array import is_on_device
@@ -91,7 +91,7 @@ def scale(gradients: Iterable[Tensor], by: float) -> None:
     for gradient in gradients:
         if not gradient.array.flags.writeable:
             raise GraphError("clip_grad_norm_: a gradient's memory is read-only; clone() it first")
-    run(pending(lambda array, _, by: kernels.scaled(array, by), g, g, (), by) for g in gradients)
+    run(Pending(lambda array, _, by: kernels.scaled(array, by), g, g, (), (by,)) for g in gradients)
 
 
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:

@@ -12,8 +12,7 @@ from spillgrad.nn.registration import (
     register_module_parameter_registration_hook,
 )
 from spillgrad.optim.optimizer import Optimizer
-from spillgrad.spill.offload.residents import Residents
-from spillgrad.spill.offload.tensors import OffloadedStorage
+from spillgrad.spill.offload.residents import OffloadedStorage, Residents
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.memory import buffers
@@ -29,8 +28,7 @@ def _offloading_what_is_registered(residents: Residents) -> Iterator[None]:
 
     def offload(module: Module, name: str, tensor: Tensor | None) -> None:
         if tensor is not None and threading.get_ident() == thread:
-            residents.thread.last_changed = None
-            residents.settle()  # what was registered before has its first values
+            residents.return_changed(with_last=True)  # what was registered before has its first values
             residents.offload(tensor, Label("parameter", None, f"{type(module).__name__}.{name}"))
             if buffers.memory_stats().idle_bytes > _IDLE_BYTES:
                 buffers.empty_cache()

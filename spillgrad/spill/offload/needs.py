@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from spillgrad.nn.module import Module
 from spillgrad.optim.optimizer import Group, Optimizer
+from spillgrad.spill.planning.record import around
 from spillgrad.storage.sizes import format_bytes
 from spillgrad.tensor import Tensor
 
@@ -66,7 +67,7 @@ class DiskNeed(NamedTuple):
 def disk_need(model: Module, optimizer: Optimizer | None, gradients: bool) -> DiskNeed:
     """Return the bytes that a model and its optimizer's state have on disk, with or without gradients there."""
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
-    state = 0 if optimizer is None else sum(state_bytes_of(optimizer, *member) for member in _members(optimizer))
+    state = 0 if optimizer is None else sum(state_bytes_of(optimizer, *member) for member in members(optimizer))
     return DiskNeed(
         sum(tensor.nbytes for tensor in tensors),
         sum(tensor.nbytes for tensor in tensors if tensor.requires_grad) if gradients else 0,
@@ -78,18 +79,12 @@ def _of_layers(model: Module) -> Iterator[Need]:
     # Of a module at several paths, only the first path counts, with the modules around it.
     for path, module in model.named_modules():
         own = _own(module)
-        around = {id(tensor): tensor for outer in _around(model, path) if _runs(outer) for tensor in _own(outer)}
+        outside = map(model.get_submodule, around(path))
+        shared = {id(tensor): tensor for outer in outside if _runs(outer) for tensor in _own(outer)}
         used_at_once = [own] if _runs(module) else [[tensor] for tensor in own]
         for used in used_at_once:
-            nbytes = sum(tensor.nbytes for tensor in {**around, **{id(tensor): tensor for tensor in used}}.values())
+            nbytes = sum(tensor.nbytes for tensor in {**shared, **{id(tensor): tensor for tensor in used}}.values())
             yield Need(nbytes, f"{path or type(model).__name__} needs {format_bytes(nbytes)} of parameters and buffers")
-
-
-def _around(model: Module, path: str) -> Iterator[Module]:
-    """Yield the modules that contain the module at `path`."""
-    while path:
-        path = path.rpartition(".")[0]
-        yield model.get_submodule(path)
 
 
 def _runs(module: Module) -> bool:
@@ -104,7 +99,7 @@ def _of_updates(model: Module, optimizer: Optimizer | None, copies_gradients: bo
     names = {id(param): name for name, param in model.named_parameters()}
     if optimizer is None:
         return
-    for param, group in _members(optimizer):
+    for param, group in members(optimizer):
         if param.requires_grad and id(param) in names:
             state_bytes = state_bytes_of(optimizer, param, group)
             nbytes = (3 if copies_gradients else 2) * param.nbytes + state_bytes
@@ -116,7 +111,8 @@ def _of_updates(model: Module, optimizer: Optimizer | None, copies_gradients: bo
             )
 
 
-def _members(optimizer: Optimizer) -> Iterator[tuple[Tensor, Group]]:
+def members(optimizer: Optimizer) -> Iterator[tuple[Tensor, Group]]:
+    """Yield the parameters of an optimizer, each with its group."""
     return ((param, group) for group in optimizer.param_groups for param in group["params"])
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from spillgrad.autograd.core.engine import Run, outermost_run
 from spillgrad.autograd.core.grad_mode import no_grad
@@ -13,9 +13,8 @@ from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.utils import clip_grad
 from spillgrad.optim.optimizer import Group, Optimizer, StepContext
-from spillgrad.spill.offload.needs import state_bytes_of
-from spillgrad.spill.offload.residents import Residents
-from spillgrad.spill.offload.tensors import Offloaded, OffloadedTensor
+from spillgrad.spill.offload.needs import members, state_bytes_of
+from spillgrad.spill.offload.residents import Offloaded, OffloadedTensor, Residents
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
@@ -70,7 +69,7 @@ class OffloadedTraining(StepContext):
         """Offload the state of an optimizer, and run its updates one by one."""
         self._optimizer = weakref.ref(optimizer)
         optimizer.step_context = self
-        for param in _parameters(optimizer):
+        for param, _ in members(optimizer):
             self._put_state_away(optimizer, param)
             if self._step_in_backward and (self._max_grad_norm is not None or id(param) in self._names):
                 param._updated_in_backward = True
@@ -104,7 +103,7 @@ class OffloadedTraining(StepContext):
                 )
             optimizer.step_parameter(param, group)
             param.grad = None
-            self.residents.settle()
+            self.residents.return_changed()
         else:
             self._put_gradient_away(param)
             if run is None:
@@ -120,10 +119,9 @@ class OffloadedTraining(StepContext):
             return
         with no_grad(), self.around_step():
             self._uses_up = True
-            for group in optimizer.param_groups:
-                for param in group["params"]:
-                    optimizer.step_parameter(param, group)
-                    param.grad = None
+            for param, group in members(optimizer):
+                optimizer.step_parameter(param, group)
+                param.grad = None
 
     def _group_of(self, optimizer: Optimizer, param: Tensor) -> Group | None:
         if id(param) not in self._groups:
@@ -141,13 +139,13 @@ class OffloadedTraining(StepContext):
             self.residents.offload(grad, Label("gradient", None, self._names[id(param)]))
             if isinstance(grad, OffloadedTensor):
                 grad._storage.norm = norm
-        self.residents.settle()
+        self.residents.return_changed()
 
     @contextlib.contextmanager
     def around_step(self) -> Iterator[None]:
         optimizer = self._optimizer()
         if optimizer is not None and self._max_grad_norm is not None:
-            norms = [_norm(param.grad) for param in _parameters(optimizer) if param.grad is not None]
+            norms = [_norm(param.grad) for param, _ in members(optimizer) if param.grad is not None]
             if norms:
                 self.grad_norm = clip_grad.total_norm(norms)
                 self._factor = clip_grad.factor(self.grad_norm, self._max_grad_norm)
@@ -196,13 +194,9 @@ class OffloadedTraining(StepContext):
         for key, value in optimizer.state.get(param, {}).items():
             if isinstance(value, Tensor):
                 self.residents.offload(value, Label("state", key, self._names.get(id(param))))
-        self.residents.settle()
+        self.residents.return_changed()
 
 
 def _norm(grad: Tensor) -> float:
     known = grad._storage.norm if isinstance(grad, OffloadedTensor) else None
     return clip_grad.norm(grad) if known is None else known
-
-
-def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:
-    return (param for group in optimizer.param_groups for param in group["params"])

@@ -1,6 +1,7 @@
 """The policy "auto": spill everything at first, then recompute layers if steps wait for the disk."""
 
 import collections
+import dataclasses
 import functools
 import threading
 import time
@@ -31,15 +32,15 @@ _WORSE_SHARE = 0.05
 _JUDGED_STEPS = 3
 
 
+@dataclasses.dataclass(eq=False)
 class _Run:
     """The record of one thread since the store was last empty."""
 
-    def __init__(self, known: "_Known", recorder: Recorder | None, recomputed: frozenset[str]) -> None:
-        self.known = known
-        self.recorder = recorder
-        self.recomputed = recomputed
-        self.forward_s = 0.0
-        self.is_over = False
+    known: "_Known"
+    recorder: Recorder | None
+    recomputed: frozenset[str]
+    forward_s: float = 0.0
+    is_over: bool = False
 
 
 class _Known:

@@ -34,17 +34,17 @@ def choose(units: Sequence[Unit], step_s: Callable[[int, float], float]) -> Choi
     longer. Modules that free most bytes for their time come first; of equal modules the one in the earlier layer,
     because its tensors are the first to go to disk.
     """
-    best = min(choices(units, step_s), key=lambda choice: choice.step_s)
-    first = Choice(frozenset(), 0, 0.0, step_s(0, 0.0))
-    if best.step_s > first.step_s * (1 - WORTH_SHARE):
-        return first
-    return next(choice for choice in choices(units, step_s) if choice.step_s <= best.step_s * (1 + WORTH_SHARE / 5))
+    every = list(choices(units, step_s))
+    least_s = min(choice.step_s for choice in every)
+    if least_s > every[0].step_s * (1 - WORTH_SHARE):
+        return every[0]
+    return next(choice for choice in every if choice.step_s <= least_s * (1 + WORTH_SHARE / 5))
 
 
 def choices(units: Sequence[Unit], step_s: Callable[[int, float], float]) -> Iterable[Choice]:
     """Yield choices that recompute more and more, the first of them nothing."""
     exchanges = [exchange for unit in units for exchange in _exchanges(unit)]
-    exchanges.sort(key=lambda exchange: -_worth(exchange.freed_bytes, exchange.seconds))
+    exchanges.sort(key=_worth, reverse=True)
     paths: frozenset[str] = frozenset()
     freed_bytes, seconds = 0, 0.0
     yield Choice(paths, 0, 0.0, step_s(0, 0.0))
@@ -58,28 +58,28 @@ def choices(units: Sequence[Unit], step_s: Callable[[int, float], float]) -> Ite
 def _exchanges(unit: Unit) -> list[_Exchange]:
     """Return exchanges that lead from nothing to the whole unit, each freeing fewer bytes a second than the last."""
     steps: list[_Exchange] = []
-    for part in sorted(unit.children, key=_worth_of, reverse=True):
+    for part in sorted(unit.children, key=_worth, reverse=True):
         if part.freed_bytes > 0:
             steps.append(_Exchange(part.path, (), part.freed_bytes, part.seconds))
     whole = unit.whole
     if whole.freed_bytes <= 0:
         return steps
     while True:
-        done = tuple(step.add for step in steps)
-        freed_bytes = whole.freed_bytes - sum(step.freed_bytes for step in steps)
-        seconds = max(0.0, whole.seconds - sum(step.seconds for step in steps))
+        rest = _Exchange(
+            whole.path,
+            tuple(step.add for step in steps),
+            whole.freed_bytes - sum(step.freed_bytes for step in steps),
+            max(0.0, whole.seconds - sum(step.seconds for step in steps)),
+        )
         # If the rest frees more for its time than the last part, the two become one exchange.
-        if not steps or _worth(freed_bytes, seconds) <= _worth(steps[-1].freed_bytes, steps[-1].seconds):
+        if not steps or _worth(rest) <= _worth(steps[-1]):
             break
         steps.pop()
-    if freed_bytes > 0:
-        steps.append(_Exchange(whole.path, done, freed_bytes, seconds))
-    return steps
+    return [*steps, rest] if rest.freed_bytes > 0 else steps
 
 
-def _worth_of(part: Part) -> float:
-    return _worth(part.freed_bytes, part.seconds)
-
-
-def _worth(freed_bytes: int, seconds: float) -> float:
-    return freed_bytes / seconds if seconds > 0 else float("inf") if freed_bytes > 0 else 0.0
+def _worth(what: Part | _Exchange) -> float:
+    """Return the bytes that are freed for each second."""
+    if what.seconds > 0:
+        return what.freed_bytes / what.seconds
+    return float("inf") if what.freed_bytes > 0 else 0.0

@@ -1,6 +1,7 @@
 """Plan a training run: choose what to keep, spill and recompute, and predict its memory, disk space and time."""
 
 import dataclasses
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +21,7 @@ from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.planning.choose import WORTH_SHARE, Choice, choices
 from spillgrad.spill.planning.machine import Machine, measure
 from spillgrad.spill.planning.predict import NOTHING, Prediction, Whole
-from spillgrad.spill.planning.profile import Profile, in_steps, profile
+from spillgrad.spill.planning.profile import in_steps, profile
 from spillgrad.spill.planning.record import pattern
 from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad.tensor import Tensor
@@ -140,16 +141,10 @@ def plan(
     ram_bytes = parse_bytes(ram)
     if accumulate < 1:
         raise ArgumentError(f"plan: got accumulate {accumulate}; a step takes at least 1 batch")
-    place = Path(tempfile.gettempdir() if directory is None else directory).absolute()
     build, layers, name = _builder(model, context, depth, lora)
     loss = _loss(model, batch, context) if loss is None else loss
-    machine = measure(place) if machine is None else machine
-
-    def watched(in_store: bool) -> Whole:
-        found = _profile(build, layers, loss, optimizer, place, ram_bytes, in_store, autocast, accumulate, machine)
-        return Whole(found, layers, machine)
-
-    wholes = [watched(True)] if offload else [watched(False)] if offload is False else _either(watched, ram_bytes)
+    watched = _watched(build, layers, loss, ram_bytes, directory, accumulate, optimizer, autocast, machine)
+    wholes = _either(watched, ram_bytes) if offload is None else [watched(offload)]
     limit = int(ram_bytes * (1 - _MARGIN_SHARE))
     found = _best(wholes, limit)
     least_bytes = in_steps(min(whole.least_bytes() for whole in wholes) / (1 - _MARGIN_SHARE))
@@ -176,7 +171,7 @@ def plan(
         recomputed=tuple(sorted(choice.paths, key=_by_number)),
         treatments=tuple(_treatments(whole, choice, prediction)),
         prediction=prediction,
-        machine=machine,
+        machine=whole.machine,
         alternatives=tuple(_alternatives(wholes, ram_bytes)),
     )
 
@@ -196,11 +191,7 @@ def observe(
     Set its `machine` to predict for another machine. Raises the errors of `plan`.
     """
     build, layers, _ = _builder(model, context, None, None)
-    place = Path(directory).absolute()
-    machine = measure(place)
-    loss = _loss(model, batch, context)
-    found = _profile(build, layers, loss, AdamW, place, parse_bytes(ram), offload, False, accumulate, machine)
-    return Whole(found, layers, machine)
+    return _watched(build, layers, _loss(model, batch, context), parse_bytes(ram), directory, accumulate)(offload)
 
 
 def _either(watched: Callable[[bool], Whole], ram_bytes: int) -> list[Whole]:
@@ -210,35 +201,43 @@ def _either(watched: Callable[[bool], Whole], ram_bytes: int) -> list[Whole]:
     return [watched(False), offloaded] if offloaded.profile.base_bytes + whole_bytes < ram_bytes else [offloaded]
 
 
-def _profile(
+def _watched(
     build: Callable[[int], Module],
     depth: int,
     loss: Callable[[Module], Tensor],
-    optimizer: Callable[[list[Parameter]], Optimizer],
-    place: Path,
     ram_bytes: int,
-    offload: bool,
-    mixed_precision: bool,
+    directory: str | os.PathLike[str] | None,
     accumulate: int,
-    machine: Machine,
-) -> Profile:
-    for share in _PROFILE_SHARES:
-        try:
-            return profile(
-                build,
-                depth,
-                loss,
-                optimizer,
-                place,
-                ram_budget=int(ram_bytes * share),
-                offload=offload,
-                mixed_precision=mixed_precision,
-                accumulate=accumulate,
-                busy_s_per_byte=machine.busy_s(1),
-            )
-        except BudgetError as error:
-            refused = error
-    raise BudgetError(f"plan: got {format_bytes(ram_bytes)} for the whole process, which is too little: {refused}")
+    optimizer: Callable[[list[Parameter]], Optimizer] = AdamW,
+    mixed_precision: bool = False,
+    machine: Machine | None = None,
+) -> Callable[[bool], Whole]:
+    """Return a function that profiles the model: living in a store if it is given True, else in RAM."""
+    place = Path(tempfile.gettempdir() if directory is None else directory).absolute()
+    on = measure(place) if machine is None else machine
+
+    def watched(offload: bool) -> Whole:
+        for share in _PROFILE_SHARES:
+            try:
+                found = profile(
+                    build,
+                    depth,
+                    loss,
+                    optimizer,
+                    place,
+                    ram_budget=int(ram_bytes * share),
+                    offload=offload,
+                    mixed_precision=mixed_precision,
+                    accumulate=accumulate,
+                    busy_s_per_byte=on.busy_s(1),
+                )
+            except BudgetError as error:
+                refused = error
+            else:
+                return Whole(found, depth, on)
+        raise BudgetError(f"plan: got {format_bytes(ram_bytes)} for the whole process, which is too little: {refused}")
+
+    return watched
 
 
 def _builder(
@@ -309,36 +308,29 @@ def _treatments(whole: Whole, choice: Choice, prediction: Prediction) -> Iterabl
     The newest saved tensors stay in RAM, up to the budget: those of the last layers.
     """
     remaining = max(0, prediction.saved_bytes - _spilled(prediction, whole))
-    rows: list[tuple[str, int, int, int, bool]] = []
+    layers: list[Treatment] = []
     for unit in reversed(whole.units):
         parts = [unit.whole, *unit.children]
         recomputed = sum(part.freed_bytes for part in parts if part.path in choice.paths)
         left = max(0, unit.whole.freed_bytes - recomputed)
         kept = min(left, remaining)
         remaining -= kept
-        rows.append((unit.whole.path, kept, left - kept, recomputed, kept == left))
-    rows.reverse()
-    start = 0
-    for end in range(1, len(rows) + 1):
-        if end < len(rows) and _alike(rows[start], rows[end]):
-            continue
-        group = rows[start:end]
-        first, last = group[0][0], group[-1][0]
-        name = first if first == last else f"{first} … {last.rpartition('.')[2]}"
-        yield Treatment(name, sum(row[1] for row in group), sum(row[2] for row in group), sum(row[3] for row in group))
-        start = end
+        layers.append(Treatment(unit.whole.path, kept, left - kept, recomputed))
+    for _, alike in itertools.groupby(reversed(layers), _kind):
+        paths, *sizes = zip(*map(dataclasses.astuple, alike), strict=True)
+        name = paths[0] if len(paths) == 1 else f"{paths[0]} … {paths[-1].rpartition('.')[2]}"
+        yield Treatment(name, *map(sum, sizes))
 
 
-def _alike(row: tuple[str, int, int, int, bool], other: tuple[str, int, int, int, bool]) -> bool:
-    same_kind = pattern(row[0]) == pattern(other[0])
-    return same_kind and [bool(value) for value in row[1:4]] == [bool(value) for value in other[1:4]]
+def _kind(layer: Treatment) -> tuple[str, bool, bool, bool]:
+    """Return what neighbours have in common that share a treatment."""
+    return pattern(layer.modules), bool(layer.kept_bytes), bool(layer.spilled_bytes), bool(layer.recomputed_bytes)
 
 
 def _spilled(prediction: Prediction, whole: Whole) -> int:
     """Return how many of the bytes that a batch saves go to disk."""
-    resident = prediction.budget_bytes
     if whole.profile.offload:
-        return max(0, prediction.saved_bytes - resident)
+        return max(0, prediction.saved_bytes - prediction.budget_bytes)
     return min(prediction.written_bytes // whole.profile.accumulate, prediction.saved_bytes)
 
 

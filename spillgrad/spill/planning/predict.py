@@ -11,6 +11,7 @@ are the saved tensors of a layer while it is recomputed. In the first step the s
 writes until half the budget is free.
 """
 
+import bisect
 import dataclasses
 from collections.abc import Sequence
 
@@ -24,6 +25,8 @@ from spillgrad.storage.residency.belady import PHASES, Event, Item
 NOTHING = Choice(frozenset(), 0, 0.0, 0.0)
 # The most batches of a step that are simulated. Each further batch moves as many bytes as the last one simulated.
 _PASSES = 3
+# Budgets are compared in steps of so many bytes.
+_BUDGET_STEP = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,16 +151,10 @@ class Whole:
 
     def budget_within(self, ram_bytes: int, choice: Choice = NOTHING) -> int | None:
         """Return the largest budget with which the process stays within `ram_bytes`; None if no budget does."""
-        low, high = self.profile.least_budget, max(ram_bytes, self.profile.least_budget)
-        if self.peak_bytes(low, choice) > ram_bytes:
-            return None
-        while high - low > 1 << 20:
-            middle = (low + high) // 2
-            if self.peak_bytes(middle, choice) <= ram_bytes:
-                low = middle
-            else:
-                high = middle
-        return low
+        least = self.profile.least_budget
+        budgets = range(least, max(ram_bytes, least) + 1, _BUDGET_STEP)
+        fitting = bisect.bisect_right(budgets, ram_bytes, key=lambda budget: self.peak_bytes(budget, choice))
+        return budgets[fitting - 1] if fitting else None
 
     def _sum(self, by_unit: dict[int, int]) -> int:
         return sum(by_unit.values()) + self._more * by_unit.get(1, 0)

@@ -28,7 +28,7 @@ from spillgrad.spill.save_on_disk import save_on_disk
 from spillgrad.spill.tensor_memory import Spilled
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.residency.belady import PHASES, Event, Item
-from spillgrad.storage.store import Handle
+from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.memory import buffers
 
@@ -104,10 +104,9 @@ def profile(
     Raises BudgetError if the budget is too small for a layer.
     """
     state = default_generator.get_state()
-    others_bytes = buffers.memory_stats().live_bytes
     with tempfile.TemporaryDirectory(dir=directory, prefix="plan-") as place:
         watched = _Watched(build, depth, step, make_optimizer, place, ram_budget, offload, mixed_precision, accumulate)
-        watched.busy_s_per_byte, watched.others_bytes = busy_s_per_byte, others_bytes
+        watched.busy_s_per_byte = busy_s_per_byte
         try:
             return watched.profile()
         finally:
@@ -137,6 +136,7 @@ class _Watched:
         mixed_precision: bool,
         accumulate: int,
     ) -> None:
+        self.others_bytes = buffers.memory_stats().live_bytes  # of arrays outside the model
         self._loss, self._mixed_precision, self._accumulate = step, mixed_precision, accumulate
         self._offload: disk_offload | None = None
         if offload:
@@ -160,7 +160,6 @@ class _Watched:
         self.recorder = Recorder()
         self.trace = _Trace(self.store, self)
         self.busy_s_per_byte = 0.0  # time of the processor for each byte that the store moves
-        self.others_bytes = 0  # bytes of arrays outside the model
         self.phase, self.unit = "", OUTSIDE
         self.marks: dict[str, float] = {}  # the times at which phases began, and layers in backward
         self.moved: dict[str, int] = {}  # the bytes that the store had moved when a phase began
@@ -258,7 +257,7 @@ class _Watched:
             parameter_bytes=dict(parameter_bytes),
             trained_bytes=dict(trained_bytes),
             items=self.trace.items,
-            units=[self.unit_of(path) for path in self.trace.paths],
+            units=[self.unit_of(label.module or "") for label in self.trace.labels],
             freed_by=self._freed_by(),
             events=self.trace.events,
             phase_s=_medians(phases),
@@ -293,7 +292,8 @@ class _Watched:
     def _accumulated(self) -> frozenset[int]:
         """Return the gradients that exist before the last batch."""
         made = {event.item for event in self.trace.events if event.kind == "put"}
-        return frozenset(self.trace.gradients - made) if self._accumulate > 1 else frozenset()
+        gradients = {number for number, label in enumerate(self.trace.labels) if label.op == "gradient"}
+        return frozenset(gradients - made) if self._accumulate > 1 else frozenset()
 
     def _freed_by(self) -> list[frozenset[str]]:
         parts = [part.path for unit in self.recorder.units() for part in (unit.whole, *unit.children)]
@@ -314,8 +314,8 @@ class _Watching(save_on_disk):
         if isinstance(packed, Spilled):
             storage = tensor.storage
             self._watched.recorder.save(path, storage.uid, storage.array.nbytes)
-            if isinstance(packed.stored, Handle):
-                self._watched.trace.name(packed.stored, storage.uid)
+            if isinstance(packed.held, Handle):
+                self._watched.trace.name(packed.held, storage.uid)
         return path, packed
 
     def unpack_hook(self, packed: Any) -> Tensor:
@@ -338,9 +338,8 @@ class _Trace:
     def begin(self) -> None:
         """Drop all records."""
         self.items: list[Item] = []
-        self.paths: list[str] = []
+        self.labels: list[Label] = []
         self.keys: list[Any] = []
-        self.gradients: set[int] = set()
         self.events: list[Event] = []
         self._numbers: dict[int, int] = {}  # the item of each handle, by its sequence number
 
@@ -385,12 +384,9 @@ class _Trace:
         if number is None:
             number = self._numbers[handle.sequence] = len(self.items)
             # A gradient lives from backward to its update only, so no step begins with it.
-            self.items.append(
-                Item(handle.nbytes, bool(getattr(handle, "persistent", False)) and handle.label.op != "gradient")
-            )
-            self.paths.append(handle.label.module or "")
-            if handle.label.op == "gradient":
-                self.gradients.add(number)
+            is_persistent = bool(getattr(handle, "persistent", False)) and handle.label.op != "gradient"
+            self.items.append(Item(handle.nbytes, is_persistent))
+            self.labels.append(handle.label)
             self.keys.append(None)
         return number
 

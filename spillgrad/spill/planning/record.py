@@ -58,16 +58,13 @@ class Recorder:
     def save(self, path: str, key: Hashable, nbytes: int) -> None:
         """Record a memory that an operation in a module saves."""
         where, most = self._saved.get(key, (path, nbytes))
-        self._saved[key] = _common(where, path), max(most, nbytes)
+        both = next(outer for outer in (where, *around(where)) if is_within(path, outer))
+        self._saved[key] = both, max(most, nbytes)
 
     @property
     def saved_bytes(self) -> int:
         """The bytes of all saved memory."""
         return sum(nbytes for _, nbytes in self._saved.values())
-
-    def part(self, path: str) -> Part:
-        """Return the bytes that recomputing a module frees, and its seconds."""
-        return Part(path, sum(self.freed(path).values()), self.seconds[path])
 
     def freed(self, path: str) -> dict[Hashable, int]:
         """Return the bytes of each memory that recomputing a module frees: those only it saves, but not arguments."""
@@ -84,14 +81,14 @@ class Recorder:
         Layers that are alike get the same time, the median.
         """
         paths = list(self.seconds)
-        units = [path for path in paths if _is_numbered(path) and not any(map(_is_numbered, _outside(path)))]
+        units = [path for path in paths if is_numbered(path) and not any(map(is_numbered, around(path)))]
         units = units or [path for path in paths if "." not in path]
         typical: dict[str, list[float]] = {}
         for path in paths:
             typical.setdefault(pattern(path), []).append(self.seconds[path])
 
         def part(path: str) -> Part:
-            return dataclasses.replace(self.part(path), seconds=statistics.median(typical[pattern(path)]))
+            return Part(path, sum(self.freed(path).values()), statistics.median(typical[pattern(path)]))
 
         found = {path: [child for child in paths if child.rpartition(".")[0] == path] for path in units}
         return [Unit(part(path), tuple(map(part, children))) for path, children in found.items()]
@@ -107,18 +104,15 @@ def is_within(path: str, outer: str) -> bool:
     return not outer or path == outer or path.startswith(outer + ".")
 
 
-def _common(path: str, other: str) -> str:
-    while not is_within(other, path):
+def around(path: str) -> Iterator[str]:
+    """Yield the paths of the modules that contain the module at `path`, the last of them empty: the outermost's."""
+    while path:
         path = path.rpartition(".")[0]
-    return path
-
-
-def _outside(path: str) -> Iterator[str]:
-    while path := path.rpartition(".")[0]:
         yield path
 
 
-def _is_numbered(path: str) -> bool:
+def is_numbered(path: str) -> bool:
+    """Return whether the module at `path` is one in a list, such as a layer."""
     return path.rpartition(".")[2].isdigit()
 
 

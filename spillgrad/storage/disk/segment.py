@@ -99,18 +99,43 @@ class Extent:
         Raises OSError when the disk refuses.
         """
         self.cached = cached
-        self.segment.write(self, array)
+        segment = self.segment
+        payload = array.reshape(-1).view(np.uint8).data
+        digest = xxhash.xxh3_64()
+        for file_offset, start, nbytes in self.pieces:
+            if segment.checksums:
+                digest.update(payload[start : start + nbytes])
+            try:
+                segment.payload.write(array, start, nbytes, file_offset, cached)
+            except OSError:
+                segment.is_full = True
+                raise
+        if segment.checksums:
+            self.checksum = digest.intdigest()
+        self.written = True
 
     def read(self, into: np.ndarray) -> None:
         """Fill a C-contiguous array with the stored bytes.
 
         Raises SpillCorruptionError when they are not what was written, OSError when they cannot be read.
         """
-        self.segment.read(self, into)
+        payload = into.reshape(-1).view(np.uint8).data
+        digest = xxhash.xxh3_64()
+        for file_offset, start, nbytes in self.pieces:
+            missing = nbytes - self.segment.payload.read(into, start, nbytes, file_offset, self.cached)
+            if missing:
+                raise self.corrupt(f"the file ends {missing} bytes too early")
+            if self.checksum is not None:
+                digest.update(payload[start : start + nbytes])
+        if self.checksum not in (None, digest.intdigest()):
+            raise self.corrupt(f"checksum {digest.intdigest():016x}, written with {self.checksum:016x}")
 
     def corrupt(self, what: str) -> SpillCorruptionError:
         """Return the error for bytes that came back wrong."""
-        return self.segment.corrupt(self, what)
+        return SpillCorruptionError(
+            f"get: {self.label} came back damaged from dataset {self.dataset} of {self.segment.path}: {what}; "
+            "check that disk, and run the step again"
+        )
 
 
 class Segment:
@@ -118,7 +143,7 @@ class Segment:
 
     Invariant: HDF5 gives every chunk its place when a dataset is created (early allocation, no fill values) and never
     reads or writes a payload itself; only `free` gives a place back. All methods belong to one thread, the owner,
-    except `disk_bytes`, and `write` and `read`, which any thread may call until the extent is freed.
+    except `disk_bytes`. Any thread may write and read an extent until it is freed.
 
     Once a write fails, no array comes any more: HDF5 would offer the refused place again and again.
     """
@@ -126,12 +151,12 @@ class Segment:
     def __init__(self, path: str, capacity_bytes: int, *, direct_io: bool, checksums: bool) -> None:
         self.path = path
         self.name = os.path.basename(path)
-        self._checksums = checksums
+        self.checksums = checksums
         self._undescribed: set[Extent] = set()
         self.capacity_bytes = capacity_bytes
         self.live_bytes = 0
         self._live: set[Extent] = set()
-        self._full = False
+        self.is_full = False  # the disk refused a write
         self._failed = False
         abandon_at_exit()
         access = hdf5.h5p.create(hdf5.h5p.FILE_ACCESS)
@@ -141,8 +166,8 @@ class Segment:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             undo.callback(os.unlink, path)
             undo.callback(os.close, self._fd)
-            self._payload = PayloadFile(path, self._fd, direct_io)
-            undo.callback(self._payload.close)
+            self.payload = PayloadFile(path, self._fd, direct_io)
+            undo.callback(self.payload.close)
             self._structure = StructureFile(self._fd)
             access.set_fileobj_driver(hdf5.h5fd.fileobj_driver, self._structure)
             self._file = hdf5.h5f.create(os.fsencode(path), hdf5.h5f.ACC_TRUNC, fapl=access)
@@ -162,7 +187,7 @@ class Segment:
     @property
     def closed_to_more(self) -> bool:
         """Whether no array may be added any more."""
-        return self._full or self.broken
+        return self.is_full or self.broken
 
     def place(
         self, array: np.ndarray, sequence: int, label: Label, views: list[View], encoding: Encoding | None = None
@@ -178,19 +203,9 @@ class Segment:
             pieces, allocated = self._create_compressed(array, dataset, encoding)
         else:
             pieces, allocated = self._create(array, dataset)
-        told_pieces = places(pieces) if len(pieces) <= TOLD_PIECES_MAX else events.UNSET
+        told = places(pieces) if len(pieces) <= TOLD_PIECES_MAX else events.UNSET
         extent = Extent(
-            self,
-            dataset,
-            sequence,
-            shape,
-            dtype,
-            tuple(pieces),
-            allocated,
-            told_pieces,
-            label,
-            views,
-            encoding=encoding,
+            self, dataset, sequence, shape, dtype, tuple(pieces), allocated, told, label, views, encoding=encoding
         )
         for file_offset, _, nbytes in pieces:
             self._structure.taken(file_offset, file_offset + nbytes)
@@ -212,35 +227,6 @@ class Segment:
             extents.add(extent)
         return extent
 
-    def write(self, extent: Extent, array: np.ndarray) -> None:
-        """Store the bytes of `array` in `extent`."""
-        payload = array.reshape(-1).view(np.uint8).data
-        digest = xxhash.xxh3_64()
-        for file_offset, start, nbytes in extent.pieces:
-            if self._checksums:
-                digest.update(payload[start : start + nbytes])
-            try:
-                self._payload.write(array, start, nbytes, file_offset, extent.cached)
-            except OSError:
-                self._full = True
-                raise
-        if self._checksums:
-            extent.checksum = digest.intdigest()
-        extent.written = True
-
-    def read(self, extent: Extent, into: np.ndarray) -> None:
-        """Fill `into`, C-contiguous, from `extent`, and verify the checksum."""
-        payload = into.reshape(-1).view(np.uint8).data
-        digest = xxhash.xxh3_64()
-        for file_offset, start, nbytes in extent.pieces:
-            missing = nbytes - self._payload.read(into, start, nbytes, file_offset, extent.cached)
-            if missing:
-                raise self.corrupt(extent, f"the file ends {missing} bytes too early")
-            if extent.checksum is not None:
-                digest.update(payload[start : start + nbytes])
-        if extent.checksum not in (None, digest.intdigest()):
-            raise self.corrupt(extent, f"checksum {digest.intdigest():016x}, written with {extent.checksum:016x}")
-
     def free(self, extent: Extent) -> None:
         """Give the space of `extent` back to HDF5; no read or write of it may be under way.
 
@@ -249,7 +235,9 @@ class Segment:
         self.live_bytes -= extent.allocated_bytes
         self._live.discard(extent)
         self._undescribed.discard(extent)
-        self._unlink(extent.dataset.encode())
+        if not self.broken:
+            with contextlib.suppress(Exception), self._structural_change():  # which notes the failure
+                self._file.unlink(extent.dataset.encode())
 
     def flush(self) -> None:
         """Write HDF5's structure out, so that plain h5py finds every dataset; no write may be under way.
@@ -318,7 +306,7 @@ class Segment:
             if self in _open:
                 self._structure.abandon()
                 self._file.close()
-                self._payload.close()
+                self.payload.close()
                 os.close(self._fd)
                 _open.discard(self)
 
@@ -361,11 +349,6 @@ class Segment:
         attribute = hdf5.h5a.create(dataset, ATTRIBUTE, kind, hdf5.h5s.create(hdf5.h5s.SCALAR))
         attribute.write(np.array(text), mtype=kind)
         extent.described = True
-
-    def _unlink(self, dataset: bytes) -> None:
-        if not self.broken:
-            with contextlib.suppress(Exception), self._structural_change():  # which notes the failure
-                self._file.unlink(dataset)
 
     def _create(self, array: np.ndarray, dataset: str) -> tuple[list[Piece], int]:
         kind = hdf5_type(array.dtype)
@@ -416,13 +399,6 @@ class Segment:
                 start += nbytes
             found.chunk_iter(lambda info: pieces.append((info.byte_offset, starts[info.chunk_offset], info.size)))
         return join_pieces(pieces), payload.nbytes
-
-    def corrupt(self, extent: Extent, what: str) -> SpillCorruptionError:
-        """Return the error for bytes of `extent` that came back wrong."""
-        return SpillCorruptionError(
-            f"get: {extent.label} came back damaged from dataset {extent.dataset} of {self.path}: {what}; "
-            "check that disk, and run the step again"
-        )
 
 
 def _dataset_name(sequence: int) -> str:

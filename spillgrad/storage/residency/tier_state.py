@@ -96,6 +96,7 @@ class TierState(Generic[E]):
         if key is not None:
             self._by_key[key] = entry
         self.tier.schedule.put(entry)
+        self._entered(entry)
         return entry
 
     def known(self, key: Hashable | None) -> E | None:
@@ -103,6 +104,7 @@ class TierState(Generic[E]):
         entry = None if key is None else self._by_key.get(key)
         if entry is not None:
             entry.references += 1
+            self._shared(entry)
         return entry
 
     def live_entry(self, who: str, handle: Handle) -> E:
@@ -113,6 +115,11 @@ class TierState(Generic[E]):
         if entry.error is not None:
             raise SpillError(str(entry.error)) from entry.error
         return entry
+
+    def open_entry(self, who: str, handle: Handle) -> E:
+        """Return the entry of `handle`. Raises what `require_open` and `live_entry` raise."""
+        self.require_open(who)
+        return self.live_entry(who, handle)
 
     def release(self, handle: Handle) -> None:
         """Take one reference away; with the last one, remove the entry."""
@@ -138,6 +145,12 @@ class TierState(Generic[E]):
     def free_below(self, entry: E) -> None:
         """Have the place of an entry below given back, unless a thread reads it; then the end of the read does."""
         raise NotImplementedError
+
+    def _entered(self, entry: E) -> None:
+        """Note that an entry is new."""
+
+    def _shared(self, entry: E) -> None:
+        """Note that an array was put that has an entry already."""
 
     def _freed(self, entry: E) -> None:
         """Note that an entry has no references any more, before its array goes."""

@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from spillgrad.errors import SpillError
@@ -17,35 +18,54 @@ from spillgrad.storage.journal.writer import WRITE_EVERY_S, Summary
 from spillgrad.storage.runs.run_directory import RunDirectory
 from spillgrad.storage.state import StoreState
 from spillgrad.storage.threads.store_lock import own_threads
-from spillgrad.storage.threads.worker import Worker
+
+_WRITER = "spillgrad-writer"
 
 
 class Lifecycle:
-    """Ends a store exactly once: releases its arrays, then removes its files.
+    """Runs the writer's thread, and ends a store exactly once: releases its arrays, then removes its files.
 
-    The writer does so as its last act; if its thread died, the caller of `close` does. Files are closed only when no
-    thread reads or writes them, because other files may get their descriptors afterwards.
+    The thread does so as its last act; if it died, the caller of `close` does. Files are closed only when no thread
+    reads or writes them, because other files may get their descriptors afterwards.
     """
 
     def __init__(self, state: StoreState, segments: SegmentSet, run: RunDirectory) -> None:
         self._state = state
         self._segments = segments
         self._run = run
-        self._worker: Worker
+        self._thread: threading.Thread | None = None
         self._ended = False
         self._failure: OSError | None = None
         state.journal.ask(self._sample, self._summary)
 
-    def begin(self, worker: Worker) -> None:
-        """Start the writer's thread. Raises SpillError, and removes the run, when the system gives no thread."""
-        self._worker = worker
+    def begin(self, loop: Callable[[], None]) -> None:
+        """Start the writer's thread, which runs `loop`.
+
+        Raises SpillError, and removes the run, when the system gives no thread.
+        """
         _open.add(self)
         _close_at_exit()
+        thread = threading.Thread(target=self._work, args=(loop,), name=_WRITER, daemon=True)
         try:
-            worker.start()
+            thread.start()
         except RuntimeError as error:
             self.close()
             raise SpillError(f"spill: the system starts no thread for the store ({error}); end some threads") from error
+        self._thread = thread
+
+    def _work(self, loop: Callable[[], None]) -> None:
+        """Run the loop, then end the store. If that raises, the store says so, and no thread waits for this one."""
+        own_threads.add(threading.get_ident())
+        try:
+            loop()
+            with self._state.lock:
+                self.end()
+        except BaseException as error:
+            with self._state.lock:
+                self._state.end(SpillError(f"the {_WRITER} thread ended with {error!r}; make a new store"))
+            raise
+        finally:
+            own_threads.discard(threading.get_ident())
 
     def close(self) -> None:
         """Stop the thread, free everything and remove the files.
@@ -56,7 +76,8 @@ class Lifecycle:
             self._state.close()
         if threading.get_ident() in own_threads:  # a finalizer that ran there: the thread cannot wait for itself
             return
-        self._worker.join()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
         with self._state.lock:
             self.end()  # the writer did, unless it died
             failure, self._failure = self._failure, None
@@ -135,7 +156,7 @@ class Lifecycle:
         self._state.forget(
             SpillError(f"this store belongs to process {parent}, which forked this one; make a new one here")
         )
-        self._worker.forget()
+        self._thread = None
 
 
 # Strong references, so that the files of a store without other references go too.

@@ -1,7 +1,6 @@
 """Bring arrays back from disk into RAM that is counted."""
 
 import time
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -23,10 +22,9 @@ class Loader:
     lock held.
     """
 
-    def __init__(self, state: StoreState, directory: Path, codec: Codec | None) -> None:
+    def __init__(self, state: StoreState, codec: Codec | None) -> None:
         self._state = state
         self._codec = codec
-        self._directory = directory
 
     def begin(self, entry: DiskEntry, pinned: bool) -> None:
         """Reserve room for an entry that is on disk only; `pinned` for a caller, else for a prefetch."""
@@ -107,5 +105,5 @@ class Loader:
         except SpillError:
             raise
         except OSError as error:
-            raise io_error("read", entry, self._directory, error) from error
+            raise io_error("read", entry, self._state.directory, error) from error
         return array

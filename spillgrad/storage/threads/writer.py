@@ -5,7 +5,6 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -24,24 +23,25 @@ from spillgrad.storage.store import Remote, changed_error, closed_error
 from spillgrad.storage.threads.full_disk import FullDisk
 from spillgrad.storage.threads.prefetcher import Prefetcher
 from spillgrad.storage.threads.room import Room
-from spillgrad.storage.threads.worker import Worker
 
 # While the step is unknown, writing begins when arrays that are not on disk fill this part of the budget.
 _HIGH_WATER = 0.5
 # How often the writer looks for posts of finalizers when no other thread takes the lock: while the store holds arrays,
 # and while it holds none.
 _LOOK_EVERY_S, _LOOK_IDLE_S = 0.02, 0.5
+# Empty files are kept for this time, because the next step would make them again.
+_KEEP_EMPTY_S = 5.0
 # How many arrays may have a place whose bytes are not all written: enough that no I/O thread waits for the writer.
 _MOVING_MAX = 4
 
 
 class Writer:
-    """Writes the oldest arrays first, gives freed extents back, flushes, and at last runs `on_end`.
+    """Writes the oldest arrays first, gives freed extents back, and flushes.
 
-    Its thread finds a place for each array, and an I/O thread writes the bytes there; it also starts prefetches. A
-    write that fails is tried once more. If it fails again, the array stays in RAM, the next `put` or `flush` raises the
-    error, once, and later the array is tried again. The store's lock guards the fields; I/O and callbacks of callers
-    run without it.
+    Its thread, which calls `run`, finds a place for each array, and an I/O thread writes the bytes there; it also
+    starts prefetches. A write that fails is tried once more. If it fails again, the array stays in RAM, the next `put`
+    or `flush` raises the error, once, and later the array is tried again. The store's lock guards the fields; I/O and
+    callbacks of callers run without it.
     """
 
     def __init__(
@@ -51,9 +51,6 @@ class Writer:
         prefetcher: Prefetcher,
         room: Room,
         full_disk: FullDisk,
-        directory: Path,
-        keep_empty_s: float,
-        on_end: Callable[[], None],
         codec: Codec | None,
     ) -> None:
         self._state = state
@@ -61,12 +58,9 @@ class Writer:
         self._prefetcher = prefetcher
         self._room = room
         self._full_disk = full_disk
-        self._directory = directory
         self._codec = codec
         self._shrinks = ShrinkSamples() if state.journal.kept and codec is None else None
         self._encoded: collections.deque[DiskEntry] = collections.deque()  # each wants a place
-        self._keep_empty_s = keep_empty_s
-        self._on_end = on_end
         self._low_water_bytes = int(state.tier.budget_bytes * (1 - _HIGH_WATER))
         self._urgent: collections.deque[DiskEntry] = collections.deque()  # for each a caller waits in `write_through`
         self._flush_asked = self._flush_done = 0
@@ -74,18 +68,13 @@ class Writer:
         self._moving = self._moving_bytes = 0
         self._freed: list[Extent] = []  # extents to give back; only the writer's thread uses this list
         self._waits_for_others = False  # a failed write is tried again when no other is under way
-        self.worker = Worker("spillgrad-writer", state, self._loop)
 
     # What callers do, with the lock held
-
-    def wake(self) -> None:
-        """Look for something to write."""
-        self._state.bell.ring()
 
     def wake_if_behind(self) -> None:
         """Look for something to write if not everything to come will fit."""
         if self._is_behind:
-            self.wake()
+            self._state.bell.ring()
 
     @property
     def _is_behind(self) -> bool:
@@ -114,7 +103,7 @@ class Writer:
         state.tier.reserve(copied_bytes)
         try:
             while entry.in_callers_memory:
-                self.wake()
+                state.bell.ring()
                 state.changed.wait()
                 state.require_open("put")
             if entry.error is not None:
@@ -134,14 +123,15 @@ class Writer:
             if ticket is None or self._flush_done >= ticket:
                 self._flush_asked = ticket = self._flush_asked + 1
                 self._to_flush.extend(state.tier.dirty)
-                self.wake()
+                state.bell.ring()
             state.changed.wait()
             state.require_open("flush")
         state.raise_failure()
 
     # What the thread does
 
-    def _loop(self) -> None:
+    def run(self) -> None:
+        """Write what must go to disk until the store closes."""
         state = self._state
         while True:
             with state.lock:
@@ -156,7 +146,7 @@ class Writer:
                 flush = self._flush_asked if entry is None and self._can_flush() else None
                 flushing = self._flush_done < self._flush_asked
             if closing:
-                break
+                return
             journal = state.journal
             places = entry is not None or encoded is not None or flushing
             if journal.is_behind or (places and (self._freed or not journal.has_begun)):
@@ -171,14 +161,12 @@ class Writer:
                 self._flush(flush)
             elif not (flushing and self._segments.describe_one()):
                 self._sleep()
-        with state.lock:
-            self._on_end()
 
     def _sleep(self) -> None:
         """Wait for something to do, or a post of a finalizer; tidy up when nothing comes for a while."""
         state = self._state
         is_behind = state.journal.waits or self._freed
-        patience_s = WRITE_EVERY_S if is_behind else self._keep_empty_s if self._segments.has_unused() else math.inf
+        patience_s = WRITE_EVERY_S if is_behind else _KEEP_EMPTY_S if self._segments.has_unused() else math.inf
         deadline_s = time.monotonic() + patience_s
         while not state.has_posts:
             left_s = deadline_s - time.monotonic()
@@ -252,7 +240,7 @@ class Writer:
         try:
             extent = self._segments.place(_payload(entry), entry.stored_as, entry.label, entry.views, encoding)
         except Exception as caught:
-            self._written(entry, None, io_error("write", entry, self._directory, caught))
+            self._written(entry, None, io_error("write", entry, self._state.directory, caught))
             return
         self._submit(self._move, entry, extent)
 
@@ -269,7 +257,7 @@ class Writer:
             entry.await_arrival()
             entry.encoded = cast(Codec, self._codec).encode(cast(np.ndarray, entry.array), entry)
         except Exception as caught:
-            self._written(entry, None, io_error("write", entry, self._directory, caught))
+            self._written(entry, None, io_error("write", entry, self._state.directory, caught))
             return
         with state.lock:
             closing = state.closing
@@ -297,7 +285,7 @@ class Writer:
             self._segments.measure(extent.segment)
             unchanged = entry.unchanged is None or entry.unchanged()
         except Exception as caught:
-            self._written(entry, extent, io_error("write", entry, self._directory, caught))
+            self._written(entry, extent, io_error("write", entry, self._state.directory, caught))
             return
         try:
             if self._shrinks is not None:  # now: afterwards the array may go, and this thread must not hold it
@@ -393,7 +381,7 @@ class Writer:
             state.changed.notify_all()
 
     def _flush_failed(self, cause: Exception) -> None:
-        error = SpillError(f"flush: could not write to {self._directory}: {cause}; free space there")
+        error = SpillError(f"flush: could not write to {self._state.directory}: {cause}; free space there")
         error.__cause__ = cause
         with self._state.lock:
             self._state.failures[None] = error

@@ -211,7 +211,8 @@ def test_a_product_is_made_by_tensor_cores_out_of_registers(dtype, a_turned, b_t
     ("float64", 64, attention.NO_MASK),
 ])  # fmt: skip
 @pytest.mark.parametrize("make", [
-    attention.forward_kernel, attention_backward.queries_kernel, attention_backward.keys_kernel,
+    attention.forward_kernel, lambda variant: attention_backward.backward_kernel(variant, False),
+    lambda variant: attention_backward.backward_kernel(variant, True),
 ])  # fmt: skip
 def test_attention_keeps_its_rows_in_registers(make, dtype, width, mask):
     kernel = make(attention.Variant(dtype, width, width, mask, mask == 0, mask == 0))
@@ -401,7 +402,7 @@ def test_updates_of_many_parameters_move_as_much_and_find_them_in_a_table(formul
 
 def test_the_places_of_a_mask_compile_for_every_generation():
     for major, minor in CAPABILITIES:
-        assert f".target sm_{major}{minor}" in indexing._listing().ptx((major, minor))
+        assert f".target sm_{major}{minor}" in indexing.list_places.ptx((major, minor))
 
 
 @pytest.mark.parametrize("make", [

@@ -76,7 +76,7 @@ def test_a_fold_of_integers_compiles_to_what_numpy_computes(name, dtype):
     result = np.empty((), wanted.dtype)
     fold = compiled(reductions.kernel(name, name, dtype, result.dtype))
     n = values.size
-    fold(1, n, 1, 1, n, n, 1, 1, 1, values.ctypes.data, 0, result.ctypes.data)
+    fold(1, 1, n, 1, 1, n, n, 1, 1, 1, values.ctypes.data, 0, result.ctypes.data)
     assert result == wanted
 
 
@@ -108,9 +108,9 @@ def test_a_sort_compiles_to_numpy_s(dtype, descending, monkeypatch):
     n = values.shape[1]
     found = [(np.empty_like(values), np.empty(values.shape, np.int64)) for _ in range(3)]
     addresses = [tuple(map(address, parts)) for parts in found]
-    compiled(sort)(2, n, 1, 3, keys, keys, n, 1, address(values), *addresses[0])
-    compiled(merge)(2, n, keys, 2, n, 2 * keys, 1, *addresses[0], *addresses[1])
-    compiled(merge)(2, n, 2 * keys, 1, n, 4 * keys, 1, *addresses[1], *addresses[2])
+    compiled(sort)(2 * 3, 2, n, 1, 3, keys, keys, n, 1, address(values), *addresses[0])
+    compiled(merge)(2 * 2 * 2, n, keys, 2, n, 2 * keys, 1, *addresses[0], *addresses[1])
+    compiled(merge)(2 * 1 * 4, n, 2 * keys, 1, n, 4 * keys, 1, *addresses[1], *addresses[2])
     wide = values.astype(np.float64) if values.dtype.kind == "f" else values
     order = np.argsort(wide, 1, kind="stable")
     if descending:

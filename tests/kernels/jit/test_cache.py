@@ -93,7 +93,7 @@ def code_files(home: Path) -> list[Path]:
 
 
 def put(version: str, name: str, size: int, unused_s: float = 0.0) -> Path:
-    path = cache.root() / version / name
+    path = cache.places()[0].path / version / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes(size))
     used = time.time() - unused_s
@@ -158,7 +158,7 @@ def test_only_this_user_has_any_right_whatever_the_umask(home: Path, umask: int,
 
 
 class RunsACommand:
-    """What a pickle may hold: reading it makes a directory."""
+    """An object whose pickle makes a directory when it is read."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -209,7 +209,7 @@ def test_code_that_somebody_else_may_have_written_is_not_run(
     assert str(path) in warned
     assert "remove it" in warned
     assert re.search(said, warned)
-    # What was compiled is found again: in place of the planted file, or in the directory that stands in for the cache.
+    # Machine code is found again: in place of the planted file, or in the directory that stands in for the cache.
     assert ran()[0] == "0 1"
     assert not (home / "ran").exists()
 
@@ -241,7 +241,7 @@ def test_a_link_leads_nothing_out_of_the_cache(home: Path):
     (home / "own").mkdir()
     (home / "own" / "thesis.tex").write_text("years of work")
     cache.write("a", b"code")
-    (cache.root() / "older").symlink_to(home / "own")
+    (cache.places()[0].path / "older").symlink_to(home / "own")
     assert cache.info().other_versions == 0
     assert cache.prune(cache.places()[0], unused_s=-DAY_S) == 4 + 16
     assert cache.clear() == 0
@@ -262,9 +262,9 @@ def test_a_relative_cache_home_is_ignored_and_no_home_means_the_temporary_direct
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(home))
-    assert cache.root() == home / ".cache" / "spillgrad" / "kernels"
+    assert cache.places()[0].path == home / ".cache" / "spillgrad" / "kernels"
     monkeypatch.setenv("HOME", "nowhere")
-    assert cache.root().is_relative_to(home / "tmp")
+    assert cache.places()[0].path.is_relative_to(home / "tmp")
 
 
 def test_a_full_disk_leaves_nothing_behind(home: Path):
@@ -285,7 +285,7 @@ def test_what_was_not_used_for_long_goes_and_then_what_was_used_longest_ago(home
     put("new", "newer", 10, unused_s=2 * DAY_S)
     put("new", "newest", 10, unused_s=1 * DAY_S)
     assert cache.prune(cache.places()[0], limit_bytes=25) == 20
-    assert sorted(path.name for path in cache.root().rglob("*")) == ["new", "newer", "newest"]
+    assert sorted(path.name for path in cache.places()[0].path.rglob("*")) == ["new", "newer", "newest"]
 
 
 def test_writing_bounds_the_cache_and_reading_counts_as_use(home: Path):
@@ -298,7 +298,7 @@ def test_writing_bounds_the_cache_and_reading_counts_as_use(home: Path):
     cache._prune_once.cache_clear()
     cache.write("c", b"code")
     assert [found.name for found in code_files(home)] == ["a.code", "c.code"]
-    assert not (cache.root() / "dead").exists()
+    assert not (cache.places()[0].path / "dead").exists()
 
 
 def test_code_that_this_user_may_only_read_is_used(home: Path, monkeypatch: pytest.MonkeyPatch):
@@ -322,7 +322,7 @@ def test_info_counts_this_version_and_the_others_and_clear_removes_all(home: Pat
     )  # fmt: skip
     assert cache.clear() == 30
     assert cache.info().files == 0
-    assert list(cache.root().iterdir()) == []
+    assert list(cache.places()[0].path.iterdir()) == []
 
 
 @NEEDS_JIT

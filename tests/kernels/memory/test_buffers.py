@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from spillgrad.storage.process_memory import rss_bytes
+from spillgrad.storage.counters import rss_bytes
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.memory.buffers import PAGE_BYTES, POOLED_MIN_BYTES, BufferPool, pool
 from spillgrad_kernels.memory.system_memory import SystemMemory
@@ -114,7 +114,7 @@ def exit_status_of_a_child(check: Callable[[], bool]) -> int:
     """Return 0 where a forked child finds that something holds."""
     child = os.fork()
     if child == 0:
-        signal.alarm(60)  # what hangs must die
+        signal.alarm(60)  # ends a child that hangs
         os._exit(0 if check() else 1)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 

@@ -1,4 +1,4 @@
-"""What the system says it has left, read from files as Linux writes them."""
+"""The memory that the system has left, read from files as Linux writes them."""
 
 from pathlib import Path
 

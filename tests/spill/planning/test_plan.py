@@ -20,8 +20,9 @@ from spillgrad.spill.planning.profile import HEAD, OUTSIDE, Profile, profile
 from spillgrad.spill.planning.record import Part, Unit
 from spillgrad.spill.save_on_disk import SpillStats
 from spillgrad.storage.residency.belady import Event, Item
-from spillgrad_tools.bench.harness import Worker
-from spillgrad_tools.bench.plan_run import PlannedRun
+from spillgrad_tools import fresh_process
+from spillgrad_tools.bench.plan import WARM_STEPS, train
+from spillgrad_tools.train.options import TrainSettings
 from tests.waiting import wait_until
 
 IDX = np.random.default_rng(0).integers(0, 256, (8, 65))
@@ -348,10 +349,8 @@ def test_memory_and_bytes_of_a_run_are_within_15_percent_of_the_plan(
     asked = {**sizes, "ram": ram, "directory": str(tmp_path), "offload": offload}
     told = json.loads(_run("-c", PLAN, json.dumps(asked)))
     predicted = told["prediction"]
-    how = {"policy": told["policy"], "budget": predicted["budget_bytes"], "offload": offload, "steps": 1}
-    ran = {**sizes, **how, "directory": str(tmp_path)}
-    with Worker(PlannedRun, "ours", threads=0) as worker:
-        taken = worker.ask(do="train", **ran)
+    settings = TrainSettings(**sizes, steps=1 + WARM_STEPS)
+    taken = fresh_process.call(train, told["policy"], offload, predicted["budget_bytes"], settings, tmp_path)
     assert predicted["peak_bytes"] == pytest.approx(taken["peak_bytes"], rel=0.15)
     written, read = taken["written_bytes"], taken["read_bytes"]
     assert written + read > 0

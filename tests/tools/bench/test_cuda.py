@@ -16,9 +16,8 @@ import pytest
 import spillgrad as sg
 from spillgrad_kernels.cuda.driver.availability import missing
 from spillgrad_tools.bench import case_runner, references
-from spillgrad_tools.bench.bars import DeviceCopySpeed, Ratio
-from spillgrad_tools.bench.cases import Case, Result
-from spillgrad_tools.bench.cuda_cases import cuda_cases
+from spillgrad_tools.bench.bars import Ratio, device_copy_speed
+from spillgrad_tools.bench.cases import Case, Result, cuda_cases
 from spillgrad_tools.bench.gpt import GPT2, gpt_weights
 from spillgrad_tools.bench.harness import RequestFailed, WorkerEnded
 from spillgrad_tools.bench.kernels import Contenders, log2_floats, measure
@@ -132,8 +131,8 @@ SECONDS = {"ours": 2.0, "torch": 3.0, "device copy": 1.5, "unspilled": 1.9}
 @pytest.mark.parametrize(
     ("bar", "reached", "text"),
     [
-        (DeviceCopySpeed(2, 8), 0.75, "0.8 × device copy"),
-        (DeviceCopySpeed(3, 8), 1.125, "0.8 × device copy"),
+        (device_copy_speed(2, 8), 0.75, "0.8 × device copy"),
+        (device_copy_speed(3, 8), 1.125, "0.8 × device copy"),
         (Ratio("unspilled", 0.9), 0.95, "0.9 × unspilled"),
     ],
 )
@@ -168,7 +167,7 @@ class PretendedContenders(Contenders):
         pass
 
 
-CASE = Case("add", "x", "add", ((4,), (4,)), "nn", (Ratio("torch", 1), DeviceCopySpeed(3, 16)))
+CASE = Case("add", "x", "add", ((4,), (4,)), "nn", (Ratio("torch", 1), device_copy_speed(3, 16)))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +227,7 @@ def test_processes_are_replaced_for_real():
     with ExitStack() as stack:
         contenders = Contenders.__new__(Contenders)
         contenders.device = "cuda"
-        contenders._threads, contenders._stack, contenders._open, contenders.workers = 1, stack, {}, {}
+        contenders._threads, contenders._stack, contenders.workers = 1, stack, {}
         contenders.start("numpy")
         first = contenders.workers["numpy"]
         with pytest.raises(RequestFailed, match="KeyError"):

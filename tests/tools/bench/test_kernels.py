@@ -13,15 +13,14 @@ import pytest
 
 from spillgrad_tools.bench import case_runner
 from spillgrad_tools.bench.bars import (
+    TWO_THREADS,
     ComputeOrCopy,
     CopySpeed,
     Microseconds,
     Ratio,
-    TwoThreads,
     Verdict,
 )
-from spillgrad_tools.bench.cases import CASES, Case, Result
-from spillgrad_tools.bench.cuda_cases import CUDA_BY_NAME
+from spillgrad_tools.bench.cases import CASES, CUDA_BY_NAME, Case, Result
 from spillgrad_tools.bench.harness import Worker
 from spillgrad_tools.bench.kernels import Contenders, measure
 from spillgrad_tools.bench.numpy import NumPy
@@ -129,7 +128,7 @@ def test_a_disagreement_is_an_error(monkeypatch: pytest.MonkeyPatch):
     with ExitStack() as stack:
         contenders = Contenders.__new__(Contenders)
         contenders.device, contenders._threads, contenders._stack = "cpu", 1, stack
-        contenders._open, contenders.workers = {}, {}
+        contenders.workers = {}
         contenders.start("numpy")
         (result,) = measure([case], contenders, threads=1, rounds=1)
         assert result.seconds.keys() == {"numpy"}
@@ -160,7 +159,7 @@ SECONDS = {"ours": 2.0, "numpy": 3.0, "torch": 3.5, "numpy copy": 2.0, "torch co
         (Ratio("torch", 1.8), 1.75, 1.8, False),
         (ComputeOrCopy(), 1.75, 1.5, True),
         (CopySpeed(arrays=3, nbytes=10), 1.125, 0.85, True),
-        (TwoThreads(), 1.5, 1.8, False),
+        (TWO_THREADS, 1.5, 1.8, False),
         (Microseconds(4, beside="numpy"), -1e6, 4, True),
         (Microseconds(5), 2e6, 5, False),
     ],
@@ -174,7 +173,7 @@ def test_an_operation_as_slow_as_a_copy_need_not_be_beaten():
     assert ComputeOrCopy().judge({**SECONDS, "torch copy": 1.75}).wanted == 0.95
 
 
-@pytest.mark.parametrize("bar", [Ratio("torch", 2), ComputeOrCopy(), TwoThreads()])
+@pytest.mark.parametrize("bar", [Ratio("torch", 2), ComputeOrCopy(), TWO_THREADS])
 def test_a_bar_without_its_peer_is_not_judged(bar: Any):
     assert bar.judge({"ours": 1.0, "numpy": 1.0}) is None
 

@@ -13,8 +13,7 @@ from spillgrad.inspection.records import Failure, Run, Settings, Step, StepPlan
 from spillgrad.storage.origin_counters import Origin, OriginCounters
 from spillgrad.storage.store import StoreStats
 from spillgrad_tools.inspect import tables as inspect_tables
-from spillgrad_tools.inspect.columns import COLUMNS
-from spillgrad_tools.inspect.groups import choose
+from spillgrad_tools.inspect.groups import COLUMNS, choose
 from spillgrad_tools.inspect.words import began, beyond_budget
 from spillgrad_tools.quantities import UNKNOWN
 from tests.tools.runs import MIB, make_run, moved, sample, with_codec

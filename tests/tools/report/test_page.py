@@ -24,7 +24,7 @@ from spillgrad.storage.store import Label
 from spillgrad_tools.cli import main
 from spillgrad_tools.report import text as report_text
 from spillgrad_tools.report.data import memory, modules
-from spillgrad_tools.report.page import in_script, page, require_packages, write_report
+from spillgrad_tools.report.page import page, require_packages, write_report
 from spillgrad_tools.report.tables import tables
 from spillgrad_tools.report.text import headline
 from spillgrad_tools.report.timeline import KINDS, MOST_ROWS, Spans, timeline
@@ -153,9 +153,11 @@ def test_very_long_names_are_cut():
 
 
 def test_json_ends_no_element():
-    text = in_script({"a": "</script><!--\u2028\u2029&"})
-    assert not re.search("[<>&\u2028\u2029]", text)
-    assert json.loads(text) == {"a": "</script><!--\u2028\u2029&"}
+    name = "</script><!--\u2028\u2029&"
+    text = page(dataclasses.replace(EMPTY, origins={Origin("a", name): OriginCounters(1, 1)}), [], [])
+    data = text.partition('id="data">')[2].partition("</script>")[0]
+    assert not re.search("[<>&\u2028\u2029]", data)
+    assert any(name[:10] in label for label in json.loads(data)["modules"]["label"])
 
 
 @pytest.mark.parametrize("state", ["live", "finished", "dead"])

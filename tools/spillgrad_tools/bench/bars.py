@@ -5,12 +5,12 @@ A bar judges the row's seconds by contender: "ours", "numpy", "torch", and the n
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from spillgrad_tools.bench.harness import LIBRARY_NAMES, Measured
 
-# The names of all contenders that our time is compared with.
-PEER_NAMES = {**LIBRARY_NAMES, "unspilled": "unspilled"}
+# The names of all contenders and yardsticks that our time is compared with.
+PEER_NAMES = {**LIBRARY_NAMES, "unspilled": "unspilled", "ours 1 thread": "one thread"}
 Seconds = Mapping[str, float]
 
 
@@ -75,7 +75,7 @@ class Row:
 class Bar:
     """A goal for a row. `yardsticks` are the timings that the bar needs beside those of the row's contenders."""
 
-    yardsticks: ClassVar[tuple[Yardstick, ...]] = ()
+    yardsticks: tuple[Yardstick, ...] = ()
 
     def judge(self, seconds: Seconds) -> Verdict | None:
         """Return what was reached, or None where the peer that the bar compares with was not timed."""
@@ -84,10 +84,11 @@ class Bar:
 
 @dataclass(frozen=True)
 class Ratio(Bar):
-    """The peer's time is at least `least` times ours."""
+    """The time of a peer or yardstick is at least `least` times ours."""
 
     peer: str
     least: float
+    yardsticks: tuple[Yardstick, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.least:g} × {PEER_NAMES[self.peer]}"
@@ -96,6 +97,10 @@ class Ratio(Bar):
         if self.peer not in seconds:
             return None
         return Verdict(f"× {PEER_NAMES[self.peer]}", seconds[self.peer] / seconds["ours"], self.least)
+
+
+# Two threads are at least 1.8 times as fast as one; not judged on another number of threads.
+TWO_THREADS = Ratio(ONE_THREAD.name, 1.8, (ONE_THREAD,))
 
 
 @dataclass(frozen=True)
@@ -114,16 +119,16 @@ class ComputeOrCopy(Bar):
 
 @dataclass(frozen=True)
 class CopySpeed(Bar):
-    """The row moves at least 85 % as many bytes a second as the faster of NumPy's and PyTorch's copies.
+    """The row moves at least the share `least` of the bytes a second that the fastest copy of `yardsticks` moves.
 
     `arrays` counts the arrays of `nbytes` that the row reads and writes; a copy reads one and writes one.
     """
 
     arrays: int
     nbytes: int
-    yardsticks: ClassVar[tuple[Yardstick, ...]] = (NUMPY_COPY, TORCH_COPY)
-    name: ClassVar[str] = "× best copy"
-    least: ClassVar[float] = 0.85
+    yardsticks: tuple[Yardstick, ...] = (NUMPY_COPY, TORCH_COPY)
+    name: str = "× best copy"
+    least: float = 0.85
 
     def __str__(self) -> str:
         return f"{self.least:g} {self.name}"
@@ -135,13 +140,9 @@ class CopySpeed(Bar):
         return Verdict(self.name, self.arrays / 2 * copy_s / seconds["ours"], self.least, detail=detail)
 
 
-@dataclass(frozen=True)
-class DeviceCopySpeed(CopySpeed):
-    """The row moves at least 80 % as many bytes a second as the driver's copy on the device."""
-
-    yardsticks = (DEVICE_COPY,)
-    name = "× device copy"
-    least = 0.8
+def device_copy_speed(arrays: int, nbytes: int) -> CopySpeed:
+    """Return the bar of at least 80 % as many bytes a second as the driver's copy on the device moves."""
+    return CopySpeed(arrays, nbytes, (DEVICE_COPY,), "× device copy", 0.8)
 
 
 @dataclass(frozen=True)
@@ -155,15 +156,3 @@ class Microseconds(Bar):
         more = f" more than {PEER_NAMES[self.beside]}" if self.beside else ""
         us = (seconds["ours"] - (seconds[self.beside] if self.beside else 0.0)) * 1e6
         return Verdict(f"µs{more}", us, self.most_us, most=True)
-
-
-@dataclass(frozen=True)
-class TwoThreads(Bar):
-    """Two threads are at least 1.8 times as fast as one; not judged on another number of threads."""
-
-    yardsticks = (ONE_THREAD,)
-
-    def judge(self, seconds: Seconds) -> Verdict | None:
-        if ONE_THREAD.name not in seconds:
-            return None
-        return Verdict("× one thread", seconds[ONE_THREAD.name] / seconds["ours"], 1.8)

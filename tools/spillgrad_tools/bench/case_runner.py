@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_tools.bench.cases import BY_NAME, Case
-from spillgrad_tools.bench.cuda_cases import CUDA_BY_NAME
+from spillgrad_tools.bench.cases import CASES_ON
 from spillgrad_tools.bench.operations import OPERATIONS, Call, call_of, load
 
 # A timing makes as many calls as fill this time, so that the clock's steps and single delays do not matter.
@@ -20,16 +19,6 @@ SETTLE_S = 0.005
 # orders.
 TOLERANCE = {"float32": 3e-5, "float64": 1e-12, "bfloat16": 1e-2}
 BLOCK = 1 << 22
-CASES_ON = {"cpu": BY_NAME, "cuda": CUDA_BY_NAME}
-
-
-def write_reference(case: Case, directory: Path) -> None:
-    """Write the results that the case should give, computed by NumPy in float64, each into a file of `directory`."""
-    inputs = [x if x.dtype.kind == "i" else x.astype(np.float64) for x in case.operands(whole=False)]
-    inputs = inputs[: len(case.kinds.rstrip("o"))]
-    results = OPERATIONS[case.operation.removesuffix(" out=")].expected(*inputs)
-    for number, result in enumerate(as_list(results)):
-        np.save(directory / f"{number}.npy", result)
 
 
 def disagreement(got: np.ndarray, wanted: np.ndarray, tolerance: float) -> float:
@@ -42,6 +31,14 @@ def disagreement(got: np.ndarray, wanted: np.ndarray, tolerance: float) -> float
     rms = np.sqrt(sum(float(wanted[b] @ wanted[b]) for b in blocks) / max(1, got.size))
     shares = [np.abs(got[b] - wanted[b]) / (tolerance * (np.abs(wanted[b]) + rms)) for b in blocks]
     return float(np.max([share.max() for share in shares], initial=0))
+
+
+def periods(result: np.ndarray, period: int) -> Sequence[np.ndarray]:
+    """Return the periods of a result, each of which must equal the reference; of equal periods, only the first."""
+    if not period:
+        return [result]
+    first, *others = result.reshape(-1, period)
+    return [first, *(part for part in others if not np.array_equal(part, first))]
 
 
 def as_list(results: Any) -> Sequence[Any]:
@@ -59,7 +56,6 @@ class CaseRunner:
         self.cases = CASES_ON[device]
         self.threads = threads
         self.library.set_num_threads(threads)
-        self.case: Case | None = None
         self.calls: dict[str, Call] = {}
         self.counts: dict[str, int] = {}
 
@@ -68,32 +64,39 @@ class CaseRunner:
         return self.library.about()
 
     def reference(self, case: str, directory: str) -> None:
-        """Write the results that the case should give."""
-        write_reference(self.cases[case], Path(directory))
+        """Write the results that NumPy computes in float64, each into a file of `directory`."""
+        wanted = self.cases[case]
+        inputs = [x if x.dtype.kind == "i" else x.astype(np.float64) for x in wanted.operands(whole=False)]
+        inputs = inputs[: len(wanted.kinds.rstrip("o"))]
+        results = OPERATIONS[wanted.operation.removesuffix(" out=")].expected(*inputs)
+        for number, result in enumerate(as_list(results)):
+            np.save(Path(directory) / f"{number}.npy", result)
 
     def check(self, case: str, directory: str) -> float | None:
         """Prepare a case and run it once; return its `disagreement`, or None where the library lacks the operation."""
         self.calls, self.counts = {}, {}  # frees the operands of the case before
         self.library.release_memory()
-        self.case = self.cases[case]
-        if self.case.wants_gradient and not self.library.has_gradients:
+        asked = self.cases[case]
+        if asked.wants_gradient and not self.library.has_gradients:
             return None
         operands = [
             self.library.prepare(operand, kind.isupper())
-            for operand, kind in zip(self.case.operands(), self.case.kinds, strict=True)
+            for operand, kind in zip(asked.operands(), asked.kinds, strict=True)
         ]
-        call = call_of(self.case.operation, self.library, operands)
+        call = call_of(asked.operation, self.library, operands)
         copy = call_of("copy out=", self.library, [operands[0], operands[-1]])
         if call is None or copy is None:
             return None
         self.calls = {"case": call, "copy": copy}
-        with self._gradients():
+        self.is_heavy = asked.heavy
+        self.grad_mode = nullcontext if asked.wants_gradient else self.library.no_grad
+        with self.grad_mode():
             results = as_list(call())
-        tolerance = TOLERANCE[self.case.dtype]
+        tolerance = TOLERANCE[asked.dtype]
         shares = [
             disagreement(part, np.load(Path(directory) / f"{number}.npy", "r"), tolerance)
             for number, result in enumerate(results)
-            for part in self._periods(self.library.as_numpy(result))
+            for part in periods(self.library.as_numpy(result), asked.period)
         ]
         return float(np.max(shares))
 
@@ -102,7 +105,7 @@ class CaseRunner:
         if threads:
             self.library.set_num_threads(threads)
         time.sleep(SETTLE_S)
-        with self._gradients():
+        with self.grad_mode():
             key = f"{what} {threads}"
             if key not in self.counts:
                 self.counts[key] = self._count(self.calls[what])
@@ -113,23 +116,10 @@ class CaseRunner:
             self.library.set_num_threads(self.threads)
         return seconds
 
-    def _periods(self, result: np.ndarray) -> Sequence[np.ndarray]:
-        """Return the periods of a result, each of which must equal the reference; of equal periods, only the first."""
-        assert self.case
-        if not self.case.period:
-            return [result]
-        first, *others = result.reshape(-1, self.case.period)
-        return [first, *(part for part in others if not np.array_equal(part, first))]
-
     def _count(self, call: Call) -> int:
         """Return how many calls fill a timing. The first call is slower: caches and threads are still cold."""
-        assert self.case
-        if self.case.heavy:
+        if self.is_heavy:
             return 1
         count = max(1, round(TIMING_S / self.library.seconds_of(1, call)))
         seconds = self.library.seconds_of(count, call)
         return max(1, round(TIMING_S * count / seconds))
-
-    def _gradients(self) -> Any:
-        assert self.case
-        return nullcontext() if self.case.wants_gradient else self.library.no_grad()

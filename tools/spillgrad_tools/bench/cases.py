@@ -1,4 +1,7 @@
-"""The cases of `spillgrad bench kernels`: operations, their operands, and the bars of each row."""
+"""The cases of `spillgrad bench kernels`: operations, their operands, and the bars of each row.
+
+The cases on a GPU are others; in Numba's simulator, their operands are small.
+"""
 
 import dataclasses
 import itertools
@@ -9,12 +12,24 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from spillgrad_tools.bench.bars import Bar, ComputeOrCopy, CopySpeed, Microseconds, Ratio, TwoThreads, Verdict
-from spillgrad_tools.bench.gpt import GPT2_WORDS
+from spillgrad_kernels.cuda.driver.availability import SIMULATED
+from spillgrad_tools.bench.bars import (
+    TWO_THREADS,
+    Bar,
+    ComputeOrCopy,
+    CopySpeed,
+    Microseconds,
+    Ratio,
+    Verdict,
+    device_copy_speed,
+)
+from spillgrad_tools.bench.gpt import GPT2, GPT2_WORDS, SIMULATED_GPT
 from spillgrad_tools.bench.operations import COMPUTING, MOVING
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 FLOATS = 1 << 24
+# Logarithms of the sizes of elementwise cases on a GPU; the largest size that fits the GPU is measured.
+FLOATS_LOG2 = range(6, 7) if SIMULATED else range(20, 29)
 TOKENS = 2048
 # Inputs and outputs of GPT-2's linear layers: queries, keys and values; the projections of attention and the MLP.
 GPT2_LAYERS = ((768, 2304), (768, 768), (768, 3072), (3072, 768))
@@ -119,7 +134,7 @@ def _matmul(
 
 def _matmul_cases() -> Iterator[Case]:
     for size, layout in itertools.product((512, 1024, 2048, 4096), LAYOUTS):
-        threads = (TwoThreads(),) if layout == "NN" and size in (1024, 2048) else ()
+        threads = (TWO_THREADS,) if layout == "NN" and size in (1024, 2048) else ()
         yield _matmul("matmul float32, squares from 512", (size,) * 3, (*NUMPY_AND_TORCH, *threads), layout)
     group = "matmul float32, GPT-2's layers"
     for inputs, outputs in GPT2_LAYERS:
@@ -201,4 +216,56 @@ def _structured_cases() -> Iterator[Case]:
 
 
 CASES = (*_matmul_cases(), *_elementwise_cases(), *_structured_cases())
-BY_NAME = {case.name: case for case in CASES}
+
+_STEP = "GPT-2 124M step, batch 4 × 512"
+
+
+def _cuda_elementwise_cases(log2_floats: int) -> Iterator[Case]:
+    floats = 1 << log2_floats
+    shape, period, size = (floats,), min(floats, 1 << 22), f"2^{log2_floats} floats"
+    for name, inputs in (("copy", 1), ("add", 2), ("mul", 2), ("exp", 1), ("gelu_tanh", 1)):
+        bars = (Ratio("torch", 0.9), device_copy_speed(inputs + 1, 4 * floats))
+        group = "elementwise and copy"
+        yield Case(f"{name}, {size}", group, name, (shape,) * inputs, "n" * inputs, bars, period=period)
+    for name, inputs in (("chain of 5", 1), ("chain of 7", 2), ("chain of 7+", 3)):
+        words = f"{name.removesuffix('+')} operations, {size}" + (", forward and backward" if "+" in name else "")
+        kinds = "NNn" if "+" in name else "n" * inputs
+        yield Case(words, "fused chains", name, (shape,) * inputs, kinds, (Ratio("torch", 2),), period=period)
+
+
+def _cuda_row_cases(sizes: tuple[tuple[int, int], ...]) -> Iterator[Case]:
+    bars = (Ratio("torch", 1),)
+    for rows, columns in sizes:
+        shape, vector, group = (rows, columns), (columns,), "softmax and layer_norm, forward + backward"
+        yield Case(f"softmax {rows}x{columns}", group, "softmax+", (shape, shape), "Nn", bars)
+        yield Case(f"layer_norm {rows}x{columns}", group, "layer_norm+", (shape, vector, vector, shape), "NNNn", bars)
+
+
+def _cuda_matmul_cases(sizes: tuple[int, ...]) -> Iterator[Case]:
+    for dtype, least in (("float32", 0.8), ("bfloat16", 0.7)):
+        for size in sizes:
+            shapes, group, bars = ((size, size),) * 2, f"matmul {dtype}", (Ratio("torch", least),)
+            yield Case(f"{group} {size}", group, "matmul", shapes, "nn", bars, dtype, heavy=size > 4096)
+
+
+def cuda_cases(simulated: bool, log2_floats: int) -> tuple[Case, ...]:
+    """Return the cases for a GPU, or for the simulator; the elementwise cases have 2 ** `log2_floats` numbers."""
+    heads = (1, 2, 5, 4) if simulated else (4, 12, 1024, 64)
+    config = SIMULATED_GPT if simulated else GPT2
+    tokens = ((1 if simulated else 4, config["context"] + 1),)
+    words = config["vocab_size"]
+    return (
+        *_cuda_elementwise_cases(log2_floats),
+        *_cuda_row_cases(((3, 17),) if simulated else ((8192, 1024), (2048, GPT2_WORDS))),
+        *_cuda_matmul_cases((8,) if simulated else (4096, 8192)),
+        Case(f"causal attention {'x'.join(map(str, heads))}", "attention", "attention+", (heads,) * 4, "NNNn", ()),
+        Case(_STEP, "GPT-2 124M step", "gpt step", tokens, "i", (Ratio("torch", 0.6),), classes=words, heavy=True),
+        Case(
+            f"{_STEP}, spilled to RAM but 512 MiB", "GPT-2 124M step", "gpt step spilled", tokens, "i",
+            (Ratio("unspilled", 0.9),), classes=words, heavy=True, beside=("unspilled", _STEP),
+        ),
+    )  # fmt: skip
+
+
+CUDA_BY_NAME = {case.name: case for log2 in FLOATS_LOG2 for case in cuda_cases(SIMULATED, log2)}
+CASES_ON = {"cpu": {case.name: case for case in CASES}, "cuda": CUDA_BY_NAME}

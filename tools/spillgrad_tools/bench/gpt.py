@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import spillgrad as sg
+from spillgrad.nn import init
 from spillgrad.storage.store import StoreStats
 from spillgrad_kernels.cuda.driver.availability import SIMULATED
 
@@ -26,22 +28,13 @@ WEIGHT_DECAY = 0.1
 
 def gpt_weights(config: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return a GPT-2's initial parameters, by the names that Hugging Face gives them."""
-    width, random = config["n_embd"], np.random.default_rng(1)
-    shapes: dict[str, tuple[int, ...]] = {
-        "wte.weight": (config["vocab_size"], width), "wpe.weight": (config["context"], width),
-    }  # fmt: skip
-    for layer in range(config["n_layer"]):
-        for name, rows, columns in (
-            ("ln_1", 0, 1), ("attn.c_attn", 1, 3), ("attn.c_proj", 1, 1), ("ln_2", 0, 1), ("mlp.c_fc", 1, 4),
-            ("mlp.c_proj", 4, 1),
-        ):  # fmt: skip
-            shapes[f"h.{layer}.{name}.weight"] = (rows * width, columns * width) if rows else (width,)
-            shapes[f"h.{layer}.{name}.bias"] = (columns * width,)
-    shapes |= {"ln_f.weight": (width,), "ln_f.bias": (width,)}
+    with init.skipped():
+        model = sg.models.GPT(sg.models.GPTConfig(**config))
+    random = np.random.default_rng(1)
     weights = {}
-    for name, shape in shapes.items():
-        drawn = random.standard_normal(shape, np.float32) * np.float32(0.02)
-        weights[f"transformer.{name}"] = drawn + 1 if "ln_" in name and name.endswith("weight") else drawn
+    for name, parameter in model.named_parameters():
+        drawn = random.standard_normal(parameter.shape, np.float32) * np.float32(0.02)
+        weights[name] = drawn + 1 if "ln_" in name and name.endswith("weight") else drawn
     return weights
 
 

@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from spillgrad_tools.memory_cap import MemoryCap
@@ -79,6 +79,10 @@ class Worker:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:  # after an error, do not wait: the process may compute for minutes
             self._process.kill()
+        self.close()
+
+    def close(self) -> None:
+        """Wait until the process has answered and ended."""
         self._process.communicate()
 
     def ask(self, do: str, **request: Any) -> Any:
@@ -134,6 +138,12 @@ def medians(rounds: Iterable[Mapping[str, float]]) -> Measured:
     """Return the median of each contender's values over all rounds."""
     taken = list(rounds)
     return {name: statistics.median(each[name] for each in taken) for name in taken[0]}
+
+
+def grown_after_a_quarter(values: Sequence[int]) -> int:
+    """Return by how much the largest value of the first quarter was exceeded later."""
+    warm_up = max(1, len(values) // 4)
+    return max(0, max(values[warm_up:], default=0) - max(values[:warm_up], default=0))
 
 
 def require_agreement(what: str, found: Mapping[str, Any], step: int, tolerance: float = 0.0) -> None:

@@ -1,16 +1,13 @@
 """`spillgrad bench hooks`: training steps of PyTorch's and Paddle's models, in RAM and with saved tensors on disk."""
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-
-from rich.console import Console
 
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, MissingPackageError
 from spillgrad_tools.bench.bars import Verdict
 from spillgrad_tools.bench.harness import PIP_NAMES, is_installed, require_agreement
 from spillgrad_tools.bench.options import HookOptions
+from spillgrad_tools.bench.report import scratch_folder
 from spillgrad_tools.bench.train import SPILL_BUDGET, Contender, Process, Results, gpt_config, measure_in_turns, tell
 
 MARKER = "bench hooks"
@@ -74,15 +71,11 @@ def run(options: HookOptions) -> None:
     threads = options.threads or sg.get_num_threads()
     results: Results = {}
     libraries: list[str] = []
-    with (
-        tempfile.TemporaryDirectory(dir=options.directory.absolute(), prefix="spillgrad-bench-") as folder,
-        Console(stderr=True).status("training"),
-    ):
+    with scratch_folder(options.directory, "training") as (folder, _):
         for name in installed:
             found, versions = measure_in_turns(
-                CONTENDERS[name], config, options.batch, options.steps, threads, Path(folder), check_gradients,
-                WARM_STEPS,
-            )  # fmt: skip
+                CONTENDERS[name], config, options.batch, options.steps, threads, folder, check_gradients, WARM_STEPS
+            )
             results |= found
             libraries += versions
     tell(options, MARKER, threads, libraries, results, verdicts(results))

@@ -16,8 +16,7 @@ from spillgrad_kernels.threads.dispatch import get_num_threads
 from spillgrad_tools.bench import report
 from spillgrad_tools.bench.bars import Yardstick
 from spillgrad_tools.bench.case_runner import CaseRunner
-from spillgrad_tools.bench.cases import CASES, Case, Result
-from spillgrad_tools.bench.cuda_cases import FLOATS_LOG2, cuda_cases
+from spillgrad_tools.bench.cases import CASES, FLOATS_LOG2, Case, Result, cuda_cases
 from spillgrad_tools.bench.harness import RequestFailed, Worker, WorkerEnded, in_turns, is_installed, medians
 from spillgrad_tools.bench.options import KernelOptions
 
@@ -37,36 +36,31 @@ class Contenders:
     def __init__(self, device: str, threads: int, stack: ExitStack) -> None:
         self.device = device
         self._threads, self._stack = threads, stack
-        self._open: dict[str, ExitStack] = {}
         self.workers: dict[str, Worker] = {}
         for library in dict.fromkeys((*TIMED[device], "numpy")):
-            if library != "torch" or (is_installed("torch") and not (device == "cuda" and SIMULATED)):
-                self._try_to_start(library)
+            if library == "torch" and (not is_installed("torch") or (device == "cuda" and SIMULATED)):
+                continue
+            try:
+                self.start(library)
+            except WorkerEnded:  # its stderr says why
+                if device == "cpu" or library != "torch":
+                    raise
+            else:
+                if self.workers[library].version is None:
+                    self.stop(library)
 
     def start(self, library: str) -> None:
         """Start a process."""
-        self._open[library] = self._stack.enter_context(ExitStack())
         worker = Worker(CaseRunner, library, self._threads, device=self.device)
-        self.workers[library] = self._open[library].enter_context(worker)
+        self.workers[library] = self._stack.enter_context(worker)
 
     def stop(self, library: str) -> None:
         """End a process."""
-        del self.workers[library]
-        self._open.pop(library).close()
+        self.workers.pop(library).close()
 
     def timed(self) -> list[Worker]:
         """Return the processes that are timed."""
         return [self.workers[library] for library in TIMED[self.device] if library in self.workers]
-
-    def _try_to_start(self, library: str) -> None:
-        try:
-            self.start(library)
-        except WorkerEnded:  # its stderr says why
-            if self.device == "cpu" or library != "torch":
-                raise
-            return
-        if self.workers[library].version is None:
-            self.stop(library)
 
 
 def matching(every: Sequence[Case], name: str, quick: bool) -> list[Case]:

@@ -1,12 +1,15 @@
 """`spillgrad bench plan`: compare the planner's predictions with runs, each in a process of its own."""
 
 import dataclasses
-import os
+import functools
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 import spillgrad as sg
 from spillgrad.spill.planning.choose import Choice
@@ -14,19 +17,27 @@ from spillgrad.spill.planning.machine import measure_disk
 from spillgrad.spill.planning.predict import NOTHING, Whole
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools import fresh_process
-from spillgrad_tools.bench.harness import Worker
+from spillgrad_tools.bench.harness import medians
 from spillgrad_tools.bench.options import PlanOptions
-from spillgrad_tools.bench.plan_run import PlannedRun
 from spillgrad_tools.bench.report import machine, print_json
+from spillgrad_tools.memory_cap import peak_rss_bytes
 from spillgrad_tools.quantities import format_duration
+from spillgrad_tools.train.options import TrainSettings
+from spillgrad_tools.train.training import Training
 
 # Budgets, as shares of all bytes that may be stored.
 SHARES = (0.1, 0.25, 0.5, 0.9)
 POLICIES = ("spill", "recompute", "keep")
+# The compared values, by their headings.
+COMPARED = {"disk a step": "moved_bytes", "peak RAM": "peak_bytes", "a step": "step_s"}
 # The allowed errors of a prediction: 15 % of bytes and memory, 30 % of time.
 BYTES_WITHIN, SECONDS_WITHIN = 0.15, 0.3
 # Disk traffic is not compared if it is below this share of the saved bytes.
 NO_TRAFFIC = 0.02
+WARM_STEPS = 3
+_TEXT_BYTES = 1 << 20
+# The counters of the store whose increase in each step is measured.
+_COUNTED = ("written_bytes", "read_bytes", "writing_s", "reading_s")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +63,23 @@ class Comparison:
         return ratio is None or 1 - allowed <= ratio <= 1 + allowed
 
 
+def train(policy: str, offload: bool, budget: int, settings: TrainSettings, directory: Path) -> dict[str, Any]:
+    """Train; return the medians of the later steps' bytes and seconds, and the run's peaks of memory and disk."""
+    make = functools.partial(sg.disk_offload, directory=directory, ram_budget=budget) if offload else None
+    training = Training(settings, np.random.default_rng(0).bytes(_TEXT_BYTES), offload=make)
+    spill = functools.partial(sg.save_on_disk, policy=policy)
+    offloaded = training.offload is not None
+    training.spill = spill(training.offload) if offloaded else spill(directory, ram_budget=budget)
+    taken, before = [], training.stats()
+    for record in training.steps():
+        after = training.stats()
+        counted = {name: getattr(after, name) - getattr(before, name) for name in _COUNTED}
+        taken.append({**counted, "step_s": record.duration_s, "waited_s": record.waited_s})
+        before = after
+    peaks = {"peak_bytes": peak_rss_bytes(), "disk_bytes": before.peak_disk_bytes}
+    return {**medians(taken[WARM_STEPS:]), **peaks}
+
+
 def compare(options: PlanOptions, offload: bool) -> Iterator[Comparison]:
     """Predict a run for each budget and policy, and train it; the disk is measured again before each run."""
     whole = fresh_process.call(
@@ -59,6 +87,9 @@ def compare(options: PlanOptions, offload: bool) -> Iterator[Comparison]:
         offload=offload,
     )  # fmt: skip
     saved_bytes = whole.predict(1 << 50).saved_bytes
+    settings = TrainSettings(
+        model=options.model, steps=options.steps + WARM_STEPS, batch=options.batch, context=options.context
+    )
     persistent_bytes = whole.parameter_bytes + whole.trained_bytes + whole.state_bytes if offload else 0
     for policy in POLICIES:
         for share in SHARES if policy != "keep" else SHARES[:1]:
@@ -67,11 +98,7 @@ def compare(options: PlanOptions, offload: bool) -> Iterator[Comparison]:
             found = whole.predict(
                 budget_bytes, recomputed(whole) if policy == "recompute" else NOTHING, keeps=policy == "keep"
             )
-            with Worker(PlannedRun, "ours", threads=0) as worker:
-                measured = worker.ask(
-                    do="train", model=options.model, batch=options.batch, context=options.context, policy=policy,
-                    directory=os.fspath(options.directory), offload=offload, budget=budget_bytes, steps=options.steps,
-                )  # fmt: skip
+            measured = fresh_process.call(train, policy, offload, budget_bytes, settings, options.directory)
             yield Comparison(
                 f"{'offloaded, ' if offload else ''}{policy}, {format_bytes(budget_bytes)}",
                 {"moved_bytes": found.written_bytes + found.read_bytes, **dataclasses.asdict(found)},
@@ -97,15 +124,13 @@ def run(options: PlanOptions) -> None:
     if options.as_json:
         print_json(machine=machine(), runs=[dataclasses.asdict(each) for each in comparisons])
         return
-    table = Table("run", box=SIMPLE, caption="predicted / measured; ✗ beyond 15 % for bytes, 30 % for seconds")
-    for heading in ("disk a step", "peak RAM", "a step"):
-        table.add_column(heading, justify="right")
+    table = Table("run", *(Column(head, justify="right") for head in COMPARED), box=SIMPLE)
+    table.caption = "predicted / measured; ✗ beyond 15 % for bytes, 30 % for seconds"
     for each in comparisons:
-        table.add_row(each.case, _cell(each, "moved_bytes"), _cell(each, "peak_bytes"), _cell(each, "step_s"))
+        table.add_row(each.case, *(_cell(each, name) for name in COMPARED.values()))
     console.print(table)
-    names = ("moved_bytes", "peak_bytes", "step_s")
-    met = sum(each.within(name) for each in comparisons for name in names)
-    console.print(f"{met} of {len(names) * len(comparisons)} predictions within their limits", highlight=False)
+    met = [each.within(name) for each in comparisons for name in COMPARED.values()]
+    console.print(f"{sum(met)} of {len(met)} predictions within their limits", highlight=False)
 
 
 def _cell(comparison: Comparison, name: str) -> str:

@@ -1,8 +1,10 @@
 """Print the results of benchmarks, and the machine they ran on, as tables, JSON or Markdown."""
 
+import contextlib
 import datetime
 import json
 import platform
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from typing import Any
 import psutil
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
+from rich.status import Status
+from rich.table import Column, Table
 
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.sizes import format_bytes
@@ -30,6 +33,16 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "date": datetime.date.today().isoformat(),
     }
+
+
+@contextlib.contextmanager
+def scratch_folder(directory: Path, doing: str) -> Iterator[tuple[Path, Status]]:
+    """Yield a temporary folder below `directory`, and the line that says on a terminal what the benchmark is doing."""
+    with (
+        tempfile.TemporaryDirectory(dir=directory.absolute(), prefix="spillgrad-bench-") as folder,
+        Console(stderr=True).status(doing) as status,
+    ):
+        yield Path(folder), status
 
 
 def format_measured(value: float, unit: str) -> str:
@@ -63,8 +76,11 @@ def show_kernels(about: dict[str, Any], results: Sequence[Result], libraries: Se
     _show(about, table, _reached(results))
 
 
-def show_rows(about: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Print a table with a row per case: values measured, and values reached and wanted."""
+def show_rows(as_json: bool, about: dict[str, Any], rows: Sequence[Row], **more: Any) -> None:
+    """Print a row per case: values measured, and values reached and wanted. As JSON, print the values `more`, too."""
+    if as_json:
+        print_json(machine=about, results=[row.as_json() for row in rows], **more)
+        return
     table = Table("case", "measured", "reached / wanted", box=SIMPLE)
     for row in rows:
         measured = (f"{name} {format_measured(value, row.unit)}" for name, value in row.measured.items())
@@ -114,9 +130,7 @@ def cuda_as_markdown(cases: Sequence[Case], about: dict[str, Any], results: Sequ
 
 def show_train(about: dict[str, Any], results: dict[str, dict[str, Any]], verdicts: Sequence[Verdict]) -> None:
     """Print a table with a row per contender: tokens a second, seconds a step, memory, traffic; then the verdicts."""
-    table = Table("contender", box=SIMPLE)
-    for heading in _TRAIN_COLUMNS:
-        table.add_column(heading, justify="right")
+    table = Table("contender", *(Column(head, justify="right") for head in _TRAIN_COLUMNS), box=SIMPLE)
     for name, result in results.items():
         table.add_row(name, *_train_row(result))
     _show(about, table, *map(str, verdicts))

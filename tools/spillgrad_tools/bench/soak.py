@@ -6,18 +6,15 @@ import gc
 import mmap
 import os
 import random
-import tempfile
 import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
-from rich.console import Console
 
 from spillgrad.errors import SpillCorruptionError, SpillError
 from spillgrad.storage.disk.chunks import PAGE_BYTES
@@ -26,8 +23,8 @@ from spillgrad.storage.sizes import format_bytes
 from spillgrad.storage.store import Handle
 from spillgrad_kernels.memory import buffers
 from spillgrad_tools.bench.bars import Row, Verdict
-from spillgrad_tools.bench.harness import Measured
-from spillgrad_tools.bench.report import machine, print_json, show_rows
+from spillgrad_tools.bench.harness import Measured, grown_after_a_quarter
+from spillgrad_tools.bench.report import machine, scratch_folder, show_rows
 
 THREADS = 4
 # The seconds that each store is used; after it is closed, no bytes, files or threads of it may be left.
@@ -75,23 +72,20 @@ class FailingDisk:
     def __exit__(self, *_: object) -> None:
         os.pwritev, os.preadv = self._real["pwritev"], self._real["preadv"]
 
-    def _draw(self, faults: tuple[str, ...]) -> str | None:
+    def _draw(self, *faults: str) -> str | None:
+        """Return a fault now and then, otherwise None. Raises OSError for a fault that is an error of the disk."""
         if threading.current_thread().name.startswith("spillgrad-writer"):
             return None
         with self._lock:
             fault = self._random.choice(faults) if self._random.randrange(CALLS_PER_FAULT) == 0 else None
             if fault is not None:
                 self.injected[fault] += 1
+        if fault is not None and (number := REFUSALS.get(fault.split()[0])):
+            raise OSError(number, os.strerror(number))
         return fault
 
-    def _refuse(self, fault: str | None) -> None:
-        number = REFUSALS.get(fault.split()[0]) if fault else None
-        if number is not None:
-            raise OSError(number, os.strerror(number))
-
     def _pwritev(self, descriptor: int, buffers: list[memoryview], place: int) -> int:
-        fault = self._draw(("ENOSPC", "EIO on write", "flip on write"))
-        self._refuse(fault)
+        fault = self._draw("ENOSPC", "EIO on write", "flip on write")
         count = self._real["pwritev"](descriptor, buffers, place)
         if fault == "flip on write":
             nbytes = min(PAGE_BYTES, len(buffers[0]))
@@ -102,8 +96,7 @@ class FailingDisk:
         return count
 
     def _preadv(self, descriptor: int, buffers: list[memoryview], place: int) -> int:
-        fault = self._draw(("EIO on read", "flip on read"))
-        self._refuse(fault)
+        fault = self._draw("EIO on read", "flip on read")
         count = self._real["preadv"](descriptor, buffers, place)
         if fault == "flip on read":
             buffers[0][0] ^= 1
@@ -277,8 +270,7 @@ def soak(seconds: float, directory: Path, seed: int = 0) -> tuple[list[Row], lis
         most = 2 * sum(injected[cause] for cause in causes)
         if seen[what] > most:
             wrong.append(f"{seen[what]} times {what}, which {most} faults do not explain")
-    warm_up = max(1, len(rss_bytes) // 4)
-    grown_bytes = max(0, max(rss_bytes[warm_up:], default=0) - max(rss_bytes[:warm_up], default=0))
+    grown_bytes = grown_after_a_quarter(rss_bytes)
     if grown_bytes > MOST_GROWN_BYTES:
         wrong.append(f"memory grew by {format_bytes(grown_bytes)} after a quarter of the stores")
     grown = Verdict("MiB grown", grown_bytes / (1 << 20), MOST_GROWN_BYTES / (1 << 20), most=True)
@@ -297,15 +289,8 @@ def run(as_json: bool, directory: Path, minutes: float) -> None:
 
     Raises SpillError when something was wrong, OSError when the folder cannot be written.
     """
-    with (
-        tempfile.TemporaryDirectory(dir=directory.absolute(), prefix="spillgrad-soak-") as folder,
-        Console(stderr=True).status(f"soaking for {minutes:g} minutes"),
-    ):
-        rows, wrong = soak(60 * minutes, Path(folder))
-    about: dict[str, Any] = {**machine(), "minutes": minutes}
-    if as_json:
-        print_json(machine=about, results=[row.as_json() for row in rows], wrong=wrong)
-    else:
-        show_rows(about, rows)
+    with scratch_folder(directory, f"soaking for {minutes:g} minutes") as (folder, _):
+        rows, wrong = soak(60 * minutes, folder)
+    show_rows(as_json, {**machine(), "minutes": minutes}, rows, wrong=wrong)
     if wrong:
         raise SpillError(f"soak: found what nobody asked for: {'; '.join(wrong)}; report it, please")

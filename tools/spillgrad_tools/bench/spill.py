@@ -1,19 +1,19 @@
 """`spillgrad bench spill`: compare the store with plain file I/O, and a spilled training step with one in RAM."""
 
+import contextlib
 import dataclasses
 import os
 import random
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
 import psutil
-from rich.console import Console
 
 import spillgrad as sg
 from spillgrad.storage.disk.direct_io import open_direct, speeds
@@ -22,8 +22,8 @@ from spillgrad.storage.store import Handle
 from spillgrad_kernels.memory import buffers
 from spillgrad_tools.bench.bars import Row, Verdict
 from spillgrad_tools.bench.file_per_tensor import file_per_tensor
-from spillgrad_tools.bench.harness import Measured, in_turns, medians, require_agreement
-from spillgrad_tools.bench.report import machine, print_json, show_rows
+from spillgrad_tools.bench.harness import Measured, grown_after_a_quarter, in_turns, medians, require_agreement
+from spillgrad_tools.bench.report import machine, scratch_folder, show_rows
 from spillgrad_tools.train.options import TrainSettings
 from spillgrad_tools.train.training import StepRecord, Training
 
@@ -46,49 +46,43 @@ def _check(same: bool, what: str) -> None:
         raise RuntimeError(f"bench: {what} differs")
 
 
-class PlainFile:
-    """A file without a name, which is read and written by pread and pwrite alone; if `direct`, past the page cache.
+def plain_file(directory: Path, direct: bool) -> FileIO:
+    """Return a file without a name, for `write` and `read`; if `direct`, past the page cache.
 
     Raises OSError when the folder cannot be written, or its file system has no direct I/O.
     """
+    flags = os.O_RDWR | os.O_TMPFILE
+    opened = open_direct(directory, flags) if direct else os.open(directory, flags | os.O_CLOEXEC, 0o600)
+    if opened is None:
+        raise OSError(f"bench: no direct I/O in {directory}")
+    return FileIO(opened, "r+")
 
-    def __init__(self, directory: Path, direct: bool) -> None:
-        flags = os.O_RDWR | os.O_TMPFILE
-        opened = open_direct(directory, flags) if direct else os.open(directory, flags | os.O_CLOEXEC, 0o600)
-        if opened is None:
-            raise OSError(f"bench: no direct I/O in {directory}")
-        self._descriptor = opened
 
-    def __enter__(self) -> "PlainFile":
-        return self
+def write(file: FileIO, array: np.ndarray, place: int) -> None:
+    """Write all of `array` at `place`."""
+    _check(os.pwritev(file.fileno(), [array.data], place) == array.nbytes, "bytes written")
 
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
 
-    def write(self, array: np.ndarray, place: int) -> None:
-        """Write all of `array` at `place`."""
-        _check(os.pwritev(self._descriptor, [array.data], place) == array.nbytes, "bytes written")
-
-    def read(self, nbytes: int, place: int) -> np.ndarray:
-        """Return the bytes at `place` in a new array."""
-        array = buffers.empty((nbytes,), np.uint8)
-        _check(os.preadv(self._descriptor, [array.data], place) == nbytes, "bytes read")
-        return array
+def read(file: FileIO, nbytes: int, place: int) -> np.ndarray:
+    """Return the bytes at `place` in a new array."""
+    array = buffers.empty((nbytes,), np.uint8)
+    _check(os.preadv(file.fileno(), [array.data], place) == nbytes, "bytes read")
+    return array
 
 
 def plain_rates(blocks: Sequence[np.ndarray], directory: Path, direct: bool) -> Measured:
     """Write the blocks to one file and read them back in reverse order; return the bytes a second of each."""
     nbytes = blocks[0].nbytes
-    with PlainFile(directory, direct) as file:
+    with plain_file(directory, direct) as file:
         started = time.perf_counter()
         for index, block in enumerate(blocks):
-            file.write(block, index * nbytes)
+            write(file, block, index * nbytes)
         written = time.perf_counter()
         for index in reversed(range(len(blocks))):
-            block = file.read(nbytes, index * nbytes)
-        read = time.perf_counter()
+            block = read(file, nbytes, index * nbytes)
+        ended = time.perf_counter()
     _check(bool((block == blocks[0]).all()), "what was read")
-    return {"write": len(blocks) * nbytes / (written - started), "read": len(blocks) * nbytes / (read - written)}
+    return {"write": len(blocks) * nbytes / (written - started), "read": len(blocks) * nbytes / (ended - written)}
 
 
 def store_rates(blocks: Sequence[np.ndarray], directory: Path, direct: bool, budget_bytes: int) -> Measured:
@@ -96,8 +90,7 @@ def store_rates(blocks: Sequence[np.ndarray], directory: Path, direct: bool, bud
 
     Return the bytes a second that were written and read; arrays that stayed in RAM are written, but not read.
     """
-    store = DiskStore(directory, ram_budget=budget_bytes, direct_io=direct)
-    try:
+    with contextlib.closing(DiskStore(directory, ram_budget=budget_bytes, direct_io=direct)) as store:
         started = time.perf_counter()
         handles = [store.put(block) for block in blocks]
         store.flush()
@@ -109,8 +102,6 @@ def store_rates(blocks: Sequence[np.ndarray], directory: Path, direct: bool, bud
         read = time.perf_counter()
         stats = store.stats()
         _check(bool((block == blocks[0]).all()), "what was read")
-    finally:
-        store.close()
     return {"write": stats.written_bytes / (written - started), "read": stats.read_bytes / (read - written)}
 
 
@@ -164,21 +155,22 @@ def call_rows(calls: int, directory: Path, rounds: int) -> Iterator[Row]:
         yield Row(f"{part} a 4 MiB tensor in RAM", "s", {"spillgrad": seconds}, (verdict,))
 
 
-class PlainTraffic:
-    """Moves the bytes of a spilled step between RAM and a file, by plain pwrite and pread in pieces."""
+def plain_traffic(file: FileIO, write_bytes: int, read_bytes: int) -> Callable[[], None]:
+    """Return a function that writes as many bytes to a file as a spilled step, then reads as many, the newest first.
 
-    def __init__(self, file: PlainFile, write_bytes: int, read_bytes: int) -> None:
-        self._file = file
-        self._writes, self._reads = (max(1, round(nbytes / PIECE_BYTES)) for nbytes in (write_bytes, read_bytes))
-        self._ring = [buffers.zeros((PIECE_BYTES,), np.uint8) for _ in range(RING_PIECES)]
-        self.move()  # allocates the file's blocks
+    It moves them by plain pwrite and pread in pieces.
+    """
+    writes, reads = (max(1, round(nbytes / PIECE_BYTES)) for nbytes in (write_bytes, read_bytes))
+    ring = [buffers.zeros((PIECE_BYTES,), np.uint8) for _ in range(RING_PIECES)]
 
-    def move(self) -> None:
-        """Write as many bytes as one step, then read as many as the step, the newest first."""
-        for i in range(self._writes):
-            self._file.write(self._ring[i % RING_PIECES], i * PIECE_BYTES)
-        for i in range(self._reads):
-            self._file.read(PIECE_BYTES, (self._writes - 1 - i % self._writes) * PIECE_BYTES)
+    def move() -> None:
+        for i in range(writes):
+            write(file, ring[i % RING_PIECES], i * PIECE_BYTES)
+        for i in range(reads):
+            read(file, PIECE_BYTES, (writes - 1 - i % writes) * PIECE_BYTES)
+
+    move()  # allocates the file's blocks
+    return move
 
 
 def _save(tensor: sg.Tensor, path: Path) -> None:
@@ -217,7 +209,7 @@ def step_rows(settings: TrainSettings, directory: Path, rounds: int) -> Iterator
 
     def step_beside_traffic() -> StepRecord:
         started = time.perf_counter()
-        mover = threading.Thread(target=traffic.move)
+        mover = threading.Thread(target=move_plainly)
         mover.start()
         record = next(steps["plain traffic"])
         mover.join()
@@ -231,8 +223,8 @@ def step_rows(settings: TrainSettings, directory: Path, rounds: int) -> Iterator
     for name in steps.keys() - {"spilled"}:
         next(steps[name])
     taken: list[Measured] = []
-    with PlainFile(directory, speeds(directory).direct_io_pays) as file:
-        traffic = PlainTraffic(file, *moved[0])
+    with plain_file(directory, speeds(directory).direct_io_pays) as file:
+        move_plainly = plain_traffic(file, *moved[0])
         turns: dict[str, Callable[[], StepRecord]] = {
             "in RAM": partial(next, steps["in RAM"]), "spilled": spilled_step, "plain traffic": step_beside_traffic,
             "file per tensor": step_under_hooks,
@@ -241,7 +233,7 @@ def step_rows(settings: TrainSettings, directory: Path, rounds: int) -> Iterator
             losses = {name: record.loss for name, record in records.items()}
             require_agreement("bench spill: losses", losses, records["in RAM"].step)
             started = time.perf_counter()
-            traffic.move()
+            move_plainly()
             alone_s = time.perf_counter() - started
             times = {name: record.duration_s for name, record in records.items()}
             taken.append({**times, "traffic alone": alone_s, "waited": records["spilled"].waited_s})
@@ -287,8 +279,7 @@ def mixed_rows(
     process = psutil.Process()
     largest_live_bytes = 0
     rss_bytes: list[int] = []
-    store = DiskStore(directory, ram_budget=0)
-    try:
+    with contextlib.closing(DiskStore(directory, ram_budget=0)) as store:
         for _ in range(steps):
             handles: list[Handle] = []
             live_bytes = 0
@@ -305,13 +296,10 @@ def mixed_rows(
                 store.drop(handle)
             rss_bytes.append(process.memory_info().rss)
         disk_bytes = store.stats().peak_disk_bytes
-    finally:
-        store.close()
     verdict = Verdict("× largest live set", disk_bytes / largest_live_bytes, 1.1, most=True)
     name = f"{steps} steps of mixed {shapes.__name__}"
     yield Row(f"disk, {name}", "B", {"largest live set": largest_live_bytes, "peak": disk_bytes}, (verdict,))
-    grown_bytes = max(rss_bytes[steps // 4 :]) - max(rss_bytes[: steps // 4])
-    yield Row(f"memory, {name}", "B", {"grown after a quarter": max(0, grown_bytes)})
+    yield Row(f"memory, {name}", "B", {"grown after a quarter": grown_after_a_quarter(rss_bytes)})
 
 
 def rows(directory: Path, rounds: int) -> Iterator[Row]:
@@ -326,16 +314,9 @@ def rows(directory: Path, rounds: int) -> Iterator[Row]:
 
 def run(as_json: bool, directory: Path, rounds: int) -> None:
     """Measure in a temporary folder below `directory`, and print the rows. Raises OSError if it cannot be written."""
-    with (
-        tempfile.TemporaryDirectory(dir=directory.absolute(), prefix="spillgrad-bench-") as folder,
-        Console(stderr=True).status("timing") as status,
-    ):
-        found = []
-        for row in rows(Path(folder), rounds):
+    found = []
+    with scratch_folder(directory, "timing") as (folder, status):
+        for row in rows(folder, rounds):
             found.append(row)
             status.update(f"timing; {row.case} done")
-    about = {**machine(), "threads": sg.get_num_threads(), "rounds": rounds}
-    if as_json:
-        print_json(machine=about, results=[row.as_json() for row in found])
-    else:
-        show_rows(about, found)
+    show_rows(as_json, {**machine(), "threads": sg.get_num_threads(), "rounds": rounds}, found)

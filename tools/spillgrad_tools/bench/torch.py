@@ -1,13 +1,63 @@
-"""PyTorch on the CPU."""
+"""PyTorch on the CPU, and a GPT-2's training step in it: in RAM, or with saved tensors on disk."""
 
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 
-from spillgrad_tools.bench.gpt_torch import Training
+from spillgrad.interop.torch import save_on_disk
+from spillgrad_tools.bench.file_per_tensor import file_per_tensor
+from spillgrad_tools.bench.gpt import BETAS, LR, WEIGHT_DECAY, GPTFunctions, GPTTraining, Spilling, gpt_weights
 from spillgrad_tools.bench.operations import Call, Library, Operation
+
+
+def _attention(qkv: Any) -> Any:
+    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+class Training(GPTTraining):
+    """A model with the parameters `weights`, or with random ones if None, and its optimizer.
+
+    Saved tensors beyond `spill_budget` go to `directory`; if `file_per_tensor`, each to a file of its own.
+    """
+
+    functions = GPTFunctions(
+        functional.embedding, lambda x, weight, bias: functional.layer_norm(x, weight.shape, weight, bias),
+        functional.linear, partial(functional.gelu, approximate="tanh"), _attention, functional.linear,
+        functional.cross_entropy,
+    )  # fmt: skip
+
+    def __init__(
+        self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, directory: str | None = None,
+        spill_budget: int | str | None = None, file_per_tensor: bool = False, device: str = "cpu",
+    ) -> None:  # fmt: skip
+        super().__init__(config)
+        self.device = device
+        self.directory = Path(directory) if directory and file_per_tensor else None
+        self.spill = None if spill_budget is None else Spilling(save_on_disk(directory, ram_budget=spill_budget))
+        self.parameters = {}
+        for name, array in (gpt_weights(config) if weights is None else weights).items():
+            # PyTorch's linear layers take the transposed weight.
+            turned = np.ascontiguousarray(array.T) if ".c_" in name and name.endswith("weight") else array
+            self.parameters[name] = torch.nn.Parameter(torch.tensor(turned, device=device))
+        self.optimizer = torch.optim.AdamW(
+            self.parameters.values(), lr=LR, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
+        )
+
+    def tensor(self, array: np.ndarray) -> Any:
+        """Return an array as a tensor on the model's device."""
+        return torch.from_numpy(array).to(self.device)
+
+    def saving(self) -> Any:
+        """Return the context in which a forward pass runs."""
+        if self.directory is None:
+            return super().saving()
+        return torch.autograd.graph.saved_tensors_hooks(*file_per_tensor(self.directory, torch.save, torch.load))
 
 
 class PyTorch(Library):

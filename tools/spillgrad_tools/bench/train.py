@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import statistics
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 import spillgrad as sg
 from spillgrad.errors import ArgumentError
@@ -21,7 +19,14 @@ from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad_tools.bench.bars import Verdict
 from spillgrad_tools.bench.harness import Worker, WorkerEnded, in_turns, is_installed, require_agreement
 from spillgrad_tools.bench.options import StepOptions, TrainOptions
-from spillgrad_tools.bench.report import machine, print_json, show_train, train_as_markdown, write_between_markers
+from spillgrad_tools.bench.report import (
+    machine,
+    print_json,
+    scratch_folder,
+    show_train,
+    train_as_markdown,
+    write_between_markers,
+)
 from spillgrad_tools.bench.step_runner import StepRunner
 from spillgrad_tools.memory_cap import MemoryCap
 
@@ -112,18 +117,15 @@ class Process:
 
     def build(self, config: sg.models.GPTConfig, weights: Path | None) -> None:
         """Build the model."""
-        if self._worker is not None:
-            path = None if weights is None else str(weights)
-            with self._noting_the_end():
-                self._worker.ask(do="build", config=vars(config), weights=path, **self._options)
+        self._ask(do="build", config=vars(config), weights=weights and str(weights), **self._options)
 
     def step(self, number: int, batch: int, is_timed: bool = True) -> None:
         """Train by the batch `number` of the size `batch`; keep the answer and, if `is_timed`, the seconds."""
-        if self._worker is not None:
-            with self._noting_the_end():
-                self.taken.append(self._worker.ask(do="step", number=number, batch=batch))
-                if is_timed:
-                    self.timed.append(self.taken[-1]["seconds"])
+        answer = self._ask(do="step", number=number, batch=batch)
+        if answer is not None:
+            self.taken.append(answer)
+            if is_timed:
+                self.timed.append(answer["seconds"])
 
     def turn(self, batch: int, warm_steps: int) -> None:
         """Train by `warm_steps` batches untimed, then by one timed. In the first turn, train by one batch untimed."""
@@ -133,8 +135,7 @@ class Process:
 
     def gradients(self) -> str:
         """Return a digest of the last step's gradients."""
-        assert self._worker is not None
-        return str(self._worker.ask(do="gradients"))
+        return str(self._ask(do="gradients"))
 
     def result(self, tokens: int) -> Result:
         """Return the losses, the memory cap, the median seconds of timed steps of `tokens` each, memory and traffic."""
@@ -153,6 +154,11 @@ class Process:
             if name in last:
                 found[f"{name}_per_step"] = (last[name] - first[name]) / (len(self.taken) - 1)
         return found
+
+    def _ask(self, **request: Any) -> Any:
+        """Ask the process; return None if it has ended."""
+        with self._noting_the_end():
+            return None if self._worker is None else self._worker.ask(**request)
 
     @contextlib.contextmanager
     def _noting_the_end(self) -> Iterator[None]:
@@ -290,14 +296,9 @@ def run(options: TrainOptions) -> None:
     threads = options.threads or sg.get_num_threads()
     results: Results = {}
     libraries: list[str] = []
-    console = Console(stderr=True)
-    with (
-        tempfile.TemporaryDirectory(dir=options.directory.absolute(), prefix="spillgrad-bench-") as made,
-        console.status("training") as status,
-    ):
-        folder = Path(made)
+    with scratch_folder(options.directory, "training") as (folder, status):
         if one_by_one:
-            console.print(_room_for_large(folder))
+            status.console.print(_room_for_large(folder))
         if in_turns:
             results, libraries = measure_in_turns(in_turns, config, options.batch, options.steps, threads, folder)
         for contender in one_by_one:

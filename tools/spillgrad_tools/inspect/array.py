@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from spillgrad.inspection.arrays import Segment, StoredArray
 from spillgrad.inspection.contents import ArrayContents, Bin, array_contents
 from spillgrad.inspection.export import export_npy
 from spillgrad.inspection.find import find_array, require_not_stored
-from spillgrad.inspection.placed import there
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.slices import MOST_SHOWN, Selection, parse_index, read_selection, read_shown
+from spillgrad.inspection.unflushed import there
 from spillgrad.inspection.values import StoredValues
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.inspect import json_output
+from spillgrad_tools.inspect.options import InspectOptions
 from spillgrad_tools.inspect.tables import summary
 from spillgrad_tools.paged import show, write
 from spillgrad_tools.quantities import many
@@ -31,44 +33,42 @@ _SHOWN_CHUNKS, _SHOWN_VIEWS = 4, 8
 _CHECKSUMS = {"verified": "green", "wrong": "bold red", "none": "yellow"}
 
 
-def show_array(
-    console: Console, path: Path, key: str, slice_text: str | None, export: Path | None, overwrite: bool, as_json: bool
-) -> bool:
-    """Print what is known of an array; with `slice_text`, its values there; with `export`, write them to that file.
+def show_array(options: InspectOptions, key: str) -> bool:
+    """Print what is known of an array; with `--slice`, its values there; with `--export`, write them to that file.
 
     Return False for an array that has a problem, such as a wrong checksum. Its values are printed all the same; the
     problem is printed on standard error, or is the "problem" of JSON.
     Raises as `find_array`, `parse_index`, `Selection`, `array_contents`, `read_shown` and `export_npy`.
     """
-    index = (...,) if slice_text is None else parse_index(slice_text)
-    segment, array = find_array(path, key)
+    index = (...,) if options.slice_text is None else parse_index(options.slice_text)
+    segment, array = find_array(options.path, key)
     told: dict[str, Any] = {}
-    if slice_text is None and export is None:
+    if options.slice_text is None and options.export is None:
         contents = None if array.problem is not None else array_contents(segment.path, array)
         if contents is not None:
             array = _judged(array, contents.checksum)
         told["contents"] = None if contents is None else contents_as_dict(contents)
-        if not as_json:
-            show(console, summary(_rows(segment, array, contents)))
+        if not options.as_json:
+            show(Console(), summary(_rows(segment, array, contents)))
     else:
         with there(segment.path, array) as values:
             selection = Selection(index, array.shape)
-            if export is not None:
-                require_not_stored(export)
-                nbytes = export_npy(values, selection, export, overwrite)
-                told["export"] = {"path": str(export), "shape": selection.shape, "nbytes": nbytes}
-                text = _exported(export, values.dtype, selection.shape, nbytes)
-            elif as_json:
+            if options.export is not None:
+                require_not_stored(options.export)
+                nbytes = export_npy(values, selection, options.export, options.force)
+                told["export"] = {"path": str(options.export), "shape": selection.shape, "nbytes": nbytes}
+                text = _exported(options.export, values.dtype, selection.shape, nbytes)
+            elif options.as_json:
                 told["slice"] = {"shape": selection.shape, "values": _json_values(values, selection)}
             else:
                 text = _as_numpy_prints(*read_shown(values, selection))
             array = _judged(array, values.verdict())
-        if not as_json:  # only now: reading the values may show that the checksum is wrong
+        if not options.as_json:  # only now: reading the values may show that the checksum is wrong
             write(text + "\n")
             if array.problem is not None:
                 place = f"{printable(str(segment.path), _PATH_LENGTH)}/{printable(array.key)}"
                 print(f"spillgrad: {place}: {array.problem}", file=sys.stderr)
-    if as_json:
+    if options.as_json:
         json_output.show({"path": str(segment.path), **array_as_dict(array), **told})
     return array.problem is None
 
@@ -92,51 +92,50 @@ def contents_as_dict(contents: ArrayContents) -> dict[str, Any]:
     return {**vars(contents), "histogram": [vars(one) for one in contents.histogram]}
 
 
-def _rows(segment: Segment, array: StoredArray, contents: ArrayContents | None) -> list[tuple[str, str | Text]]:
-    rows: list[tuple[str, str | Text]] = [
-        ("array", printable(array.key)),
-        ("file", printable(str(segment.path), _PATH_LENGTH)),
-        ("saved by", printable(str(array.label)) if array.sequence is not None else "unknown: the run died in a flush"),
-        ("dtype", "unknown" if array.dtype is None else array.dtype.name),
-        ("shape", f"{array.shape}: {array.size:,} elements, {format_bytes(array.nbytes)}"),
-    ]
+def _rows(segment: Segment, array: StoredArray, contents: ArrayContents | None) -> Iterator[tuple[str, str | Text]]:
+    yield "array", printable(array.key)
+    yield "file", printable(str(segment.path), _PATH_LENGTH)
+    yield "saved by", "unknown: the run died in a flush" if array.sequence is None else printable(str(array.label))
+    yield "dtype", "unknown" if array.dtype is None else array.dtype.name
+    yield "shape", f"{array.shape}: {array.size:,} elements, {format_bytes(array.nbytes)}"
     if array.codec is not None:
-        rows.append(("codec", f"{array.codec}: {format_bytes(array.stored_bytes)} are stored"))
+        yield "codec", f"{array.codec}: {format_bytes(array.stored_bytes)} are stored"
     chunks = [f"{format_bytes(chunk.nbytes)} at {chunk.offset:,}" for chunk in array.chunks[:_SHOWN_CHUNKS]]
     more = ["…"] if len(array.chunks) > _SHOWN_CHUNKS else []
     not_chunked = "told by HDF5 after a flush" if array.from_journal and array.shape else "not chunked"
-    rows.append(("chunk shape", not_chunked if array.chunk_shape is None else f"{array.chunk_shape}"))
+    yield "chunk shape", not_chunked if array.chunk_shape is None else f"{array.chunk_shape}"
     pieces = "a piece" if len(array.chunks) == 1 else many(len(array.chunks), "piece")
-    rows.append(("stored", f"{pieces}: {', '.join(chunks + more)}" if chunks else "no bytes"))
+    yield "stored", f"{pieces}: {', '.join(chunks + more)}" if chunks else "no bytes"
     for view in array.views[:_SHOWN_VIEWS]:
         saved = ".".join(part for part in (view.op, view.slot) if part) or "view"
         where = f"strides {view.strides}, {view.offset} bytes in"
-        rows.append(("view", printable(f"{saved}: {view.dtype} {view.shape}, {where}", _PROBLEM_LENGTH)))
+        yield "view", printable(f"{saved}: {view.dtype} {view.shape}, {where}", _PROBLEM_LENGTH)
     if len(array.views) > _SHOWN_VIEWS:
-        rows.append(("", f"… and {len(array.views) - _SHOWN_VIEWS} more"))
+        yield "", f"… and {len(array.views) - _SHOWN_VIEWS} more"
     if array.problem is not None:
-        rows.append(("problem", Text(printable(array.problem, _PROBLEM_LENGTH), "bold red")))
-    return rows if contents is None else rows + _contents_rows(array, contents)
+        yield "problem", Text(printable(array.problem, _PROBLEM_LENGTH), "bold red")
+    if contents is not None:
+        yield from _contents_rows(array, contents)
 
 
-def _contents_rows(array: StoredArray, contents: ArrayContents) -> list[tuple[str, str | Text]]:
-    checksum = Text(contents.checksum, _CHECKSUMS[contents.checksum]).append(
-        "" if array.checksum is None else f"  {array.checksum}", "default"
-    )
-    rows: list[tuple[str, str | Text]] = [("checksum", checksum)]
+def _contents_rows(array: StoredArray, contents: ArrayContents) -> Iterator[tuple[str, str | Text]]:
+    checksum = Text(contents.checksum, _CHECKSUMS[contents.checksum])
+    yield "checksum", checksum.append("" if array.checksum is None else f"  {array.checksum}", "default")
     if array.encrypted:
-        return [*rows, ("values", "encrypted, under a key that only the run's own process has")]
-    if contents.nan_count is None:
-        return [*rows, ("values", "are no numbers")]
-    if contents.min is None:
-        rows.append(("values", "none is finite" if array.size else "there are none"))
-    for name, value in (("min", contents.min), ("max", contents.max), ("mean", contents.mean)):
-        if value is not None:
-            rows.append((name, f"{value:.9g}" if isinstance(value, float) else f"{value}"))
-    rows.append(("NaN", f"{contents.nan_count:,}"))
-    rows.append(("infinite", f"{contents.infinite_count:,}"))
-    most = max((one.count for one in contents.histogram), default=0)
-    return rows + [("" if i else "histogram", _bar(one, most)) for i, one in enumerate(contents.histogram)]
+        yield "values", "encrypted, under a key that only the run's own process has"
+    elif contents.nan_count is None:
+        yield "values", "are no numbers"
+    else:
+        if contents.min is None:
+            yield "values", "none is finite" if array.size else "there are none"
+        for name, value in (("min", contents.min), ("max", contents.max), ("mean", contents.mean)):
+            if value is not None:
+                yield name, f"{value:.9g}" if isinstance(value, float) else f"{value}"
+        yield "NaN", f"{contents.nan_count:,}"
+        yield "infinite", f"{contents.infinite_count:,}"
+        most = max((one.count for one in contents.histogram), default=0)
+        for i, one in enumerate(contents.histogram):
+            yield "" if i else "histogram", _bar(one, most)
 
 
 def _bar(one: Bin, most: int) -> Text:
@@ -193,18 +192,11 @@ def _json_values(values: StoredValues, selection: Selection) -> Any:
         found = _printable_text(found)
     elif found.dtype.kind in "SV":
         found = np.array([bytes(one).hex() for one in found.tolist()], object)
-    flat = [_json_number(one) for one in found.tolist()]
-    return _nested(flat, (*selection.shape, 2) if pairs else selection.shape)
+    flat = np.array([_json_number(one) for one in found.tolist()], object)
+    return flat.reshape((*selection.shape, 2) if pairs else selection.shape).tolist()
 
 
 def _json_number(value: Any) -> Any:
     if isinstance(value, float) and not np.isfinite(value):
         return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
     return value
-
-
-def _nested(flat: list[Any], shape: tuple[int, ...]) -> Any:
-    if not shape:
-        return flat[0]
-    step = int(np.prod(shape[1:], dtype=np.int64))
-    return [_nested(flat[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]

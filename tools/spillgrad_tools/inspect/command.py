@@ -39,9 +39,7 @@ def run(options: InspectOptions) -> bool:
     elif options.tree:
         return show_tree(Console(), options.path, options.as_json)
     elif options.tensor is not None:
-        return show_array(
-            Console(), options.path, options.tensor, options.slice_text, options.export, options.force, options.as_json
-        )
+        return show_array(options, options.tensor)
     elif is_segment_file(options.path):
         return _show_segment(options)
     else:

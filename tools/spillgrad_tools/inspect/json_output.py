@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spillgrad.inspection.records import Inspection, Run
+from spillgrad.inspection.records import Inspection
 from spillgrad.storage.origin_counters import Origin
-from spillgrad_tools.inspect.groups import Groups, choose
+from spillgrad_tools.inspect.groups import choose
 from spillgrad_tools.paged import write
 
 FORMAT = 1
@@ -21,13 +21,12 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 
 def of_runs(found: Inspection, by: str, sort: str | None, top: int | None) -> dict[str, Any]:
     """Return the runs that were found as a document for `show`, each with its groups."""
-    return {"path": found.path, "runs": [_of_run(run, choose(run, by, sort, top)) for run in found.runs]}
-
-
-def _of_run(run: Run, groups: Groups) -> dict[str, Any]:
-    # An origin cannot be the key of a JSON object.
-    origins = [{**origin._asdict(), **_fields(moved)} for origin, moved in run.origins.items()]
-    return {**_fields(run), "origins": origins, "groups": groups}
+    runs = []
+    for run in found.runs:
+        # An origin cannot be the key of a JSON object.
+        origins = [{**origin._asdict(), **_fields(moved)} for origin, moved in run.origins.items()]
+        runs.append({**_fields(run), "origins": origins, "groups": choose(run, by, sort, top)})
+    return {"path": found.path, "runs": runs}
 
 
 def show(document: Mapping[str, Any]) -> None:

@@ -12,9 +12,8 @@ from rich.text import Text
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.records import Group, Run
 from spillgrad.storage.sizes import format_bytes
-from spillgrad_tools.inspect.columns import COLUMNS
 from spillgrad_tools.inspect.fitted_table import Column, fitted
-from spillgrad_tools.inspect.groups import Groups
+from spillgrad_tools.inspect.groups import COLUMNS, Groups
 from spillgrad_tools.inspect.words import HIT, began, beyond_budget, state
 from spillgrad_tools.quantities import UNKNOWN, format_duration, many, percent, short_bytes
 

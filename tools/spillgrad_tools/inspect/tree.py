@@ -11,9 +11,9 @@ from rich.tree import Tree
 from spillgrad.errors import SpillError, SpillFormatError
 from spillgrad.inspection.arrays import Item, Segment, StoredArray
 from spillgrad.inspection.find import find_segments
-from spillgrad.inspection.placed import Journals
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.segments import inspect_segment
+from spillgrad.inspection.unflushed import Journals
 from spillgrad.inspection.untrusted import UntrustedReader
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.inspect import json_output

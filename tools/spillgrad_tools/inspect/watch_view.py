@@ -3,7 +3,7 @@
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -13,10 +13,10 @@ from rich.text import Text
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.records import Run, Sample
 from spillgrad.storage.sizes import format_bytes
-from spillgrad_tools.inspect.columns import COLUMNS
 from spillgrad_tools.inspect.fitted_table import GAP, fitting
+from spillgrad_tools.inspect.groups import COLUMNS
 from spillgrad_tools.inspect.tables import group_column
-from spillgrad_tools.inspect.words import HIT
+from spillgrad_tools.inspect.words import HIT, ram_parts
 from spillgrad_tools.quantities import format_duration, many, percent, short_bytes
 
 # Rates are averages over so many last seconds.
@@ -32,14 +32,15 @@ _MOST_FAILURES = 3
 _MOST_OPERATIONS = 12
 _KEYS = "q leaves"
 
-# The parts of RAM: name, sign, colour and bytes. Signs differ, so that colour is not needed to tell them apart.
-_PARTS: tuple[tuple[str, str, str, Callable[[Sample], int]], ...] = (
-    ("hot", "█", "blue", lambda sample: sample.hot_bytes),
-    ("writing", "▓", "magenta", lambda sample: sample.writing_bytes),
-    ("cached", "▒", "green", lambda sample: sample.cached_bytes),
-    ("lent", "░", "yellow", lambda sample: sample.lent_bytes),
-    ("other", "·", "white", lambda sample: max(sample.ram_bytes - sum(of(sample) for *_, of in _PARTS[:-1]), 0)),
+# The parts of RAM: name, sign and colour. Signs differ, so that colour is not needed to tell them apart.
+_PARTS = (
+    ("hot", "█", "blue"),
+    ("writing", "▓", "magenta"),
+    ("cached", "▒", "green"),
+    ("lent", "░", "yellow"),
+    ("other", "·", "white"),
 )
+_COUNTERS = ("written_bytes", "read_bytes", "wait_s")
 _NOTHING = Sample(**{field.name: 0 for field in dataclasses.fields(Sample)})
 
 
@@ -129,25 +130,18 @@ def _rates(watched: Watched, sample: Sample, width: int) -> Iterator[Line]:
     """Yield the rates of writing, reading and waiting, with plots where they fit; after the end, the run's averages."""
     samples, now_s = watched.run.samples, watched.now_s
     over_s = now_s if watched.ended else min(NOW_S, now_s)
-    written_s, read_s, share = (_rise(samples, now_s, over_s, of) for of in _COUNTERS)
+    written_s, read_s, share = (_rise(samples, now_s, over_s, name) for name in _COUNTERS)
     words = (
         f"{format_bytes(round(written_s))}/s, {format_bytes(sample.written_bytes)} in all",
         f"{format_bytes(round(read_s))}/s, {format_bytes(sample.read_bytes)} in all",
         f"{share:.0%} of the time, {percent(sample.wait_s, now_s)} in all ({format_duration(sample.wait_s)})",
     )
     widest = max(map(len, words))
-    for rank, label, each, of in zip((5, 6, 3), ("writing", "reading", "waiting"), words, _COUNTERS, strict=True):
+    for rank, label, each, name in zip((5, 6, 3), ("writing", "reading", "waiting"), words, _COUNTERS, strict=True):
         # A full bar of waiting is a whole second in each second.
-        plot = _plot(samples, now_s, of, full=1.0 if label == "waiting" else 0.0)
+        plot = _plot(samples, now_s, name, full=1.0 if label == "waiting" else 0.0)
         room = _LABEL + widest + _PLOT_GAP + _PLOT_S <= width
         yield Line(rank, _labelled(label, f"{each:<{widest + _PLOT_GAP}}", plot) if room else _labelled(label, each))
-
-
-_COUNTERS: tuple[Callable[[Sample], float], ...] = (
-    lambda sample: sample.written_bytes,
-    lambda sample: sample.read_bytes,
-    lambda sample: sample.wait_s,
-)
 
 
 def _head(watched: Watched) -> Text:
@@ -194,9 +188,9 @@ def _bar(run: Run, sample: Sample, width: int) -> Text:
     """Return the RAM as a bar with marks at the budget and the peak; the larger of the two is at the bar's end."""
     peak = _peak(run, sample)
     full = max(run.settings.budget_bytes or 0, peak, 1)
-    bar, end, held = Text(), 0, 0
-    for _, sign, style, of in _PARTS:
-        held += of(sample)
+    bar, end, held, parts = Text(), 0, 0, ram_parts(sample)
+    for name, sign, style in _PARTS:
+        held += parts[name]
         begin, end = end, min(round(width * held / full), width)
         bar.append(sign * (end - begin), style=style)
     bar.append(" " * (width - end))
@@ -209,11 +203,12 @@ def _bar(run: Run, sample: Sample, width: int) -> Text:
 
 def _legend(sample: Sample, width: int) -> Text:
     show = format_bytes if width >= 96 else short_bytes
-    parts: list[str | tuple[str, str]] = []
-    for name, sign, style, of in _PARTS:
-        if of(sample):
-            parts += [(f"{sign} ", style), f"{name} {show(of(sample))}  "]
-    return Text.assemble(*parts or ["empty"])
+    words: list[str | tuple[str, str]] = []
+    parts = ram_parts(sample)
+    for name, sign, style in _PARTS:
+        if parts[name]:
+            words += [(f"{sign} ", style), f"{name} {show(parts[name])}  "]
+    return Text.assemble(*words or ["empty"])
 
 
 def _more(run: Run, sample: Sample) -> str:
@@ -230,18 +225,19 @@ def _at(samples: Sequence[Sample], t: float) -> Sample:
     return samples[place - 1] if place else samples[0]
 
 
-def _rise(samples: Sequence[Sample], now_s: float, over_s: float, of: Callable[[Sample], float]) -> float:
+def _rise(samples: Sequence[Sample], now_s: float, over_s: float, name: str) -> float:
     """Return by how much a counter rose in a second, on average over the last `over_s` seconds."""
     if not samples or over_s <= 0:
         return 0.0
-    return max(of(samples[-1]) - of(_at(samples, now_s - over_s)), 0) / over_s
+    rise: float = getattr(samples[-1], name) - getattr(_at(samples, now_s - over_s), name)
+    return max(rise, 0) / over_s
 
 
-def _plot(samples: Sequence[Sample], now_s: float, of: Callable[[Sample], float], full: float = 0.0) -> Text:
+def _plot(samples: Sequence[Sample], now_s: float, name: str, full: float = 0.0) -> Text:
     """Return a bar for each of the last seconds: a counter's rise. A full bar is `full` or, if 0, the largest rise."""
     if not samples:
         return Text(" " * _PLOT_S)
-    values = [of(_at(samples, now_s - ago)) for ago in range(_PLOT_S, -1, -1)]
+    values = [getattr(_at(samples, now_s - ago), name) for ago in range(_PLOT_S, -1, -1)]
     rises = [max(after - before, 0) for before, after in itertools.pairwise(values)]
     full = full or max(rises)
     last = len(_BARS) - 1

@@ -12,6 +12,14 @@ from spillgrad_tools.quantities import UNKNOWN, format_duration, many
 
 # What a cache hit means: the array was there before a caller asked for it.
 HIT = "in RAM, or read ahead in time"
+# The parts of a store's RAM: fields of `Sample`, and the rest.
+RAM_PARTS = {
+    "lent": "held by callers",
+    "hot": "not on disk yet",
+    "writing": "being written",
+    "cached": "on disk as well",
+    "other": "being read, or encoded",
+}
 
 
 def began(run: Run, fine: bool = True) -> str:
@@ -75,15 +83,14 @@ def beyond_budget(run: Run) -> Iterator[str]:
         yield "what is asked for is read also while callers hold so much that it does not fit beside that"
 
 
+def ram_parts(sample: Sample) -> dict[str, int]:
+    """Return the bytes in RAM by the names in `RAM_PARTS`."""
+    parts = {name: getattr(sample, f"{name}_bytes") for name in RAM_PARTS if name != "other"}
+    return {**parts, "other": max(sample.ram_bytes - sum(parts.values()), 0)}
+
+
 def _parts(sample: Sample) -> Iterator[str]:
     """Yield the parts of RAM, the largest part first."""
-    parts = {
-        "held by callers": sample.lent_bytes,
-        "not on disk yet": sample.hot_bytes,
-        "being written": sample.writing_bytes,
-        "on disk as well": sample.cached_bytes,
-    }
-    parts["being read, or encoded"] = sample.ram_bytes - sum(parts.values())
-    for words, nbytes in sorted(parts.items(), key=lambda part: -part[1]):
+    for name, nbytes in sorted(ram_parts(sample).items(), key=lambda part: -part[1]):
         if nbytes > 0:
-            yield f"{format_bytes(nbytes)} {words}"
+            yield f"{format_bytes(nbytes)} {RAM_PARTS[name]}"

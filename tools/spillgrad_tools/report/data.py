@@ -8,6 +8,7 @@ import numpy as np
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.records import Run, Sample
 from spillgrad.storage.origin_counters import Origin, OriginCounters, total
+from spillgrad_tools.inspect.words import RAM_PARTS, ram_parts
 
 # The most samples that a page draws: a screen has fewer pixels in a row.
 MOST_SAMPLES = 4_000
@@ -24,10 +25,10 @@ def memory(run: Run, most_samples: int = MOST_SAMPLES) -> dict[str, Any]:
     """
     samples = run.samples if len(run.samples) <= most_samples else _extremes(run.samples, most_samples)
     columns: dict[str, Any] = {"t": [round(sample.t * 1e6) for sample in samples]}
-    for part in ("lent", "hot", "writing", "cached", "ram", "rss", "live", "disk"):
-        columns[part] = [getattr(sample, f"{part}_bytes") for sample in samples]
-    named = zip(columns["lent"], columns["hot"], columns["writing"], columns["cached"], strict=True)
-    columns["other"] = [max(0, ram - sum(parts)) for ram, parts in zip(columns["ram"], named, strict=True)]
+    parts = [ram_parts(sample) for sample in samples]
+    columns |= {name: [each[name] for each in parts] for name in RAM_PARTS}
+    for name in ("ram", "rss", "live", "disk"):
+        columns[name] = [getattr(sample, f"{name}_bytes") for sample in samples]
     return {**columns, "budget": run.settings.budget_bytes, "samples": len(run.samples)}
 
 

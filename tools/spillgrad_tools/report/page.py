@@ -5,7 +5,6 @@ import datetime
 import hashlib
 import importlib.resources
 import importlib.util
-import json
 import os
 import re
 import secrets
@@ -100,6 +99,7 @@ def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     # A browser may break a long name after a part; <wbr> adds no character to a copy of the name.
     environment.filters["breakable"] = lambda text: Markup(re.sub(r"(?<=[._])(?=\w)", "<wbr>", escape(text)))
     return environment.from_string(_part("page.html")).render(
@@ -125,14 +125,7 @@ def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
         theme=Markup(theme),
         scripts=[Markup(script) for script in scripts],
         styles=Markup(_part("page.css")),
-        json=Markup(in_script(data)),
     )
-
-
-def in_script(data: object) -> str:
-    """Return data as JSON in which no HTML parser finds the end of the element around it."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)  # ASCII: U+2028 too is written as an escape
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _part(name: str) -> str:

@@ -1,12 +1,11 @@
 """The tables of a report: the counters of a run by module, operation, dtype and step."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from spillgrad.inspection.printable import printable
-from spillgrad.inspection.records import KEYS, Group, Run
-from spillgrad.storage.origin_counters import OriginCounters, total
-from spillgrad_tools.inspect.columns import COLUMNS
+from spillgrad.inspection.records import KEYS, Run
+from spillgrad.storage.origin_counters import OriginCounters
+from spillgrad_tools.inspect.groups import COLUMNS, choose
 from spillgrad_tools.quantities import format_duration
 
 NAMES = {"module": "module", "op": "operation", "dtype": "dtype", "step": "step"}
@@ -35,24 +34,19 @@ class Table(NamedTuple):
 
 def tables(run: Run, most_rows: int = MOST_ROWS) -> list[Table]:
     """Return a table for each key by which the counters of a run can be added up."""
-    made = [_table(key, run.by(key), most_rows) for key in KEYS]
+    made = [_table(run, key, most_rows) for key in KEYS]
     return [_with_times(run, table) if table.key == "step" else table for table in made]
 
 
-def _table(key: str, groups: Sequence[Group], most_rows: int) -> Table:
-    shown = list(groups)
-    if key != "step":
-        shown.sort(key=lambda group: -group.moved.packed_bytes)
-    left_out = max(0, len(shown) - most_rows)
-    shown = shown[left_out:] if key == "step" else shown[:most_rows]
-    everything = total([group.moved for group in groups])
-    columns = [column for name, column in COLUMNS.items() if name in _ALWAYS or column.matters(everything)]
+def _table(run: Run, key: str, most_rows: int) -> Table:
+    groups = choose(run, key, None, most_rows)
+    columns = [column for name, column in COLUMNS.items() if name in _ALWAYS or column.matters(groups.total)]
 
     def cells(moved: OriginCounters) -> list[Cell]:
         return [Cell(column.write(column.of(moved)), column.of(moved)) for column in columns]
 
-    rows = [(printable(group.name), cells(group.moved)) for group in shown]
-    return Table(key, [column.title for column in columns], rows, cells(everything), left_out)
+    rows = [(printable(group.name), cells(group.moved)) for group in groups.shown]
+    return Table(key, [column.title for column in columns], rows, cells(groups.total), groups.left_out)
 
 
 def _with_times(run: Run, table: Table) -> Table:

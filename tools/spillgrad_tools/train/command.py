@@ -12,10 +12,11 @@ import os
 import shlex
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 
@@ -40,26 +41,23 @@ REPORTED_STEPS = 20
 CLOSING_S = 10.0
 
 
-class StopRequest:
-    """Inside its block, the first Ctrl-C or SIGTERM sets `received` and prints a line; a second one is not caught."""
+@contextlib.contextmanager
+def stop_request(console: Console) -> Iterator[threading.Event]:
+    """Inside the block, the first Ctrl-C or SIGTERM sets the event and prints a line; a second one is not caught."""
+    stop = threading.Event()
 
-    def __init__(self, console: Console) -> None:
-        self.received = False
-        self._console = console
-
-    def __enter__(self) -> Self:
-        self._former = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-
-    def _receive(self, *_: object) -> None:
-        self.received = True
+    def receive(*_: object) -> None:
+        stop.set()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        show_line(self._console, "stopping after this step; Ctrl-C again stops at once, without saving")
+        show_line(console, "stopping after this step; Ctrl-C again stops at once, without saving")
+
+    former = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def run(options: TrainOptions) -> bool:
@@ -197,11 +195,11 @@ def _train(training: Training, console: Console, saves: Saves) -> tuple[collecti
     """Train until the last step or a stop request, and save; return the last records and the seconds of training."""
     records: collections.deque[StepRecord] = collections.deque(maxlen=REPORTED_STEPS)
     started = time.perf_counter()
-    with StopRequest(console) as stop:
+    with stop_request(console) as stop:
         for record in show_progress(console, training.steps(), training.step, training.settings.steps):
             records.append(record)
             saves.after_step()
-            if stop.received:
+            if stop.is_set():
                 break
         duration_s = time.perf_counter() - started
         saves.at_end()

@@ -8,7 +8,7 @@ on other streams hold their memory until they are done (`driver.Stream`).
 import bisect
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # The numbers are the same as in PyTorch's allocator. Sizes are multiples of `ROUND_BYTES`. Requests up to `SMALL_BYTES`
 # share segments of 2 MiB, larger requests share segments of 20 MiB, and requests from 10 MiB get a segment each, a
@@ -41,7 +41,7 @@ class OutOfMemory(MemoryError):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class MemoryStats:
     """Statistics of an allocator.
 
@@ -91,12 +91,8 @@ class CachingAllocator:
         self, reserve: Callable[[int], int | None], give_back: Callable[[int], None], free_bytes: Callable[[], int],
         drop_copied: Callable[[bool], None] = lambda waits: None,
     ) -> None:  # fmt: skip
-        self._reserve, self._give_back, self._free_bytes, self._drop_copied = (
-            reserve,
-            give_back,
-            free_bytes,
-            drop_copied,
-        )
+        self._reserve, self._give_back, self._free_bytes = reserve, give_back, free_bytes
+        self._drop_copied = drop_copied
         self._lock = threading.Lock()
         # Free blocks of small segments (True) and of other segments, sorted by size, then address: bisection finds the
         # best fit.
@@ -104,8 +100,7 @@ class CachingAllocator:
         self._returned: list[Block] = []
         # Called with a block when its array dies. The method is C code and takes no lock, as an array may die anywhere.
         self.release: Callable[[Block], None] = self._returned.append
-        self._live = self._reserved = self._peak_live = self._peak_reserved = 0
-        self._allocated_bytes = self._blocks = self._allocations = self._segments = self._retries = self._failures = 0
+        self._stats = MemoryStats()
 
     def allocate(self, nbytes: int) -> Block:
         """Return a block of at least `nbytes` bytes, or raise OutOfMemory and leave all blocks as they are."""
@@ -114,20 +109,21 @@ class CachingAllocator:
         with self._lock:
             if self._returned:
                 self._drain()
-            block = self._best_fit(wanted, small) or self._make_room(wanted, small)
+            block, stats = self._best_fit(wanted, small) or self._make_room(wanted, small), self._stats
             if block is None:
-                self._failures += 1
-                raise OutOfMemory(nbytes, self._free_bytes(), self._live, self._reserved - self._live)
+                stats.failures += 1
+                held = stats.live_bytes
+                raise OutOfMemory(nbytes, self._free_bytes(), held, stats.reserved_bytes - held)
             if block.nbytes > wanted:
                 self._split(block, wanted)
             block.is_free = False
             taken = block.nbytes
-            self._live += taken
-            if self._live > self._peak_live:
-                self._peak_live = self._live
-            self._allocated_bytes += taken
-            self._allocations += 1
-            self._blocks += 1
+            stats.live_bytes += taken
+            if stats.live_bytes > stats.peak_live_bytes:
+                stats.peak_live_bytes = stats.live_bytes
+            stats.allocated_bytes += taken
+            stats.allocations += 1
+            stats.blocks += 1
             return block
 
     def _make_room(self, wanted: int, small: bool) -> Block | None:
@@ -139,7 +135,7 @@ class CachingAllocator:
         self._take_back(waits=False)
         block = self._best_fit(wanted, small) or self._segment(wanted, small)
         if block is None:
-            self._retries += 1
+            self._stats.retries += 1
             self._take_back(waits=True)
             block = self._best_fit(wanted, small)
         if block is None:
@@ -157,16 +153,14 @@ class CachingAllocator:
         """Return the allocator's statistics."""
         with self._lock:
             self._take_back(waits=False)
-            return MemoryStats(
-                self._live, self._reserved, self._peak_live, self._peak_reserved, self._allocated_bytes, self._blocks,
-                self._allocations, self._segments, self._retries, self._failures,
-            )  # fmt: skip
+            return replace(self._stats)
 
     def reset_peaks(self) -> None:
         """Set the peaks to the present values."""
         with self._lock:
             self._take_back(waits=False)
-            self._peak_live, self._peak_reserved = self._live, self._reserved
+            stats = self._stats
+            stats.peak_live_bytes, stats.peak_reserved_bytes = stats.live_bytes, stats.reserved_bytes
 
     def _take_back(self, waits: bool) -> None:
         """Free the blocks of dead arrays, including arrays held by copies. With `waits`, wait for all copies."""
@@ -176,8 +170,8 @@ class CachingAllocator:
     def _drain(self) -> None:
         while self._returned:
             block = self._returned.pop()
-            self._live -= block.nbytes
-            self._blocks -= 1
+            self._stats.live_bytes -= block.nbytes
+            self._stats.blocks -= 1
             self._join(block)
 
     def _best_fit(self, wanted: int, small: bool) -> Block | None:
@@ -195,9 +189,10 @@ class CachingAllocator:
         address = self._reserve(nbytes)
         if address is None:
             return None
-        self._segments += 1
-        self._reserved += nbytes
-        self._peak_reserved = max(self._peak_reserved, self._reserved)
+        stats = self._stats
+        stats.segments += 1
+        stats.reserved_bytes += nbytes
+        stats.peak_reserved_bytes = max(stats.peak_reserved_bytes, stats.reserved_bytes)
         return Block(address, nbytes, small)
 
     def _split(self, block: Block, wanted: int) -> None:
@@ -244,5 +239,5 @@ class CachingAllocator:
             self._free[small] = [entry for entry in free if entry[2] not in whole]
             for block in whole:
                 self._give_back(block.address)
-                self._segments -= 1
-                self._reserved -= block.nbytes
+                self._stats.segments -= 1
+                self._stats.reserved_bytes -= block.nbytes

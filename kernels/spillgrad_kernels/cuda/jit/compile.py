@@ -98,6 +98,32 @@ def _compiling_for(capability: Capability) -> Iterator[None]:
         _target.capability = None
 
 
+def _for_each(first: str, step: str, body: Callable[..., None]) -> Callable[..., None]:
+    """Return the function of a kernel that calls `body(turn, ...)` for each turn from 0 to `turns` - 1.
+
+    A thread takes the turn `first`, and then each turn that is `step` after the last one. The kernel's first argument
+    is `turns`, in place of the turn.
+    """
+    given = ", ".join(body.__code__.co_varnames[1 : body.__code__.co_argcount])
+    source = f"""
+def kernel(turns, {given}):
+    turn = {first}
+    while turn < turns:
+        body(turn, {given})
+        turn += {step}
+"""
+    namespace: dict[str, Any] = {"cuda": cuda, "body": device(body)}
+    exec(source, namespace)
+    kernel: Callable[..., None] = namespace["kernel"]
+    kernel.__name__ = body.__name__
+    return kernel
+
+
+# With the first, the threads of all blocks share the turns; with the second, all threads of a block take the same turn.
+for_each_turn = functools.partial(_for_each, "cuda.grid(1)", "cuda.gridsize(1)")
+for_each_group = functools.partial(_for_each, "cuda.blockIdx.x", "cuda.gridDim.x")
+
+
 # The default number of threads in a block. The simulator starts a Python thread for each of them.
 THREADS = 8 if SIMULATED else 256
 
@@ -154,12 +180,12 @@ class Kernel:
         return simulate
 
     def run(self, turns: int, *arguments: Any) -> None:
-        """Start threads that share `turns` turns, without waiting. `turns` is the first argument of the function."""
+        """Start threads that share `turns` turns (see `for_each_turn`), without waiting."""
         self.launch(blocks_for(-(-turns // self.threads)), turns, *arguments)
 
     def run_blocks(self, work: int, *arguments: Any) -> None:
-        """Start blocks that share `work` pieces of work, without waiting."""
-        self.launch(blocks_for(work), *arguments)
+        """Start blocks that share `work` groups of work (see `for_each_group`), without waiting."""
+        self.launch(blocks_for(work), work, *arguments)
 
 
 # Numba's simulator keeps the running kernel's state in a module, for all threads of the process.

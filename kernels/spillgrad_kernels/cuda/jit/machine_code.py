@@ -127,9 +127,7 @@ def _globals(code: python_types.CodeType) -> tuple[str, ...]:
 def identity(function: Callable[..., None], parameters: tuple[Any, ...], capability: tuple[int, int]) -> str:
     """Return a hash that identifies a kernel's machine code. Raises UnknownIdentity."""
     found = _Identity()
-    found.add(capability)
-    found.add(parameters)
-    found.add(function)
+    found.add((capability, parameters, function))
     return found.digest.hexdigest()
 
 

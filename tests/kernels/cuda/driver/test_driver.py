@@ -146,7 +146,7 @@ values = [rng.integers(0, 256, nbytes, dtype=np.uint8) for nbytes in (*rng.integ
 tensors = [Tensor.wrap(to_device(value)) for value in values]
 for number, tensor in enumerate(tensors):
     residents.offload(tensor, Label("parameter", None, str(number)))
-    residents.settle()
+    residents.return_changed()
 wrong = []
 
 def use(number):

@@ -2,23 +2,15 @@
 
 import contextlib
 import math
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from spillgrad.errors import SpillCorruptionError, SpillError, SpillFormatError
-from spillgrad.inspection.arrays import (
-    CODEC_NAME,
-    Chunk,
-    StoredArray,
-    Unreadable,
-    check_codec,
-    dtype_named,
-)
+from spillgrad.inspection.arrays import CODEC_NAME, Chunk, StoredArray, Unreadable, check_codec, dtype_named
 from spillgrad.inspection.journal_reader import JournalReader
 from spillgrad.inspection.journal_state import JournalState, Place, Placed
 from spillgrad.inspection.printable import printable
@@ -31,7 +23,7 @@ from spillgrad.storage.store import Label
 _DATASET_NAME = re.compile("[0-9]{8,19}")
 
 
-class Journals:
+class Journals(contextlib.AbstractContextManager["Journals"]):
     """The journals beside segments. The one of the last run that was asked for stays open, and is followed.
 
     A store writes the journal before it gives the place of an array to another: what lies in a place is what the
@@ -43,22 +35,19 @@ class Journals:
         self._reader: JournalReader | None = None
         self._keys: dict[str, set[str]] = {}  # of the arrays in segments, as the journal says by now
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self._close()
 
     def of(self, segment: Path) -> JournalState | None:
-        """Return what the journal beside a segment says until now; None if there is no journal.
+        """Return what the journal beside a segment says until now.
 
-        Nor is one that cannot be read, or one that a link leads to and that is another run's by now.
+        Return None if there is no journal, if it cannot be read, or if a link leads to the journal of another run.
         """
         directory = segment.parent
         if directory != self._directory:
             self._close()
             self._directory = directory
-            self._reader = JournalReader(directory / JOURNAL_NAME, JournalState(with_places=True))
+            self._reader = JournalReader(directory / JOURNAL_NAME, JournalState(with_places=True), directory)
         reader = self._reader
         if reader is None:
             return None
@@ -70,9 +59,7 @@ class Journals:
         except (OSError, SpillFormatError):  # a reader of the journal itself gets the reason
             self._close()
             return None
-        linked = os.path.islink(directory / JOURNAL_NAME)
-        is_ours = not linked or Path(reader.head.run or "").name == Path(os.path.abspath(directory)).name
-        return reader.state if reader.head.format is not None and is_ours and not reader.is_cut else None
+        return reader.state if reader.head.format is not None and not reader.is_cut else None
 
     def has(self, segment: Path, array: StoredArray) -> bool:
         """Return whether the journal still says that an array is in its place."""

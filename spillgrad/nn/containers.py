@@ -1,0 +1,323 @@
+"""Lists and dictionaries of modules and of parameters."""
+
+import itertools
+import operator
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from typing import Any, Generic, Self, TypeVar
+
+from spillgrad.errors import ArgumentError, DimensionError, OperandError
+from spillgrad.nn.module import Module
+from spillgrad.nn.parameter import Parameter
+from spillgrad.tensor import Tensor
+
+__all__ = ["ModuleDict", "ModuleList", "ParameterDict", "ParameterList", "Sequential"]
+
+Entry = TypeVar("Entry")
+
+
+class _Container(Module, Generic[Entry]):
+    """The base of containers: entries by name in order of insertion, registered as modules."""
+
+    @property
+    def _entries(self) -> dict[str, Any]:
+        return self._modules
+
+    def _put(self, name: str, entry: Any) -> None:
+        self.register_module(name, entry)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+class _ParameterContainer(_Container[Parameter]):
+    """The base of containers whose entries are registered as parameters; tensors become parameters."""
+
+    @property
+    def _entries(self) -> dict[str, Any]:
+        return self._parameters
+
+    def _put(self, name: str, entry: Any) -> None:
+        self.register_parameter(name, self._as_parameter(entry))
+
+    @classmethod
+    def _as_parameter(cls, value: Any) -> Parameter:
+        """Return a parameter over a tensor's memory. Raises OperandError for anything but a tensor."""
+        if isinstance(value, Parameter):
+            return value
+        if not isinstance(value, Tensor):
+            raise OperandError(f"{cls.__name__}: got {type(value).__name__}; wanted tensors or parameters")
+        return Parameter(value)
+
+    def extra_repr(self) -> str:
+        return "\n".join(f"({name}): Parameter of shape {p.shape}, {p.dtype}" for name, p in self._entries.items())
+
+
+class _List(_Container[Entry]):
+    """The base of lists, whose entries are registered under their index."""
+
+    def append(self, entry: Any) -> Self:
+        """Add an entry at the end."""
+        self._put(str(len(self)), entry)
+        return self
+
+    def extend(self, entries: Iterable[Any]) -> Self:
+        """Add entries at the end."""
+        for entry in list(entries):  # they may be this list's own
+            self.append(entry)
+        return self
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+
+class _ModuleSequence(_List[Module]):
+    """The base of `ModuleList` and `Sequential`: modules registered under their index or a name.
+
+    A method that moves modules registers all of them under their index.
+    """
+
+    _modules: dict[str, Module]  # type: ignore[assignment]
+
+    def insert(self, index: int, module: Module) -> Self:
+        """Insert a module before an index. Raises DimensionError beyond the end, TypeError for other objects."""
+        if not isinstance(module, Module):
+            raise TypeError(self._misfit("insert", "a Module", module))
+        if not -len(self) <= index <= len(self):
+            raise DimensionError(f"{type(self).__name__}: Index out of range: {index}; it has {len(self)} modules")
+        modules = [*self]
+        modules.insert(index, module)
+        self._renumber(modules)
+        return self
+
+    def pop(self, key: int | slice) -> Any:
+        """Remove the module at an index, or the slice of them, and return it."""
+        removed = self[key]
+        del self[key]
+        return removed
+
+    def _renumber(self, modules: list[Module]) -> None:
+        self._modules.clear()
+        self.extend(modules)
+        Module._structure_version += 1
+
+    def _name(self, index: int) -> str:
+        place = operator.index(index)
+        if not -len(self) <= place < len(self):
+            raise DimensionError(f"{type(self).__name__}: index {place} is out of range; it has {len(self)} modules")
+        return list(self._modules)[place]
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self._of(dict(list(self._modules.items())[index]))
+        return self._modules[self._name(index)]
+
+    def _of(self, named: dict[str, Module]) -> Self:
+        """Return another sequence of this class."""
+        return type(self)(named.values())  # type: ignore[call-arg]
+
+    def __setitem__(self, index: int, module: Module) -> None:
+        self.register_module(self._name(index), module)
+
+    def __delitem__(self, index: int | slice) -> None:
+        if not isinstance(index, slice):
+            index = slice(place := list(self._modules).index(self._name(index)), place + 1)
+        modules = [*self]
+        del modules[index]
+        self._renumber(modules)
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not name.isdigit()]
+
+
+class ModuleList(_ModuleSequence):
+    """A list whose modules are registered under their index; it has no forward."""
+
+    def __init__(self, modules: Iterable[Module] | None = None) -> None:
+        super().__init__()
+        self.extend(modules or ())
+
+    def __add__(self, other: Iterable[Module]) -> "ModuleList":
+        return ModuleList([*self, *other])
+
+    def __iadd__(self, other: Iterable[Module]) -> Self:
+        return self.extend(other)
+
+    def __repr__(self) -> str:
+        """Show runs of equal modules once, as `(0-11): 12 x Block(...)`."""
+        lines = []
+        first = 0
+        for shown, equal in itertools.groupby(map(repr, self)):
+            count = len(list(equal))
+            lines.append(f"({first}-{first + count - 1}): {count} x {shown}" if count > 1 else f"({first}): {shown}")
+            first += count
+        return self._represent(lines)
+
+
+class Sequential(_ModuleSequence):
+    """Feed each module's result to the next. Takes the modules, or one dict of modules by name."""
+
+    def __init__(self, *modules: Module | dict[str, Module]) -> None:
+        super().__init__()
+        named: Any = modules[0] if len(modules) == 1 and isinstance(modules[0], dict) else dict(enumerate(modules))
+        for name, module in named.items():
+            self.register_module(str(name), module)
+
+    def forward(self, x: Any) -> Any:
+        for module in self._modules.values():
+            x = module(x)
+        return x
+
+    def _of(self, named: dict[str, Module]) -> Self:
+        return type(self)(named)
+
+    def _require_chain(self, other: Any) -> "Sequential":
+        if not isinstance(other, Sequential):
+            raise ArgumentError(
+                f"Sequential: add operator supports only objects of Sequential class, but {type(other)} is given; "
+                "extend() takes any modules"
+            )
+        return other
+
+    def __add__(self, other: "Sequential") -> "Sequential":
+        return Sequential(*self, *self._require_chain(other))
+
+    def __iadd__(self, other: "Sequential") -> Self:
+        return self.extend(self._require_chain(other))
+
+    def __mul__(self, count: int) -> "Sequential":
+        return Sequential(*self).__imul__(count)
+
+    __rmul__ = __mul__
+
+    def __imul__(self, count: int) -> Self:
+        """Repeat the modules; every repetition holds the same objects."""
+        if not isinstance(count, int):
+            raise TypeError(f"Sequential: unsupported operand type(s) for *: {type(self)} and {type(count)}")
+        if count < 1:
+            raise ArgumentError(f"Sequential: Non-positive multiplication factor {count}; wanted a number from 1 on")
+        return self.extend([*self] * (count - 1))
+
+
+class ParameterList(_ParameterContainer, _List[Parameter]):
+    """A list whose parameters are registered under their index; tensors become parameters."""
+
+    def __init__(self, values: Iterable[Tensor] | None = None) -> None:
+        super().__init__()
+        self.extend(values or ())
+
+    def extend(self, values: Iterable[Tensor]) -> Self:
+        """Add parameters at the end. Raises OperandError for a tensor."""
+        if isinstance(values, Tensor):  # iterating over it would split it
+            raise OperandError("ParameterList.extend should be called with an iterable, but got Tensor: use append")
+        return super().extend(values)
+
+    __iadd__ = extend
+
+    def __getitem__(self, index: int | slice) -> Any:
+        found = [*self][index]
+        return type(self)(found) if isinstance(found, list) else found
+
+    def __setitem__(self, index: int, value: Tensor) -> None:
+        self._put(str(range(len(self))[index]), value)
+
+
+class _Dict(_Container[Entry]):
+    """The base of dictionaries."""
+
+    def __init__(self, entries: Any = None) -> None:
+        super().__init__()
+        self.update(entries or {})
+
+    def update(self, entries: Any) -> None:
+        """Add or replace entries, given a mapping or pairs."""
+        for key, value in dict(entries).items():
+            self[key] = value
+
+    def pop(self, key: str) -> Entry:
+        """Remove an entry and return it. Raises KeyError if the key does not exist."""
+        value = self[key]
+        delattr(self, key)
+        return value
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        for key in list(self._entries):
+            del self[key]
+
+    def keys(self) -> KeysView[str]:
+        """Return the keys."""
+        return self._entries.keys()
+
+    def values(self) -> ValuesView[Entry]:
+        """Return the entries."""
+        return self._entries.values()
+
+    def items(self) -> ItemsView[str, Entry]:
+        """Return keys and entries."""
+        return self._entries.items()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def __getitem__(self, key: str) -> Entry:
+        return self._entries[key]  # type: ignore[no-any-return]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._put(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        self.pop(key)
+
+
+class ModuleDict(_Dict[Module]):
+    """A dictionary whose modules are registered under their keys, in insertion order; it has no forward."""
+
+
+class ParameterDict(_ParameterContainer, _Dict[Parameter]):
+    """A dictionary whose parameters are registered under their keys; tensors become parameters.
+
+    They stay in order of insertion, where PyTorch sorts those that come in a plain dict.
+    """
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the parameter of a key, or the default if there is none."""
+        return self._entries.get(key, default)
+
+    def setdefault(self, key: str, default: Tensor) -> Parameter:
+        """Return the parameter of a key; add `default` first if there is none."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def popitem(self) -> tuple[str, Parameter]:
+        """Remove the last parameter; return its key and the parameter. Raises KeyError if there is none."""
+        if not self._entries:
+            raise KeyError("ParameterDict: popitem of an empty dictionary")
+        key = next(reversed(self._entries))
+        return key, self.pop(key)
+
+    def copy(self) -> "ParameterDict":
+        """Return another dictionary of the same parameters."""
+        return ParameterDict(self.items())
+
+    @staticmethod
+    def fromkeys(keys: Iterable[str], default: Tensor) -> "ParameterDict":
+        """Return a dictionary in which one tensor is the parameter of every key."""
+        shared = ParameterDict._as_parameter(default)
+        return ParameterDict((key, shared) for key in keys)
+
+    def __or__(self, other: "ParameterDict") -> "ParameterDict":
+        return self.copy().__ior__(other)
+
+    def __ror__(self, other: Mapping[str, Tensor]) -> "ParameterDict":
+        return ParameterDict(other).__ior__(self)
+
+    def __ior__(self, other: "ParameterDict") -> Self:
+        self.update(other)
+        return self
