@@ -1,6 +1,7 @@
 """What makes functions of the array API standard of those of `sg`: its promotion, and names and docstrings."""
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ def unary(function: Callable[..., Any], name: str | None = None) -> Callable[...
     def of_one(x: Tensor, /) -> Tensor:
         return function(x)  # type: ignore[no-any-return]
 
+    of_one.__module__ = sys._getframe(1).f_globals["__name__"]  # where unpickling finds it
     return called(of_one, function, name)
 
 
@@ -49,4 +51,5 @@ def binary(function: Callable[..., Any], name: str | None = None) -> Callable[..
     def of_two(x1: Any, x2: Any, /) -> Tensor:
         return function(*promoted(of_two.__name__, x1, x2))  # type: ignore[no-any-return]
 
+    of_two.__module__ = sys._getframe(1).f_globals["__name__"]
     return called(of_two, function, name)

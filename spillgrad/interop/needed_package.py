@@ -2,20 +2,22 @@
 
 import contextlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from spillgrad.errors import MissingPackageError
 
 
 @contextlib.contextmanager
 def needed_package(name: str, to_install: str | None = None) -> Iterator[None]:
-    """Raise MissingPackageError if an import inside does not find a package; pip knows the package as `to_install`.
+    """Context manager: raise MissingPackageError if the import of a package inside does not find the package.
 
-    The package may be there, but not what it needs: that error passes unchanged.
+    pip knows the package as `to_install`. If the package is installed, but a module that it needs is missing, that
+    error passes unchanged.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != name:
+        if error.name is None or find_spec(name) is not None:
             raise
         raise MissingPackageError(
             f"spillgrad.interop.{name}: got no package {name}; pip install {to_install or name}", name=name

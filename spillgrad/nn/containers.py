@@ -55,15 +55,13 @@ class _ParameterContainer(_Container[Parameter]):
 class _List(_Container[Entry]):
     """The base of lists, whose entries are registered under their index."""
 
-    def append(self, entry: Any) -> Self:
-        """Add an entry at the end."""
+    def _append(self, entry: Any) -> Self:
         self._put(str(len(self)), entry)
         return self
 
-    def extend(self, entries: Iterable[Any]) -> Self:
-        """Add entries at the end."""
+    def _extend(self, entries: Iterable[Any]) -> Self:
         for entry in list(entries):  # they may be this list's own
-            self.append(entry)
+            self._append(entry)
         return self
 
     def __iter__(self) -> Iterator[Entry]:
@@ -77,6 +75,14 @@ class _ModuleSequence(_List[Module]):
     """
 
     _modules: dict[str, Module]  # type: ignore[assignment]
+
+    def append(self, module: Module) -> Self:
+        """Add a module at the end."""
+        return self._append(module)
+
+    def extend(self, modules: Iterable[Module]) -> Self:
+        """Add modules at the end."""
+        return self._extend(modules)
 
     def insert(self, index: int, module: Module) -> Self:
         """Insert a module before an index. Raises DimensionError beyond the end, TypeError for other objects."""
@@ -205,11 +211,15 @@ class ParameterList(_ParameterContainer, _List[Parameter]):
         super().__init__()
         self.extend(values or ())
 
+    def append(self, value: Tensor) -> Self:
+        """Add a parameter at the end."""
+        return self._append(value)
+
     def extend(self, values: Iterable[Tensor]) -> Self:
         """Add parameters at the end. Raises OperandError for a tensor."""
         if isinstance(values, Tensor):  # iterating over it would split it
             raise OperandError("ParameterList.extend should be called with an iterable, but got Tensor: use append")
-        return super().extend(values)
+        return self._extend(values)
 
     __iadd__ = extend
 

@@ -24,7 +24,7 @@ class Upsample(FunctionLayer):
     def _set_up(self) -> None:
         if isinstance(self.scale_factor, Sequence):
             self.scale_factor = tuple(self.scale_factor)
-        elif self.scale_factor is not None:
+        elif isinstance(self.scale_factor, int):
             self.scale_factor = float(self.scale_factor)
 
     def extra_repr(self) -> str:

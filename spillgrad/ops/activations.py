@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, ShapeError
@@ -53,7 +53,13 @@ def relu(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> 
     return _activated("relu", input, inplace=inplace, out=out)
 
 
-def _activation(name: str, doc: str) -> Callable[..., Tensor]:
+class _Activation(Protocol):
+    """The signature of the functions of rows that take nothing but their input."""
+
+    def __call__(self, input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor: ...
+
+
+def _activation(name: str, doc: str) -> _Activation:
     """Return the function of a row that takes nothing but its input."""
 
     def function(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:

@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 def shape_error(name: str, shapes: Iterable[Shape]) -> ShapeError:
     """Return the error for shapes that do not broadcast."""
-    found = " and ".join([str(shape) for shape in shapes if shape])  # numbers and 0-d tensors fit any shape
+    found = " and ".join([str(shape) for shape in shapes if shape != ()])  # numbers and 0-d tensors fit any shape
     return ShapeError(
         f"{name}: got shapes {found}; sizes must match from the last dimension on, or be 1: "
         "reshape or unsqueeze one of them"

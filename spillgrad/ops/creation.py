@@ -192,18 +192,25 @@ def full(
     return _finish(array, requires_grad, device)
 
 
-def _filled(name: str, value: int) -> Callable[..., Tensor]:
-    def function(
-        *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, device: Any = None,
-        requires_grad: bool = False,
-    ) -> Tensor:  # fmt: skip
-        sizes, dtype = _with_positional_dtype(sizes, dtype)
-        return full(_sizes(name, sizes, size, shape), value, _dtype_or_default(dtype), device, requires_grad)
-
-    return named(function, name, f"Return a tensor of {name}; the shape as separate sizes or one list.")
+def _filled(
+    name: str, value: int, sizes: Any, size: Any, shape: Any, dtype: Any, device: Any, requires_grad: bool
+) -> Tensor:  # fmt: skip
+    sizes, dtype = _with_positional_dtype(sizes, dtype)
+    return full(_sizes(name, sizes, size, shape), value, _dtype_or_default(dtype), device, requires_grad)
 
 
-zeros, ones = _filled("zeros", 0), _filled("ones", 1)
+def zeros(
+    *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """Return a tensor of zeros; the shape as separate sizes or one list."""
+    return _filled("zeros", 0, sizes, size, shape, dtype, device, requires_grad)
+
+
+def ones(
+    *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """Return a tensor of ones; the shape as separate sizes or one list."""
+    return _filled("ones", 1, sizes, size, shape, dtype, device, requires_grad)
 
 
 def arange(
@@ -297,20 +304,31 @@ def draw(
     return array if drawn == wanted else cast(array, wanted)
 
 
-def _random(name: str, kernel: Callable[..., np.ndarray], doc: str) -> Callable[..., Tensor]:
-    def function(
-        *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, generator: Generator | None = None,
-        device: Any = None, requires_grad: bool = False,
-    ) -> Tensor:  # fmt: skip
-        sizes, dtype = _with_positional_dtype(sizes, dtype)
-        array = draw(name, kernel, _sizes(name, sizes, size, shape), dtype, generator, device)
-        return _finish(array, requires_grad, device)
-
-    return named(function, name, doc)
+def _random(
+    name: str, kernel: Callable[..., np.ndarray], sizes: Any, size: Any, shape: Any, dtype: Any,
+    generator: Generator | None, device: Any, requires_grad: bool,
+) -> Tensor:  # fmt: skip
+    sizes, dtype = _with_positional_dtype(sizes, dtype)
+    array = draw(name, kernel, _sizes(name, sizes, size, shape), dtype, generator, device)
+    return _finish(array, requires_grad, device)
 
 
-rand = _random("rand", kernels.uniform, "Return values drawn uniformly from [0, 1).")
-randn = _random("randn", kernels.normal, "Return values drawn from the standard normal distribution.")
+def rand(
+    *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, generator: Generator | None = None,
+    device: Any = None, requires_grad: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return values drawn uniformly from [0, 1)."""
+    return _random("rand", kernels.uniform, sizes, size, shape, dtype, generator, device, requires_grad)
+
+
+def randn(
+    *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, generator: Generator | None = None,
+    device: Any = None, requires_grad: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return values drawn from the standard normal distribution."""
+    return _random("randn", kernels.normal, sizes, size, shape, dtype, generator, device, requires_grad)
+
+
 rand_like = _like(rand, "Return uniform random values in the shape and dtype of `input`.")
 randn_like = _like(randn, "Return normal random values in the shape and dtype of `input`.")
 

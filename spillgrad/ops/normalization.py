@@ -103,8 +103,8 @@ def composed_gradients(
     rstd: Any = rsqrt(mean(square(x), dims, True) + eps)
     normalized: Any = mul(x, rstd)
     by_normalized = g if weight is None else g * weight
-    by_x = by_normalized - normalized * mean(by_normalized * normalized, dims, True)
-    return rstd * (by_x - mean(by_normalized, dims, True) if centre else by_x), normalized
+    by_x = by_normalized - mean(by_normalized, dims, True) if centre else by_normalized
+    return rstd * (by_x - normalized * mean(by_normalized * normalized, dims, True)), normalized
 
 
 def _layer_norm_composed(

@@ -9,7 +9,7 @@ import numpy as np
 from spillgrad.device.device import CPU, moved
 from spillgrad.errors import ArgumentError, LinAlgError, ShapeError
 from spillgrad.ops.arithmetic import add, div, mul, neg, sub
-from spillgrad.ops.array_casts import compute_dtype, require_one_dtype
+from spillgrad.ops.array_casts import compute_dtype, require_floats, require_one_dtype
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.clamp_where import where
@@ -92,6 +92,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     """
     name = "linalg.solve"
     require_square(name, A)
+    require_floats(name, B.dtype)
     require_one_dtype(name, A=A, B=B)
     if not B.ndim:
         raise ShapeError(f"{name}: got B {B.shape}; wanted a vector or matrices")
@@ -348,6 +349,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
     """
     name = "linalg.lstsq"
     require_matrices(name, A)
+    require_floats(name, B.dtype)
     require_one_dtype(name, A=A, B=B)
     if driver not in (None, "gels", "gelsy", "gelsd", "gelss"):
         raise ArgumentError(

@@ -95,18 +95,20 @@ __all__ = [
     "verify",
 ]
 
-# The modules of the names for inspection, but for `records`, which has all others. They load on first use, so that
-# `import spillgrad` does not wait for them.
+# The names for inspection, by module. They load on first use, so that `import spillgrad` does not wait for them.
 _LATE = {
     "advice": ("advise",),
     "arrays": ("Chunk", "Item", "Segment", "StoredArray"),
     "contents": ("ArrayContents", "Bin", "array_contents"),
+    "records": (
+        "Advice", "Failure", "Group", "Inspection", "Run", "Sample", "Settings", "Shrinkage", "Span", "Step",
+        "StepPlan",
+    ),
     "runs": ("inspect", "spans"),
     "segments": ("inspect_segment",),
     "verify": ("Problem", "Verification", "verify"),
-}
-_MODULE_OF = dict.fromkeys((name for name in __all__ if name not in globals()), "records")
-_MODULE_OF |= {name: module for module, names in _LATE.items() for name in names}
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _LATE.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

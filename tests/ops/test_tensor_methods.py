@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
+from spillgrad import array_api
 from spillgrad.errors import DtypeError, GraphError, ShapeError
 from tests.ops.checks import check_gradients, leaf
 
@@ -183,7 +184,7 @@ def test_a_method_is_the_function_of_its_name(module):
 
 PUBLIC = [
     f"{owner.__name__}.{name}"
-    for owner in (sg, sg.nn.functional, sg.special, sg.linalg, sg.fft)
+    for owner in (sg, sg.nn.functional, sg.special, sg.linalg, sg.fft, array_api, array_api.linalg, array_api.fft)
     for name, value in vars(owner).items()
     if inspect.isfunction(value) and not name.startswith("_")
 ]

@@ -108,8 +108,21 @@ def _random_word(seed: int, counter: int, position: int) -> Any:
     return x0 if lane == 0 else x1 if lane == 1 else x2 if lane == 2 else x3
 
 
+class Functions(NamedTuple):
+    """The device functions that the kernels of a variant share."""
+
+    find_rows: Any
+    fill_part: Any
+    fill_tile: Any
+    dot: Any
+    add: Any
+    store_part: Any
+    score: Any
+    factor: Any
+
+
 @functools.cache
-def functions(variant: Variant, cut: Cut) -> tuple[Any, ...]:
+def functions(variant: Variant, cut: Cut) -> Functions:
     """Return the device functions that the kernels of a variant share."""
     tile, rows = cut.tile, cut.rows
     dtype = np.dtype(variant.dtype)
@@ -190,7 +203,7 @@ def functions(variant: Variant, cut: Cut) -> tuple[Any, ...]:
             return kept_factor if _random_word(seed, counter, key) >= np.uint64(threshold) else zero
         return one
 
-    return find_rows, fill_part, fill_tile, dot, add, store_part, score, factor
+    return Functions(find_rows, fill_part, fill_tile, dot, add, store_part, score, factor)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cuda.array import empty, to_device, zeros
+from spillgrad_kernels.cuda.array import empty, table, zeros
 from spillgrad_kernels.cuda.elementwise import contiguous, converted, copy
 from spillgrad_kernels.cuda.index_sums import PART_VALUES, add_rows_at, adding_columns, checked_index
 from spillgrad_kernels.cuda.jit.compile import Kernel, device, for_each_turn
@@ -48,11 +48,10 @@ def _mover(nbytes: int) -> Callable[..., None]:
     return device(lambda to, source: store(to, *load(source)))
 
 
-@functools.cache
 def _nothing(dtype: np.dtype[Any]) -> DeviceArray:
     """Return elements of the value that an index outside its dimension reads."""
     value = np.nan if dtype.kind == "f" or dtype.name in HALF else 0
-    return to_device(np.full(ACCESS_BYTES // dtype.itemsize, value, dtype))
+    return table(np.full(ACCESS_BYTES // dtype.itemsize, value, dtype).tobytes())
 
 
 @functools.cache

@@ -283,7 +283,7 @@ def _log_of_sum(largest: Any, total: Any) -> Any:
 
 _LOGSUMEXP = RowLoop("logsumexp", ["a"], fold=EXPONENTIALS_FOLD, finish=_log_of_sum, finished=["lse"], stored=["lse"])
 _LOGSUMEXP_OF_PART = RowLoop("logsumexp_of_part", ["a"], fold=EXPONENTIALS_FOLD, stored=["largest", "total"])
-_LOGSUMEXPFOLD_OF_UFUNC = RowLoop(
+_LOGSUMEXP_OF_PARTS = RowLoop(
     "logsumexp_of_parts", ["part_largest", "part_total"],
     fold=Fold(EXPONENTIALS, lambda part_largest, part_total: (part_largest, part_total), join_exponentials),
     finish=_log_of_sum, finished=["lse"], stored=["lse"],
@@ -302,7 +302,7 @@ def logsumexp(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArra
     else:
         folded = empty((2, parts, rows.units), CONVERSIONS[a.dtype.name])
         run_rows(_LOGSUMEXP_OF_PART, rows._replace(parts=parts), [a], [folded[0], folded[1]])
-        run_rows(_LOGSUMEXPFOLD_OF_UFUNC, Rows(1, parts, rows.units), [folded[0], folded[1]], [out])
+        run_rows(_LOGSUMEXP_OF_PARTS, Rows(1, parts, rows.units), [folded[0], folded[1]], [out])
     return out
 
 

@@ -143,7 +143,10 @@ def plan(
         raise ArgumentError(f"plan: got accumulate {accumulate}; a step takes at least 1 batch")
     build, layers, name = _builder(model, context, depth, lora)
     loss = _loss(model, batch, context) if loss is None else loss
-    watched = _watched(build, layers, loss, ram_bytes, directory, accumulate, optimizer, autocast, machine)
+    watched = _watched(
+        build, layers, loss, ram_bytes, directory, accumulate,
+        optimizer=optimizer, mixed_precision=autocast, machine=machine,
+    )  # fmt: skip
     wholes = _either(watched, ram_bytes) if offload is None else [watched(offload)]
     limit = int(ram_bytes * (1 - _MARGIN_SHARE))
     found = _best(wholes, limit)
@@ -208,6 +211,7 @@ def _watched(
     ram_bytes: int,
     directory: str | os.PathLike[str] | None,
     accumulate: int,
+    *,
     optimizer: Callable[[list[Parameter]], Optimizer] = AdamW,
     mixed_precision: bool = False,
     machine: Machine | None = None,
@@ -317,9 +321,11 @@ def _treatments(whole: Whole, choice: Choice, prediction: Prediction) -> Iterabl
         remaining -= kept
         layers.append(Treatment(unit.whole.path, kept, left - kept, recomputed))
     for _, alike in itertools.groupby(reversed(layers), _kind):
-        paths, *sizes = zip(*map(dataclasses.astuple, alike), strict=True)
-        name = paths[0] if len(paths) == 1 else f"{paths[0]} … {paths[-1].rpartition('.')[2]}"
-        yield Treatment(name, *map(sum, sizes))
+        group = list(alike)
+        first, last = group[0].modules, group[-1].modules
+        name = first if len(group) == 1 else f"{first} … {last.rpartition('.')[2]}"
+        kept, spilled = sum(layer.kept_bytes for layer in group), sum(layer.spilled_bytes for layer in group)
+        yield Treatment(name, kept, spilled, sum(layer.recomputed_bytes for layer in group))
 
 
 def _kind(layer: Treatment) -> tuple[str, bool, bool, bool]:

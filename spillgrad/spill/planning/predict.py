@@ -152,9 +152,10 @@ class Whole:
     def budget_within(self, ram_bytes: int, choice: Choice = NOTHING) -> int | None:
         """Return the largest budget with which the process stays within `ram_bytes`; None if no budget does."""
         least = self.profile.least_budget
+        if self.peak_bytes(least, choice) > ram_bytes:
+            return None
         budgets = range(least, max(ram_bytes, least) + 1, _BUDGET_STEP)
-        fitting = bisect.bisect_right(budgets, ram_bytes, key=lambda budget: self.peak_bytes(budget, choice))
-        return budgets[fitting - 1] if fitting else None
+        return budgets[bisect.bisect_right(budgets, ram_bytes, 1, key=lambda each: self.peak_bytes(each, choice)) - 1]
 
     def _sum(self, by_unit: dict[int, int]) -> int:
         return sum(by_unit.values()) + self._more * by_unit.get(1, 0)
