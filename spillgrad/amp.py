@@ -19,18 +19,18 @@ __all__ = ["autocast", "custom_bwd", "custom_fwd", "is_autocast_available"]
 
 
 def is_autocast_available(device_type: str) -> bool:
-    """Return whether `autocast` is supported for a kind of device."""
+    """Return whether `autocast` works on a device type: on "cpu" always, on "cuda" if there is a CUDA device."""
     return device_type == "cpu" or (device_type == "cuda" and missing() is None)
 
 
 def custom_fwd(
     fwd: Callable[..., Any] | None = None, *, device_type: str = "cpu", cast_inputs: Any = None
 ) -> Callable[..., Any]:
-    """Make a custom function's forward store the mode of `autocast` for a backward with `custom_bwd`.
+    """Decorate a custom function's forward: store the mode of `autocast` for a backward with `custom_bwd`.
 
-    With `cast_inputs`, a dtype, forward runs without `autocast`, and floating-point tensors other than float64 are
-    converted to that dtype.
-    Raises ArgumentError for another device.
+    If `cast_inputs` is a dtype and `autocast` is enabled, forward runs with `autocast` disabled, and its floating-point
+    inputs other than float64 are converted to that dtype.
+    Raises ArgumentError for a `device_type` other than "cpu" and "cuda".
     """
     _require_device("custom_fwd", device_type)
     if fwd is None:
@@ -50,9 +50,9 @@ def custom_fwd(
 
 
 def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str = "cpu") -> Callable[..., Any]:
-    """Run a custom function's backward in the mode of `autocast` of its forward, which has `custom_fwd`.
+    """Decorate a custom function's backward: run it in the mode of `autocast` that `custom_fwd` stored in forward.
 
-    Raises ArgumentError for another device.
+    Raises ArgumentError for a `device_type` other than "cpu" and "cuda".
     """
     _require_device("custom_bwd", device_type)
     if bwd is None:

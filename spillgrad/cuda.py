@@ -20,13 +20,13 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Return whether CUDA is in use."""
+    """Return whether CUDA has been started, which the first use of a device does."""
     driver = sys.modules.get("spillgrad_kernels.cuda.driver.driver")
     return driver is not None and bool(driver.is_started())
 
 
 def _driver(device: Any = None) -> Any:
-    """Return the driver of a device. Raises DeviceError for one that does not exist here."""
+    """Return the CUDA driver. Raises DeviceError if there is no CUDA device, or if `device` is not the first."""
     why = missing()
     if why is not None:
         raise DeviceError(f"cuda: {why}")
@@ -38,48 +38,48 @@ def _driver(device: Any = None) -> Any:
 
 
 def current_device() -> int:
-    """Return the number of the device in use. Raises DeviceError where there is none."""
+    """Return 0, the number of the only device used. Raises DeviceError if there is no CUDA device."""
     _driver()
     return 0
 
 
 def get_device_name(device: Any = None) -> str:
-    """Return the name of a device. Raises DeviceError where there is none."""
+    """Return the name of a device. Raises DeviceError if there is no such device."""
     return str(_driver(device).calls.name())
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
-    """Return a device's compute capability: major and minor. Raises DeviceError where there is none."""
+    """Return a device's compute capability (major, minor). Raises DeviceError if there is no such device."""
     major, minor = _driver(device).calls.capability()
     return major, minor
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Return whether the CUDA device computes in bfloat16; by emulation, in float32, every device does."""
+    """Return whether the CUDA device computes in bfloat16; emulation in float32, by every device, counts by default."""
     return is_available() and (including_emulation or get_device_capability() >= (8, 0))
 
 
 def manual_seed(seed: int) -> None:
-    """Do nothing: a device has no generator of its own, and `sg.manual_seed` seeds the only one."""
+    """Do nothing: the device has no generator of its own; `sg.manual_seed` seeds the generator of all devices."""
 
 
 manual_seed_all = manual_seed
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait until a device has finished all its work. Raises CudaError for work that failed."""
+    """Wait until a device has finished all its work. Raises CudaError if the work failed."""
     if is_initialized():
         _driver(device).synchronize()
 
 
 def empty_cache() -> None:
-    """Return unused memory to the device; `sg.empty_cache` does so for the host."""
+    """Return the allocator's unused memory to the device; `sg.empty_cache` frees the host's."""
     if is_initialized():
         _driver().empty_cache()
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Return the free and the total bytes of a device. Raises DeviceError where there is none."""
+    """Return the free and the total bytes of a device. Raises DeviceError if there is no such device."""
     free, total = _driver(device).calls.memory_bytes()
     return free, total
 
@@ -94,8 +94,8 @@ def _stats(device: Any) -> MemoryStats:
 def memory_stats(device: Any = None) -> dict[str, int]:
     """Return the allocator's counters under PyTorch's names.
 
-    Units: bytes for names in `_bytes`, else counts. "allocated" is memory of tensors; "reserved" is all memory taken
-    from the device, for present and later tensors.
+    Units: bytes for names that contain `_bytes`, else counts. "allocated" is the memory of tensors; "reserved" is all
+    memory taken from the device, for present and later tensors.
     """
     stats = _stats(device)
     return {
@@ -120,7 +120,7 @@ def memory_allocated(device: Any = None) -> int:
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """Return the most bytes that tensors used, since the start or `reset_peak_memory_stats`."""
+    """Return the peak of `memory_allocated` since the start, or since `reset_peak_memory_stats`."""
     return _stats(device).peak_live_bytes
 
 
@@ -130,12 +130,12 @@ def memory_reserved(device: Any = None) -> int:
 
 
 def max_memory_reserved(device: Any = None) -> int:
-    """Return the most bytes taken from the device, since the start or `reset_peak_memory_stats`."""
+    """Return the peak of `memory_reserved` since the start, or since `reset_peak_memory_stats`."""
     return _stats(device).peak_reserved_bytes
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Restart the measurement of peaks."""
+    """Set the peaks of allocated and reserved memory to the present values."""
     if is_initialized():
         _driver(device).allocator().reset_peaks()
 

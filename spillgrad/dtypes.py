@@ -1,4 +1,4 @@
-"""Data types: NumPy's dtype objects under PyTorch's names, and PyTorch's rules for mixing them.
+"""Data types: NumPy's dtype objects under PyTorch's names, and PyTorch's rules for promoting them.
 
 Every function that takes a dtype also takes its name ("float32") or a NumPy type.
 """
@@ -45,12 +45,12 @@ _default_float: DType = float32
 
 
 def get_default_dtype() -> DType:
-    """Return the dtype of floating tensors made without one."""
+    """Return the dtype of floating-point tensors that are made without a dtype."""
     return _default_float
 
 
 def set_default_dtype(dtype: Any) -> None:
-    """Make floating tensors of `dtype` where none is given. Raises DtypeError unless it is a floating type."""
+    """Set the dtype of floating-point tensors made without a dtype. Raises DtypeError if it is not floating-point."""
     global _default_float
     chosen = as_dtype(dtype)
     if chosen not in _FLOATING:
@@ -59,7 +59,7 @@ def set_default_dtype(dtype: Any) -> None:
 
 
 def as_dtype(dtype: Any) -> DType:
-    """Return the dtype for a dtype, a NumPy or Python type, or a name. Raises DtypeError for anything else."""
+    """Convert a dtype, NumPy or Python type, or name to a dtype in native byte order. Raises DtypeError otherwise."""
     if isinstance(dtype, np.dtype):
         found = dtype if dtype.isnative else dtype.newbyteorder("=")
     elif isinstance(dtype, str) and dtype.rpartition(".")[2] in _BY_NAME:
@@ -103,7 +103,7 @@ class IntegerInfo:
 
 
 def finfo(dtype: Any = None) -> FloatInfo:
-    """Return the limits of a floating-point dtype (the default one if none is given). Raises DtypeError for others."""
+    """Return the limits of a floating-point dtype, by default the default dtype. Raises DtypeError for other dtypes."""
     wanted = _default_float if dtype is None else as_dtype(dtype)
     if wanted not in _FLOATING:
         raise DtypeError(f"finfo: got {wanted}; wanted a floating-point dtype, or use iinfo")
@@ -115,7 +115,7 @@ def finfo(dtype: Any = None) -> FloatInfo:
 
 
 def iinfo(dtype: Any) -> IntegerInfo:
-    """Return the limits of an integer dtype. Raises DtypeError for others."""
+    """Return the limits of an integer dtype. Raises DtypeError for other dtypes."""
     wanted = as_dtype(dtype)
     if category(wanted) != 1:
         raise DtypeError(f"iinfo: got {wanted}; wanted an integer dtype, or use finfo")
@@ -139,7 +139,7 @@ def is_complex(dtype: Any) -> bool:
 
 
 def category(dtype: DType) -> int:
-    """Return 0 for bool, 1 for integers, 2 for floating-point, 3 for complex; higher categories dominate."""
+    """Return 0 for bool, 1 for integers, 2 for floating-point, 3 for complex; promotion gives the higher category."""
     if dtype == bool_:
         return 0
     if dtype in _FLOATING:
@@ -148,7 +148,7 @@ def category(dtype: DType) -> int:
 
 
 def promote(first: DType, second: DType) -> DType:
-    """Return the dtype of a result of two dtypes, as PyTorch's `promote_types`."""
+    """Return the dtype that two dtypes promote to, as PyTorch's `promote_types` does."""
     first, second = as_dtype(first), as_dtype(second)
     if first == second:
         return first
@@ -165,7 +165,7 @@ def promote(first: DType, second: DType) -> DType:
 
 
 def of_scalar(value: Any) -> DType:
-    """Return the dtype of a Python number on its own."""
+    """Return the dtype of a tensor made from one Python number: bool, int64, or the default float or complex dtype."""
     if isinstance(value, bool):
         return bool_
     if isinstance(value, int):
@@ -176,10 +176,11 @@ def of_scalar(value: Any) -> DType:
 
 
 def result_type(dtypes: list[tuple[DType, bool]], scalars: list[Any]) -> DType:
-    """Return the dtype of a result: dimensioned tensors first, then 0-d tensors, then Python numbers.
+    """Return the dtype that tensors and Python numbers promote to.
 
-    A later kind of operand counts only if its category is higher (a float number with an integer tensor), so Python
-    numbers never widen a result. `dtypes` holds (dtype, is 0-d) per tensor. Source: PyTorch's `torch.result_type`.
+    Tensors with dimensions count first, then 0-d tensors, then Python numbers. A later kind of operand counts only if
+    its `category` is higher (a float with an integer tensor), so Python numbers never widen a result.
+    `dtypes` holds (dtype, is 0-d) for each tensor. Source: PyTorch's `torch.result_type`.
     """
     result: DType | None = None
     for wanted_0d in (False, True):

@@ -1,6 +1,6 @@
 """Every error that spillgrad raises on purpose, and its one warning class.
 
-Each error is a `SpillgradError` and the built-in type a user would expect.
+Each error class derives from `SpillgradError` and from the built-in error that a user would expect.
 
 Messages read "who: got, wanted; what to do".
 """
@@ -11,94 +11,94 @@ class SpillgradError(Exception):
 
 
 class ShapeError(SpillgradError, RuntimeError, ValueError):
-    """Shapes do not fit the operation.
+    """Raised for shapes that do not fit the operation.
 
-    PyTorch raises RuntimeError here, NumPy ValueError: code for either keeps working.
+    PyTorch raises RuntimeError for these, NumPy ValueError: code that catches either works.
     """
 
 
 class DtypeError(SpillgradError, TypeError, RuntimeError):
-    """A dtype the operation does not take, or two that do not go together."""
+    """Raised for a dtype that the operation does not accept, or for dtypes that cannot be combined."""
 
 
 class DeviceError(SpillgradError, RuntimeError):
-    """A device that does not exist here, or operands on different ones."""
+    """Raised for a device that does not exist on this machine, and for operands on different devices."""
 
 
 class DimensionError(SpillgradError, IndexError, RuntimeError):
-    """A dimension out of range or named twice, an index out of range or no index at all."""
+    """Raised for a dimension out of range or named twice, and for an index that is out of range or is no index."""
 
 
 class ExportError(SpillgradError, BufferError):
-    """Memory that cannot be handed to another library as it is."""
+    """Raised for memory that cannot be exported to another library without a copy."""
 
 
 class LinAlgError(SpillgradError, RuntimeError, ValueError):
-    """A matrix that cannot be inverted or factorized: it is singular, not positive-definite, or did not converge."""
+    """Raised for a matrix that is singular or not positive-definite, or whose factorization did not converge."""
 
 
 class ArgumentError(SpillgradError, ValueError, RuntimeError):
-    """An argument outside what is accepted (PyTorch mostly raises RuntimeError, Python ValueError)."""
+    """Raised for an argument that is not accepted (PyTorch mostly raises RuntimeError, Python ValueError)."""
 
 
 class GraphError(SpillgradError, RuntimeError):
-    """The autograd graph cannot do what was asked: freed, without gradient, modified in place."""
+    """Raised if the autograd graph cannot do what was asked: it was freed, has no gradient or was modified in place."""
 
 
 class SavedTensorError(GraphError):
-    """A saved tensor changed, came back different, or was already freed."""
+    """Raised if a saved tensor was changed, differs after unpacking, or was already freed."""
 
 
 class RecomputationError(SavedTensorError):
-    """A recomputed function saved other values than in its first run."""
+    """Raised if a recomputed function saved other values than in its first run."""
 
 
 class GradcheckError(GraphError):
-    """A gradient differs from central differences, or a backward breaks another rule that gradcheck tests."""
+    """Raised if a gradient differs from central differences, or a backward breaks another rule of gradcheck."""
 
 
 class HookTypeError(SpillgradError, TypeError):
-    """A hook returned something of the wrong type."""
+    """Raised for a hook or a hook's result of the wrong type, and for a `grad` or `data` of the wrong type."""
 
 
 class GradientMismatchError(SpillgradError, ValueError):
-    """A custom backward returned the wrong number, type or shape of gradients."""
+    """Raised if a custom backward returned the wrong number, type or shape of gradients."""
 
 
 class SpillError(SpillgradError, OSError):
-    """The spill store could not write, read or reserve; the message names path and bytes."""
+    """Raised if the spill store could not write, read or reserve; the message names the path and the bytes."""
 
 
 class SpillCorruptionError(SpillError):
-    """Data read from disk differs from the data written."""
+    """Raised if the data read from disk differs from the data written."""
 
 
 class SpillFormatError(SpillError, ValueError):
-    """A spill file of an unknown version."""
+    """Raised for a spill file of an unknown version."""
 
 
 class BudgetError(SpillgradError, ValueError):
-    """A byte budget that does not parse or cannot be met."""
+    """Raised for a byte budget that cannot be parsed or cannot be met."""
 
 
 class DataError(SpillgradError, ValueError):
-    """Training data that is missing, empty or too short."""
+    """Raised for training data that is missing, empty or too short."""
 
 
 class WorkerError(SpillgradError, RuntimeError):
-    """A process that loads data ended, or took too long."""
+    """Raised for a worker of a `DataLoader` that ended, or took too long."""
 
 
 class StateDictError(SpillgradError, RuntimeError):
-    """A state dict of another module, optimizer or scheduler."""
+    """Raised for a state dict of another module, optimizer or scheduler."""
 
 
 class CheckpointError(SpillgradError, ValueError, RuntimeError):
-    """A checkpoint that is missing, damaged or of another model."""
+    """Raised for a checkpoint that is missing, damaged or of another model."""
 
 
 class MissingFileError(CheckpointError, FileNotFoundError):
-    """A file to load that does not exist."""
+    """Raised for a file to load that does not exist."""
 
 
 class _KeyError(SpillgradError, KeyError):
@@ -109,24 +109,24 @@ class _KeyError(SpillgradError, KeyError):
 
 
 class UnknownModelError(_KeyError):
-    """A model name that is not in the list."""
+    """Raised for a model name that is not in the list of models."""
 
 
 class MissingOptionError(_KeyError):
-    """A group of an optimizer's parameters that lacks an option."""
+    """Raised for a group of an optimizer that lacks an option."""
 
 
 class OperandError(SpillgradError, TypeError, RuntimeError):
-    """An operand that is not a tensor, number or array (PyTorch raises TypeError or RuntimeError)."""
+    """Raised for an operand that is not a tensor, number or array (PyTorch raises TypeError or RuntimeError)."""
 
 
 class MissingPackageError(SpillgradError, ModuleNotFoundError):
-    """A module that needs a package that is not installed."""
+    """Raised for a module of spillgrad that needs a package that is not installed."""
 
 
 class FusionError(SpillgradError, TypeError, RuntimeError):
-    """A function that cannot become one kernel."""
+    """Raised by `fuse` for a function that cannot become one kernel."""
 
 
 class HostComputeWarning(UserWarning):
-    """An operation without a kernel for the device ran on the host, with copies of its tensors there and back."""
+    """Issued if the host computes an operation that has no kernel for the device, and copies its tensors both ways."""

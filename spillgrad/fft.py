@@ -1,7 +1,7 @@
 """Discrete Fourier transforms under PyTorch's names, in the precision of their input.
 
-Between real and complex tensors go `sg.complex real imag view_as_real view_as_complex`; complex arithmetic is not
-provided: compute with the parts. Gradients, second ones too, are those of PyTorch.
+`sg.complex real imag view_as_real view_as_complex` convert between real and complex tensors. Complex arithmetic is not
+provided: compute with the real and imaginary parts. First and second derivatives are those of PyTorch.
 """
 
 from spillgrad.ops.fourier import *

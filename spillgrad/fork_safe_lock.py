@@ -1,4 +1,4 @@
-"""A lock that a forked child can take, whichever thread of its parent had it."""
+"""A lock that a forked child can acquire, even if another thread of the parent held it."""
 
 import functools
 import os
@@ -11,10 +11,10 @@ _T = TypeVar("_T")
 
 
 class ForkSafeLock(RLock):  # type: ignore[misc]  # final to type checkers, not to Python
-    """A reentrant lock. In a forked child it is free, unless the thread that forked had it.
+    """A reentrant lock. In a forked child the lock is free, unless the thread that forked held it.
 
-    Any other thread that had it does not exist in the child, where nobody would release the lock. What it guards may be
-    half changed there, so guard only what each change leaves usable at every moment.
+    Any other thread that held the lock does not exist in the child, so it would never be released there. The data that
+    the lock guards may be half changed in the child: guard only data that is usable at every moment of a change.
     """
 
     def __init__(self) -> None:
@@ -22,14 +22,14 @@ class ForkSafeLock(RLock):  # type: ignore[misc]  # final to type checkers, not 
         _all.add(weakref.ref(self, _all.discard))
 
     def is_mine(self) -> bool:
-        """Return whether this thread has the lock."""
+        """Return whether this thread holds the lock."""
         return self._is_owned()  # type: ignore[attr-defined,no-any-return]  # what `threading.Condition` asks too
 
 
 class lazy_property(functools.cached_property[_T]):
-    """A property that is computed when it is first used.
+    """A property that is computed on first use and then stored, like `functools.cached_property`.
 
-    Up to Python 3.11 a `cached_property` has a lock, which all objects of the class share.
+    Up to Python 3.11 a `cached_property` has a lock that all objects of the class share; here it is a ForkSafeLock.
     """
 
     def __init__(self, func: Callable[[Any], _T]) -> None:
@@ -37,7 +37,7 @@ class lazy_property(functools.cached_property[_T]):
         self.lock = ForkSafeLock()
 
 
-# All that are alive. It forgets the dead in C, where neither a signal handler nor a finalizer can interrupt it.
+# All live locks. References to dead locks are removed in C, which no signal handler or finalizer can interrupt.
 _all: set["weakref.ref[ForkSafeLock]"] = set()
 
 
@@ -48,5 +48,5 @@ def _free_all() -> None:
             lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library's own locks
 
 
-# This module imports nothing of ours. So its handler is called before those of the modules that use its locks.
+# This module imports no other module of spillgrad, so its handler is called before the handlers of its users.
 os.register_at_fork(after_in_child=_free_all)

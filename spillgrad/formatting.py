@@ -1,4 +1,4 @@
-"""How tensors print: PyTorch's layout, four digits, long dimensions summarised.
+"""The text of tensors: PyTorch's layout, four digits, long dimensions summarised.
 
 Source: PyTorch's `torch/_tensor_str.py`, whose rules this file follows.
 """
@@ -20,7 +20,7 @@ _LINE_WIDTH = 80
 
 @dataclass(frozen=True)
 class _Column:
-    """The format of every number of a tensor: right-aligned to `width`."""
+    """The format of the numbers of a tensor: the text that `write` makes of each, right-aligned to `width`."""
 
     write: Callable[[Any], str]
     width: int = 1
@@ -30,7 +30,7 @@ class _Column:
 
 
 def format_tensor(array: np.ndarray, *further: str) -> str:
-    """Return `tensor(...)` for an array; suffixes (such as `requires_grad=True`) come last."""
+    """Return the text `tensor(...)` of an array; the suffixes `further`, such as `requires_grad=True`, are put last."""
     prefix = "tensor("
     default = dtypes.get_default_dtype()
     suffixes = []
@@ -60,7 +60,7 @@ def _with_suffixes(text: str, suffixes: list[str], indent: int) -> str:
 
 
 def _shown(array: np.ndarray) -> np.ndarray:
-    """Return the values that will be printed: all, or the edges of long dimensions."""
+    """Return the values that will be printed: all, or of a large array the ends of its long dimensions."""
     if array.size <= _THRESHOLD:
         return array
     edges = [*range(_EDGE_ITEMS), *range(-_EDGE_ITEMS, 0)]
@@ -82,7 +82,7 @@ def _column(values: np.ndarray) -> _Column:
 
 
 def _float_column(values: np.ndarray) -> _Column:
-    """Return the format of floats. Only finite nonzero numbers determine it, so others may be wider."""
+    """Return the format of floats. Only finite nonzero numbers determine its width, so other numbers may be wider."""
     finite = values[np.isfinite(values) & (values != 0)]
     whole = bool(np.all(finite == np.ceil(finite)))
     sizes = np.abs(finite)

@@ -1,4 +1,4 @@
-"""Random numbers: a seed and a position in its stream, so that any draw can be repeated."""
+"""Random number generators. The state is a seed and a position in its stream, so that any draw can be repeated."""
 
 import contextlib
 import operator
@@ -12,7 +12,7 @@ from spillgrad.device.device import as_device
 from spillgrad.errors import ArgumentError
 from spillgrad.fork_safe_lock import ForkSafeLock
 
-# Guards the positions of all generators. A finalizer or the handler of a signal may take it again inside.
+# Guards the positions of all generators. A finalizer or a signal handler may take it again while it is held.
 _lock = ForkSafeLock()
 
 
@@ -25,16 +25,16 @@ class GeneratorState:
 
 
 class _Position:
-    """Where in a seed's stream the next draw begins: seed and offset, of which a fork finds both or neither changed."""
+    """The seed and the offset of the next draw in its stream, as one tuple: a fork never sees half a change."""
 
     def __init__(self, seed: int, offset: int) -> None:
         self.now = (seed, offset)
 
 
 class Generator:
-    """A counter-based stream of random numbers; its state is the seed and a position, which each draw advances.
+    """A counter-based stream of random numbers. Its state is a seed and a position, which each draw advances.
 
-    Tensors on every device draw the same numbers from it; `device` is accepted for PyTorch's programs.
+    One state gives the same numbers on every device; `device` is accepted for compatibility with PyTorch.
     Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox).
     """
 
@@ -56,7 +56,7 @@ class Generator:
         return self
 
     def seed(self) -> int:
-        """Start the stream of a random seed from the system's entropy; return the seed."""
+        """Take a random seed from the system's entropy, and start its stream; return the seed."""
         self.manual_seed(secrets.randbits(63))
         return self.initial_seed()
 
@@ -65,7 +65,7 @@ class Generator:
         return self._position.now[0]
 
     def take(self, count: int) -> tuple[int, int]:
-        """Reserve `count` counters; return (seed, first counter)."""
+        """Reserve the next `count` counters of the stream; return (seed, first counter)."""
         position = self._position
         with _lock:
             taken = seed, offset = position.now
@@ -86,7 +86,7 @@ class Generator:
 
     @contextlib.contextmanager
     def replay(self, state: GeneratorState) -> Iterator[None]:
-        """Let this thread draw from `state` on within the block; other threads and later draws are not affected."""
+        """Context manager: let this thread draw from `state` on. Other threads and later draws are not affected."""
         before = getattr(self._own, "position", None)
         self._own.position = _Position(state.seed, state.offset)
         try:
@@ -114,5 +114,5 @@ def get_rng_state() -> GeneratorState:
 
 
 def set_rng_state(state: GeneratorState) -> None:
-    """Continue the default generator from a state."""
+    """Continue the default generator from a state that `get_rng_state` returned."""
     default_generator.set_state(state)

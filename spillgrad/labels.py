@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 class Labels(threading.local):
-    """The labels of this thread: the path of the module that runs (None outside one), and the training step."""
+    """The labels of this thread: the path of the running module (None outside modules), and the training step."""
 
     module: str | None = None
     step: int | None = None
@@ -19,7 +19,7 @@ current = Labels()
 
 
 class module_scope:
-    """Set the module path within a `with` block; the former one returns after it."""
+    """Context manager: set the module path, and restore the former path at the end."""
 
     __slots__ = ("_module", "_outer")
 
@@ -36,7 +36,7 @@ class module_scope:
 
 @contextlib.contextmanager
 def step_scope(step: int | None) -> Iterator[None]:
-    """Set the training step within a `with` block; the former one returns after it."""
+    """Context manager: set the training step, and restore the former step at the end."""
     outer = current.step
     current.step = step
     try:

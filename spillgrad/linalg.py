@@ -2,8 +2,9 @@
 
 Inverses and systems: `inv solve solve_triangular tensorinv tensorsolve lstsq pinv`; determinants: `det slogdet`;
 factorizations: `cholesky qr eigh eigvalsh svd svdvals`; norms: `norm vector_norm matrix_norm cond matrix_rank`;
-products: `matmul cross multi_dot matrix_power matrix_exp vecdot vander diagonal`. All are differentiable, twice too,
-except `matrix_rank`; complex results, such as the eigenvalues of a matrix that is not symmetric, are not given.
+products: `matmul cross multi_dot matrix_power matrix_exp vecdot vander diagonal`. All have first and second
+derivatives, except `matrix_rank`. Functions with complex results, such as the eigenvalues of nonsymmetric matrices, are
+not provided.
 """
 
 from spillgrad.errors import LinAlgError as LinAlgError
@@ -17,12 +18,12 @@ from spillgrad.tensor import Tensor
 
 
 def diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-    """Return a view of the diagonals of matrices."""
+    """Return a view of the diagonals of matrices; `offset` 0 is the main diagonal, 1 the next above it."""
     return _diagonal(A, offset, dim1, dim2)
 
 
 def cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
-    """Return the cross products of vectors of three along a dimension. Raises ShapeError for another length."""
+    """Return the cross products of vectors of length 3 along a dimension. Raises ShapeError for another length."""
     return _cross(input, other, dim)
 
 

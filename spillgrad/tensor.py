@@ -73,7 +73,7 @@ class Tensor(TensorData):
 
     @staticmethod
     def wrap(array: np.ndarray, storage: Storage | None = None) -> "Tensor":
-        """Return a tensor over `array`, with a new storage or as another tensor of `storage`."""
+        """Return a tensor over `array`; it shares `storage`, or has a new storage if that is None."""
         tensor: Tensor = _new(Tensor)
         tensor._array = array
         if storage is None:
@@ -149,7 +149,7 @@ class Tensor(TensorData):
                 self._base._leaf_views = (*others, weakref.ref(self))
 
     def leaf_views(self) -> "list[Tensor]":
-        """Return the views of this tensor that are leaves of their own and require a gradient."""
+        """Return the views of this tensor that are themselves leaves and require a gradient."""
         views = [view() for view in self._leaf_views]
         return [v for v in views if v is not None and v._base is self and v.requires_grad and v.is_leaf]
 
@@ -160,7 +160,7 @@ class Tensor(TensorData):
 
     @property
     def stop_gradient(self) -> bool:
-        """Paddle's view of `requires_grad`; setting it to True on a non-leaf cuts the graph there."""
+        """Paddle's name for the opposite of `requires_grad`; setting it to True on a non-leaf makes it a leaf."""
         return not self.requires_grad
 
     @stop_gradient.setter
@@ -173,12 +173,12 @@ class Tensor(TensorData):
 
     @property
     def is_leaf(self) -> bool:
-        """Whether the tensor was not computed from tensors that require a gradient."""
+        """Whether the tensor has no `grad_fn`: no recorded operation computed it."""
         return self.grad_fn is None
 
     @property
     def grad_fn(self) -> Node | None:
-        """The node that computed the tensor, None for a leaf."""
+        """The node of the operation that computed the tensor; None for a leaf."""
         base = self._base
         if base is not None and base._grad_fn is not self._base_fn:
             _view_again(self, base)
@@ -186,12 +186,12 @@ class Tensor(TensorData):
 
     @property
     def output_nr(self) -> int:
-        """Which output of `grad_fn` the tensor is."""
+        """The number of the tensor among the outputs of `grad_fn`."""
         return self._output_nr
 
     @property
     def grad(self) -> "Tensor | None":
-        """The gradient accumulated by backward, None before the first."""
+        """The gradient that backward has accumulated; None before the first backward."""
         return self._grad
 
     @grad.setter
@@ -214,9 +214,9 @@ class Tensor(TensorData):
 
     @property
     def data(self) -> "Tensor":
-        """A tensor over the same memory without graph; assigning to it replaces the memory.
+        """A tensor over the same memory without graph. Assigning a tensor makes this tensor use that tensor's memory.
 
-        Values saved for backward earlier keep the former memory. `_version` never decreases.
+        Values that were saved for backward before keep the former memory. `_version` never decreases.
         """
         return self.detach()
 
@@ -238,7 +238,7 @@ class Tensor(TensorData):
             self._storage.trainable = True
 
     def gradient_edge(self) -> Edge:
-        """Return the place that a gradient of this tensor flows to: its node, or the accumulator of a leaf."""
+        """Return the edge that the gradient flows to: (`grad_fn`, `output_nr`), a leaf's accumulator, or NO_EDGE."""
         grad_fn = self._grad_fn if self._base is None else self.grad_fn
         if grad_fn is not None:
             return grad_fn, self._output_nr
@@ -257,20 +257,20 @@ class Tensor(TensorData):
         return accumulator, 0
 
     def attach(self, node: Node, output_nr: int) -> None:
-        """Make the tensor output `output_nr` of `node`."""
+        """Connect the tensor to the graph as output number `output_nr` of `node`."""
         self._grad_fn = node
         self._output_nr = output_nr
         self._requires_grad = True
 
     def alias(self, edge: Edge = graph.NO_EDGE) -> "Tensor":
-        """Return another tensor over the same memory, without graph or with the given place in it."""
+        """Return another tensor over the same memory. Its gradient flows to `edge`; by default it has no graph."""
         tensor = Tensor.wrap(self._array, self._storage)
         if edge is not graph.NO_EDGE:
             tensor.connect(edge)
         return tensor
 
     def connect(self, edge: Edge) -> None:
-        """Give a new tensor its place in the graph."""
+        """Connect a new tensor to the graph, so that its gradient flows to `edge`."""
         node, output_nr = edge
         if isinstance(node, AccumulateGrad):  # another tensor over a leaf: its gradient goes to the leaf
             self._requires_grad, self._accumulator = True, lambda: node
@@ -278,11 +278,11 @@ class Tensor(TensorData):
             self.attach(node, output_nr)
 
     def detach(self) -> "Tensor":
-        """Return a tensor over the same memory that has no graph; in-place changes of either are seen by both."""
+        """Return a tensor over the same memory that has no graph; an in-place change of either tensor changes both."""
         return self.alias()
 
     def detach_(self) -> Self:
-        """Cut the graph at this tensor: it becomes a leaf without gradient."""
+        """Turn this tensor into a leaf that requires no gradient. Raises GraphError for a view that is no leaf."""
         if self._base is not None and self.grad_fn is not None:
             raise GraphError("detach_: Can't detach views in-place. Use detach() instead")
         self._cut()
@@ -295,7 +295,7 @@ class Tensor(TensorData):
         self._output_nr = 0
 
     def accumulate_grad(self, grad: "Tensor") -> None:
-        """Add `grad` to `.grad`, in place if nothing else can see it. Raises DeviceError for another device."""
+        """Add `grad` to `.grad`, in place if grad mode is disabled. Raises DeviceError for another device."""
         if grad.device is not self.device:
             raise DeviceError(
                 f"backward: got a gradient on '{grad.device}' for a leaf on '{self.device}'; a hook or a custom "
@@ -317,7 +317,7 @@ class Tensor(TensorData):
             self._grad = grad.clone() if grad._storage.aliased or not grad.is_contiguous() else grad
 
     def register_hook(self, hook: Callable[["Tensor"], Any]) -> RemovableHandle:
-        """Call `hook(grad)` when the tensor's gradient is computed; a tensor it returns replaces the gradient.
+        """Call `hook(grad)` when the tensor's gradient is computed; a tensor that `hook` returns replaces the gradient.
 
         Raises GraphError for a tensor that requires no gradient.
         """
@@ -328,9 +328,9 @@ class Tensor(TensorData):
         return self.__dict__.setdefault("_leaf_hooks", HookDict()).add(hook)  # type: ignore[no-any-return]
 
     def register_post_accumulate_grad_hook(self, hook: Callable[["Tensor"], None]) -> RemovableHandle:
-        """Call `hook(tensor)` after a gradient was added to the leaf's `.grad`.
+        """Call `hook(tensor)` whenever backward has added a gradient to the `.grad` of this leaf.
 
-        Raises GraphError on anything but such a leaf.
+        Raises GraphError for a tensor that is no leaf or requires no gradient.
         """
         if not self.requires_grad:
             raise GraphError(
@@ -346,7 +346,7 @@ class Tensor(TensorData):
     def retain_grad(self) -> None:
         """Keep the gradient of this non-leaf in `.grad` when backward computes it.
 
-        Raises GraphError without gradient.
+        Raises GraphError for a tensor that requires no gradient.
         """
         if not self.requires_grad:
             raise GraphError("retain_grad: can't retain_grad on Tensor that has requires_grad=False")
@@ -425,14 +425,14 @@ def is_complex(input: Tensor) -> bool:
 
 
 def is_inference(input: Tensor) -> bool:
-    """Return False: a tensor made in `inference_mode` is like any other."""
+    """Return False: tensors made in `inference_mode` do not differ from others."""
     return input.is_inference()
 
 
 def _rebuild(
     kind: type[Tensor], array: np.ndarray, requires_grad: bool, name: str | None, device: str = "cpu"
 ) -> Tensor:
-    """Make a tensor of class `kind` over `array`, copied to a device; unpickling and deep copies call this."""
+    """Return a tensor of class `kind` over `array`, moved from the host to `device`, for unpickling and deep copies."""
     tensor = kind.__new__(kind)
     if not is_on_device(array):
         array = moved(array, as_device(device))
@@ -449,6 +449,6 @@ _view_again: Callable[[Tensor, Tensor], None] = NotImplemented
 
 
 def register_view_again(function: Callable[[Tensor, Tensor], None]) -> None:
-    """Tell tensors how a view is computed again from a base that changed in place; called once at import."""
+    """Set the function (view, base) that computes a view again from its changed base; called once at import."""
     global _view_again
     _view_again = function

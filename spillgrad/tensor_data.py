@@ -1,4 +1,4 @@
-"""A tensor's memory: the storage it shares with its views, and the array over it; nothing here knows of graphs."""
+"""A tensor's memory: the storage shared with its views, and the array over the storage. Graphs are not used here."""
 
 import itertools
 from collections.abc import Callable
@@ -18,10 +18,10 @@ _uids = itertools.count()
 class Storage:
     """The memory that a tensor and all its views share.
 
-    `uid` is never used twice in a process, `version` counts the in-place changes, `array` is the dense memory itself.
-    `earlier_versions` counts changes of memory that a tensor over this one had before, so that `_version` never
-    decreases. `aliased`: more than one tensor may refer to it. `trainable`: it belongs to a leaf that requires a
-    gradient.
+    `uid` is never used twice in a process. `version` counts the in-place changes. `array` is the dense memory itself.
+    `earlier_versions` counts the changes of the memory that a tensor had before this memory was assigned to its `data`,
+    so that `_version` never decreases. `aliased` says that more than one tensor may use the storage, `trainable` that
+    it belongs to a leaf that requires a gradient.
     """
 
     # Few storages set any of these; defaults on the class make tensors cheap.
@@ -29,15 +29,16 @@ class Storage:
     earlier_versions = 0
     aliased = False
     trainable = False
-    # Whether the memory is in a store, and in RAM only while something refers to `array`; see `disk_offload`. `view_of`
-    # then describes a tensor over the memory without keeping it in RAM; the description's `tensor()` is the tensor.
+    # Whether the memory is in a store, and in RAM only while something refers to `array`; see `disk_offload`. If so,
+    # `view_of` returns a description of a tensor over the memory that keeps nothing in RAM; its `tensor()` returns that
+    # tensor.
     offloaded = False
     view_of: Callable[[Any], Any]
     put_away: Callable[[Any], None]  # moves a gradient of the leaf to the store
     hold: Callable[[Any], None]  # keeps an object until the running module has ended
     # The object that must copy the present values before the next change; see `allow_mutation_on_saved_tensors`.
     keeper: Callable[[], Any] | None = None  # a weak reference
-    # The place of its copy in an array that small storages share; see `small_tensors`.
+    # Where the copy of this storage lies in an array that small storages share; see `small_tensors`.
     packed: Any = None
 
     _uid: int | None = None
@@ -53,7 +54,7 @@ class Storage:
         return self._uid  # type: ignore[return-value]
 
     def begin_change(self) -> None:
-        """Count an in-place change before it is made, so that a thread that reads the memory meanwhile can notice."""
+        """Let `keeper` copy the values, and count a change before it is made, so that other threads can detect it."""
         if self.keeper is not None:
             keeper, self.keeper = self.keeper(), None
             if keeper is not None:
@@ -61,12 +62,12 @@ class Storage:
         self.version += 1
 
     def lend(self) -> None:
-        """Note that code outside spillgrad gets the memory and may change it without being noticed."""
+        """Set `aliased`: code outside spillgrad gets the memory and may change it without counting the change."""
         self.aliased = True
 
 
 class TensorData:
-    """The part of a tensor that is an array over a storage: layout, device and conversions to other libraries."""
+    """The base class of tensors: an array over a storage, with layout, device and conversions to other libraries."""
 
     _array: np.ndarray
     _storage: Storage
@@ -86,11 +87,11 @@ class TensorData:
         return self._array
 
     def host_array(self) -> np.ndarray:
-        """Return the array, or a copy on the host of an array on a device."""
+        """Return the array, or, if it is on a device, a copy on the host."""
         return moved(self._array, CPU)
 
     def array_to_overwrite(self) -> np.ndarray:
-        """Return the array for a change that replaces every element; its present values may be missing."""
+        """Return the array to a caller that replaces every element; its present values may not have been loaded."""
         return self._array
 
     @property
@@ -105,7 +106,7 @@ class TensorData:
 
     @property
     def device(self) -> Device:
-        """Where the memory is."""
+        """The device that the memory is on."""
         return device_of(self._array)
 
     @property
@@ -148,12 +149,12 @@ class TensorData:
         return self.itemsize
 
     def stride(self, dim: int | None = None) -> Any:
-        """Return the step in elements from one index to the next, per dimension or of one."""
+        """Return the step in elements from one index to the next: for each dimension, or for `dim` alone."""
         strides = tuple(s // self.itemsize for s in self._array.strides)
         return strides if dim is None else strides[dim]
 
     def storage_offset(self) -> int:
-        """Return how many elements into its storage the tensor begins."""
+        """Return how many elements of the storage lie before the tensor's first element."""
         return (address_of(self._array) - address_of(self._storage.array)) // self.itemsize
 
     def data_ptr(self) -> int:
@@ -173,7 +174,7 @@ class TensorData:
         return dtypes.is_complex(self.dtype)
 
     def is_inference(self) -> bool:
-        """Return False: a tensor made in `inference_mode` is like any other, and can be recorded and changed later."""
+        """Return False: a tensor made in `inference_mode` can be recorded and changed later, like any other."""
         return False
 
     def is_signed(self) -> bool:
@@ -190,7 +191,7 @@ class TensorData:
         self._storage.version += 1
 
     def mark_shared(self) -> Self:
-        """Note that other code may keep this tensor, so that its memory is never reused; return it."""
+        """Mark the memory as shared with other code, so that it is never reused; return the tensor."""
         self._storage.aliased = True
         return self
 
@@ -199,8 +200,8 @@ class TensorData:
     def numpy(self, *, force: bool = False) -> np.ndarray:
         """Return a NumPy array over the same memory, also of a tensor that requires a gradient.
 
-        Writes through it cannot be tracked: change no value that backward still needs. Raises DeviceError for a tensor
-        on a CUDA device, which `force` copies to the host.
+        Writes to the array are not tracked: change no value that backward still needs. Raises DeviceError for a tensor
+        on a CUDA device; with `force`, it is copied to the host instead.
         """
         if is_on_device(self._array):
             if force:
@@ -223,9 +224,10 @@ class TensorData:
         self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None, copy: bool | None = None,
     ) -> Any:  # fmt: skip
-        """Return a DLPack capsule over the same memory; writes through it cannot be tracked.
+        """Return a DLPack capsule over the same memory; writes through the capsule are not tracked.
 
-        Raises ExportError for negative strides, which PyTorch does not take. NumPy takes no bfloat16: `numpy()` does.
+        Raises ExportError for negative strides, which PyTorch does not accept. NumPy accepts no bfloat16 from DLPack:
+        use `numpy()`.
         """
         if any(stride < 0 for stride in self._array.strides):
             raise ExportError("dlpack: got negative strides, which not every library takes; use contiguous()")
@@ -241,14 +243,14 @@ class TensorData:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The description of device memory for other libraries; a tensor on the host has none."""
+        """The description of device memory for other libraries. Raises AttributeError for a tensor on the host."""
         if not self.is_cuda:
             raise AttributeError("__cuda_array_interface__: the tensor is on the host")
         self._storage.lend()
         return dlpack.interface(self._array)
 
     def item(self) -> Any:
-        """Return the only element as a Python number. Raises ArgumentError for more or fewer elements."""
+        """Return the only element as a Python number. Raises ArgumentError unless there is exactly one element."""
         if self._array.size != 1:
             raise ArgumentError(
                 f"item: a tensor of shape {self.shape} has {self._array.size} elements; only one can become a number"

@@ -1,8 +1,8 @@
 """Run every check of the CUDA side on a machine with a GPU, in under ten minutes: `python tools/check_gpu.py`.
 
-It needs only spillgrad and its extra `cuda`. If PyTorch is installed, benchmarks compare with it; if pytest is, it runs
-the tests. Every part runs in a process of its own with a time limit; if one fails, the others still run. The folder
-`--out` keeps all output; the last lines are a summary, and the exit status is 0 if all parts passed.
+The script needs only spillgrad and its extra `cuda`. If PyTorch is installed, the benchmark compares with it. The tests
+need pytest. Every part runs in a process of its own with a time limit; if a part fails, the other parts still run. The
+folder `--out` keeps all output; the last lines are a summary, and the exit status is 0 if all parts passed.
 
 NUMBA_ENABLE_CUDASIM=1 runs every part in Numba's simulator, which takes many minutes.
 """
@@ -33,7 +33,7 @@ PACKAGES = (
     "msgspec", "zstandard", "psutil", "rich", "typer", "torch", "pytest", "hypothesis",
 )  # fmt: skip
 STEPS = 6
-# The relative difference allowed: devices sum in different orders, and six steps amplify that.
+# The allowed relative difference of losses: devices sum in different orders, and six steps amplify the differences.
 LOSS_TOLERANCE = 1e-3
 SHOWN_FAILURES = 8
 HOST_LOSSES = "host-losses.json"
@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A check: `run` gets the path of its log and its time limit in seconds."""
+    """A check: `run` is called with the path of the log and the time limit in seconds."""
 
     name: str
     limit_s: float
@@ -64,9 +64,9 @@ ENVIRONMENT = {
 
 
 def execute(command: Sequence[str], log: Path, limit_s: float, output: Path | None = None) -> int | None:
-    """Run a command; return its exit status, or None when its time was over.
+    """Run Python with the arguments `command`; return the exit status, or None if the time limit was exceeded.
 
-    Its standard error is appended to `log`, and so is its standard output, unless `output` names another file.
+    Standard error is appended to `log`; standard output is appended to `output` if it is given, else to `log`.
     """
     with open(log, "a") as file, open(output or log, "a") as out:
         process = subprocess.Popen(
@@ -85,7 +85,7 @@ def execute(command: Sequence[str], log: Path, limit_s: float, output: Path | No
 
 
 def ended(status: int | None) -> str:
-    """Return in words how a process failed: by running out of time (None), or with an exit status."""
+    """Describe how a process failed: it ran out of time if `status` is None, else it ended with that exit status."""
     return "ran out of time" if status is None else f"ended with status {status}"
 
 
@@ -113,7 +113,7 @@ def say_machine() -> str:
 
 
 def train(device: str, spills: bool) -> list[float]:
-    """Return the losses of a small GPT's first steps; if `spills`, its saved tensors go to disk."""
+    """Train a small GPT for a few steps and return the losses; if `spills`, the saved tensors go to disk."""
     import tempfile
 
     from spillgrad_tools.bench.gpt import SIMULATED_GPT, tokens
@@ -138,9 +138,10 @@ def train(device: str, spills: bool) -> list[float]:
 
 
 def say_training(out: Path, spills: bool) -> str:
-    """Train on the device; return how far its losses are from those of the host, which the first call computes.
+    """Train on the device, and return in words how far the losses are from the host's.
 
-    Raises RuntimeError where they are further apart than LOSS_TOLERANCE.
+    The first call computes the host's losses, and keeps them in `out`. Raises RuntimeError if the relative difference
+    exceeds LOSS_TOLERANCE.
     """
     import numpy as np
 
@@ -156,9 +157,9 @@ def say_training(out: Path, spills: bool) -> str:
 
 
 def say_memory() -> str:
-    """Ask for more memory than the device has, several times, and check that the device still computes.
+    """Allocate more memory than the device has, three times, and check that the device still computes.
 
-    Raises RuntimeError for a wrong result, or for memory that is not free again afterwards.
+    Raises RuntimeError if a result is wrong, or if memory is not free again afterwards.
     """
     import spillgrad as sg
 
@@ -183,11 +184,11 @@ def say_memory() -> str:
     return f"refused {refused} times, computes on, all came back"
 
 
-# The checks: each runs processes and judges what they print.
+# The checks: each runs processes and judges their output.
 
 
 def by_process(name: str, *options: str) -> Callable[[Path, float], Outcome]:
-    """Return the check that runs the named part of this file in a process of its own."""
+    """Return a check that runs the part `name` of this file, with `options`, in a process of its own."""
 
     def check(log: Path, limit_s: float) -> Outcome:
         status = execute([__file__, "--part", name, "--out", str(log.parent), *options], log, limit_s)
@@ -200,7 +201,7 @@ def by_process(name: str, *options: str) -> Callable[[Path, float], Outcome]:
 
 
 def tests(*paths: str) -> Callable[[Path, float], Outcome]:
-    """Return the check that runs tests in a process for each core, a few at a time: a crash loses only those few."""
+    """Return a check that runs the tests on all cores in chunks, each in its own process: a crash loses one chunk."""
 
     def check(log: Path, limit_s: float) -> Outcome:
         if importlib.util.find_spec("pytest") is None:
@@ -214,7 +215,7 @@ def tests(*paths: str) -> Callable[[Path, float], Outcome]:
         chunks = [names[start : start + size] for start in range(0, len(names), size)]
 
         def run(number: int) -> tuple[int, int, list[str]]:
-            """Run the tests of a chunk; return how many passed, how many were skipped, and a line for each other."""
+            """Run a chunk; return how many tests passed, how many were skipped, and a line for each failure."""
             chosen, own = log.with_suffix(f".{number}.args"), log.with_suffix(f".{number}.log")
             chosen.write_text("\n".join(chunks[number]))
             left = until - time.monotonic()
@@ -243,7 +244,7 @@ def tests(*paths: str) -> Callable[[Path, float], Outcome]:
 
 
 def as_markdown(answer: dict[str, Any]) -> str:
-    """Return the README's table of the results that the benchmark printed as JSON."""
+    """Convert the benchmark's JSON output to the Markdown table of the README."""
     from spillgrad_tools.bench.cases import CUDA_BY_NAME, Result
     from spillgrad_tools.bench.report import cuda_as_markdown
 
@@ -255,7 +256,7 @@ def as_markdown(answer: dict[str, Any]) -> str:
 
 
 def benchmark(*options: str) -> Callable[[Path, float], Outcome]:
-    """Return the check that runs the benchmark; it passes when all rows were timed, even if they miss their bars."""
+    """Return a check that runs the benchmark; it passes if all rows were timed, even if rows miss their bars."""
 
     def check(log: Path, limit_s: float) -> Outcome:
         found = log.with_suffix(".json")
@@ -295,7 +296,7 @@ def parts(quick: bool) -> list[Part]:
 
 
 def main() -> int:
-    """Run the parts; return the exit status."""
+    """Run the parts that the command line chooses, and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a few minutes: few tests, short rows timed once, no PTX")
     parser.add_argument("--only", metavar="NAME", help="only parts whose name contains this")

@@ -1,7 +1,7 @@
-"""Arrays on a device, and how functions of arrays find their device kernels.
+"""Arrays on a device, and the choice of the device kernel for a function of arrays.
 
-A device array holds the address of its elements, and never reads them on the host. To find the layout of a view, NumPy
-makes the view once, of an array at a stand-in address whose elements are never read. The kernels are in
+A device array holds the address of its elements, and never reads the elements on the host. NumPy finds the layout of a
+view: it makes the view once, of an array at a stand-in address, whose elements are never read. The kernels are in
 `spillgrad_kernels.cuda`. That package needs numba-cuda, and is imported when the first device array is made.
 """
 
@@ -21,16 +21,17 @@ from spillgrad_kernels.memory import buffers
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# The most bytes that a device's thread moves at once. An array is aligned if its address is a multiple of this number.
+# The most bytes that a thread of a device moves in one access. An aligned array has an address that is a multiple of
+# this number.
 ACCESS_BYTES = 16
 
 
 class NotOnDevice(TypeError):
-    """The device has no kernel for an operation. The host can compute the operation from copies of the arrays."""
+    """Raised for an operation without a device kernel. The host can compute the operation from copies of the arrays."""
 
 
 class NoSuchAttribute(NotOnDevice, AttributeError):
-    """NumPy's arrays have an attribute that device arrays lack."""
+    """Raised for an attribute that device arrays lack, such as a method of NumPy's arrays without a device kernel."""
 
 
 def _cuda(module: str) -> Any:
@@ -38,7 +39,7 @@ def _cuda(module: str) -> Any:
 
 
 class Flags:
-    """The flags of a device array, as NumPy names them; `writeable` can be set."""
+    """The flags of a device array, with the names that NumPy gives them. `writeable` can be set."""
 
     __slots__ = ("_array",)
 
@@ -47,7 +48,7 @@ class Flags:
 
     @property
     def c_contiguous(self) -> bool:
-        """Whether the elements are in order without gaps."""
+        """Whether the elements are in C order, without gaps."""
         return self._array.layout.dense
 
     @property
@@ -63,16 +64,17 @@ class Flags:
 
     @property
     def carray(self) -> bool:
-        """Whether the elements are in order without gaps and may be overwritten."""
+        """Whether the elements are in C order, without gaps, and may be overwritten."""
         return self.c_contiguous and self.writeable
 
 
 class DeviceArray(NDArrayOperatorsMixin):
     """An array in device memory, with shape, strides, dtype, flags and views as in NumPy.
 
-    NumPy's functions take a device array if the device has a kernel for them. Functions that would read its elements on
-    the host, such as `np.asarray`, raise NotOnDevice; `to_host` copies the elements to the host. `address` is the
-    address of the first element. A view holds its `base`, as in NumPy. An array keeps its `owner` alive.
+    A NumPy function takes device arrays if the device has a kernel for the function. A function that would read the
+    elements on the host, such as `np.asarray`, raises NotOnDevice; `to_host` copies the elements to the host. `address`
+    is the address of the first element. A view refers to its `base`, as in NumPy. An array keeps `owner`, the owner of
+    its memory, alive.
     """
 
     __slots__ = ("__weakref__", "address", "base", "dtype", "layout", "owner", "shape", "strides")
@@ -119,16 +121,16 @@ class DeviceArray(NDArrayOperatorsMixin):
     # Views
 
     def unread(self) -> np.ndarray:
-        """Return a NumPy array with the address and layout of this array. Its elements must not be read."""
+        """Return a NumPy array with the address and layout of this array. Do not read the NumPy array's elements."""
         return self.layout.at(self.address)
 
     def view_of(self, view: np.ndarray) -> "DeviceArray":
-        """Return the device array with the address and layout of `view`, which is a view of `unread()`."""
+        """Return the device array with the address and layout of `view`, a NumPy view of the result of `unread`."""
         base = self if self.base is None else self.base
         return DeviceArray(host_address_of(view), Layout.of(view), None, base)
 
     def view_by(self, function: Callable[..., np.ndarray], *arguments: Any, **options: Any) -> "DeviceArray":
-        """Return the view of this array that `function(array, *arguments, **options)` makes of a NumPy array."""
+        """Return the view that the NumPy function `function(array, *arguments, **options)` makes of this array."""
         try:
             offset, layout = _viewed(function, self.layout, arguments, tuple(options.items()) if options else ())
         except TypeError:  # an argument is not hashable, such as a list, or is wrong
@@ -141,13 +143,13 @@ class DeviceArray(NDArrayOperatorsMixin):
         return self.view_by(np.transpose)
 
     def __getitem__(self, key: Any) -> "DeviceArray":
-        """Return a view of the elements at `key`, or a copy of them if `key` has arrays."""
+        """Return a view of the elements at the index `key`, or a copy of the elements if `key` contains arrays."""
         if _has_arrays(key):
             return _cuda("advanced_indexing").pick(self, key)  # type: ignore[no-any-return]
         return self.view_by(_part, _viewing(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Set the elements at `key` to `value`, broadcast. If `key` repeats an element, its last value stays."""
+        """Set the elements at the index `key` to the broadcast `value`. The last value of a repeated element stays."""
         if _has_arrays(key):
             _cuda("advanced_indexing").put(self, key, value)
         else:
@@ -159,27 +161,27 @@ class DeviceArray(NDArrayOperatorsMixin):
         return self.shape[0]
 
     def view(self, dtype: Any = None) -> "DeviceArray":
-        """Return a view of the same bytes, as `dtype` if it is given. Raises ValueError where NumPy does."""
+        """Return a view of the same bytes, as `dtype` if it is given. Raises ValueError if `dtype` does not fit."""
         return self.view_by(np.ndarray.view, self.dtype if dtype is None else dtype)
 
     def transpose(self, *axes: Any) -> "DeviceArray":
-        """Return a view with the dimensions in another order."""
+        """Return a view with the dimensions in the order `axes`, by default in reverse order."""
         return self.view_by(np.ndarray.transpose, *axes)
 
     def swapaxes(self, axis1: int, axis2: int) -> "DeviceArray":
-        """Return a view with two dimensions exchanged."""
+        """Return a view with the dimensions `axis1` and `axis2` exchanged."""
         return self.view_by(np.swapaxes, axis1, axis2)
 
     def squeeze(self, axis: Any = None) -> "DeviceArray":
-        """Return a view without dimensions of size 1."""
+        """Return a view without the dimensions `axis`, of size 1; by default, without all dimensions of size 1."""
         return self.view_by(np.squeeze, axis)
 
     def broadcast_to(self, shape: Shape) -> "DeviceArray":
-        """Return a view in which sizes of 1 are repeated."""
+        """Return a view of `shape`, in which dimensions of size 1 are repeated."""
         return self.view_by(np.broadcast_to, shape)
 
     def reshape(self, *shape: Any, copy: bool | None = None) -> "DeviceArray":
-        """Return a view of another shape, or a copy if no view has it; with `copy=False`, raise ValueError instead."""
+        """Return a view of another shape. If no view has that shape, copy or, with `copy=False`, raise ValueError."""
         sizes = shape[0] if len(shape) == 1 else shape
         if copy is False or self.layout.dense:  # a dense array has a view of every shape
             return self.view_by(_reshaped, sizes)
@@ -191,7 +193,7 @@ class DeviceArray(NDArrayOperatorsMixin):
     # Elements
 
     def copy(self) -> "DeviceArray":
-        """Return a copy without gaps."""
+        """Return a dense copy: in C order, without gaps."""
         return _cuda("elementwise").copy(self)  # type: ignore[no-any-return]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DeviceArray":
@@ -201,13 +203,13 @@ class DeviceArray(NDArrayOperatorsMixin):
         return to_device, (self.to_host(),)
 
     def astype(self, dtype: Any, order: str = "C", copy: bool = True) -> "DeviceArray":
-        """Return a copy without gaps, as `dtype`. With `copy=False`, return this array itself if it has that dtype."""
+        """Return a dense copy, converted to `dtype`. With `copy=False`, return this array itself if it has `dtype`."""
         if not copy and self.dtype == dtype:
             return self
         return _cuda("elementwise").copy(self, np.dtype(dtype))  # type: ignore[no-any-return]
 
     def sum(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> "DeviceArray":
-        """Return the sums over the dimensions `axis`, by default over all dimensions. They are computed in `dtype`."""
+        """Return the sums over the dimensions `axis`, by default over all dimensions; converted to `dtype` if given."""
         return np.sum(self, axis, dtype, keepdims=keepdims)  # type: ignore[no-any-return]
 
     def any(self, axis: Any = None, keepdims: bool = False) -> "DeviceArray":
@@ -225,7 +227,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         _cuda("elementwise").assign(self, value)
 
     def to_host(self) -> np.ndarray:
-        """Wait until the elements are computed; return a copy in the host's memory."""
+        """Wait until the elements are computed, then return a copy of the array in host memory."""
         return _cuda("array").to_host(self)  # type: ignore[no-any-return]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -241,7 +243,8 @@ class DeviceArray(NDArrayOperatorsMixin):
         return _cuda("numpy_functions").call_ufunc(ufunc, method, *operands, **options)
 
 
-# The types of array that an operation's forward function gets for a tensor. For type checkers, every array is NumPy's.
+# The types of the arrays that an operation's forward function gets for tensors. For type checkers, every array is a
+# NumPy array.
 ARRAYS: tuple[Any, ...] = (np.ndarray, DeviceArray)
 
 
@@ -260,7 +263,7 @@ def _has_arrays(key: Any) -> bool:
 
 
 def _viewing(key: Any) -> tuple[Any, ...]:
-    """Return the index `key` in a hashable form. Raises NotOnDevice if NumPy would copy instead of making a view."""
+    """Return the index `key` as a hashable tuple. Raises NotOnDevice for an index with which NumPy makes no view."""
     parts: list[Any] = []
     for part in key if isinstance(key, tuple) else (key,):
         if part is None or part is ... or type(part) is int:
@@ -280,7 +283,7 @@ def _viewing(key: Any) -> tuple[Any, ...]:
 def _part(array: np.ndarray, key: tuple[Any, ...]) -> np.ndarray:
     """Return the view of `array` at an index `key` that `_viewing` returned."""
     parts = tuple([slice(*part) if type(part) is tuple else part for part in key])
-    # Without an ellipsis, NumPy would return an element, not a view, where all parts are integers.
+    # Without an ellipsis, NumPy would return an element, not a view, if all parts are integers.
     found: np.ndarray = array[parts if ... in parts else (*parts, ...)]
     return found
 
@@ -296,20 +299,20 @@ def _viewed(
     arguments: tuple[Any, ...],
     options: tuple[tuple[str, Any], ...],
 ) -> tuple[int, Layout]:
-    """Return where `function` views an array with `layout`: the view's offset in bytes, and the view's layout."""
+    """Return the offset, in bytes, and the layout of the view that `function` makes of an array with `layout`."""
     found = function(layout.at(), *arguments, **dict(options))
     return host_address_of(found) - STAND_IN_ADDRESS, Layout.of(found)
 
 
 def arange_beside(array: Any, count: int) -> np.ndarray:
-    """Return the integers from 0 to `count` - 1, on the host or the device where `array` is."""
+    """Return the integers 0 to `count` - 1 as an array, on the device if `array` is on a device, else on the host."""
     return _cuda("indexing").arange(count) if type(array) is DeviceArray else np.arange(count)
 
 
 def strided_view(memory: np.ndarray, offset: int, shape: Shape, dtype: Any, strides: Shape) -> np.ndarray:
-    """Return a view, of the given shape, dtype and strides, of the dense array `memory` on the host or a device.
+    """Return a view of the dense array `memory`, on the host or a device, with the given shape, dtype and strides.
 
-    Units: `offset`, where the view begins in `memory`, and `strides` are in bytes.
+    The view begins at `offset` in `memory`. Units: `offset` and `strides` are in bytes.
     """
     if is_on_device(memory):
         array: Any = memory
@@ -336,40 +339,40 @@ def may_share_memory(a: Any, b: Any) -> bool:
 
 
 def to_device(array: np.ndarray) -> np.ndarray:
-    """Return a copy of `array` on the device, without gaps."""
+    """Return a dense copy of `array` on the device."""
     return _cuda("array").to_device(array)  # type: ignore[no-any-return]
 
 
 def empty_on_device(shape: Shape, dtype: Any) -> np.ndarray:
-    """Return an uninitialised array on the device, without gaps."""
+    """Return an uninitialised dense array on the device."""
     return _cuda("array").empty(shape, np.dtype(dtype))  # type: ignore[no-any-return]
 
 
 def empty_beside(array: Any, shape: Shape, dtype: Any) -> np.ndarray:
-    """Return an uninitialised array without gaps, on the host or the device where `array` is."""
+    """Return an uninitialised dense array, on the device if `array` is on a device, else on the host."""
     return empty_on_device(shape, dtype) if type(array) is DeviceArray else buffers.empty(shape, dtype)
 
 
 def zeros_beside(array: Any, shape: Shape, dtype: Any) -> np.ndarray:
-    """Return an array of zeros without gaps, on the host or the device where `array` is."""
+    """Return a dense array of zeros, on the device if `array` is on a device, else on the host."""
     return _cuda("array").zeros(shape, dtype) if type(array) is DeviceArray else buffers.zeros(shape, dtype)
 
 
 def beside(array: Any, other: np.ndarray) -> np.ndarray:
-    """Return `other`, an array on the host. If `array` is on a device, return a copy of `other` there."""
+    """Return the host array `other` or, if `array` is on a device, a copy of `other` on the device."""
     return to_device(other) if type(array) is DeviceArray else other
 
 
 def prepare_on_device(*arguments: Any) -> Any:
-    """Prepare an elementwise formula for the device; see `spillgrad_kernels.cuda.elementwise.prepare`."""
+    """Return the plan for an elementwise formula on the device (see `spillgrad_kernels.cuda.elementwise.prepare`)."""
     return _cuda("elementwise").prepare(*arguments)
 
 
 def on_device(module: str) -> Callable[[Function], Function]:
-    """Let the decorated function, which computes on the CPU, take device arrays too.
+    """Return a decorator that lets a function, which computes on the CPU, take device arrays too.
 
-    Given device arrays, it calls the function of the same name and parameters in `module` of `spillgrad_kernels.cuda`.
-    It raises NotOnDevice if `module` has no such function.
+    Given device arrays, the decorated function calls the function of the same name and parameters in `module` of
+    `spillgrad_kernels.cuda`. It raises NotOnDevice if `module` has no such function.
     """
 
     def decorate(function: Function) -> Function:
@@ -393,7 +396,7 @@ def _has_device_array(arguments: Sequence[Any]) -> bool:
 
 
 def _require_device(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    """Raise NotOnDevice if `arguments` hold an array on the host. Arrays without dimensions pass, as numbers do."""
+    """Raise NotOnDevice if `arguments` contain an array on the host, except arrays without dimensions."""
     for argument in arguments:
         kind = type(argument)
         if kind is list or kind is tuple:
@@ -406,7 +409,7 @@ def _require_device(function: Callable[..., Any], arguments: Sequence[Any]) -> N
 
 @functools.cache
 def device_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the device's counterpart of a function that `on_device` decorated. Raises NotOnDevice if it has none."""
+    """Return the device function for a function decorated by `on_device`. Raises NotOnDevice if there is none."""
     name = function.__name__
     module: str = function.device_module  # type: ignore[attr-defined]
     try:

@@ -19,9 +19,9 @@ class Layout:
     """The shape of an array, its strides in bytes, its dtype, and whether it may be written.
 
     A `dense` layout is what NumPy calls C-contiguous. `bounds` are the offsets, in bytes from the first element, of the
-    array's first byte and of the end of its last one; both are 0 for an array without elements. `Layout.made` returns
-    the same object for equal layouts, so that comparing layouts as keys costs nothing. It remembers a limited number of
-    layouts; for a layout that it forgot, it makes a new object.
+    array's lowest byte and of the end of its highest byte; both are 0 for an array without elements. `Layout.made`
+    returns the same object for equal layouts, so that comparing layouts as keys costs nothing. `Layout.made` caches a
+    limited number of layouts; for a layout that is no longer cached, it makes a new object.
     """
 
     __slots__ = ("bounds", "dense", "dtype", "shape", "strides", "writeable")
@@ -43,7 +43,7 @@ class Layout:
         return len(self.shape)
 
     def broadcast_strides(self, ndim: int) -> list[int]:
-        """Return the strides, in bytes, of the array broadcast to `ndim` dimensions; 0 where it has one element."""
+        """Return the strides, in bytes, of the array broadcast to `ndim` dimensions; 0 for each dimension of size 1."""
         own = [0 if size == 1 else stride for size, stride in zip(self.shape, self.strides, strict=True)]
         return [*[0] * (ndim - len(own)), *own]
 
@@ -59,7 +59,7 @@ class Layout:
         return cls.made(array.shape, array.strides, array.dtype, array.flags.writeable)
 
     def at(self, address: int = STAND_IN_ADDRESS) -> np.ndarray:
-        """Return a NumPy array with this layout at `address`. Its elements must not be read."""
+        """Return a NumPy array with this layout at `address`. The array's elements must not be read."""
         interface = {
             "version": 3, "shape": self.shape, "strides": self.strides, "typestr": f"|V{self.dtype.itemsize}",
             "data": (address, not self.writeable),
@@ -68,17 +68,17 @@ class Layout:
 
 
 def address_of(array: np.ndarray) -> int:
-    """Return the address of the first element, in a seventh of the time of `array.ctypes.data`. Not for kernels."""
+    """Return the address of the first element, 7 times as fast as `array.ctypes.data`. Kernels cannot call this."""
     return ctypes.c_size_t.from_address(id(array) + DATA_FIELD).value
 
 
 def layout_of(array: np.ndarray) -> Layout:
-    """Return the layout of an array on the host or a device. The result always counts as writeable."""
+    """Return the layout of an array on the host or a device, marked as writeable even if the array is not."""
     return Layout.made(array.shape, array.strides, array.dtype)
 
 
 def dense_strides(shape: Shape, itemsize: int, order: Shape | None = None) -> Shape:
-    """Return the strides, in bytes, of a dense `shape`. `order` lists its dimensions as in memory, outermost first."""
+    """Return a dense array's strides in bytes. `order` lists the dimensions, outermost first (default: C order)."""
     strides, stride = [0] * len(shape), itemsize
     for d in reversed(range(len(shape)) if order is None else order):
         strides[d] = stride
@@ -87,14 +87,14 @@ def dense_strides(shape: Shape, itemsize: int, order: Shape | None = None) -> Sh
 
 
 def dense(shape: Shape, dtype: np.dtype[Any], order: Shape | None = None) -> Layout:
-    """Return the dense layout of `shape` and `dtype`. `order` lists the dimensions as in memory, outermost first."""
+    """Return the layout of a dense array of `shape` and `dtype`. For `order`, see `dense_strides`."""
     return Layout.made(shape, dense_strides(shape, dtype.itemsize, order), dtype)
 
 
 def batch_offsets(batch: Shape, *operands: Layout) -> np.ndarray:
-    """Return, for each matrix product of a batch, the offset in bytes of each operand's matrix, as (item, operand).
+    """Return the offset, in bytes, of each operand's matrix for each product of a batch: shape (products, operands).
 
-    The dimensions of an operand before the last two broadcast to `batch`.
+    An operand's dimensions before the last two broadcast to `batch`.
     """
     offsets = np.zeros((*batch, len(operands)), np.int64)
     for column, operand in enumerate(operands):

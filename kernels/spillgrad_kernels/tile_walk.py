@@ -21,8 +21,8 @@ _TILE = 4096
 class TileWalk(NamedTuple):
     """How a kernel walks over arrays in tiles: `loops`, the number of tiles, and the elements of one tile.
 
-    The first row of `loops` holds the sizes of the dimensions; the last two are rows and columns. The second row holds
-    the sizes of a tile. Each further row holds the strides of one array, in bytes.
+    The first row of `loops` holds the sizes of the dimensions; the last two dimensions are rows and columns. The second
+    row holds the sizes of a tile. Each further row holds the strides of one array, in bytes.
     """
 
     loops: np.ndarray
@@ -42,7 +42,7 @@ class TileWalk(NamedTuple):
 
 
 def tile_walk(shape: Shape, arrays: Sequence[Layout], side: int | None = None) -> TileWalk:
-    """Return the walk over arrays broadcast to `shape`, in square tiles of `side`, or by default in long rows."""
+    """Return the walk over arrays that are broadcast to `shape`: in square tiles of `side`, by default in long rows."""
     steps = [array.broadcast_strides(len(shape)) for array in arrays]
     sizes_of = [array.dtype.itemsize for array in arrays]
     # The dimension in which the fewest arrays have gaps becomes the innermost. The others go by stride, largest first.

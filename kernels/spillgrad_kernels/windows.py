@@ -12,7 +12,7 @@ Pair = tuple[int, int]
 class Windows:
     """A grid of equal windows over an image; every field is a pair (down, across).
 
-    Element t of window i lies at `i * stride + t * dilation - padding` of the image. Elements outside it are padding.
+    Element t of window i lies at `i * stride + t * dilation - padding` of the image. Elements outside are padding.
     """
 
     size: Pair
@@ -24,7 +24,7 @@ class Windows:
 
 
 class Ranges(NamedTuple):
-    """The elements of windows along one dimension; window i has starts[i], starts[i] + step, … below stops[i]."""
+    """The positions of windows along one dimension: window i has starts[i], starts[i] + step, …, below stops[i]."""
 
     starts: np.ndarray
     stops: np.ndarray
@@ -48,7 +48,7 @@ def ranges(windows: Windows) -> tuple[Ranges, Ranges]:
 def adaptive_ranges(image: Pair, grid: Pair) -> tuple[Ranges, Ranges]:
     """Return the ranges, down and across, of windows that cut an image into a grid of any size.
 
-    Neighbouring windows overlap where the grid does not divide the image evenly.
+    Neighbouring windows overlap if the grid does not divide the image evenly.
     """
     found = []
     for size, count in zip(image, grid, strict=True):

@@ -20,16 +20,16 @@ __all__ = [
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
-    """Return data as a tensor: with `copy` always in memory of its own, without it never, by default where it must be.
+    """Return `obj` as a tensor: always a copy if `copy` is True, never if False, only if necessary if None.
 
-    Raises ArgumentError for copy=False where the data have to be copied.
+    Raises ArgumentError if `copy` is False and a copy is necessary.
     """
     return array_api_names.asarray(obj, dtype, device, copy)
 
 
 @declare(numpy=True)
 def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the values from `start` (0 if only one bound is given) up to but without `stop`, `step` apart."""
+    """Return the values from `start` (0 if only one bound is given) up to `stop`, excluded, in steps of `step`."""
     if stop is None:
         start, stop = 0, start
     if (stop - start) * step < 0:
@@ -40,7 +40,7 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
 def linspace(
     start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
 ) -> Tensor:
-    """Return `num` evenly spaced values from `start` to `stop`, without the latter unless `endpoint`."""
+    """Return `num` evenly spaced values from `start` to `stop`; without `endpoint`, `stop` is excluded."""
     if num < 0:
         raise ArgumentError(f"linspace: got num={num}; give 0 or more")
     values = np.linspace(float(start), float(stop), num, endpoint)
@@ -55,7 +55,7 @@ def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = N
 
 @declare(numpy=True)
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return a tensor filled with one value, of that value's own dtype if none is given."""
+    """Return a tensor filled with one value; its dtype is by default that of the value."""
     return ops.full(shape, fill_value, dtype, device)
 
 
@@ -79,14 +79,14 @@ empty_like, ones_like, zeros_like = map(_filled_like, (ops.empty_like, ops.ones_
 
 @declare(numpy=True)
 def full_like(x: Tensor, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return a tensor in the shape and dtype of `x` filled with one value."""
+    """Return a tensor filled with one value, in the shape of `x` and by default in its dtype."""
     return ops.full_like(x, fill_value, dtype=dtype, device=device)
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
-    """Return a tensor over the memory of any object with `__dlpack__`, or where it must be or is asked for over a copy.
+    """Return a tensor over the memory of an object with `__dlpack__`, or over a copy if necessary or if `copy` is True.
 
-    Raises ExportError for copy=False and another device.
+    Raises ExportError if `copy` is False and `device` is not the device of the memory.
     """
     taken = ops.from_dlpack(x)
     moved = taken if device is None else convert.to(taken, device=device)

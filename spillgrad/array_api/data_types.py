@@ -15,7 +15,7 @@ __all__ = ["FloatInfo", "IntegerInfo", "astype", "can_cast", "finfo", "iinfo", "
 
 
 class FloatInfo(NamedTuple):
-    """The limits of a floating-point dtype; of a complex one, of its parts."""
+    """The limits of a floating-point dtype, or of the real and imaginary parts of a complex dtype."""
 
     bits: int
     eps: float
@@ -35,7 +35,7 @@ class IntegerInfo(NamedTuple):
 
 
 def finfo(type: Any, /) -> FloatInfo:
-    """Return the limits of the floating-point dtype that is given, or that a tensor has."""
+    """Return the limits of a floating-point or complex dtype; `type` is the dtype, or a tensor that has it."""
     dtype = _dtype_of(type)
     part = {complex64: float32, complex128: float64}.get(dtype, dtype)
     found = dtypes.finfo(part)
@@ -43,7 +43,7 @@ def finfo(type: Any, /) -> FloatInfo:
 
 
 def iinfo(type: Any, /) -> IntegerInfo:
-    """Return the limits of the integer dtype that is given, or that a tensor has."""
+    """Return the limits of an integer dtype; `type` is the dtype, or a tensor that has it."""
     found = dtypes.iinfo(_dtype_of(type))
     return IntegerInfo(found.bits, found.max, found.min, _dtype_of(type))
 
@@ -53,7 +53,10 @@ def _dtype_of(array_or_dtype: Any) -> DType:
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
-    """Return whether a dtype, or a tensor's, promotes to another: the same kind and no fewer bits, or its complex."""
+    """Return whether `from_`, a dtype or a tensor, can be cast to the dtype `to`: promoting both must give `to`.
+
+    Both must be of one kind (bool, integer, real or complex), or `from_` real and `to` complex.
+    """
     source, target = _dtype_of(from_), dtypes.as_dtype(to)
     kinds = dtypes.category(source), dtypes.category(target)
     return kinds in ((0, 0), (1, 1), (2, 2), (2, 3), (3, 3)) and dtypes.promote(source, target) == target
@@ -61,7 +64,7 @@ def can_cast(from_: Any, to: Any, /) -> bool:
 
 @declare(numpy=True)
 def result_type(*arrays_and_dtypes: Any) -> DType:
-    """Return the dtype that tensors, dtypes and Python numbers have in common; a number counts by its kind alone."""
+    """Return the dtype that tensors, dtypes and Python numbers promote to; of a number, only the kind counts."""
     numbers = [x for x in arrays_and_dtypes if isinstance(x, NUMBERS)]
     found = [_dtype_of(x) for x in arrays_and_dtypes if not isinstance(x, NUMBERS)]
     if not found:

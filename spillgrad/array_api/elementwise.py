@@ -1,4 +1,4 @@
-"""Functions of elements, by the array API standard; most are functions of `sg` that declare it."""
+"""Elementwise functions of the array API standard; most are functions of `sg` that declare their standard name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,7 @@ def sign(x: Tensor, /) -> Tensor:
 
 @declare(numpy=True)
 def clip(x: Tensor, /, min: Any = None, max: Any = None) -> Tensor:
-    """Return the elements held within bounds, in the dtype of `x`."""
+    """Return the elements limited to the range from `min` to `max`, in the dtype of `x`; None is no limit."""
     low, high = (convert.to_dtype(bound, x.dtype) if isinstance(bound, Tensor) else bound for bound in (min, max))
     return convert.clone(x) if low is None and high is None else clamp_where.clip(x, low, high)
 

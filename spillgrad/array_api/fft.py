@@ -33,17 +33,17 @@ rfftn, irfftn = _along_several(fourier.rfftn), _along_several(fourier.irfftn)
 
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the frequencies of `fft` for n points at distance d."""
+    """Return the frequencies that the elements of `fft` stand for, given `n` points at distance `d`."""
     return convert.to(fourier.fftfreq(n, d, dtype=dtype), device=device)
 
 
 def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the frequencies of `rfft` for n points at distance d."""
+    """Return the frequencies that the elements of `rfft` stand for, given `n` points at distance `d`."""
     return convert.to(fourier.rfftfreq(n, d, dtype=dtype), device=device)
 
 
 def fftshift(x: Tensor, /, *, axes: Any = None) -> Tensor:
-    """Return the elements with frequency zero moved to the middle, along all dimensions by default."""
+    """Return the elements with frequency zero moved to the middle, by default along all dimensions."""
     return fourier.fftshift(x, axes)
 
 

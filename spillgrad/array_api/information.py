@@ -1,4 +1,4 @@
-"""What the namespace has and does, as the array API standard lets programs ask."""
+"""The array API standard's queries of the namespace: its capabilities, devices and dtypes."""
 
 from typing import Any
 
@@ -17,18 +17,18 @@ _STANDARD_DTYPES = (
 
 
 class __array_namespace_info__:
-    """What this namespace has and does."""
+    """The capabilities, devices and dtypes of this namespace."""
 
     def capabilities(self) -> dict[str, Any]:
-        """Return which optional behaviours there are."""
+        """Return which optional features are supported, and the largest number of dimensions."""
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
     def default_device(self) -> Device:
-        """Return where tensors are made."""
+        """Return the device on which tensors are made by default."""
         return CPU
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, DType]:
-        """Return the dtypes of tensors made without one."""
+        """Return the dtypes of tensors that are made without a dtype, by kind."""
         as_device(device)
         return {
             "real floating": dtypes.get_default_dtype(), "complex floating": dtypes.of_scalar(0j),
@@ -36,10 +36,10 @@ class __array_namespace_info__:
         }  # fmt: skip
 
     def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, DType]:
-        """Return the standard's dtypes by name, or those of a kind, or of several."""
+        """Return the standard's dtypes by name: all, or those of the given kind or kinds."""
         as_device(device)
         return {str(d): d for d in _STANDARD_DTYPES if kind is None or isdtype(d, kind)}
 
     def devices(self) -> list[Device]:
-        """Return where tensors can be."""
+        """Return the devices on which tensors can be made."""
         return [CPU] if missing() else [CPU, CUDA]

@@ -21,30 +21,33 @@ eigvalsh, svdvals = unary(decompositions.eigvalsh), unary(decompositions.svdvals
 
 @declare(numpy=True)
 def tensordot(x1: Tensor, x2: Tensor, /, *, axes: Any = 2) -> Tensor:
-    """Return the sum of products over the last `axes` dimensions of `x1` and the first of `x2`, or over named ones."""
+    """Return the sums of products over the last `axes` dimensions of `x1` and the first `axes` of `x2`.
+
+    `axes` may also be a pair of sequences: dimensions of `x1` and dimensions of `x2`.
+    """
     first, second = promoted("tensordot", x1, x2)
     return einsum.tensordot(first, second, axes)
 
 
 @declare(numpy=True)
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
-    """Return the sums of products along a dimension."""
+    """Return the dot products of vectors along a dimension."""
     return norms.vecdot(*promoted("vecdot", x1, x2), dim=axis)
 
 
 def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
-    """Return the cross products of vectors of three along a dimension. Raises ShapeError for another length."""
+    """Return the cross products of vectors of length 3 along a dimension. Raises ShapeError for another length."""
     first, second = promoted("cross", x1, x2)
     return einsum.cross(first, second, axis)
 
 
 def diagonal(x: Tensor, /, *, offset: int = 0) -> Tensor:
-    """Return a view of the diagonals of matrices."""
+    """Return a view of the diagonals of matrices; `offset` 0 is the main diagonal, 1 the next above it."""
     return indexing.diagonal(x, offset, -2, -1)
 
 
 def trace(x: Tensor, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
-    """Return the sums of the diagonals of matrices; see `sum` for their dtype."""
+    """Return the sums of the diagonals of matrices, in the dtype that this namespace's `sum` returns."""
     chosen = diagonal(x, offset=offset)
     wanted = "uint64" if dtype is None and x.dtype.kind == "u" else dtype
     if wanted is None:
@@ -68,7 +71,7 @@ def pinv(x: Tensor, /, *, rtol: Any = None) -> Tensor:
 
 
 def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
-    """Return the solutions of systems of equations: of one if `x2` is a vector, else of one for each of its columns."""
+    """Return X with x1 X = x2. `x2` is a vector, or matrices whose columns are right-hand sides."""
     matrices, right = promoted("solve", x1, x2)
     if right.ndim > 1:
         return solving.solve(matrices, right)
@@ -76,12 +79,12 @@ def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
 
 
 def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
-    """Return the triangular factors of symmetric positive-definite matrices. Raises LinAlgError for others."""
+    """Return the triangular factors of symmetric positive-definite matrices. Raises LinAlgError for other matrices."""
     return decompositions.cholesky(x, upper=upper)
 
 
 def qr(x: Tensor, /, *, mode: str = "reduced") -> QR:
-    """Return orthogonal and upper triangular factors."""
+    """Return the orthogonal and the upper triangular factors of matrices."""
     return decompositions.qr(x, mode)
 
 
@@ -96,17 +99,17 @@ def matrix_power(x: Tensor, n: int, /) -> Tensor:
 
 
 def matrix_rank(x: Tensor, /, *, rtol: Any = None) -> Tensor:
-    """Return how many singular values of matrices are not small."""
+    """Return the ranks of matrices: the numbers of singular values that do not count as zero."""
     return solving.matrix_rank(x, rtol=rtol)
 
 
 def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: Any = "fro") -> Tensor:
-    """Return the norms of matrices."""
+    """Return the norms of matrices, of the order `ord`."""
     return norms.matrix_norm(x, ord, keepdim=keepdims)
 
 
 def vector_norm(x: Tensor, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Tensor:
-    """Return the norms of vectors along dimensions, or of all elements."""
+    """Return the norms of vectors along dimensions, or the norm of all elements if `axis` is None."""
     return norms.vector_norm(x, ord, axis, keepdims)
 
 

@@ -14,13 +14,13 @@ __all__ = ["broadcast_to", "concat", "flip", "moveaxis", "repeat", "reshape", "r
 
 @declare(numpy=True)
 def broadcast_to(x: Tensor, /, shape: tuple[int, ...]) -> Tensor:
-    """Return a view repeated along new dimensions and those of size 1."""
+    """Return a view in the given shape, repeated along new dimensions and along dimensions of size 1."""
     return shape_ops.broadcast_to(x, shape)
 
 
 @declare(numpy="concatenate")
 def concat(arrays: Any, /, *, axis: int | None = 0) -> Tensor:
-    """Return tensors joined along an existing dimension, or without one all their elements in a row."""
+    """Return tensors joined along an existing dimension, or flattened and joined if `axis` is None."""
     parts = list(arrays)
     return join_split.cat([shape_ops.reshape(x, -1) for x in parts] if axis is None else parts, axis or 0)
 
@@ -33,21 +33,21 @@ def stack(arrays: Any, /, *, axis: int = 0) -> Tensor:
 
 @declare(numpy=True)
 def flip(x: Tensor, /, *, axis: Any = None) -> Tensor:
-    """Return a copy with the order along some dimensions, or all, reversed."""
+    """Return a copy with the order of elements reversed along some dimensions, by default along all."""
     return rearrange.flip(x, dims=tuple(range(x.ndim)) if axis is None else axis)
 
 
 @declare(numpy=True)
 def moveaxis(x: Tensor, source: Any, destination: Any, /) -> Tensor:
-    """Return a view with some dimensions moved to other places, the others in their order."""
+    """Return a view with the dimensions `source` at the places `destination`; the others keep their order."""
     return shape_ops.movedim(x, source, destination)
 
 
 @declare(numpy=True)
 def reshape(x: Tensor, /, shape: Any, *, copy: bool | None = None) -> Tensor:
-    """Return the elements in another shape: as a view where that can be, unless `copy`.
+    """Return the elements in another shape: a view if the strides allow one and `copy` is not True, else a copy.
 
-    Raises ArgumentError for copy=False where there is no such view.
+    Raises ArgumentError if `copy` is False and the strides allow no view.
     """
     result = shape_ops.reshape(x, shape)
     if copy is False and x.numel() and result.storage is not x.storage:
@@ -57,13 +57,13 @@ def reshape(x: Tensor, /, shape: Any, *, copy: bool | None = None) -> Tensor:
 
 @declare(numpy=True)
 def roll(x: Tensor, /, shift: Any, *, axis: Any = None) -> Tensor:
-    """Return a copy whose elements moved along some dimensions, or along the flattened tensor."""
+    """Return a copy with the elements rolled by `shift` along some dimensions, or along the flattened tensor."""
     several = isinstance(axis, tuple) and not isinstance(shift, tuple)
     return rearrange.roll(x, (shift,) * len(axis) if several else shift, axis)
 
 
 def squeeze(x: Tensor, /, axis: Any) -> Tensor:
-    """Return a view without some dimensions of size 1. Raises ShapeError for another size."""
+    """Return a view without the dimensions `axis`. Raises ShapeError if the size of one of them is not 1."""
     dims = shape_ops.normalize_dims("squeeze", axis, x.ndim)
     if wrong := [d for d in dims if x.shape[d] != 1]:
         raise ShapeError(f"squeeze: got axis={axis} for shape {x.shape}; dimension {wrong[0]} is not of size 1")
@@ -72,5 +72,5 @@ def squeeze(x: Tensor, /, axis: Any) -> Tensor:
 
 @declare(numpy=True)
 def tile(x: Tensor, repetitions: tuple[int, ...], /) -> Tensor:
-    """Return the tensor tiled along its last dimensions."""
+    """Return the tensor repeated along its last dimensions; `repetitions` has a count for each of these."""
     return rearrange.tile(x, repetitions)

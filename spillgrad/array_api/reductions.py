@@ -16,7 +16,7 @@ __all__ = [
 
 
 def _over(function: Callable[..., Tensor], x: Tensor, axis: Any, *further: Any) -> Tensor:
-    """Return a reduction over dimensions: for PyTorch `()` is all of them, for the standard none."""
+    """Return a reduction over the dimensions `axis`. `()` means none, as in the standard; for PyTorch it means all."""
     if axis == ():
         return shape.squeeze(function(shape.unsqueeze(x, 0), 0, *further[:-1], True), 0)
     return function(x, axis, *further)
@@ -37,12 +37,12 @@ mean = _reduction(reduce.mean)
 
 @declare(numpy=True)
 def count_nonzero(x: Tensor, /, *, axis: Any = None, keepdims: bool = False) -> Tensor:
-    """Return how many elements over dimensions are not zero, as int64."""
+    """Return the number of nonzero elements over dimensions, as int64."""
     return sum(comparison.ne(x, 0), axis=axis, keepdims=keepdims)
 
 
 def _as_total(x: Tensor, dtype: Any, total: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return a sum or product in its dtype: the given one, or of unsigned integers uint64."""
+    """Return the sum or product `total(x)` in `dtype`; if that is None, unsigned integers give uint64."""
     if dtype is None:
         return convert.to_dtype(total(x), uint64) if x.dtype.kind == "u" else total(x)
     return convert.to_dtype(total(convert.to_dtype(x, dtype)), dtype)
@@ -85,5 +85,5 @@ cumulative_sum, cumulative_prod = _running(array_api_names.cumulative_sum), _run
 def diff(
     x: Tensor, /, *, axis: int = -1, n: int = 1, prepend: Tensor | None = None, append: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """Return the n-th differences of neighbours along a dimension, with further elements at either end."""
+    """Return the n-th differences of neighbours along a dimension, after adding `prepend` and `append` at the ends."""
     return scan.diff(x, n, axis, prepend, append)

@@ -45,7 +45,7 @@ def sort(x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool
 
 @declare(numpy=True)
 def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
-    """Return the places of the elements that are not zero: a vector for each dimension. Raises ShapeError for 0-d."""
+    """Return the indices of the nonzero elements: a vector for each dimension. Raises ShapeError for a 0-d tensor."""
     if not x.ndim:
         raise ShapeError("nonzero: got a 0-d tensor; wanted at least one dimension")
     return indexing.nonzero(x, as_tuple=True)  # type: ignore[no-any-return]
@@ -53,17 +53,17 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
 
 @declare(numpy=True)
 def searchsorted(x1: Tensor, x2: Any, /, *, side: str = "left", sorter: Tensor | None = None) -> Tensor:
-    """Return where elements of `x2` would stand in the sorted vector `x1`: before what is equal, or behind it."""
+    """Return the indices at which to insert elements of `x2` into the sorted `x1`: "left" or "right" of equal ones."""
     return counting.searchsorted(x1, x2, side=side, sorter=sorter)
 
 
 def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Tensor:
-    """Return whether each element of `x1` is (or is not) one of `x2`."""
+    """Return whether each element of `x1` occurs in `x2`; with `invert`, whether it does not."""
     return counting.isin(*promoted("isin", x1, x2), invert=invert)
 
 
 def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
-    """Return the elements at `indices` along a dimension, which only a vector need not name."""
+    """Return the elements at `indices` along a dimension. `axis` may be None for a vector only."""
     if axis is None and x.ndim != 1:
         raise ArgumentError(f"take: got a tensor of {x.ndim} dimensions and no axis; give one")
     dim = shape.normalize_dim("take", axis or 0, x.ndim)
@@ -72,7 +72,7 @@ def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
 
 @declare(numpy=True)
 def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
-    """Return the elements at `indices` along one dimension; others broadcast."""
+    """Return the elements at `indices` along one dimension; the other dimensions of `x` and `indices` broadcast."""
     size = x.shape[shape.normalize_dim("take_along_axis", axis, x.ndim)]
     counted = clamp_where.where(comparison.lt(indices, 0), arithmetic.add(indices, size), indices)
     return array_api_names.take_along_axis(x, counted, axis=axis)

@@ -1,4 +1,4 @@
-"""What makes functions of the array API standard of those of `sg`: its promotion, and names and docstrings."""
+"""Turn functions of `sg` into functions of the array API standard: its promotion, names and docstrings."""
 
 import functools
 import sys
@@ -16,9 +16,9 @@ NUMBERS = (bool, int, float, complex)
 
 
 def promoted(name: str, *operands: Any) -> list[Any]:
-    """Return tensors in their common dtype, whatever their dimensions, and numbers as they are.
+    """Return the operands with all tensors in one dtype, promoted whatever their dimensions; numbers stay unchanged.
 
-    Raises OperandError for anything else, and for numbers alone.
+    Raises OperandError for an operand that is neither tensor nor number, and if no operand is a tensor.
     """
     found = {x.dtype for x in operands if isinstance(x, Tensor)}
     if not found or not all(isinstance(x, (Tensor, *NUMBERS)) for x in operands):
@@ -31,12 +31,12 @@ def promoted(name: str, *operands: Any) -> list[Any]:
 
 
 def called(function: Function, like: Callable[..., Any], name: str | None = None) -> Function:
-    """Return a function after giving it the docstring of another, and its name if no name is given."""
+    """Give `function` the docstring of `like`, and `name` or else the name of `like`; return `function`."""
     return named(function, name or like.__name__, like.__doc__)
 
 
 def unary(function: Callable[..., Any], name: str | None = None) -> Callable[..., Tensor]:
-    """Return the standard's function of one tensor that is a function of `sg`."""
+    """Return a function of the standard that calls `function`, a function of `sg`, on one tensor."""
 
     def of_one(x: Tensor, /) -> Tensor:
         return function(x)  # type: ignore[no-any-return]
@@ -46,7 +46,7 @@ def unary(function: Callable[..., Any], name: str | None = None) -> Callable[...
 
 
 def binary(function: Callable[..., Any], name: str | None = None) -> Callable[..., Tensor]:
-    """Return the standard's function of two operands, promoted, that is a function of `sg`."""
+    """Return a function of the standard that calls `function`, a function of `sg`, on two promoted operands."""
 
     def of_two(x1: Any, x2: Any, /) -> Tensor:
         return function(*promoted(of_two.__name__, x1, x2))  # type: ignore[no-any-return]

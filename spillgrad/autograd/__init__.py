@@ -1,6 +1,6 @@
 """Automatic differentiation: gradients, custom functions and hooks on saved tensors.
 
-Names load on first use: the tensor class itself is built on modules of this package.
+Names are imported on first use, because the tensor class itself imports modules of this package.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Two pairs of saved-tensor hooks as one."""
+"""Combine two pairs of saved-tensor hooks into one pair."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from spillgrad.tensor import Tensor
 
 
 class compose(saved_tensors_hooks):
-    """Pack with `inner`, then pack its result with `outer`; unpack in the reverse order.
+    """Context manager: pack with `inner`, then pack the result with `outer`; unpack in the reverse order.
 
-    `pack_hook(x)` is `outer.pack(inner.pack(x))`, `unpack_hook(p)` is `inner.unpack(outer.unpack(p))`. Each is an
-    object with a pair of hooks (`saved_tensors_hooks`, `save_on_cpu`, `save_on_disk`, another `compose`) or a tuple
-    (pack, unpack). `inner` must return a tensor, because `outer` packs nothing else. `only` chooses the values that the
-    two pairs take, as in `saved_tensors_hooks`; neither pair may have an `only` of its own. The context can be entered
-    again. This example saves float32 activations as bfloat16, and keeps at most 1 GiB of them in RAM:
+    `pack_hook(x)` is `outer.pack(inner.pack(x))`, `unpack_hook(p)` is `inner.unpack(outer.unpack(p))`. `outer` and
+    `inner` are objects with a pair of hooks (`saved_tensors_hooks`, `save_on_cpu`, `save_on_disk`, another `compose`)
+    or tuples (pack, unpack). `inner` must pack to a tensor, because `outer` packs nothing else. `only` chooses the
+    values that the two pairs take, as in `saved_tensors_hooks`; neither pair may have a separate `only`. The context
+    can be entered again. This example saves float32 activations as bfloat16, and keeps at most 1 GiB of them in RAM:
 
         def pack(x):
             return x.to(sg.bfloat16) if x.dtype == sg.float32 else x
@@ -23,8 +23,8 @@ class compose(saved_tensors_hooks):
         with sg.autograd.graph.compose(sg.save_on_disk(ram_budget="1GiB"), half):
             loss = model(batch)
 
-    Raises HookTypeError when an argument is not a pair of hooks, or when `inner` returns something other than a tensor;
-    SavedTensorError when the outer pack hook changes its input.
+    Raises HookTypeError if an argument is not a pair of hooks, or if `inner` packs to something other than a tensor.
+    Raises SavedTensorError if the outer pack hook changes its input.
     """
 
     def __init__(self, outer: Any, inner: Any, *, only: Predicate | None = None) -> None:

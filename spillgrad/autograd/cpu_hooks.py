@@ -7,9 +7,9 @@ from spillgrad.ops.convert import to
 
 
 class save_on_cpu(saved_tensors_hooks):
-    """Move tensors that operations inside save for backward to host memory, and back when backward needs them.
+    """Context manager: move saved tensors to host memory, and back to their device when backward needs them.
 
-    `pin_memory` is accepted for tensors of other devices; host memory needs none. `only`: as in `saved_tensors_hooks`.
+    `pin_memory` and `device_type` are accepted, as in PyTorch, and change nothing. `only`: as in `saved_tensors_hooks`.
     Source: torch.autograd.graph.save_on_cpu.
     """
 

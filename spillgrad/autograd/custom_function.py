@@ -1,6 +1,6 @@
 """Recording and running custom differentiable functions: the part that `Function` and `PyLayer` share.
 
-A subclass of `CustomFunction` states where its dialect differs in class attributes and in a few methods.
+A subclass of `CustomFunction` defines how its dialect differs, by class attributes and a few methods.
 """
 
 import weakref
@@ -44,9 +44,9 @@ class Context:
         self._node: Callable[[], CustomNode | None] = lambda: None  # a weak reference: the node holds the context
 
     def save_for_backward(self, *tensors: Any) -> None:
-        """Save tensors (or None) for backward; once, in forward. Active hooks pack them after forward has returned.
+        """Save tensors (or None) for backward, once, in forward. Active hooks pack them after forward has returned.
 
-        Raises GraphError on a second call or outside forward, OperandError for anything but tensors and None.
+        Raises GraphError on a second call or outside forward. Raises OperandError for anything but tensors and None.
         """
         if self._forward_done:
             raise GraphError("save_for_backward: called outside forward; save what backward needs in forward")
@@ -57,7 +57,7 @@ class Context:
         self._to_save = tensors
 
     def mark_non_differentiable(self, *outputs: Tensor) -> None:
-        """Mark outputs as needing no gradient; backward still gets a gradient of zeros for each.
+        """Mark outputs of forward as needing no gradient; backward still gets a gradient of zeros for each.
 
         Raises OperandError for anything but tensors.
         """
@@ -92,7 +92,7 @@ class CustomNode(Node):
         self._inputs = inputs.layout
         self._metas: list[tuple[tuple[int, ...], Any]] = [(t.shape, t.dtype) for t in inputs.tensors]
         self.edges = tuple(t.gradient_edge() if t.requires_grad else NO_EDGE for t in inputs.tensors)
-        self._slots: list[int | None] = []  # per value forward returned: its output number, None for other values
+        self._slots: list[int | None] = []  # for each value that forward returned: its output number, or None
 
     def name(self) -> str:
         return f"{self._kind.__name__}Backward"
@@ -126,7 +126,7 @@ class CustomNode(Node):
                 meta = self.outputs[slot]
                 grad = Tensor.wrap(filled(meta.device, meta.shape, meta.dtype, 0))
             arriving.append(None if grad is None else grad.mark_shared())
-        if self._kind.boxed_grads_call and not self._posthooks:  # only backward's own list then refers to them
+        if self._kind.boxed_grads_call and not self._posthooks:  # then only backward's own list refers to the gradients
             grads[:] = [None] * len(grads)
             grad = None
         returned = self._kind._run_backward(self._ctx, arriving)
@@ -167,7 +167,7 @@ class CustomNode(Node):
 class Inputs:
     """The tensors among a call's arguments.
 
-    `layout` has an entry per argument: 1 for a tensor, the number of tensors in a list as a tuple, else 0.
+    `layout` has an entry for each argument: 1 for a tensor, (count,) for a list of `count` tensors, else 0.
     """
 
     def __init__(self, arguments: Sequence[Any], into_lists: bool) -> None:

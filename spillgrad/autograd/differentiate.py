@@ -25,9 +25,10 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _place(name: str, value: Any) -> tuple[Edge, _Meta]:
-    """Return the place that a gradient of a tensor or edge flows to (no node: nowhere), and its required form.
+    """Return the edge to which a gradient of `value` flows, and an object with the gradient's required shape and dtype.
 
-    The form is that of the tensor when it was computed, even if its `data` was replaced since.
+    The edge has no node if no gradient flows. Shape and dtype are those of the tensor when it was computed, even if its
+    `data` was replaced since.
     """
     if isinstance(value, Tensor):
         edge: Edge = value.gradient_edge()
@@ -93,9 +94,9 @@ def backward(
     """Add the gradient of `tensors` to the `.grad` of the leaves they were computed from (or of `inputs` only).
 
     `grad_tensors`: the gradient with respect to each tensor; may be left out for one-element tensors. The graph's saved
-    values are freed unless `retain_graph` (default: `create_graph`). A non-leaf among `inputs` retains its gradient.
-    A gradient edge may stand for a tensor; the edge of a non-leaf has no `.grad` to add to.
-    Raises GraphError when nothing requires a gradient.
+    values are freed unless `retain_graph` is true (default: `create_graph`). A non-leaf among `inputs` retains its
+    gradient. A gradient edge may stand for a tensor; the edge of a non-leaf has no `.grad` to add to.
+    Raises GraphError if one of `tensors` does not require a gradient.
     """
     roots, grads = _roots("backward", tensors, grad_tensors, create_graph)
     edges = None
@@ -123,7 +124,7 @@ def tensor_backward(
     """Add the gradient of this tensor to the `.grad` of the leaves it was computed from (or of `inputs` only).
 
     `gradient` (Paddle: `grad_tensor`): the gradient with respect to this tensor; may be left out for one element.
-    Otherwise as `spillgrad.autograd.backward`.
+    For the other arguments, see `spillgrad.autograd.backward`.
     """
     backward(tensor, grad_tensor if gradient is None else gradient, retain_graph, create_graph, inputs)
 
@@ -144,11 +145,11 @@ def grad(
     """Return the gradients of `outputs` with respect to `inputs`, as a tuple; nothing is added to `.grad`.
 
     `inputs` may be a dict; the result is then a dict of the same keys. No gradient flows through `no_grad_vars`, which
-    count as constants. With `is_grads_batched`, each of `grad_outputs` has a further first dimension, and so has each
-    result (materialized zeros too, unlike PyTorch's): one backward for each index, as many times the work.
-    Raises GraphError when an input was not used, unless `allow_unused` (its gradient is then None) or
-    `materialize_grads` (zeros; with `create_graph` a leaf that requires a gradient); ArgumentError for
-    only_inputs=False.
+    count as constants. With `is_grads_batched`, each of `grad_outputs` has an additional first dimension; one backward
+    runs for each index, and the results (also materialized zeros, unlike PyTorch's) have this dimension too.
+    An input that was not used gets a gradient of None with `allow_unused`, and of zeros with `materialize_grads`. With
+    `create_graph`, these zeros are a leaf that requires a gradient.
+    Raises GraphError if an input was not used and neither option is set. Raises ArgumentError for only_inputs=False.
     Source: torch.autograd.grad, paddle.grad.
     """
     if materialize_grads and allow_unused is False:
@@ -206,7 +207,7 @@ def _edges_of(constants: Tensors | None) -> frozenset[Edge]:
 
 
 def _batch_rows(grad_outputs: Any) -> list[list[Any]]:
-    """Return, for each index of the first dimension of batched gradients, the gradients there."""
+    """Return a list of gradients for each index of the first dimension, which all batched gradients share."""
     given = [] if grad_outputs is None else _as_list(grad_outputs)
     sizes = {g.shape[0] if g.ndim else -1 for g in given if g is not None}
     if len(sizes) != 1 or -1 in sizes:
@@ -218,7 +219,7 @@ def _batch_rows(grad_outputs: Any) -> list[list[Any]]:
 
 
 def _stacked(parts: Sequence[Any]) -> Any:
-    """Return gradients of one input as one tensor, None where no backward reached it."""
+    """Stack the gradients of one input, with zeros in place of None; return None if no backward reached the input."""
     known = next((part for part in parts if part is not None), None)
     if known is None:
         return None

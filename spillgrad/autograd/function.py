@@ -31,8 +31,8 @@ class FunctionCtx(Context):
     def saved_tensors(self) -> tuple[Any, ...]:
         """The tensors given to `save_for_backward`, unpacked.
 
-        Raises SavedTensorError when they are freed: by backward, or, where the function sets
-        `clear_saved_tensors_on_access`, by a first look at them in backward.
+        Raises SavedTensorError if the tensors have been freed: by backward, or by an earlier access in backward if the
+        function sets `clear_saved_tensors_on_access`.
         """
         if not self._clear_on_access or self._saved is None:
             return self._unpacked()
@@ -59,7 +59,7 @@ class FunctionCtx(Context):
         """Do nothing: only forward-mode differentiation, which spillgrad does not have, would use these tensors."""
 
     def mark_dirty(self, *inputs: Tensor) -> None:
-        """Mark inputs that forward changed in place; forward must return each of them. Raises OperandError."""
+        """Mark inputs that forward changed in place and must return. Raises OperandError for anything but tensors."""
         require_tensors("mark_dirty can only accept variables", inputs, "name inputs of forward")
         self._dirty = inputs
 
@@ -67,11 +67,11 @@ class FunctionCtx(Context):
 class Function(CustomFunction):
     """A custom function in PyTorch's dialect, called by `apply`.
 
-    Subclasses define static methods `forward(ctx, ...)` and `backward(ctx, *grad_outputs)`.
-    With a static `setup_context(ctx, inputs, output)`, forward takes no ctx; `inputs` are then all its arguments, with
-    defaults. `vjp` is another name for backward. With `clear_saved_tensors_on_access`, saved tensors are freed when
-    backward first reads them. With `boxed_grads_call`, backward gets its gradients as one list and can free them one by
-    one. `jvp` and `vmap` are never called. Raises RuntimeError for wrong gradients.
+    Subclasses define static methods `forward(ctx, ...)` and `backward(ctx, *grad_outputs)`. If they also define a
+    static `setup_context(ctx, inputs, output)`, forward takes no ctx, and `inputs` holds all arguments of forward, with
+    defaults filled in. `vjp` is another name for backward. With `clear_saved_tensors_on_access`, saved tensors are
+    freed when backward first reads them. With `boxed_grads_call`, backward gets its gradients as one list and can free
+    them one by one. `jvp` and `vmap` are never called. Raises RuntimeError if backward returns wrong gradients.
     """
 
     clear_saved_tensors_on_access = False
@@ -153,7 +153,7 @@ class Function(CustomFunction):
 
 
 class _OnceOnly(Node):
-    """The node of a result of a backward that cannot itself be differentiated; it raises GraphError."""
+    """The node of a gradient that a once-differentiable backward returned: differentiating it raises GraphError."""
 
     def __init__(self, name: str, inputs: Sequence[Tensor], output: Tensor) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class _OnceOnly(Node):
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a custom backward as not differentiable: it runs unrecorded. Differentiating it raises GraphError."""
+    """Decorator: run a custom backward without recording it. Differentiating its results raises GraphError."""
 
     @functools.wraps(backward)
     def wrapper(ctx: Any, *grads: Any) -> Any:

@@ -3,8 +3,8 @@
 `func` takes tensors and returns a tensor or a tuple of them; `inputs` is a tensor or a tuple, and results have the
 structure of the inputs and outputs they belong to. An output that does not depend on an input has a derivative of
 zeros, or raises GraphError with `strict=True`. With both `strict=True` and `create_graph=True`, a derivative that
-cannot be differentiated further also raises it. Results carry a graph, back to inputs that require a gradient, only
-with `create_graph=True`.
+cannot be differentiated further also raises GraphError. Only with `create_graph=True` do results carry a graph, back to
+the inputs that require a gradient.
 
 Source: torch.autograd.functional.
 """
@@ -31,7 +31,7 @@ _STRATEGIES = ("reverse-mode", "forward-mode")
 
 
 class _Group(NamedTuple):
-    """Tensors, and whether they came as a tuple."""
+    """Tensors, and whether they were given as a tuple or list, not alone."""
 
     tensors: tuple[Tensor, ...]
     is_tuple: bool
@@ -49,12 +49,12 @@ class _Group(NamedTuple):
         return cls(tensors, is_tuple)
 
     def like(self, values: Sequence[Any]) -> Any:
-        """Return values, one per tensor, in the structure the tensors came in."""
+        """Return `values`, one for each tensor: as a tuple if the tensors were a tuple, else the only value."""
         return tuple(values) if self.is_tuple else values[0]
 
 
 class _Call:
-    """A call of the user's function on copies of its inputs, so that tensors it captured count as constants."""
+    """A call of the user's function on aliases of the inputs, so that tensors the function captured are constants."""
 
     def __init__(self, who: str, func: Function, inputs: Any, create_graph: bool, strict: bool) -> None:
         self.who, self.create_graph, self.strict = who, create_graph, strict
@@ -68,7 +68,7 @@ class _Call:
                     raise GraphError(f"{who}: output {i} does not depend on the inputs, which strict=True asks for")
 
     def vector(self, v: Any, like: _Group) -> tuple[Tensor, ...]:
-        """Return the vector of a product: `v`, which has the shapes of `like`, or 1 for a single element."""
+        """Return the vector of a product: `v`, which must have the shapes of `like`; if `v` is None, a single 1."""
         if v is None:
             if len(like.tensors) != 1 or like.tensors[0].numel() != 1:
                 raise GraphError(
@@ -86,7 +86,7 @@ class _Call:
         return vector.tensors if self.create_graph else tuple(tensor.detach() for tensor in vector.tensors)
 
     def scalar(self) -> Tensor:
-        """Return the only output, of one element."""
+        """Return the only output. Raises GraphError if there are several, or if it has more than one element."""
         if self.outputs.is_tuple or self.outputs.tensors[0].numel() != 1:
             got = ", ".join(str(tensor.shape) for tensor in self.outputs.tensors)
             raise GraphError(
@@ -96,7 +96,7 @@ class _Call:
         return self.outputs.tensors[0]
 
     def gradient(self) -> list[Tensor]:
-        """Return the gradient of the only output, ready to be differentiated again; zeros where there is none."""
+        """Return the gradients of the only output, which can be differentiated again; zeros for an unused input."""
         output = self.scalar()
         found = _pulled((output,), self.inputs.tensors, (ones_like(output),), create_graph=True)
         if self.strict:
@@ -109,7 +109,7 @@ class _Call:
         return self.filled(found, self.inputs.tensors, strict=False)
 
     def filled(self, found: Sequence[Any], like: Sequence[Tensor], strict: bool | None = None) -> list[Tensor]:
-        """Return derivatives, with zeros for missing ones; without a graph unless `create_graph` asks for it."""
+        """Return the derivatives `found`, with zeros in place of None. If strict, raise GraphError for None instead."""
         results: list[Tensor] = []
         for i, (derivative, tensor) in enumerate(zip(found, like, strict=True)):
             if self.strict if strict is None else strict:
@@ -127,19 +127,19 @@ class _Call:
         return results
 
     def finished(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return results in the structure that the caller gets."""
+        """Return `tensors` as a list, detached from the graph unless `create_graph` is set."""
         return list(tensors) if self.create_graph else [tensor.detach() for tensor in tensors]
 
 
 def _fresh(tensor: Tensor, create_graph: bool) -> Tensor:
-    """Return a tensor of the same values that requires a gradient, connected to the first one's graph on demand."""
+    """Return an alias of `tensor` that requires a gradient. With `create_graph`, it stays connected to the graph."""
     if create_graph and tensor.requires_grad:
         return view(tensor, tensor.shape)
     return tensor.detach().requires_grad_()
 
 
 def _unit(like: Tensor, place: int) -> Tensor:
-    """Return zeros with a single 1 at a place in the flattened tensor."""
+    """Return zeros in the shape of `like`, with a single 1 at index `place` of the flattened tensor."""
     values = np.zeros(like.shape, like.dtype)
     values.reshape(-1)[place] = 1
     return Tensor.wrap(moved(values, like.device))
@@ -149,7 +149,7 @@ def _pulled(
     outputs: Sequence[Tensor | None], inputs: Sequence[Tensor], vectors: Sequence[Tensor], *, create_graph: bool,
     retain_graph: bool | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return vᵀ J per input, None where no output depends on it."""
+    """Return vᵀ J for each input; None for an input on which no output depends."""
     pairs = [(o, v) for o, v in zip(outputs, vectors, strict=True) if o is not None and o.requires_grad]
     if not pairs:
         return [None] * len(inputs)
@@ -160,7 +160,7 @@ def _pulled(
 def vjp(
     func: Function, inputs: Tensors, v: Tensors | None = None, create_graph: bool = False, strict: bool = False
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return (func(*inputs), vᵀ J), J the Jacobian; `v` may be left out for an output of one element.
+    """Return (func(*inputs), vᵀ J), where J is the Jacobian; `v` may be left out for an output of one element.
 
     Shapes: v as the outputs, vᵀ J as the inputs.
     """
@@ -175,9 +175,9 @@ def vjp(
 def jvp(
     func: Function, inputs: Tensors, v: Tensors | None = None, create_graph: bool = False, strict: bool = False
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return (func(*inputs), J v), J the Jacobian; `v` may be left out for an input of one element.
+    """Return (func(*inputs), J v), where J is the Jacobian; `v` may be left out for an input of one element.
 
-    J v is the derivative of uᵀ J v by u: two backwards, whatever the number of outputs.
+    J v is computed as the derivative of uᵀ J v with respect to u, by two backwards, whatever the number of outputs.
     Shapes: v as the inputs, J v as the outputs.
     """
     with enable_grad():
@@ -190,24 +190,24 @@ def jvp(
 
 
 class _Pushed:
-    """J v for any v: uᵀ J is linear in u, so its derivative by u, times v, is J v whatever u."""
+    """Computes J v for any v: uᵀ J is linear in u, so its derivative with respect to u, times v, is J v for every u."""
 
     def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
         self._duals = [zeros_like(output).requires_grad_() for output in outputs]
         self._pulled = _pulled(outputs, inputs, self._duals, create_graph=True)
 
     def check(self, call: _Call) -> None:
-        """Raise GraphError, where the call is strict, for an input that no output depends on."""
+        """If the call is strict, raise GraphError for an input on which no output depends."""
         for i, pulled in enumerate(self._pulled):
             if call.strict and pulled is None:
                 raise GraphError(f"{call.who}: nothing depends on input {i}, which strict=True asks for")
 
     def __call__(self, vectors: Sequence[Tensor], *, create_graph: bool, retain_graph: bool | None = None) -> list[Any]:
-        """Return J v per output, None for one that depends on no input."""
+        """Return J v for each output; None for an output that depends on no input."""
         return _pulled(self._pulled, self._duals, vectors, create_graph=create_graph, retain_graph=retain_graph)
 
     def by_element(self, position: int, place: int, *, create_graph: bool) -> list[Any]:
-        """Return per output its derivative by one element of the input at a position."""
+        """Return, for each output, its derivative by element `place` of the input at index `position`."""
         source = self._pulled[position]
         if source is None:
             return [None] * len(self._duals)
@@ -223,11 +223,11 @@ def jacobian(
     vectorize: bool = False,
     strategy: str = "reverse-mode",
 ) -> Any:
-    """Return all derivatives of the outputs by the inputs: result[i][j] those of output i by input j.
+    """Return all derivatives of the outputs by the inputs: result[i][j] holds those of output i by input j.
 
-    Without a tuple of outputs or of inputs, that level of the result is left out. "reverse-mode" runs one backward per
-    element of the outputs, "forward-mode" one (of a backward) per element of the inputs: choose by which are fewer.
-    `vectorize` changes nothing: the same backwards run.
+    If outputs or inputs are a single tensor, that level of the result is left out. "reverse-mode" runs one backward for
+    each element of the outputs; "forward-mode" runs one, through a recorded backward, for each element of the inputs.
+    Choose the mode with fewer elements. `vectorize` changes nothing: the same backwards run.
     Shapes: result[i][j] has the shape of output i, then that of input j.
     Raises ArgumentError for another strategy.
     """
@@ -271,7 +271,7 @@ def _by_columns(call: _Call) -> list[list[Tensor]]:
 
 
 def _joined(parts: list[Tensor], dim: int, output: Tensor, x: Tensor) -> Tensor:
-    """Return the derivatives of one output by one input, from one part per element of either."""
+    """Join `parts` into the derivatives of `output` by `x`; there is a part for each element of one of the two."""
     shape = (*output.shape, *x.shape)
     return reshape(stack(parts, dim), shape) if parts else Tensor.wrap(filled(x.device, shape, x.dtype, 0))
 
@@ -284,9 +284,10 @@ def hessian(
     vectorize: bool = False,
     outer_jacobian_strategy: str = "reverse-mode",
 ) -> Any:
-    """Return all second derivatives of a function whose output has one element: result[i][j] those by inputs i and j.
+    """Return the second derivatives of a function whose output has one element: result[i][j] is by inputs i and j.
 
-    Options as `jacobian`, of which this is the one of the gradient. Without a tuple of inputs, the result is a tensor.
+    The Hessian is the Jacobian of the gradient; for the options, see `jacobian`. For a single input tensor, the result
+    is a tensor.
     Shapes: result[i][j] has the shape of input i, then that of input j.
     """
     _check_strategy("hessian", outer_jacobian_strategy)
@@ -302,8 +303,9 @@ def hessian(
 def vhp(
     func: Function, inputs: Tensors, v: Tensors | None = None, create_graph: bool = False, strict: bool = False
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return (func(*inputs), vᵀ H), H the Hessian; the output and, without `v`, the input have one element.
+    """Return (func(*inputs), vᵀ H), where H is the Hessian. The output must have one element.
 
+    `v` may be left out for an input of one element.
     Shapes: v and vᵀ H as the inputs.
     """
     with enable_grad():
@@ -317,8 +319,9 @@ def vhp(
 def hvp(
     func: Function, inputs: Tensors, v: Tensors | None = None, create_graph: bool = False, strict: bool = False
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return (func(*inputs), H v), H the Hessian; three backwards, where `vhp` of the symmetric H needs two.
+    """Return (func(*inputs), H v), where H is the Hessian. The output must have one element.
 
+    This takes three backwards. `vhp` takes two, and gives the same, because H is symmetric.
     Shapes: v and H v as the inputs.
     """
     with enable_grad():

@@ -1,3 +1,3 @@
-"""PyTorch's module of contexts that switch recording on and off."""
+"""Context managers that switch recording on and off, under the name of PyTorch's module."""
 
 from spillgrad.autograd.core.grad_mode import *  # noqa: F403

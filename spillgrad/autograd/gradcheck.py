@@ -13,7 +13,7 @@ from spillgrad.errors import ArgumentError, GradcheckError
 from spillgrad.ops.creation import zeros_like
 from spillgrad.tensor import Tensor
 
-# A Jacobian of at most so many elements is printed whole.
+# A Jacobian of at most this many elements is printed whole.
 _PRINTED = 64
 
 
@@ -69,7 +69,7 @@ class _Check:
     # The function's own gradients
 
     def _backward(self, weights: dict[int, np.ndarray], **options: Any) -> list[Any]:
-        """Return per source the gradient of the sum of weights times outputs, None where there is none."""
+        """Return, for each source, the gradient of the sum of weights times outputs; None if there is no gradient."""
         outputs = [self.outputs[i] for i in weights]
         seeds = [Tensor.wrap(moved(w, self.outputs[i].device)) for i, w in weights.items()]
         return list(grad(outputs, list(self.sources.values()), seeds, retain_graph=True, allow_unused=True, **options))
@@ -100,7 +100,7 @@ class _Check:
                 )
 
     def _check_undefined(self) -> None:
-        """Check that an output without a gradient has the same effect as one with a gradient of zeros."""
+        """Check that an output without a gradient has the same effect as an output with a gradient of zeros."""
         cases: list[list[int]] = [list(self.outputs)]
         if len(self.outputs) > 1:
             cases += [[i] for i in self.outputs]
@@ -138,13 +138,13 @@ class _Check:
     # Against differences
 
     def _evaluated(self, indices: Sequence[int]) -> list[np.ndarray]:
-        """Return the function's outputs of these numbers at the present values of the inputs."""
+        """Call the function on the inputs' present values; return the outputs numbered `indices`, in float64."""
         with enable_grad():
             results = _tensors(self.func(*self.arguments))
         return [results[i].host_array().astype(np.float64) for i in indices]
 
     def _differences(self, source: Tensor, direction: Any, indices: Sequence[int]) -> list[np.ndarray]:
-        """Return the slope of outputs as `source` moves along a direction: an index of one element, or an array."""
+        """Return the slopes of outputs as `source` moves along `direction`: the index of one element, or an array."""
         values, kept = source.array, source.array.copy()
         step = np.zeros(values.shape) if isinstance(direction, tuple) else direction
         if isinstance(direction, tuple):
@@ -177,7 +177,7 @@ class _Check:
                         )
 
     def _check_elements(self) -> None:
-        """Compare all elements of all Jacobians: a row per element of an output, a column per element of an input."""
+        """Compare all elements of all Jacobians: a row for each output element, a column for each input element."""
         outputs = list(self.outputs)
         numerical: dict[int, list[list[np.ndarray]]] = {
             i: [self._differences(source, place, outputs) for place in np.ndindex(source.shape)]
@@ -223,7 +223,7 @@ class _Check:
         raise GradcheckError(message)
 
     def _check_projected(self) -> None:
-        """Compare vᵀ J u for one random u per input and v per output: a cost that does not grow with their sizes."""
+        """Compare vᵀ J u for one random u per input and v per output. The number of calls does not grow with sizes."""
         directions = {i: self.rng.random(source.shape) for i, source in self.sources.items()}
         weights = {o: self.rng.random(output.shape) for o, output in self.outputs.items()}
         slopes = {i: self._differences(s, directions[i], list(self.outputs)) for i, s in self.sources.items()}
@@ -286,16 +286,16 @@ def gradcheck(
 ) -> bool:
     """Return whether the gradients of `func` at `inputs` equal central differences; use float64 inputs.
 
-    Every derivative of an output's element by an input's element is compared, with tolerance atol + rtol *
-    |difference|; in `fast_mode`, one random combination of them per output and input. Three more checks are made. A
-    second run of backward must give the same within `nondet_tol`. Gradients of zeros must give zeros, and with
-    `check_undefined_grad` so must outputs without a gradient. With `check_batched_grad`, `grad(is_grads_batched=True)`
-    must agree. `check_grad_dtypes` and `masked` change nothing: a gradient always gets its input's dtype, and tensors
-    are dense.
+    The derivative of each output element by each input element is compared, with tolerance atol + rtol * |difference|.
+    In `fast_mode`, one random combination of these derivatives is compared for each output and input.
+    Three more checks are made. A second run of backward must give the same gradients, within `nondet_tol`. Gradients of
+    zeros must give zeros; with `check_undefined_grad`, outputs without a gradient must give zeros too. With
+    `check_batched_grad`, `grad(is_grads_batched=True)` must give the same gradients. `check_grad_dtypes` and `masked`
+    change nothing: a gradient always gets its input's dtype, and tensors are dense.
 
-    Raises GradcheckError, which names output, input, element and both values, unless `raise_exception` is False;
-    ArgumentError if no input requires a gradient, if elements of an input share memory, or for `check_forward_ad`,
-    because spillgrad has no forward-mode differentiation.
+    Raises GradcheckError, which names output, input, element and both values, unless `raise_exception` is False.
+    Raises ArgumentError if no input requires a gradient, if elements of an input share memory, or for
+    `check_forward_ad`, because spillgrad has no forward-mode differentiation.
     Source: torch.autograd.gradcheck.
     """
     if check_forward_ad or check_batched_forward_grad or not check_backward_ad:
@@ -334,9 +334,9 @@ def gradgradcheck(
 ) -> bool:
     """Return whether the second derivatives of `func` equal central differences of its gradients.
 
-    `grad_outputs`: the gradient that goes into each output; random values, with gaps in memory if
-    `gen_non_contig_grad_outputs`. Other arguments as `gradcheck`, which checks the gradients as a function of inputs
-    and `grad_outputs`: its errors number these together.
+    `grad_outputs`: the gradient with respect to each output; by default random values, with gaps in memory if
+    `gen_non_contig_grad_outputs`. For the other arguments, see `gradcheck`, which checks the gradients as a function of
+    inputs and `grad_outputs`. Its errors number inputs and `grad_outputs` together.
     """
     if check_fwd_over_rev or not check_rev_over_rev:
         raise ArgumentError(
@@ -367,7 +367,7 @@ def gradgradcheck(
 
 
 def _seed(output: Tensor, has_gaps: bool) -> Tensor:
-    """Return a random gradient of an output, from -1 to 1, that requires a gradient itself."""
+    """Return a random gradient with respect to `output`, from -1 to 1, that requires a gradient itself."""
     rng = np.random.default_rng(1)
     if has_gaps and output.ndim:
         values = rng.uniform(-1, 1, (*output.shape[:-1], 2 * output.shape[-1]))[..., ::2]

@@ -1,4 +1,4 @@
-"""The graph's public face: saved-tensor hooks, nodes and edges, under PyTorch's module name."""
+"""The public names for the graph: saved-tensor hooks, nodes and edges, under PyTorch's module name."""
 
 from collections.abc import Iterable
 
@@ -30,9 +30,9 @@ __all__ = [
 
 
 def get_gradient_edge(tensor: Tensor) -> GradientEdge:
-    """Return where a gradient of `tensor` flows: its node (or its leaf's accumulator) and output number.
+    """Return the edge to which a gradient of `tensor` flows: a node (for a leaf, its accumulator) and an output number.
 
-    `grad` and `backward` accept it in place of the tensor, which may have been freed by then. Raises GraphError for a
+    `grad` and `backward` accept the edge in place of the tensor, which may be freed before. Raises GraphError for a
     tensor that requires no gradient.
     """
     if not tensor.requires_grad:
@@ -44,7 +44,7 @@ def get_gradient_edge(tensor: Tensor) -> GradientEdge:
 
 
 def increment_version(tensor: Tensor | Iterable[Tensor]) -> None:
-    """Count a change of the memory of one or several tensors that was made outside spillgrad, as through `.numpy()`.
+    """Record that the memory of one or several tensors was changed outside spillgrad, for example through `.numpy()`.
 
     Backward then raises an error if it needs the former values.
     """

@@ -1,4 +1,4 @@
-"""Jacobians and Hessians of tensors already computed; rows are computed when they are read.
+"""Jacobians and Hessians of tensors that are already computed. Their rows are computed when they are read.
 
 Source: paddle.autograd.jacobian, paddle.autograd.hessian.
 """
@@ -21,12 +21,12 @@ from spillgrad.tensor import Tensor
 
 
 class Jacobian:
-    """The derivatives of `ys` by `xs`, a matrix of a row per element of `ys`; indexing computes the rows it needs.
+    """The derivatives of `ys` by `xs`: a matrix with a row for each element of `ys`. Indexing computes only its rows.
 
     Each row is computed once, and can itself be differentiated. Methods and arithmetic apply to the whole matrix as a
     tensor, `J[:]`.
-    Shapes: ys (M,) and xs (N,) give (M, N); with a batch, (B, M) and (B, N) give (B, M, N). M or N without dimension
-    (0-d tensors, or (B,) with a batch) has none in the result either.
+    Shapes: ys (M,) and xs (N,) give (M, N); with a batch, (B, M) and (B, N) give (B, M, N). If `ys` has no dimension M,
+    or `xs` no N (0-d tensors, or (B,) with a batch), the result has no such dimension either.
     Raises ArgumentError for more dimensions.
     """
 
@@ -46,7 +46,7 @@ class Jacobian:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the whole."""
+        """The shape of the whole matrix."""
         lead = 1 if self._is_batched else 0
         return (*self._ys_shape, *self._xs.shape[lead:])
 
@@ -54,7 +54,7 @@ class Jacobian:
         return len(self.evaluate())
 
     def evaluate(self) -> Tensor:
-        """Return the whole as a tensor."""
+        """Return the whole matrix as a tensor."""
         return self._row(0) if self._axis is None else self._stacked(range(self._ys_shape[self._axis]))
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -78,7 +78,7 @@ class Jacobian:
         return stack([self._row(number) for number in numbers], axis)
 
     def _row(self, number: int) -> Tensor:
-        """Return the derivatives of one element (per member of the batch) by `xs`, in the shape of `xs`."""
+        """Return the derivatives of element `number` of `ys` (of each batch member) by `xs`, in the shape of `xs`."""
         if number not in self._rows:
             with enable_grad():
                 ys = self._ys()
@@ -97,7 +97,7 @@ class Jacobian:
 
 
 class Hessian(Jacobian):
-    """The second derivatives of a value by two tensors: the `Jacobian` of its gradient by the first."""
+    """The second derivatives of a value by two tensors: the `Jacobian`, by the second, of the gradient by the first."""
 
 
 def _operator(name: str) -> Callable[..., Any]:
@@ -114,7 +114,7 @@ Jacobian.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 def _gradient(ys: Tensor, xs: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the gradient, ready to be differentiated again; zeros where `ys` does not depend on `xs`."""
+    """Return the gradient of `ys` by `xs`, which can be differentiated again; zeros if `ys` does not depend on `xs`."""
     found = None
     if ys.requires_grad:
         found = grad(ys, xs, weights, retain_graph=True, create_graph=True, allow_unused=True)[0]
@@ -122,7 +122,7 @@ def _gradient(ys: Tensor, xs: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def _completed(index: Any, ndim: int) -> tuple[Any, ...] | None:
-    """Return an index of integers and slices with an entry per dimension; None for any other."""
+    """Return an index of integers and slices, completed to `ndim` entries; return None for any other index."""
     places = index if isinstance(index, tuple) else (index,)
     rest = ndim - len(places)
     at = next((i for i, place in enumerate(places) if place is Ellipsis), None)
@@ -135,7 +135,7 @@ def _completed(index: Any, ndim: int) -> tuple[Any, ...] | None:
 
 
 def _each(values: Any, function: Callable[[Any], Any]) -> Any:
-    """Return `function` of a value, or a tuple of them for a sequence of values."""
+    """Return function(values); for a list or tuple, a tuple of the results for its elements."""
     return tuple(map(function, values)) if isinstance(values, list | tuple) else function(values)
 
 
@@ -150,9 +150,9 @@ def _require(who: str, tensors: Any, batch_axis: int | None) -> None:
 def jacobian(ys: Any, xs: Any, batch_axis: int | None = None) -> Any:
     """Return the `Jacobian` of `ys` by `xs`, each a tensor or a sequence of tensors.
 
-    For a sequence `ys`, the result is a tuple with an entry per tensor of `ys`. For a sequence `xs`, the result, or
-    each entry, is a tuple with a `Jacobian` per tensor of `xs`.
-    With `batch_axis=0`, member b of `ys` depends on no other member of `xs` than b.
+    For a sequence `ys`, the result is a tuple with an entry for each tensor of `ys`. For a sequence `xs`, the result,
+    or each entry, is a tuple with a `Jacobian` for each tensor of `xs`.
+    With `batch_axis=0`, member b of `ys` must depend only on member b of `xs`.
     """
     _require("jacobian", ys, batch_axis)
     _require("jacobian", xs, batch_axis)

@@ -12,9 +12,9 @@ from spillgrad.tensor import Tensor
 
 
 class _MultiHook:
-    """A function and the tensors whose gradients it waits for; it keeps none of their graphs alive.
+    """A function, and the tensors whose gradients it waits for. It does not keep the tensors' graphs alive.
 
-    The gradients that have arrived are stored per backward, because several may run at once, in threads or nested.
+    Gradients that have arrived are stored for each backward: several backwards may run at once, in threads or nested.
     """
 
     def __init__(self, function: Callable[[Any], None], tensors: Sequence[Tensor], first_only: bool) -> None:
@@ -27,7 +27,7 @@ class _MultiHook:
         self._lock = ForkSafeLock()
 
     def at(self, place: int) -> Callable[[Tensor], None]:
-        """Return the hook for the tensor at this place."""
+        """Return the hook for the tensor at index `place`."""
 
         def hook(grad: Tensor) -> None:
             run = engine.current_run()
@@ -47,7 +47,7 @@ class _MultiHook:
         return hook
 
     def _finish(self, run: "engine.Run") -> None:
-        """Call the function, unless this backward has called it."""
+        """Call the function, unless this backward has called it already or the hook was removed."""
         with self._lock:
             arrived = self._arrived[run]
             if self.removed or self._awaited.pop(run, None) is None:
@@ -78,10 +78,10 @@ def register_multi_grad_hook(
     """Call `fn` once in every backward that computes gradients of `tensors`; return the handle that removes it.
 
     With "all", `fn(grads)` runs when the last of these gradients has arrived, or at the end of backward if an expected
-    one never arrives; a tensor without gradient has None. With "any", `fn(grad)` runs with the first gradient; tensors
-    that require no gradient are left out. The gradients must not be changed, and what `fn` returns is ignored.
+    gradient never arrives; the entry of a tensor without gradient is None. With "any", `fn(grad)` runs with the first
+    gradient; tensors that require no gradient are ignored. `fn` must not change gradients, and its result is ignored.
 
-    Raises ArgumentError for another mode, GraphError for a tensor that requires no gradient.
+    Raises ArgumentError for another mode. Raises GraphError, with "all", for a tensor that requires no gradient.
     Source: torch.autograd.graph.register_multi_grad_hook.
     """
     if mode not in ("all", "any"):

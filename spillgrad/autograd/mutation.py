@@ -13,7 +13,7 @@ from spillgrad_kernels.device_array import address_of, byte_bounds, strided_view
 
 
 class _Packed:
-    """A saved tensor over its own storage; when that is about to change, over a copy."""
+    """A saved tensor: over its original memory, or over a copy that was made just before that memory changed."""
 
     __slots__ = ("__weakref__", "array", "is_copy", "keeper", "storage")
 
@@ -25,9 +25,10 @@ class _Packed:
 
 
 class _Keeper:
-    """The saved tensors of one version of a storage; copies the version once if any is left when it is about to change.
+    """The saved tensors of one version of a storage. Before the storage changes, makes one copy for those still alive.
 
-    The storage refers to its keeper weakly and saved tensors refer to it strongly, so nothing is copied without them.
+    The storage refers to its keeper weakly, and saved tensors refer to it strongly. So nothing is copied if no saved
+    tensor is alive.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -36,13 +37,13 @@ class _Keeper:
         self._looking: weakref.WeakSet[_Packed] = weakref.WeakSet()
 
     def pack(self, tensor: Tensor) -> _Packed:
-        """Return the kept form of a tensor."""
+        """Return the packed form of `tensor`, which `keep` updates while it is alive."""
         packed = _Packed(tensor, self)
         self._looking.add(packed)
         return packed
 
     def keep(self) -> None:
-        """Copy the memory of the saved tensors, because the storage is about to change."""
+        """Move the saved tensors to a copy of their memory, because the storage is about to change."""
         looking = list(self._looking)
         if self._storage.version != self.version or not looking:
             return  # it changed without being counted; unpacking will raise
@@ -89,12 +90,13 @@ def _unpack(packed: _Packed) -> Tensor:
 
 
 class allow_mutation_on_saved_tensors(saved_tensors_hooks):
-    """Allow in-place changes of tensors that operations inside save; backward sees the values as they were.
+    """Context manager: allow in-place changes of tensors that operations save. Backward uses the values before changes.
 
-    A saved tensor costs nothing until it is about to be changed. Then one copy serves all that saved this version of
-    its memory; it is freed with the last graph that needs it. Changes and backward may also come after the context.
-    Writes through `.numpy()` and DLPack are not noticed, as everywhere. `only`: as in `saved_tensors_hooks`.
-    Raises GraphError inside another such context. Source: torch.autograd.graph.allow_mutation_on_saved_tensors.
+    A saved tensor costs nothing until it is about to be changed. Then one copy is made for all tensors that saved this
+    version of the memory; the copy is freed with the last graph that needs it. Changes and backward may also follow
+    after the context. Writes through `.numpy()` and DLPack are not noticed, as everywhere. `only`: as in
+    `saved_tensors_hooks`. Raises GraphError within another such context.
+    Source: torch.autograd.graph.allow_mutation_on_saved_tensors.
     """
 
     def __init__(self, *, only: Predicate | None = None) -> None:

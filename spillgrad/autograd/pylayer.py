@@ -17,7 +17,7 @@ class PyLayerContext(Context):
     """The context of a `PyLayer`."""
 
     def saved_tensor(self) -> tuple[Any, ...] | None:
-        """Return the tensors given to `save_for_backward`, or None when none were."""
+        """Return the tensors given to `save_for_backward`, unpacked, or None if it was not called."""
         return None if self._to_save is None and not self._saved else self._unpacked()
 
     def mark_not_inplace(self, *inputs: Tensor) -> None:
@@ -29,7 +29,7 @@ class PyLayer(CustomFunction):
     """A custom function in Paddle's dialect: static `forward(ctx, ...)` and `backward(ctx, *grads)`, called by `apply`.
 
     Tensors in lists and keyword arguments are inputs too. Raises ValueError for a wrong number or type of gradients,
-    for a forward that returns no tensor, and for a leaf that it returns without `mark_not_inplace`.
+    for a forward that returns no tensor, and for a leaf that forward returns without `mark_not_inplace`.
     """
 
     _context = PyLayerContext

@@ -1,1 +1,1 @@
-"""Devices: naming them, memory on them, DLPack, and the precision of their products."""
+"""Devices: their names, arrays on devices, DLPack, and the precision of matrix products on devices."""

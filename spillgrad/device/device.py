@@ -1,4 +1,4 @@
-"""Devices, and making and moving memory on them."""
+"""The class `Device`, and functions that make arrays on a device or move them to a device."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ Array = np.ndarray
 
 
 class Device:
-    """A device, which equals its names: `x.device == "cuda"`, `x.device == "cuda:0"`. It need not exist.
+    """The name of a device, which need not exist. It equals strings: `x.device == "cuda"`, `x.device == "cuda:0"`.
 
-    Takes a type and a number, or a name with both. In sets and dictionaries it has the hash of "cpu" or "cuda:0" and
-    does not match "cuda", because two different strings cannot share a hash.
+    The constructor takes a type and a number, or one name with both. The hash is that of the full name, "cpu" or
+    "cuda:0". So in sets and dictionaries a device does not match "cuda": two different strings cannot share a hash.
     """
 
     __slots__ = ("index", "type")
@@ -49,9 +49,9 @@ CUDA = Device("cuda", 0)
 
 
 def as_device(device: Any) -> Device:
-    """Return the device for a name, number or device; the CPU for None.
+    """Return the device for a name, a CUDA device's number or a device; for None, return the CPU.
 
-    Raises DeviceError, with what is missing, for a device that does not exist here.
+    Raises DeviceError for a device that cannot be used; the message says what is wrong or missing.
     """
     if device is None or device is CPU:
         return CPU
@@ -70,24 +70,24 @@ def as_device(device: Any) -> Device:
 
 
 def device_of(array: Array) -> Device:
-    """Return where an array's memory is."""
+    """Return the device that an array's memory is on."""
     return CUDA if is_on_device(array) else CPU
 
 
 def moved(array: Array, device: Device) -> Array:
-    """Return the array if it is on the device, else a copy of it there."""
+    """Return `array` if it is on `device`, else a copy of it on `device`."""
     if device_of(array) is device:
         return array
     return array.to_host() if device is CPU else to_device(array)  # type: ignore[attr-defined]
 
 
 def empty(device: Device, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Return an uninitialised array on a device, without gaps."""
+    """Return an uninitialised, contiguous array on a device."""
     return buffers.empty(shape, dtype) if device is CPU else empty_on_device(shape, dtype)
 
 
 def filled(device: Device, shape: tuple[int, ...], dtype: Any, value: Any) -> Array:
-    """Return an array on a device with one value everywhere."""
+    """Return an array on a device with all elements equal to `value`."""
     array = empty(device, shape, dtype)
     array.fill(value)
     return array

@@ -1,11 +1,11 @@
-"""Memory to and from other libraries, without copies: DLPack and `__cuda_array_interface__`.
+"""Share memory with other libraries, without copies: DLPack and `__cuda_array_interface__`.
 
-NumPy makes the capsules. A device array has the layout of a NumPy array, so only the device, and the dtype of bfloat16,
-which NumPy lacks, are then overwritten in the capsule. Capsules of other libraries are changed the other way while
-NumPy reads them.
+NumPy makes the capsules. A device array has the layout of a NumPy array, so only two fields of the capsule are then
+overwritten: the device, and the dtype if it is bfloat16, which NumPy lacks. In a capsule of another library, the same
+fields are replaced by a device and a dtype that NumPy accepts, while NumPy reads the capsule.
 
-Sharing follows the order of streams, as the standards require: the consumer's stream, not the host, waits for the
-computation of the memory.
+Sharing follows the order of streams, as the standards require: the consumer's stream, not the host, waits until the
+memory is computed.
 
 Source: https://dmlc.github.io/dlpack/latest/python_spec.html and
 https://nvidia.github.io/numba-cuda/user/cuda_array_interface.html
@@ -25,7 +25,7 @@ from spillgrad.errors import ArgumentError, DeviceError, DtypeError, ExportError
 from spillgrad_kernels.device_array import DeviceArray, address_of
 from spillgrad_kernels.layout import Layout
 
-HOST, DEVICE = (1, 0), (2, 0)  # kDLCPU and kDLCUDA, and which of them
+HOST, DEVICE = (1, 0), (2, 0)  # (device type, number): the types are kDLCPU and kDLCUDA
 # CUDA's own default streams, which always exist.
 LEGACY_STREAM, THREAD_STREAM = 1, 2
 _IS_COPIED = 2  # DLPACK_FLAG_BITMASK_IS_COPIED
@@ -38,7 +38,7 @@ class _DType(ctypes.Structure):
 
 
 class _Tensor(ctypes.Structure):
-    """The first fields of a DLTensor; those of its shape follow."""
+    """The first fields of a DLTensor; the fields of its shape, which follow, are not declared."""
 
     _fields_ = (
         ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
@@ -47,7 +47,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Versioned(ctypes.Structure):
-    """The fields of a versioned capsule before its DLTensor."""
+    """The fields of a versioned capsule that precede its DLTensor."""
 
     _fields_ = (
         ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("manager", ctypes.c_void_p),
@@ -80,14 +80,14 @@ class Content(NamedTuple):
 
 
 class _Stream(NamedTuple):
-    """A stream of another library, in the form that events of the device's driver accept."""
+    """A stream of another library, with the attributes that the events of the CUDA driver read."""
 
     handle: int
     computes: bool = False
 
 
 class _Lent:
-    """Memory at an address, for NumPy; keeps its owner alive. `strides` None means without gaps."""
+    """Memory at an address, for NumPy; keeps the memory's owner alive. `strides` are bytes; None means contiguous."""
 
     def __init__(
         self, owner: Any, address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, typestr: str,
@@ -100,7 +100,7 @@ class _Lent:
 
 
 def _driver() -> Any:
-    """Return the device's driver. Raises DeviceError where there is no device."""
+    """Return the module of the CUDA driver. Raises DeviceError if there is no CUDA device."""
     as_device(CUDA.type)
     from spillgrad_kernels.cuda.driver import driver
 
@@ -108,12 +108,12 @@ def _driver() -> Any:
 
 
 def _let_wait(waiting: Any, awaited: Any) -> None:
-    """Let a stream wait for the present work of another stream."""
+    """Make the stream `waiting` wait for the work that is now queued on the stream `awaited`."""
     _driver().Event().record(awaited).wait(waiting)
 
 
 def export_from_host(array: Array, **options: Any) -> Any:
-    """Return a DLPack capsule of an array of the host; `options` are those of `__dlpack__`."""
+    """Return a DLPack capsule of an array in host memory; `options` are the arguments of `__dlpack__`."""
     if array.dtype != dtypes.bfloat16:
         return array.__dlpack__(**options)
     capsule = array.view(np.int16).__dlpack__(**options)
@@ -125,9 +125,11 @@ def export(
     array: Array, stream: int | None, max_version: tuple[int, int] | None, dl_device: tuple[int, int] | None,
     copy: bool | None,
 ) -> Any:  # fmt: skip
-    """Return a DLPack capsule of a device array or of a copy; `stream` waits until the array is computed.
+    """Return a DLPack capsule of a device array; the arguments are those of `__dlpack__`.
 
-    Raises ExportError for arrays that DLPack cannot describe and for another device, ArgumentError for a wrong stream.
+    The capsule holds a copy if `copy` is true or `dl_device` is the host. The consumer's `stream` waits until the array
+    is computed. Raises ExportError for an array that DLPack cannot describe, or for another device than the host and
+    the first CUDA device. Raises ArgumentError for an invalid stream.
     """
     if dl_device is not None and tuple(dl_device) == HOST:
         if copy is False:
@@ -154,8 +156,9 @@ def export(
         compute = _driver().compute()
         _let_wait(taker, compute)
         if taker.handle in (LEGACY_STREAM, THREAD_STREAM):
-            # The memory may be reused once it is returned, and other streams may no longer exist by then. So a consumer
-            # must keep the memory until its own stream has finished with it, as with every library.
+            # When the consumer releases the memory, our stream waits for the consumer's, because the memory may be
+            # reused at once. This holds for the default streams alone; others may no longer exist by then. Their
+            # consumer must keep the memory until its stream has finished with it, as with every library.
             weakref.finalize(lent, _let_wait, compute, taker).atexit = False
     capsule = _capsule(np.asarray(lent), max_version)
     content = Content.of(capsule)
@@ -182,7 +185,7 @@ def _marked_as_copy(capsule: Any) -> Any:
 
 
 class _Capsule:
-    """An object with a capsule, in the form that NumPy accepts."""
+    """An object that `np.from_dlpack` accepts: its `__dlpack__` returns a given capsule."""
 
     def __init__(self, capsule: Any) -> None:
         self.capsule = capsule
@@ -196,7 +199,7 @@ class _Capsule:
 
 @contextmanager
 def _as_numpy_takes_it(tensor: _Tensor) -> Iterator[None]:
-    """Let a capsule claim, for a moment, a device and dtype that NumPy knows."""
+    """Context manager: replace the device and the dtype of a capsule by ones that NumPy accepts; restore both after."""
     device, code = (tensor.device_type, tensor.device_id), tensor.dtype.code
     if tensor.device_type == DEVICE[0]:
         tensor.device_type, tensor.device_id = HOST
@@ -216,7 +219,10 @@ def _capsule_of(source: Any, **options: Any) -> Any:
 
 
 def _taken(capsule: Any) -> tuple[_Lent, bool]:
-    """Return the memory that a capsule holds, and whether it is bfloat16. Raises DtypeError for dtypes NumPy lacks."""
+    """Take the memory of a capsule; return the memory, and whether its dtype is bfloat16.
+
+    Raises DtypeError for another dtype that NumPy lacks, and for memory that NumPy cannot read.
+    """
     content = Content.of(capsule)
     is_bfloat16 = (content.tensor.dtype.code, content.tensor.dtype.bits) == (_BFLOAT, 16)
     with _as_numpy_takes_it(content.tensor):
@@ -232,9 +238,9 @@ def _taken(capsule: Any) -> tuple[_Lent, bool]:
 
 
 def import_from_host(source: Any) -> Array:
-    """Return an array over the memory of an object with `__dlpack__`, which lives as long as the last view of it.
+    """Return an array that shares the memory of an object with `__dlpack__`; the array keeps the memory alive.
 
-    Raises DtypeError for dtypes NumPy lacks, and for memory it cannot read.
+    Raises DtypeError for a dtype that NumPy lacks, and for memory that NumPy cannot read.
     """
     lent, is_bfloat16 = _taken(_capsule_of(source))
     array = np.asarray(lent)
@@ -242,10 +248,10 @@ def import_from_host(source: Any) -> Array:
 
 
 def import_from(source: Any) -> Array:
-    """Return a device array over the memory of an object whose `__dlpack_device__` is a CUDA device.
+    """Return a device array that shares the memory of an object whose `__dlpack_device__` is a CUDA device.
 
-    The object's memory lives as long as the last view of it. Raises DeviceError for another device than the first,
-    DtypeError for dtypes NumPy lacks.
+    The memory lives as long as the last view of it. Raises DeviceError for memory of another device than the first.
+    Raises DtypeError for a dtype that NumPy lacks.
     """
     _require_first(source.__dlpack_device__()[1])
     lent, is_bfloat16 = _taken(_capsule_of(source, stream=int(_driver().compute().handle)))
@@ -254,9 +260,10 @@ def import_from(source: Any) -> Array:
 
 
 def import_interface(source: Any) -> Array:
-    """Return a device array over the memory of an object with `__cuda_array_interface__`; it keeps the object alive.
+    """Return a device array that shares the memory of an object with `__cuda_array_interface__`.
 
-    Raises ArgumentError for a mask, DtypeError for an unknown dtype.
+    The array keeps the object alive. Raises ArgumentError for a masked array. Raises DtypeError for an unknown dtype,
+    and for another byte order than this machine's.
     """
     driver, said = _driver(), source.__cuda_array_interface__
     if said.get("mask") is not None:
@@ -273,7 +280,7 @@ def import_interface(source: Any) -> Array:
 
 
 def _over(lent: _Lent) -> Array:
-    """Return a device array over memory of another library."""
+    """Return a device array that shares another library's memory; releasing the memory waits for our kernels."""
     # The owner may reuse the memory, and does not know the stream on which our kernels read it.
     weakref.finalize(lent, _wait_for_kernels).atexit = False
     view = np.asarray(lent)

@@ -1,9 +1,9 @@
 """Checkpoints of a training run: everything needed to resume it, bit for bit.
 
-A version is a sub-directory. It holds the tensors of model and optimizer as safetensors files
+A version of a checkpoint is a sub-directory. It holds the tensors of model and optimizer as safetensors files
 (`spillgrad.files.safetensors_io`), a `config.json` if Hugging Face has such a model, and `state.json`, with all other
-state and the checksums of these files. `spillgrad.files.checkpoint_directory` decides which version is current and who
-may save.
+state and the checksums of these files. `spillgrad.files.checkpoint_directory` decides which version is current and
+which process may save.
 """
 
 import contextlib
@@ -46,9 +46,9 @@ def save_checkpoint(
     scheduler: LRScheduler | None = None, data: DataLoader | None = None, step: int = 0,
     extra: Mapping[str, Any] | None = None, max_shard_size: int | str = "5GB", trainable_only: bool = False,
 ) -> Path:  # fmt: skip
-    """Write a checkpoint that replaces the directory's former one; return the sub-directory with its files.
+    """Write a checkpoint that replaces the directory's former checkpoint; return the sub-directory with the new files.
 
-    Tensors are written one by one; saving needs memory for at most one more, whether the model is in RAM or on disk.
+    Tensors are written one by one; saving needs memory for at most one further tensor, even if the model is on disk.
     Shared tensors are stored once. The model's tensors are in `model.safetensors` or, above `max_shard_size`, in
     several files and an index, as Hugging Face's loaders expect them; the optimizer's state likewise. The random state
     is saved too, and the position of `data` (if batches depend on the step alone, `step` is enough). `extra` may be
@@ -56,9 +56,9 @@ def save_checkpoint(
     adapters, are left out; loading does not change them. If another process is saving to the directory, this call waits
     for a few seconds. The former version's files are removed, with a warning if that fails; other files in the
     directory stay.
-    Raises CheckpointError when the checkpoint cannot be written or another process is still saving (the former
-    checkpoint then stays valid); OperandError for values that JSON cannot hold; SpillError when an offloaded tensor
-    cannot be read.
+    Raises CheckpointError if the checkpoint cannot be written, or if another process is still saving; the former
+    checkpoint then stays valid. Raises OperandError for values that JSON cannot hold. Raises SpillError if an offloaded
+    tensor cannot be read.
     """
     root = safetensors_io.absolute(directory)
     max_shard_bytes = parse_bytes(max_shard_size)
@@ -113,13 +113,13 @@ def load_checkpoint(
     directory: str | os.PathLike[str], model: Module | None = None, optimizer: Optimizer | None = None, *,
     scheduler: LRScheduler | None = None, data: DataLoader | None = None, strict: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
-    """Load a checkpoint into the given objects, tensor by tensor, and return the rest of its content.
+    """Load a checkpoint into the given objects, tensor by tensor, and return the rest of the checkpoint's content.
 
-    The result is a dict of `step`, `model` (its class), `config`, `extra`, and three lists as in Hugging Face's loading
-    info: `missing_keys`, `unexpected_keys` and `mismatched_keys` (name, shape in the file, shape in the model). With
-    `strict=False` the fitting tensors are loaded and these lists name the others. With an optimizer, the random state
-    is restored too, so that training can resume. If another process replaces the checkpoint meanwhile, the new one is
-    loaded.
+    The result is a dict of `step`, `model` (the name of its class), `config`, `extra`, and three lists as in Hugging
+    Face's loading info: `missing_keys`, `unexpected_keys` and `mismatched_keys` (name, shape in the file, shape in the
+    model). With `strict=False`, all tensors that fit are loaded; the lists name the others. With an optimizer, the
+    random state is restored too, so that training can resume. If another process replaces the checkpoint meanwhile, the
+    new one is loaded.
     Raises CheckpointError (a ValueError and a RuntimeError), before anything is changed, for a checkpoint that is
     missing, damaged or of another model. For another model it lists every tensor that is missing, unexpected or of
     another shape.
@@ -177,7 +177,7 @@ def _load(
 
 @contextlib.contextmanager
 def _of_this_run(directory: Path) -> Iterator[None]:
-    """Raise CheckpointError if optimizer, schedule or data cannot load their part of a checkpoint."""
+    """Context manager: turn an error of loading optimizer, schedule or data into a CheckpointError."""
     try:
         yield
     except StateDictError as error:
@@ -192,7 +192,7 @@ def _of_another_run(directory: Path, why: object) -> CheckpointError:
     return CheckpointError(f"checkpoint: {directory} is of another run: {why}")
 
 
-# The entries of every state, and the optional ones.
+# The types of the entries of `state.json`: those that every state has, and those that are optional.
 _NEEDED: dict[str, Any] = {
     "step": int, "model": str, "config": dict | None, "extra": dict, "rng": dict, "scheduler": dict | None,
     "checksums": dict,
@@ -204,7 +204,7 @@ _DEEPEST = 32
 
 
 def require_state(current: Path, state: dict[str, Any]) -> None:
-    """Raise CheckpointError for a state that no save writes, even if its checksum is right."""
+    """Raise CheckpointError for a `state.json` that no save writes, even if its checksum is right."""
     wrong = [f"no {key}" for key in _NEEDED if key not in state]
     wrong += [
         f"{key} that is a {type(state[key]).__name__}"
@@ -248,7 +248,7 @@ def _is_shallow(value: Any) -> bool:
 
 
 def _require_alike(what: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise StateDictError if a saved entry is of another kind than the object's own, such as text for a number."""
+    """Raise StateDictError if a saved value is of another kind than the object's value, such as text for a number."""
     for key in saved.keys() & own.keys():
         if not _is_alike(saved[key], own[key]):
             raise StateDictError(f"{what} has {key} {str(saved[key])[:80]}, wanted one such as {own[key]}")
@@ -267,10 +267,10 @@ def _is_alike(saved: Any, own: Any) -> bool:
 
 
 def load_into(model: Module, saved: Mapping[str, Any], strict: bool) -> dict[str, list[Any]]:
-    """Copy tensors from files into a model, one by one; return lists of the keys that do not fit, by kind.
+    """Copy tensors from files into a model, one by one; return the three lists of keys that `load_checkpoint` returns.
 
-    A tensor that the model has under several names needs only one of them in the files. Raises StateDictError, if
-    `strict`, before anything changes, that lists all keys that do not fit.
+    A tensor that the model has under several names may be in the files under any one of them. With `strict`, raises
+    StateDictError before anything changes; the error lists all keys that do not fit.
     """
     own = model.state_dict(keep_vars=True)
     values = [name for name, value in saved.items() if not isinstance(value, StoredTensor) and name in own]
@@ -295,7 +295,7 @@ def load_into(model: Module, saved: Mapping[str, Any], strict: bool) -> dict[str
 
 
 class _LeftOut(StoredTensor):
-    """A tensor that is not in the files; copying it leaves the model's own unchanged."""
+    """A stand-in for a tensor that the files leave out; copying it leaves the model's tensor unchanged."""
 
     def __init__(self, own: Tensor) -> None:
         super().__init__(Path(), own.dtype, tuple(own.shape), 0)
@@ -316,9 +316,9 @@ def _config(model: Module) -> dict[str, Any] | None:
 
 
 def dataclass_of(kind: type[D], said: object, where: str) -> D:
-    """Return what a file says that a dataclass holds, each value of its field's type.
+    """Return a dataclass of the type `kind` with the fields `said`, which a file holds, after checking their types.
 
-    Raises CheckpointError, which names the file as `where`, for what no such dataclass is saved as.
+    Raises CheckpointError, which names the file as `where`, if `said` is not the content of such a dataclass.
     """
     if not isinstance(said, dict):
         raise CheckpointError(f"{where}: got {_shown(said)}, wanted the fields of a {kind.__name__}; use another copy")
@@ -348,7 +348,7 @@ def _is_of(value: Any, kind: Any) -> bool:
 
 
 def _unique_state(model: Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a model's tensors by path, shared ones under their first path only, and its other state."""
+    """Return a model's tensors by path, each shared tensor under its first path only, and the model's other state."""
     unique: dict[int, tuple[str, Tensor]] = {}
     others = {}
     for name, value in model.state_dict(keep_vars=True).items():
@@ -360,7 +360,7 @@ def _unique_state(model: Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _split_optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the part of an optimizer's state that JSON can hold, and its tensors by "parameter number.name"."""
+    """Return an optimizer's state without tensors, for JSON, and its tensors by "<parameter number>.<entry name>"."""
     state = optimizer.state_dict()
     tensors = {}
     numbers: dict[str, dict[str, Any]] = {}
@@ -381,7 +381,7 @@ def _require_json(state: dict[str, Any]) -> None:
 
 
 def _read_optimizer_state(current: Path, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state dict, whose tensors are still in their files."""
+    """Return the optimizer's state dict, without reading its tensors from their files."""
     if "optimizer" not in state:
         raise CheckpointError(f"checkpoint: {current.parent} holds no optimizer state; load the model alone")
     entries = {int(number): dict(values) for number, values in state["optimizer"]["state"].items()}
@@ -394,7 +394,7 @@ def _read_optimizer_state(current: Path, state: dict[str, Any]) -> dict[str, Any
 
 
 def _read(current: Path, stem: str, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a set of tensors, not yet read, after verifying the checksums of their files."""
+    """Verify the checksums of the files named after `stem`; return their tensors by name, without reading them."""
     for name in state["checksums"]:
         if name.startswith(f"{stem}.") or name.startswith(f"{stem}-"):
             checkpoint_directory.verify(current, name, state["checksums"])

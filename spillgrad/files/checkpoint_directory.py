@@ -5,12 +5,12 @@ new version is written beside the current one, with its pointer inside. When all
 the new pointer over the old one. A kill or a full disk at any moment therefore leaves the former version valid, and no
 pointer is ever half written.
 
-`checkpoint.lock` exists and is locked while a process saves; its content tells a second process which one. The lock
-dies with the process.
+`checkpoint.lock` exists and is locked while a process saves; its content tells other processes which process saves.
+The lock ends with the process.
 
-Versions that are not current are removed: former ones, and remains of killed saves. They are recognised by a name that
-only a save gives and by the format in their pointer or `state.json`. Only files that a save writes are removed; all
-other files in the directory or in a version belong to the user and stay.
+Versions that are not current are removed: former versions, and remains of killed saves. They are recognised by a name
+that only a save gives and by the format in their pointer or `state.json`. Only files that a save writes are removed;
+all other files in the directory or in a version belong to the user and stay.
 """
 
 import contextlib
@@ -50,9 +50,10 @@ _PATIENCE_S, _MOMENT_S = 5.0, 0.005
 
 @contextlib.contextmanager
 def only_writer(root: Path) -> Iterator[None]:
-    """Make the directory and lock it for saving; wait a few seconds for another process that holds the lock.
+    """Context manager: make the directory and lock it for saving; wait a few seconds if another process holds the lock.
 
-    On a file system without locks, nothing is locked. Raises OSError; CheckpointError that names the other process.
+    On a file system without locks, nothing is locked. Raises OSError if the directory or the lock file cannot be made.
+    Raises CheckpointError, which names the other process, if the lock is still held after the wait.
     """
     _make(root)
     fd = _claim(root)
@@ -64,7 +65,7 @@ def only_writer(root: Path) -> Iterator[None]:
 
 
 def _claim(root: Path) -> int:
-    """Return the lock file, open and locked."""
+    """Open and lock the lock file; return its file descriptor."""
     path, deadline_s = root / _LOCK, time.monotonic() + _PATIENCE_S
     while True:
         fd = file_lock.open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
@@ -84,7 +85,7 @@ def _claim(root: Path) -> int:
 
 
 def _is_at(fd: int, path: Path) -> bool:
-    """Return whether an open file is still the one at its path."""
+    """Return whether the open file `fd` is still the file at `path`."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
@@ -98,7 +99,7 @@ def _sign(fd: int) -> None:
 
 
 def _holder(fd: int) -> str:
-    """Return a description of the process that locked a file, as written there."""
+    """Return a description of the process that locked the file `fd`, from the file's content."""
     try:
         told = json.loads(os.pread(fd, 4096, 0))
         process, host = int(told["process"]), str(told["host"])
@@ -110,18 +111,18 @@ def _holder(fd: int) -> str:
 
 
 def new_version(root: Path, step: int) -> Path:
-    """Return a new, unused path for a version of a step."""
+    """Return an unused path for a new version, saved after `step` steps."""
     return root / f"step-{step:08d}-{secrets.token_hex(4)}"
 
 
 def begin(version: Path) -> None:
-    """Make the sub-directory of a version and mark it as one. Raises OSError."""
+    """Make the sub-directory of a version, with a pointer inside that marks it as a version. Raises OSError."""
     version.mkdir()
     safetensors_io.write_json(version / POINTER, {"format": FORMAT, "version": _VERSION, "current": version.name})
 
 
 def make_current(version: Path, state: Mapping[str, Any]) -> None:
-    """Write the state of a version whose other files are on the disk, and make it the current one. Raises OSError."""
+    """Write `state.json` of a version whose other files are on the disk; make the version current. Raises OSError."""
     root = version.parent
     checksum = safetensors_io.write_json(version / STATE, {"format": FORMAT, **state})
     _sync(version)
@@ -132,7 +133,7 @@ def make_current(version: Path, state: Mapping[str, Any]) -> None:
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a save makes files of this name; no other file of a version is ever removed."""
+    """Return whether a save writes files of this name; only such files of a version are ever removed."""
     return _FILE_NAME.fullmatch(name) is not None
 
 
@@ -142,9 +143,10 @@ def is_current(version: Path) -> bool:
 
 
 def remove_others(root: Path) -> None:
-    """Remove all versions but the current one: former ones, and remains of killed saves. Raises OSError.
+    """Remove all versions except the current one: former versions, and remains of killed saves.
 
-    Warns of those that cannot be removed.
+    Warns of each version that cannot be removed. Removes nothing if a pointer exists but names no existing version.
+    Raises OSError if the directory cannot be read.
     """
     entries = [entry for entry in os.scandir(root) if _VERSION_NAME.fullmatch(entry.name)]
     versions = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -157,7 +159,7 @@ def remove_others(root: Path) -> None:
 
 
 def remove(version: Path) -> None:
-    """Remove the files of a version, and the directory if it is then empty; warn if that fails."""
+    """Remove the files that a save wrote to a version, and its directory if that is then empty; warn on failure."""
     try:
         names = os.listdir(version)
         ours = [name for name in names if is_file_name(name)]
@@ -177,7 +179,7 @@ def remove(version: Path) -> None:
 
 
 def _is_ours(version: Path) -> bool:
-    """Return whether a save made this directory: a file in it says so, or it is still empty."""
+    """Return whether a save made this directory: its pointer or `state.json` has our format, or it is still empty."""
     try:
         return any(_says_so(version / name) for name in (POINTER, STATE)) or not os.listdir(version)
     except OSError:  # our own saves leave nothing unreadable
@@ -192,7 +194,7 @@ def _says_so(path: Path) -> bool:
 
 
 def _named(root: Path) -> str | None:
-    """Return which version the pointer names; None where there is none, or it is damaged."""
+    """Return the name of the version in the pointer of `root`; None if the pointer is missing or damaged."""
     try:
         return str(safetensors_io.read_json(root / POINTER).get("current"))
     except CheckpointError:
@@ -200,7 +202,10 @@ def _named(root: Path) -> str | None:
 
 
 def open_current(root: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the current version's sub-directory and its verified state. Raises CheckpointError."""
+    """Return the sub-directory and the verified state of the current version.
+
+    Raises CheckpointError if there is no current version, or if its state is damaged.
+    """
     while True:
         current, checksum = _pointed(root)
         try:
@@ -209,11 +214,14 @@ def open_current(root: Path) -> tuple[Path, dict[str, Any]]:
         except CheckpointError:
             if is_current(current):
                 raise
-            # Another process has replaced it: read the new one.
+            # Another process has replaced the version: read the new version.
 
 
 def _pointed(root: Path) -> tuple[Path, Any]:
-    """Return the sub-directory that the pointer names, and the checksum of its state. Raises CheckpointError."""
+    """Return the sub-directory and the checksum of `state.json` that the pointer names.
+
+    Raises CheckpointError if the pointer is missing, damaged or of another format.
+    """
     if not root.is_dir():
         raise CheckpointError(f"checkpoint: {root} is not a directory; give one that a run has saved to")
     if not (root / POINTER).is_file():
@@ -232,7 +240,7 @@ def _pointed(root: Path) -> tuple[Path, Any]:
 
 
 def verify(version: Path, name: str, checksums: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if a file of a version differs from what was written."""
+    """Raise CheckpointError if a file of a version cannot be read, or differs from its checksum in `checksums`."""
     path = version / name
     try:
         got = safetensors_io.checksum(path)
@@ -244,9 +252,10 @@ def verify(version: Path, name: str, checksums: Mapping[str, Any]) -> None:
 
 
 def of_current(root: Path, read: Callable[[Path, dict[str, Any]], T]) -> T:
-    """Return what `read` makes of the current version and its state, or, where a save removed that, of the next one.
+    """Call `read` with the current version and its state; return the result of `read`.
 
-    Raises CheckpointError.
+    If a save replaces the version meanwhile, calls `read` again with the new version. Raises CheckpointError if there
+    is no current version, or if `read` raises it for the current version.
     """
     while True:
         current, state = open_current(root)
@@ -258,7 +267,7 @@ def of_current(root: Path, read: Callable[[Path, dict[str, Any]], T]) -> T:
 
 
 def _make(path: Path) -> None:
-    """Make a directory and its parents, so that they survive a crash."""
+    """Make a directory and its missing parents, and synchronise them to disk, so that they survive a crash."""
     made = [directory for directory in (path, *path.parents) if not directory.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for directory in made:

@@ -3,7 +3,7 @@
 A set of tensors is one file, `model.safetensors`, or, above a size, several (`model-00001-of-00003.safetensors` …) and
 an index that maps each tensor to its file, as in Hugging Face's libraries.
 
-Source: the safetensors format: 8 bytes of length, a JSON header, the tensors' bytes in the order of the header.
+Source: the safetensors format: 8 bytes with the header's length, a JSON header, the tensors' bytes in header order.
 """
 
 import json
@@ -38,7 +38,7 @@ _MAX_DIMENSIONS = 64
 
 
 class StoredTensor:
-    """A tensor in a file; converting it to an array reads it, into memory of its own."""
+    """A tensor in a file; converting it to a NumPy array reads it into new memory."""
 
     def __init__(self, path: Path, dtype: dtypes.DType, shape: tuple[int, ...], offset: int) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class StoredTensor:
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def tensor(self) -> Tensor:
-        """Read the tensor."""
+        """Read the tensor from the file and return it."""
         array = buffers.empty(self.shape, self.dtype)
         self._read_into(array)
         return Tensor.wrap(array)
@@ -72,7 +72,10 @@ class StoredTensor:
                 raise damaged(self.path, "it ends too early")
 
     def copy_to(self, tensor: Tensor) -> None:
-        """Overwrite a tensor in place; if it is contiguous and of the same dtype, without further memory."""
+        """Read this tensor into `tensor`, in place.
+
+        This needs no further memory if `tensor` is contiguous, on the host, and of the same shape and dtype.
+        """
         with no_grad():
             if tensor.dtype != self.dtype or tensor.shape != self.shape or tensor.is_cuda:
                 inplace.copy_(tensor, self)
@@ -85,25 +88,27 @@ class StoredTensor:
             self._read_into(array)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the tensor's bytes in order."""
+        """Yield the tensor's bytes in order, in pieces of at most `_PIECE_BYTES`."""
         with open_for_reading(self.path) as file:
             file.seek(self.offset)
             for start in range(0, self.nbytes, _PIECE_BYTES):
                 yield file.read(min(_PIECE_BYTES, self.nbytes - start))
 
     def equals(self, other: "StoredTensor") -> bool:
-        """Return whether both have the same dtype, shape and bytes."""
+        """Return whether `other` has the same dtype, shape and bytes."""
         if (self.dtype, self.shape) != (other.dtype, other.shape):
             return False
         return all(mine == its for mine, its in zip(self.pieces(), other.pieces(), strict=True))
 
 
 def write(folder: Path, stem: str, tensors: Mapping[str, Tensor], max_shard_bytes: int) -> dict[str, str]:
-    """Write tensors into new files of a folder, and return the checksum of each file by its name.
+    """Write tensors into new files of a folder; return the checksum of each file by its name.
 
-    Each tensor's memory is read once, in the order of `tensors` within a dtype's width. The content of the files is on
-    the disk when this returns; their names are once the folder is synchronised.
-    Raises CheckpointError, before anything is written, for dtypes the format lacks, and OSError.
+    If all tensors fit into `max_shard_bytes`, they are in one file, else in several files and an index. Each tensor's
+    memory is read once. In a file, tensors with wider elements come first; else the order of `tensors` is kept. When
+    this returns, the content of the files is on the disk, but their names only after the folder is synchronised.
+    Raises CheckpointError, before anything is written, for a dtype that the format lacks. Raises OSError if a file
+    cannot be written.
     """
     foreign = [f"{name} ({tensor.dtype})" for name, tensor in tensors.items() if tensor.dtype not in _DTYPE_NAMES]
     if foreign:
@@ -126,7 +131,7 @@ def write(folder: Path, stem: str, tensors: Mapping[str, Tensor], max_shard_byte
 
 
 def _shards(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]]:
-    """Return the tensor names for each file: in order, as many as fit, at least one."""
+    """Return a list of tensor names for each file: in order, as many as fit into `max_shard_bytes`, at least one."""
     shards: list[list[str]] = [[]]
     filled_bytes = 0
     for name, tensor in tensors.items():
@@ -177,9 +182,9 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 
 
 def read(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a file, or of the files that an index names; none is read yet.
+    """Return the tensors of a file, or of the files that an index names, without reading them.
 
-    Raises CheckpointError for files that are missing, damaged or of another format.
+    Raises CheckpointError if a file is missing, damaged or of another format.
     """
     return _read_index(path) if path.name.endswith(".index.json") else _read_file(path)
 
@@ -205,13 +210,16 @@ def _read_file(path: Path) -> dict[str, StoredTensor]:
 
 
 def known_layout(name: str, shape: Sequence[int], where: str) -> tuple[dtypes.DType, tuple[int, ...]]:
-    """Return the dtype of a safetensors name, and the shape. Raises CheckpointError unless a tensor can have them."""
+    """Return the dtype that safetensors calls `name`, and the shape as a tuple.
+
+    Raises CheckpointError, which names the tensor as `where`, if no tensor can have this dtype or shape.
+    """
     if name not in NAMES:
         raise CheckpointError(
             f"load: {where} has dtype {name}, which no tensor has; convert it to one of {', '.join(NAMES)}"
         )
     dtype = NAMES[name]
-    # NumPy has no such arrays, even if a size of zero makes them empty.
+    # NumPy has no larger arrays, even if a size of zero makes them empty.
     if len(shape) > _MAX_DIMENSIONS or math.prod(size or 1 for size in shape) * dtype.itemsize > sys.maxsize:
         sizes = ", ".join(map(str, shape[:_MAX_DIMENSIONS]))
         raise CheckpointError(f"load: {where} has shape ({sizes}, …), which no tensor has; use another copy")
@@ -222,7 +230,7 @@ START_BYTES = 9
 
 
 def refuse_pickles(start: bytes, name: str) -> None:
-    """Raise CheckpointError if the first `START_BYTES` of a file are those of a pickle or of an archive of pickles."""
+    """Raise CheckpointError if `start`, the first `START_BYTES` of a file, begins a pickle or an archive of pickles."""
     # The length of a safetensors header may begin with the same byte, but zeros and the header's brace follow it.
     if start.startswith((b"PK\x03\x04", b"\x80")) and start[4:] != b"\0\0\0\0{":
         raise CheckpointError(
@@ -243,14 +251,14 @@ def _read_index(path: Path) -> dict[str, StoredTensor]:
 
 
 def find(folder: Path, stem: str) -> Path | None:
-    """Return the file with all tensors, or else the index of several; None if neither exists."""
+    """Return the path of the file with all tensors, else of the index of several files; None if neither exists."""
     single = folder / f"{stem}.safetensors"
     index = folder / f"{stem}.safetensors.index.json"
     return single if single.is_file() else index if index.is_file() else None
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> str:
-    """Write a JSON object; return its checksum when it is on the disk."""
+    """Write a JSON object to a file, wait until the file is on the disk, and return its checksum."""
     content = json.dumps(value, indent=1).encode()
     with path.open("wb") as file:
         file.write(content)
@@ -260,7 +268,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON object. Raises CheckpointError when the file holds none."""
+    """Read a JSON object from a file. Raises CheckpointError if the file cannot be read or holds no JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -271,7 +279,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def checksum(path: Path) -> str:
-    """Return the checksum of a file. Raises OSError."""
+    """Return the checksum of a file. Raises OSError if the file cannot be read."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while piece := file.read(_PIECE_BYTES):
@@ -280,7 +288,10 @@ def checksum(path: Path) -> str:
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """Return an absolute path, which holds when the process changes its directory. Raises MissingFileError."""
+    """Return `path` as an absolute path, which stays valid if the process changes its current directory.
+
+    Raises MissingFileError if the current directory was removed.
+    """
     try:
         return Path(path).absolute()
     except FileNotFoundError as error:
@@ -290,7 +301,7 @@ def absolute(path: str | os.PathLike[str]) -> Path:
 
 
 def open_for_reading(path: Path) -> Any:
-    """Open a file for reading bytes. Raises MissingFileError, CheckpointError."""
+    """Open a file for reading bytes. Raises MissingFileError if it does not exist, CheckpointError for other errors."""
     try:
         return path.open("rb")
     except FileNotFoundError as error:
@@ -300,7 +311,7 @@ def open_for_reading(path: Path) -> Any:
 
 
 def damaged(path: Path, why: str) -> CheckpointError:
-    """Return the error for a file that cannot be used."""
+    """Return a CheckpointError that says why the file at `path` cannot be used."""
     return CheckpointError(f"checkpoint: {path} is damaged ({why}); use another copy")
 
 

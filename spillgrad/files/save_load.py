@@ -2,8 +2,8 @@
 
 The file is a safetensors file, and readable as such. Its tensors are named by their place in the containers
 ("model.0.weight"). The metadata entry "spillgrad" is JSON with everything that safetensors cannot express: the
-containers, other values, which tensors are the same object, and a checksum of each. The entry "checksum" is that of the
-JSON.
+containers, other values, which tensors are the same object, and the checksum of each tensor. The metadata entry
+"checksum" is the checksum of this JSON.
 
 Source: torch.save, torch.load; the safetensors format.
 """
@@ -45,10 +45,11 @@ def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
     """Write tensors, and the lists, tuples, dicts, sets and plain values around them, to a file or a binary stream.
 
     Plain values are None, bool, int, float, complex, str, bytes, NumPy arrays and scalars, dtypes, devices, and what
-    `get_rng_state` returns. A tensor found twice is stored once, and so are tensors over the same elements; any other
-    view is stored with its own elements. An existing file is replaced only when everything is written.
-    Raises OperandError for other objects, ArgumentError for a container within itself, CheckpointError when the file
-    cannot be written.
+    `get_rng_state` returns. A tensor found twice is stored once. Tensors with the same memory, shape, strides and dtype
+    are stored once; any other view is stored with its own elements. An existing file is replaced only when everything
+    is written.
+    Raises OperandError for other objects. Raises ArgumentError for a container that contains itself. Raises
+    CheckpointError if the file cannot be written.
     """
     writer = _Writer()
     try:
@@ -79,12 +80,13 @@ def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
 
 
 def load(f: str | os.PathLike[str] | IO[bytes], map_location: Any = None, *, weights_only: bool | None = None) -> Any:
-    """Return what `save` wrote; of any other safetensors file, its tensors by name.
+    """Return the object that `save` wrote to a file; for any other safetensors file, return its tensors by name.
 
-    `map_location`: a device, a dict of them, or a function, as in PyTorch. In files, all tensors are on the host: a
-    dict is read at "cpu", and a function is ignored. `weights_only` changes nothing: no file can run code.
-    Raises MissingFileError (a FileNotFoundError), CheckpointError for a file that is damaged, cut off, of a newer
-    version, or of PyTorch's format, and DeviceError for a device that does not exist here.
+    `map_location` is a device, a dict from devices to devices, or a function, as in PyTorch. In files, all tensors are
+    on the host. So only a dict's entry for "cpu" counts, and a function is ignored. `weights_only` changes nothing,
+    because no file can run code.
+    Raises MissingFileError (a FileNotFoundError) if the file does not exist. Raises CheckpointError for a file that is
+    damaged, cut off, of a newer version, or of PyTorch's format. Raises DeviceError for a device that cannot be used.
     """
     if isinstance(map_location, Mapping):
         map_location = {str(key): as_device(value) for key, value in map_location.items()}.get("cpu")
@@ -124,18 +126,18 @@ def load(f: str | os.PathLike[str] | IO[bytes], map_location: Any = None, *, wei
 
 
 class _Writer:
-    """Converts objects to JSON and to arrays by name."""
+    """Converts an object to JSON, and collects the object's tensors as arrays by name."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, np.ndarray] = {}
         self.tensors: list[dict[str, Any]] = []  # one entry per tensor or array object
-        self._numbers: dict[int, int] = {}  # where an object's entry is, by its id
-        self._names: dict[Any, str] = {}  # of arrays, by the memory they look at
-        self._open: set[int] = set()  # containers around what is being written
-        self._kept: list[Any] = []  # ids are of living objects
+        self._numbers: dict[int, int] = {}  # the index of an object's entry in `tensors`, by the object's id
+        self._names: dict[Any, str] = {}  # the name of an array, by its address, shape, strides and dtype
+        self._open: set[int] = set()  # the ids of the containers that are being written
+        self._kept: list[Any] = []  # keeps objects alive, so that no two objects get the same id
 
     def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
-        """Return JSON for a value: itself, a list, or an object whose only key names its kind."""
+        """Return a value, found at `path`, as JSON: unchanged, a list, or an object whose only key names its kind."""
         kind = type(value)
         if value is None or kind in (bool, int, str):
             return value
@@ -228,7 +230,7 @@ def _where(path: tuple[Any, ...]) -> str:
     return "".join(f"[{key!r}]" for key in path) or "the top"
 
 
-# The errors of decoding a description that no save wrote, even with a correct checksum.
+# The errors that decoding raises for a description that no save wrote, even if its checksum is correct.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -237,13 +239,16 @@ def _words(error: Exception) -> str:
 
 
 def _require(holds: object, what: str) -> None:
-    """Raise ValueError unless `holds`: no save writes such a file."""
+    """Raise ValueError with the text `what` unless `holds` is true: no save writes such a file."""
     if not holds:
         raise ValueError(what)
 
 
 def _decode(value: Any, tensors: list[Any]) -> Any:
-    """Return the value that `_Writer.encode` converted. Raises one of `_MALFORMED` for any other JSON."""
+    """Return the value that `_Writer.encode` converted to JSON; the JSON refers to `tensors` by number.
+
+    Raises one of the errors in `_MALFORMED` for any other JSON.
+    """
     if isinstance(value, list):
         return [_decode(part, tensors) for part in value]
     if not isinstance(value, dict):
@@ -300,9 +305,10 @@ _BUILT: dict[str, Callable[[Any], Any]] = {
 
 
 def _rebuilt(entries: list[dict[str, Any]], arrays: dict[str, np.ndarray], device: Device) -> list[Any]:
-    """Return the arrays and tensors that entries describe, on a device; those of one name share memory.
+    """Return the array or tensor that each entry describes; tensors are on `device`, NumPy arrays on the host.
 
-    Raises one of `_MALFORMED` for entries that no save writes.
+    Tensors whose entries have the same name share memory. Raises one of the errors in `_MALFORMED` for entries that no
+    save writes.
     """
     for entry in entries:
         array, kind, shape = arrays[entry["name"]], entry["kind"], entry.get("complex128")
@@ -333,7 +339,7 @@ def _rebuilt(entries: list[dict[str, Any]], arrays: dict[str, np.ndarray], devic
 
 
 class _File:
-    """A safetensors file."""
+    """A safetensors file at a path: its metadata, and its arrays, which are read on demand."""
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
@@ -350,7 +356,7 @@ class _File:
             raise _damaged(self.name, reason(error)) from error
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield each array by its name, over memory of its own."""
+        """Yield the name and the array of each tensor; every array has its own memory."""
         try:
             with safetensors.safe_open(self.name, framework="np") as file:
                 for name in file.keys():  # noqa: SIM118 - no mapping
@@ -362,7 +368,7 @@ class _File:
 
 
 class _Stream:
-    """The bytes of a safetensors file."""
+    """A safetensors file given as bytes: its metadata and its arrays."""
 
     def __init__(self, content: bytes, name: str) -> None:
         self.name = name
@@ -375,7 +381,7 @@ class _Stream:
         self.metadata: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__") or {}
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield each array by its name, over memory of its own."""
+        """Yield the name and the array of each tensor; every array has its own memory."""
         for name, entry in self._entries:
             dtype, shape = known_layout(entry["dtype"], entry["shape"], f"'{name}' in {self.name}")
             yield name, buffers.copy(np.frombuffer(entry["data"], dtype).reshape(shape))

@@ -1,1 +1,1 @@
-"""Read what a store left or is writing, without disturbing it: runs, their journals, their files."""
+"""Read the runs, journals and segments that a store wrote or is still writing, without disturbing the store."""

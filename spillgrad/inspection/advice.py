@@ -1,7 +1,7 @@
 """Advise what would make a run better, in plain words with numbers.
 
-What another budget comes to is what the store's own simulation says of the step that was recorded: the one by which it
-decides what goes to disk (`traffic`). What compression comes to is what it made of samples.
+The effect of another budget comes from the simulation by which a store decides what goes to disk (`belady`), run on the
+recorded step. The effect of compression comes from the samples that the store compressed.
 """
 
 import bisect
@@ -17,8 +17,8 @@ from spillgrad.storage.residency import belady
 from spillgrad.storage.sizes import format_bytes
 
 _MIB = 1 << 20
-# The budgets that may be advised are so many, up to the one in which everything stays. Few of them are tried: a step of
-# the most that journals tell takes 0.4 s each (2-core Zen 5).
+# The number of budgets that may be advised, up to the budget in which everything stays in RAM. Few are simulated: each
+# takes 0.4 s for the longest step that a journal records (2-core Zen 5).
 _STAGES = 16
 # A smaller gain is not worth a change.
 _WORTH = 0.1
@@ -27,12 +27,12 @@ _MUCH = 0.5
 _SPARE = 0.125
 # Callers that wait for the disk for a larger share of the time wait too long.
 _WAITS = 0.05
-# The share of its bytes that a dtype takes as bfloat16; other dtypes stay as they are.
+# The share of their bytes that arrays of a dtype take as bfloat16; other dtypes stay as they are.
 _AS_BF16: dict[str | None, float] = {"float32": 0.5, "float64": 0.25}
 
 
 def advise(run: Run) -> list[Advice]:
-    """Return what to change; the change that saves most comes first."""
+    """Return the changes that would improve a run, the most effective first."""
     return [*_budgets(run), *_codecs(run), *_waits(run)]
 
 
@@ -80,12 +80,12 @@ def _budgets(run: Run) -> Iterator[Advice]:
 
 
 def _batches(run: Run) -> int:
-    """Return how many batches most steps have; each asks the same of the store."""
+    """Return the number of batches that most steps have; the store does the same for each batch."""
     return statistics.mode([step.batches for step in run.steps] or [1])
 
 
 def _reads(plan: StepPlan, batches: int) -> Callable[[int], int]:
-    """Return a function that says how many bytes a step of so many batches reads within a budget."""
+    """Return a function from a budget in bytes to the bytes that a step of `batches` reads from disk."""
     items = [belady.Item(nbytes, persistent) for nbytes, persistent in plan.arrays]
     events = [belady.Event(kind, place) for kind, place in plan.happened]
 
@@ -153,9 +153,9 @@ def _by_kind(run: Run) -> dict[Kind, OriginCounters]:
 
 
 def _ratios(run: Run) -> dict[Kind, float]:
-    """Return, for each kind of array, the share of the written bytes that compression leaves.
+    """Return, for each kind of array, the share of the written bytes that remains after compression.
 
-    Where an origin has no sample of its own, those of its kind speak for it.
+    For an origin without samples, the samples of its kind are used.
     """
     by_origin = {each.origin: [each] for each in run.shrinkage}
     by_kind: dict[Kind, list[Shrinkage]] = {}

@@ -1,4 +1,4 @@
-"""List the arrays of a segment and their places, in a file that anybody may have written."""
+"""List the arrays of a segment and where their bytes lie; the file is of unknown origin."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ from spillgrad.storage.format_version import check_version
 from spillgrad.storage.sizes import format_bytes
 from spillgrad.storage.store import NO_LABEL, Label, View
 
-# Beyond a first GiB, no more is read than so many times what the file has on disk: the rest would be holes.
+# Arrays of a file may have 64 times the bytes that the file occupies on disk, plus 1 GiB: the rest would be holes.
 _MOST_PER_DISK_BYTE, _HOLES_BYTES = 64, 1 << 30
 _MOST_DIMENSIONS = 64
 _DTYPE_NAME = re.compile(
@@ -32,7 +32,7 @@ CODEC_NAME = re.compile(r"lossless|bf16|int8|(?:(?:lossless|bf16|int8)\+)?aes256
 
 
 class Chunk(NamedTuple):
-    """Stored bytes of `length` elements of an array from the `start`-th on: `nbytes` at `offset` in the file."""
+    """The place of elements `start` to `start + length` of an array: `nbytes` stored bytes at `offset` in the file."""
 
     start: int
     length: int
@@ -44,11 +44,11 @@ class Chunk(NamedTuple):
 class StoredArray:
     """An array of a segment: a dataset of the root group, or one that the next flush will add there.
 
-    `key` is its name. With `from_journal`, the journal of its run describes it; otherwise the dataset's attribute does.
-    Without an attribute, `sequence` is None. Only HDF5 knows `views` and `chunk_shape`. `dtype`, `shape` and `nbytes`
-    are those of the array. A `codec` made `stored_bytes` of it, and `chunks` say where these are. `checksum` is 16
-    hexadecimal digits, or None where the run took none. `problem` says why the values cannot be read; without one they
-    can be, unless they are `encrypted`.
+    `key` is the array's name. The facts come from the journal of the run if `from_journal`, else from the dataset's
+    attribute; without an attribute, `sequence` is None. `views` and `chunk_shape` are known from HDF5 alone. `dtype`,
+    `shape` and `nbytes` describe the array before the `codec`, `stored_bytes` and `chunks` the bytes in the file.
+    `checksum` has 16 hexadecimal digits; it is None if the run took no checksums. `problem` says why the values cannot
+    be read; if it is None, they can be read unless they are `encrypted`.
     """
 
     key: str
@@ -68,21 +68,21 @@ class StoredArray:
 
     @property
     def encrypted(self) -> bool:
-        """Whether only the process of the run could read it."""
+        """Whether the array is encrypted, so that only the process of its run can read it."""
         return self.codec is not None and self.codec.endswith("aes256gcm")
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """An object that an HDF5 file names: `kind` is group, dataset, soft link, external link, type or unreadable.
+    """A named object of an HDF5 file: `kind` is group, dataset, soft link, external link, type or unreadable.
 
-    `target` is where a link leads, `members` how many a group has; `layout`, `chunk_shape` and `filters` (numbers) are
-    a dataset's. `attributes` are names and bytes.
+    `target` is the target of a link, `members` the number of a group's members. `layout`, `chunk_shape` and the numbers
+    of the `filters` describe a dataset. `attributes` holds the name and the bytes of each attribute.
     """
 
     path: str
@@ -102,9 +102,10 @@ class Item:
 class Segment:
     """An HDF5 file of arrays.
 
-    `items` are all that HDF5 names in it, as of its last flush. `arrays` are those that the journal of its run has
-    there, or, of a file that is alone, those of the items that a store could have written. `left_out` counts what was
-    too much to look at. `problems` say what no store would have written; `note` says what HDF5 does not have yet.
+    `items` are all objects that HDF5 names in the file, as of its last flush. `arrays` are those that the run's journal
+    places in the file; without a journal, they are the items that a store could have written. `left_out` counts objects
+    beyond the limits of reading. `problems` list what no store would have written. `note` says which arrays HDF5 does
+    not have yet.
     """
 
     path: Path
@@ -117,7 +118,7 @@ class Segment:
     note: str | None = None
 
     def __getitem__(self, key: str) -> StoredArray:
-        """Return the array of this name. Raises KeyError."""
+        """Return the array named `key`. Raises KeyError if there is none."""
         for array in self.arrays:
             if array.key == key:
                 return array
@@ -125,10 +126,10 @@ class Segment:
 
 
 def read_structure(path: Path, reader: UntrustedReader) -> Segment:
-    """Return what HDF5 finds in a segment, without opening the file in this process.
+    """Return what HDF5 finds in a segment; `reader` opens the file in another process.
 
-    Raises SpillError for what is no HDF5 file, or one that HDF5 cannot take; SpillFormatError, which is one, for a file
-    of a newer version; OSError for one that cannot be opened.
+    Raises SpillError if HDF5 cannot read the file. Raises SpillFormatError, a SpillError, if the file is of a newer
+    version. Raises OSError if the file cannot be opened.
     """
     found = os.stat(path)
     most_bytes = held_bytes(found)
@@ -156,26 +157,26 @@ def read_structure(path: Path, reader: UntrustedReader) -> Segment:
         except SpillFormatError:
             raise
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
-            # The child never says this.
+            # A sound child process never answers so.
             raise refusal(str(path), DAMAGED) from error
     arrays = without_overlap(arrays, most_bytes, problems)
     return Segment(path, found.st_size, found.st_blocks * 512, tuple(arrays), tuple(items), left_out, tuple(problems))
 
 
 def foreign(item: Item) -> str | None:
-    """Return the problem of a file with objects that no store makes; an unreadable object may be a store's."""
+    """Return the problem with an object that no store makes, else None; an unreadable object may be a store's."""
     if item.kind == "unreadable" or (item.kind == "dataset" and item.path.count("/") == 1):
         return None
     return f"{item.path}: {item.problem or f'is of a kind that no store makes: {item.kind}'}"
 
 
 def held_bytes(found: os.stat_result) -> int:
-    """Return how many bytes of arrays a file can hold."""
+    """Return the most bytes of arrays that a file can hold, judged by its size and its disk blocks."""
     return min(found.st_size, _MOST_PER_DISK_BYTE * found.st_blocks * 512 + _HOLES_BYTES)
 
 
 def without_overlap(arrays: list[StoredArray], most_bytes: int, problems: list[str]) -> list[StoredArray]:
-    """Return the arrays; if they are larger than their file can hold, that is a problem of the file and of each."""
+    """Return the arrays; if their sum exceeds `most_bytes`, add that problem to `problems` and to each array."""
     if sum(array.stored_bytes for array in arrays if array.problem is None) <= most_bytes:
         return arrays
     problem = f"its arrays are more than the {format_bytes(most_bytes)} it can hold: they overlap, or are holes"
@@ -184,13 +185,13 @@ def without_overlap(arrays: list[StoredArray], most_bytes: int, problems: list[s
 
 
 class Unreadable(Exception):
-    """Raised with the reason why the values of an array cannot be read."""
+    """Raised if the values of an array cannot be read; the message gives the reason."""
 
 
 def _array(
     path: Path, item: Item, line: dict[str, Any], chunks: list[list[int]], file_bytes: int, most_bytes: int
 ) -> StoredArray:
-    """Return what is known of a dataset of the root group."""
+    """Return the array in a dataset of the root group; `line` and `chunks` are the child process's answers about it."""
     about: _About | None = None
     codec = None
     dtype, shape = None, item.shape or ()
@@ -203,7 +204,7 @@ def _array(
             about = _about(path, line["text"])
             codec = about.codec
         dtype = dtype_named(item.dtype, line.get("itemsize"))
-        if about is not None and codec not in (None, Lossless.name):  # the dataset is bytes
+        if about is not None and codec not in (None, Lossless.name):  # the dataset holds encoded bytes
             dtype, shape = dtype_named(about.dtype, None), about.shape
         _check(item, about, dtype, shape)
         places = _places(item, line, chunks, file_bytes, most_bytes)
@@ -225,7 +226,7 @@ def _array(
 def _places(
     item: Item, line: dict[str, Any], chunks: list[list[int]], file_bytes: int, most_bytes: int
 ) -> tuple[Chunk, ...]:
-    """Return where the bytes of a dataset lie. Raises Unreadable where that is not as a store does it."""
+    """Return where the bytes of a dataset lie. Raises Unreadable if no store would place them so."""
     if line["external"]:
         raise Unreadable("its values are in other files, which are not opened")
     if line["empty"] or item.shape is None:
@@ -269,7 +270,7 @@ def _chunk(shape: tuple[int, ...], chunk: tuple[int, ...], itemsize: int, filter
 
 
 def _check(item: Item, about: "_About | None", dtype: np.dtype[Any] | None, shape: tuple[int, ...]) -> None:
-    """Raise Unreadable unless attribute and dataset fit each other, as a store makes them."""
+    """Raise Unreadable unless a store could have made the dataset and the attribute that describes it."""
     if item.layout not in ("contiguous", "chunked"):
         raise Unreadable(f"its layout is {item.layout}, which no store uses, and is not followed")
     if dtype is None:
@@ -290,13 +291,13 @@ def _check(item: Item, about: "_About | None", dtype: np.dtype[Any] | None, shap
 
 
 def check_codec(codec: str | None, dtype: np.dtype[Any] | None, shape: tuple[int, ...], stored: int) -> None:
-    """Raise Unreadable if a codec cannot make so many stored bytes of an array."""
+    """Raise Unreadable if a codec cannot turn an array of this dtype and shape into `stored` bytes."""
     if codec in (None, Lossless.name) or dtype is None:
         return
     inner = codec.removesuffix("aes256gcm").removesuffix("+")
     if inner in (Bfloat16.name, Int8.name) and dtype not in (np.float32, np.float64):
         raise Unreadable(f"its dtype is {dtype.name}, of which codec {inner} makes nothing")
-    if inner == Lossless.name:  # how many bytes it made is not written down
+    if inner == Lossless.name:  # the compressed size before encryption is not recorded
         return
     expected = stored_bytes(inner, math.prod(shape)) if inner else math.prod(shape) * dtype.itemsize
     if inner != codec:
@@ -321,7 +322,7 @@ class _View(msgspec.Struct):
 
 
 class _About(msgspec.Struct):
-    """What a dataset's attribute says. `FORMAT.md` says what the keys mean."""
+    """The content of a dataset's attribute. `FORMAT.md` explains the keys."""
 
     sequence: _Integer
     views: tuple[_View, ...]
@@ -336,9 +337,9 @@ class _About(msgspec.Struct):
 
 
 def _about(path: Path, text: str) -> _About:
-    """Return what a dataset's attribute says.
+    """Decode the text of a dataset's attribute.
 
-    Raises Unreadable where it makes no sense, SpillFormatError where its version is newer.
+    Raises Unreadable if the text makes no sense. Raises SpillFormatError if its format is of a newer version.
     """
     try:
         found = json.loads(text)
@@ -354,7 +355,7 @@ def _about(path: Path, text: str) -> _About:
 
 
 def dtype_named(name: str | None, itemsize: int | None) -> np.dtype[Any] | None:
-    """Return the dtype of this name, of `itemsize` bytes if that is given; None for a name that no store writes."""
+    """Return the dtype of this name; None if no store writes the name, or if a given `itemsize` does not match."""
     if name is None:
         return None
     found: np.dtype[Any] | None = None

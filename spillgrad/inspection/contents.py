@@ -15,12 +15,12 @@ from spillgrad.inspection.values import StoredValues
 
 BINS = 16
 
-Number = int | float | str  # text: a date
+Number = int | float | str  # a date is text
 
 
 @dataclasses.dataclass(frozen=True)
 class Bin:
-    """How many finite values lie from `low` to `high`; the last bin includes its `high`."""
+    """A bin of a histogram: `count` finite values from `low` to below `high`; the last bin includes `high`."""
 
     low: float
     high: float
@@ -29,11 +29,12 @@ class Bin:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayContents:
-    """The values of an array in numbers.
+    """A summary of the values of an array.
 
-    `checksum` is "verified", "wrong", or "none" where the run took none. `min`, `max`, `mean` and the histogram are of
-    the finite values, or of the magnitudes of complex ones; a date's are ISO 8601, without mean and histogram. All are
-    None for what has no order, such as text, for encrypted arrays, and where nothing is finite. NaT counts as NaN.
+    `checksum` is "verified", "wrong", or "none" if the run took no checksum. `min`, `max`, `mean` and `histogram` cover
+    the finite values; for complex values, they cover the magnitudes. For dates, `min` and `max` are ISO 8601, and there
+    is no mean or histogram. All four are missing for values without an order, such as text, for encrypted arrays, and
+    if no value is finite. NaT counts as NaN.
     """
 
     checksum: str
@@ -46,10 +47,10 @@ class ArrayContents:
 
 
 def array_contents(path: str | os.PathLike[str], array: StoredArray) -> ArrayContents:
-    """Read an array of a segment, and return what its values are; in pieces, of any size.
+    """Read an array of a segment, of any size, piece by piece, and return a summary of its values.
 
-    Raises ArgumentError for one that cannot be read, SpillCorruptionError where its bytes are missing or no encoder's,
-    SpillError for one that its run freed or changed meanwhile.
+    Raises ArgumentError if the array cannot be read. Raises SpillCorruptionError if stored bytes are missing, or if no
+    encoder wrote them. Raises SpillError if the run freed or changed the array meanwhile.
     """
     with there(Path(path), array) as values:
         checksum = values.verdict()
@@ -107,7 +108,7 @@ def _finite(values: StoredValues) -> Iterator[np.ndarray]:
 
 
 def _plain(piece: np.ndarray) -> np.ndarray:
-    """Return values as numbers that NumPy compares and adds; for complex ones, their magnitudes."""
+    """Return values in a dtype that NumPy can compare and add; for complex values, their magnitudes."""
     kind = piece.dtype.kind
     dtype: np.dtype[Any] = np.dtype(np.float64)
     if kind == "b":
@@ -122,7 +123,7 @@ def _plain(piece: np.ndarray) -> np.ndarray:
 
 
 def _is_narrow(dtype: np.dtype[Any]) -> bool:
-    """Return whether a dtype is one of ml_dtypes."""
+    """Return whether a dtype comes from ml_dtypes."""
     return dtype.type.__module__ == "ml_dtypes"
 
 

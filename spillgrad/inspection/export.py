@@ -1,4 +1,4 @@
-"""Write a stored array to a file of NumPy."""
+"""Write a stored array to a .npy file."""
 
 import contextlib
 import math
@@ -16,12 +16,12 @@ from spillgrad.storage.sizes import format_bytes
 
 
 def export_npy(values: StoredValues, selection: Selection, path: Path, overwrite: bool = False) -> int:
-    """Write a selection of an array to a .npy file, piece by piece, and return its bytes.
+    """Write a selection of an array to a .npy file, piece by piece, and return the bytes of the selection.
 
-    It is there whole or not at all. A dtype that NumPy has from ml_dtypes is written as bytes of its size, as `np.save`
-    does it: `np.load(path).view(ml_dtypes.bfloat16)` reads it.
-    Raises ArgumentError for a file that exists, unless `overwrite`; SpillError when the disk refuses, and for an array
-    that its run freed or changed meanwhile; and as `StoredValues.elements`.
+    The file is written whole or not at all. Values of a dtype of ml_dtypes are written as raw bytes, as by `np.save`:
+    `np.load(path).view(ml_dtypes.bfloat16)` reads such a file.
+    Raises ArgumentError if the file exists, unless `overwrite` is set. Raises SpillError if the file cannot be written,
+    or if the run freed or changed the array meanwhile. Raises the errors of `StoredValues.elements`.
     """
     dtype = values.dtype
     if os.path.lexists(path) and not overwrite:
@@ -38,7 +38,7 @@ def export_npy(values: StoredValues, selection: Selection, path: Path, overwrite
                 file.write(piece.view(np.uint8).data)
         require_there(values.path, values.array)
         os.replace(partial, path)
-    except SpillError:  # of the segment
+    except SpillError:  # from reading the segment
         raise
     except OSError as error:
         raise SpillError(

@@ -1,4 +1,4 @@
-"""Find segments, and the arrays in them, by the names that people give them."""
+"""Find segments and arrays by the paths and keys that a user gives."""
 
 import difflib
 import os
@@ -20,9 +20,9 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 def is_segment_file(path: Path) -> bool:
-    """Return whether to read a file as a segment: by its name, or by its first bytes.
+    """Return whether a file is a segment, judged by its name or its first bytes.
 
-    Raises OSError for a file that cannot be read.
+    Raises OSError if the file cannot be read.
     """
     if not path.is_file():
         return False
@@ -33,7 +33,7 @@ def is_segment_file(path: Path) -> bool:
 
 
 def require_not_stored(path: Path) -> None:
-    """Raise ArgumentError for a file of a store: nothing else may be written there."""
+    """Raise ArgumentError if `path` is a segment or a journal, which no output may overwrite."""
     try:
         is_own = is_segment_file(path) or (path.is_file() and path.stat().st_size > 0 and is_journal(path))
     except OSError:  # the write will raise
@@ -43,9 +43,9 @@ def require_not_stored(path: Path) -> None:
 
 
 def segment_files(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the segments in a folder, and in the folders of runs in it; links do not count.
+    """Return the segments in a folder and in the run folders inside it; symbolic links are skipped.
 
-    Raises OSError for a folder that cannot be read.
+    Raises OSError if a folder cannot be read.
     """
     found = []
     for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
@@ -60,9 +60,9 @@ def segment_files(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def find_segments(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the segments at a path: the file itself, or those in a folder.
+    """Return the segments at a path: the file itself, or the segments in a folder.
 
-    Raises ArgumentError where there are none, OSError for what cannot be read.
+    Raises ArgumentError for a folder without segments, or for a journal. Raises OSError if the path cannot be read.
     """
     path = Path(path)
     if not path.is_dir():
@@ -78,10 +78,11 @@ def find_segments(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def find_array(path: str | os.PathLike[str], key: str) -> tuple[Segment, StoredArray]:
-    """Return the array that `key` names at a path: by number, dataset, or `segment-00000.h5/00000042`.
+    """Return the segment and the array that `key` names: a number, a dataset, or `segment-00000.h5/00000042`.
 
-    Raises ArgumentError where there is none, or several; it names those that come nearest. SpillFormatError for a file
-    of a newer version, SpillError where none of the files can be read, OSError for what cannot be opened.
+    Raises ArgumentError if no array or several have this name; the message gives the nearest names. Raises
+    SpillFormatError for a file of a newer version. Raises SpillError if no file at `path` can be read. Raises OSError
+    if a file cannot be opened.
     """
     arrays: dict[str, tuple[Segment, StoredArray]] = {}
     error = None

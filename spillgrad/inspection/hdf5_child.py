@@ -1,12 +1,12 @@
-"""The child process that opens HDF5 files of unknown origin: it says what is in them, and reads no payload.
+"""The child process that opens HDF5 files of unknown origin: it reports their structure and reads no array values.
 
-`untrusted.py` starts it. HDF5 may crash, hang or allocate without bound on bytes that are not HDF5's own, so here it
-may: memory, time, files and what it may write are limited before a file is opened. Questions come as lines of JSON on
-stdin, each `{"path": ..., "seconds": ...}`; answers go to stdout, lines of JSON as well, the last of each with `end` or
+`untrusted.py` starts this process. On bytes that HDF5 did not write, HDF5 may crash, hang or allocate without bound.
+So this process limits its memory, time, open files and writing before it opens a file. Each question is a line of JSON
+on stdin, `{"path": ..., "seconds": ...}`. Each answer is lines of JSON on stdout; the last line has the key `end` or
 `refused`.
 
-Links and virtual or external storage are said, never followed: this process cannot open a second file. Nothing of
-spillgrad is imported: it starts in 0.15 s and 45 MB.
+Links and virtual or external storage are reported, never followed: this process cannot open a second file. It imports
+nothing of spillgrad, and so starts in 0.15 s with 45 MB.
 """
 
 import codecs
@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from h5py import h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
-MORE_BYTES = 128 << 20  # of address space, beside that of the libraries
+MORE_BYTES = 128 << 20  # the address space allowed beyond that of the libraries
 MOST_OBJECTS = 100_000
 MOST_DEPTH = 8
 MOST_NAME_BYTES = 16 << 20
-MOST_TEXT_BYTES = 64 << 10  # of an attribute; a compact one, as stores write, has no more
+MOST_TEXT_BYTES = 64 << 10  # for an attribute; stores write HDF5's compact attributes, which have no more
 MOST_ATTRIBUTES = 64
 MOST_CHUNKS = 1 << 18
 CHUNKS_A_LINE = 2048
@@ -36,8 +36,8 @@ Line = dict[str, Any]
 
 
 def main() -> None:
-    """Answer until stdin ends."""
-    codecs.lookup("ascii")  # with which h5py looks up names; later no file can be opened
+    """Answer the questions on stdin until it ends."""
+    codecs.lookup("ascii")  # load now the codec that h5py needs for names: later no file can be opened
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     size = int(_read("/proc/self/statm").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MORE_BYTES,) * 2)
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def about(path: bytes, most_files: tuple[int, int]) -> Iterator[Line]:
-    """Yield what is in a file, line by line."""
+    """Yield the lines of the answer about a file: its objects and, last, `end`."""
     kind = os.stat(path).st_mode
     if not stat.S_ISREG(kind):  # before it is opened: a device may wait, or do something
         raise ValueError(f"it is {'a folder' if stat.S_ISDIR(kind) else 'no regular file'}")
@@ -79,7 +79,7 @@ def about(path: bytes, most_files: tuple[int, int]) -> Iterator[Line]:
 
 
 class Walk:
-    """Goes through the objects of a file, each group once, and counts what it leaves out."""
+    """Walks over the objects of a file, enters each group once, and counts the objects that it leaves out."""
 
     def __init__(self) -> None:
         self.left_out = 0
@@ -87,7 +87,7 @@ class Walk:
         self._groups: set[int] = set()
 
     def group(self, group: Any, path: str, depth: int) -> Iterator[Line]:
-        """Yield a line for each link of a group, and for what is below it."""
+        """Yield a line for each link of a group, and for each object below the link."""
         low, high = h5g.get_objinfo(group).objno
         self._groups.add(low | high << 32)  # its address in the file, as a hard link's `u`
         for name in self._names(group):
@@ -153,7 +153,7 @@ class Walk:
         try:
             line["attributes"] = _attributes(dataset)
             line["text"] = _text(dataset)
-        except Exception as error:  # the dataset itself is one
+        except Exception as error:  # the rest of the dataset may be readable
             line["problem"] = f"its attributes cannot be read: {error}"
         line["offset"] = None
         if line["layout"] == "contiguous" and not line["external"]:
@@ -177,7 +177,7 @@ class Walk:
 
 
 def _type(kind: Any) -> tuple[str | None, int]:
-    """Return the name of NumPy's dtype with the same bytes, or None, and the bytes of an item."""
+    """Return the name of the NumPy dtype with the same bytes (None if there is none), and the bytes of an item."""
     size = kind.get_size()
     if kind.get_class() == h5t.OPAQUE:
         tag = kind.get_tag()
@@ -194,7 +194,7 @@ def _type(kind: Any) -> tuple[str | None, int]:
 
 
 def _attributes(found: Any) -> list[tuple[str, int | None]]:
-    """Return the names and bytes of attributes; nothing if there are many, which HDF5 would sort first."""
+    """Return the name and bytes of each attribute; for many, only their count, because HDF5 would sort them first."""
     count = h5a.get_num_attrs(found)
     if count > MOST_ATTRIBUTES:
         return [(f"({count} attributes)", None)]
@@ -203,7 +203,7 @@ def _attributes(found: Any) -> list[tuple[str, int | None]]:
 
 
 def _text(dataset: Any) -> str | None:
-    """Return the attribute that a store gives an array; None if there is none."""
+    """Return the text of the attribute that a store gives a dataset; None if there is none."""
     if not h5a.exists(dataset, ATTRIBUTE):
         return None
     found = h5a.open(dataset, ATTRIBUTE)
@@ -228,7 +228,7 @@ def _read(path: str) -> str:
 
 
 def _peak_bytes() -> int:
-    """Return the most memory that this process had; `ru_maxrss` begins with the parent's."""
+    """Return the peak memory of this process; `ru_maxrss` would include the parent's before the fork."""
     (line,) = (line for line in _read("/proc/self/status").splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) << 10
 

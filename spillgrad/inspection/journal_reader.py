@@ -1,4 +1,4 @@
-"""Read a journal, even while it is being written, and whoever wrote it."""
+"""Read a journal of unknown origin, even while it is being written."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from spillgrad.storage.runs import file_lock
 # Longer than any line of a journal.
 LONGEST_BYTES = 4 << 20
 _PIECE_BYTES = 256 << 10
-# No journal is longer, with its old file; the next call reads the rest.
+# No journal of a store, old file included, is longer. One call reads no more than this; the next call reads the rest.
 _READ_MAX_BYTES, _READ_MAX_LINES = 256 << 20, 4_000_000
 _MOMENT_S, _PATIENCE = 0.01, 50
 
@@ -28,11 +28,11 @@ _heads = msgspec.json.Decoder(Head)
 
 
 class JournalReader(contextlib.AbstractContextManager["JournalReader"]):
-    """Follows a journal and its old file: `read()` takes in the new lines.
+    """Follows a journal and its old file: each `read()` adds the new lines to `state`.
 
-    If a run's `directory` leads to the journal of another run, nothing is taken in.
+    If `directory` is given, a journal that belongs to the run of another directory is ignored.
 
-    Raises OSError for a file that cannot be read, SpillFormatError for one that is no journal, or of a newer version.
+    Raises OSError if a file cannot be read. Raises SpillFormatError if it is no journal, or is of a newer version.
     """
 
     def __init__(self, path: Path, state: JournalState | None = None, directory: Path | None = None) -> None:
@@ -43,20 +43,20 @@ class JournalReader(contextlib.AbstractContextManager["JournalReader"]):
         self._file: _File | None = None
         self._read_bytes = self._read_lines = 0
         self._began: str | None = None
-        self._is_over = False  # the journal of another run took the place
-        self.is_others = False  # it had the place from the beginning
+        self._is_over = False  # the path now has the journal of another run
+        self.is_others = False  # the path had the journal of another run from the beginning
 
     def read(self) -> bool:
-        """Take in the lines that came since; return whether there were any."""
+        """Add the lines written since the last call to `state`; return whether there were any."""
         return any([True for piece in self.pieces() if piece])
 
     @property
     def is_cut(self) -> bool:
-        """Whether the file is longer than a journal can be, and the last call left a part of it."""
+        """Whether the last call stopped early, because the file is longer than a journal can be."""
         return self._read_bytes > _READ_MAX_BYTES or self._read_lines > _READ_MAX_LINES
 
     def pieces(self) -> Iterator[bool]:
-        """Take in the lines that came since, in pieces; yield for each piece whether it had any."""
+        """Add the lines written since the last call piece by piece; yield for each piece whether it had any lines."""
         self._read_bytes = self._read_lines = 0
         if self._file is None:
             yield from self._begin()
@@ -64,14 +64,14 @@ class JournalReader(contextlib.AbstractContextManager["JournalReader"]):
             yield from self._read(self._file)
             if self.is_cut or not self._file.was_replaced():
                 return
-            yield from self._read(self._file)  # what came before it was replaced
+            yield from self._read(self._file)  # lines written just before the file was replaced
             following = self._present()
             self._file.close()
             self._file = following
 
     @property
     def is_written(self) -> bool:
-        """Whether the process that writes the journal lives: then the file read last is locked."""
+        """Whether the process that writes the journal lives: it holds a lock on the file that was read last."""
         return self._file is not None and not self._is_over and self._file.is_locked
 
     def close(self) -> None:
@@ -90,14 +90,14 @@ class JournalReader(contextlib.AbstractContextManager["JournalReader"]):
         except FileNotFoundError:
             return
         try:
-            # Not the same file, replaced meanwhile; and neither of the run before, nor put there by somebody.
+            # The old file must not be the same file, renamed meanwhile, and must be of the same run.
             if former.identity != self._file.identity and former.is_before(self._file):
                 yield from self._read(former)
         finally:
             former.close()
 
     def _present(self) -> "_File":
-        """Open the file. While one replaces another, there is none for a moment."""
+        """Open the journal; wait a moment if it is missing because a new file is about to replace it."""
         for _ in range(_PATIENCE):
             with contextlib.suppress(FileNotFoundError):
                 return _File(self.path)
@@ -134,9 +134,9 @@ class JournalReader(contextlib.AbstractContextManager["JournalReader"]):
 
 
 def head_of(path: Path) -> tuple[Head, bool]:
-    """Return the head of a journal, empty if it is not written yet, and whether the process that writes it lives.
+    """Return the head of a journal, and whether the process that writes the journal lives.
 
-    Raises what `JournalReader` raises.
+    The head is empty if it is not written yet. Raises the errors of `JournalReader`.
     """
     file = _File(path)
     try:
@@ -146,7 +146,7 @@ def head_of(path: Path) -> tuple[Head, bool]:
 
 
 class _File:
-    """A file of lines, which may grow."""
+    """One file of a journal, opened for reading; it may grow."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -156,14 +156,14 @@ class _File:
             os.close(fd)
             raise SpillFormatError(f"{path} is no file of a run; name a folder of spill files, or a journal")
         self.identity = found.st_dev, found.st_ino
-        self.begun = False  # the head was taken in
+        self.begun = False  # whether the head was read
         self._fd = fd
         self._head: Head | None = None
         self._rest = b""
         self._skips = False
 
     def head(self) -> Head | None:
-        """Return the first line, if it is there yet."""
+        """Return the head, or None while the first line is incomplete. Raises SpillFormatError if it is no head."""
         if self._head is not None:
             return self._head
         line, newline, self._rest = os.read(self._fd, _PIECE_BYTES).partition(b"\n")
@@ -181,7 +181,7 @@ class _File:
         return head
 
     def is_before(self, following: "_File") -> bool:
-        """Return whether both are of one run, as their heads say."""
+        """Return whether this file and `following` belong to the same run: their heads are equal."""
         heads = self.head(), following.head()
         return None not in heads and heads[0] == heads[1]
 
@@ -191,7 +191,7 @@ class _File:
         )
 
     def read(self) -> Iterator[bytes]:
-        """Yield whole lines, many at once, until there are no more."""
+        """Yield blocks of whole lines up to the present end of the file."""
         while True:
             found = os.read(self._fd, _PIECE_BYTES)
             data = self._rest + found
@@ -202,7 +202,7 @@ class _File:
                 end = data.rfind(b"\n") + 1
             if len(self._rest) > LONGEST_BYTES:
                 self._rest, self._skips = b"", True
-                yield b"{\n"  # it counts as a damaged one
+                yield b"{\n"  # the overlong line counts as a damaged line
             if end:
                 yield data[:end]
             if not found:
@@ -210,11 +210,11 @@ class _File:
 
     @property
     def is_locked(self) -> bool:
-        """Whether the process that writes the file lives."""
+        """Whether the process that writes the file lives and holds its lock."""
         return file_lock.is_locked(self._fd)
 
     def was_replaced(self) -> bool:
-        """Return whether another file has its name now."""
+        """Return whether another file has this file's path now."""
         try:
             found = os.stat(self._path)
         except FileNotFoundError:
@@ -222,12 +222,12 @@ class _File:
         return (found.st_dev, found.st_ino) != self.identity
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         os.close(self._fd)
 
 
 def read_head(line: bytes) -> Head | None:
-    """Return the head of a journal; None where the line is none."""
+    """Decode the head of a journal from its first line; return None if the line is no head."""
     try:
         head = _heads.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -236,12 +236,12 @@ def read_head(line: bytes) -> Head | None:
 
 
 def read_lines(data: bytes) -> Iterator[AnyEvent | None]:
-    """Yield whole lines; None for each that is none: its writer may mean harm, or have been killed in the middle."""
+    """Decode whole lines and yield their events; yield None for a line that a killed or hostile writer left."""
     try:
         yield from _lines.decode_lines(data)
         return
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass  # find out which of them
+        pass  # decode one by one, to find the damaged lines
     for text in filter(None, data.split(b"\n")):
         try:
             line: AnyEvent | None = _lines.decode(text)

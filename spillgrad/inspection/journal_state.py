@@ -15,16 +15,16 @@ from spillgrad.storage.journal.writer import LONGEST_PLAN
 from spillgrad.storage.origin_counters import IN_STATS, NO_ORIGIN, Origin, OriginCounters, total
 from spillgrad.storage.store import StoreStats
 
-# No journal of a store has more. A forged one that has takes no more memory.
+# No journal of a store has more. A forged journal that has more takes no more memory than these limits allow.
 _LIVE_MAX, _ORIGINS_MAX, _STEPS_MAX, _FAILURES_MAX = 600_000, 20_000, 50_000, 100
 _PLANS_MAX = 16
-# Of pieces and chunks, in all places together.
+# The pieces and chunks of all places together.
 _PLACED_MAX = 1 << 20
 # Characters in the names of all origins; 20,000 origins of a model have two thirds of that.
 _NAMES_MAX = 2 << 20
 # If there are more, every other sample is dropped.
 _SAMPLES_MAX = 20_000
-# A live array is one number, a third of the size of a tuple: its bytes, and in so many low bits its source.
+# A live array is one number, a third of the size of a tuple: the array's bytes, and in this many low bits its source.
 _SOURCE_BITS = _ORIGINS_MAX.bit_length()
 _OfArray = events.Write | events.ToldEvent
 _WithOrigin = events.Keep | _OfArray
@@ -39,10 +39,11 @@ class _Live(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where an array lies, as its journal says: `dataset` is its name, `pieces` are offsets in the file and bytes.
+    """The place of an array according to its journal: the `dataset` in a segment, and the `pieces` of the file.
 
-    `pieces` is None if the journal does not tell them. `chunks` are the bytes of each compressed chunk. `retold` is the
-    number of the totals before which a `place` line repeated this; None if a `write` line said it.
+    Each piece is an offset in the file and a number of bytes; `pieces` is None if the journal does not list them.
+    `chunks` has the bytes of each compressed chunk. `retold` is None for a place from a `write` line; for a place that
+    a `place` line repeated, it counts the `totals` lines before that line.
     """
 
     segment: str
@@ -57,7 +58,7 @@ class Place(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """An array on disk: where it comes from, and where it lies."""
+    """A live array on disk: its origin, its training step and its place."""
 
     origin: Origin
     step: int | None
@@ -68,20 +69,20 @@ _UNKNOWN = _Live(0, NO_ORIGIN, OriginCounters())
 
 
 class JournalState:
-    """Takes in the lines of a journal, one after the other, and says what they add up to.
+    """Adds up the lines of a journal, given one after the other.
 
-    Sums cover the whole run, even if older lines are gone, because each file begins with totals.
-    `is_flushed` says whether the structure of the files has every array. Places are kept only `with_places`.
+    Sums cover the whole run, even if older lines are gone, because each file begins with totals. `is_flushed` says
+    whether a flush has written every array into HDF5's structure. Places are recorded only if `with_places`.
     """
 
     def __init__(self, on_span: Callable[[Span], None] | None = None, with_places: bool = False) -> None:
         self.origins: dict[Origin, OriginCounters] = {}
         self._sources: list[tuple[Origin, OriginCounters]] = []
-        self._known: dict[Origin, int] = {}  # which of the sources
+        self._known: dict[Origin, int] = {}  # indices in `_sources`
         self._names_length = 0
         self.moved = OriginCounters()
         self.steps: collections.deque[Step] = collections.deque(maxlen=_STEPS_MAX)
-        self._unlabelled_steps = 0  # since the newest that has a label
+        self._unlabelled_steps = 0  # since the newest step with a label
         self.samples: list[Sample] = []
         self.failures: collections.deque[Failure] = collections.deque(maxlen=_FAILURES_MAX)
         self.failure_count = self.lost_lines = self.damaged_lines = 0
@@ -90,18 +91,18 @@ class JournalState:
         self.last_s = 0.0
         self.ended = False
         self.phase: str | None = None
-        self.step: int | None = None  # the training step of the array that came last
+        self.step: int | None = None  # the training step of the array that was put last
         self._stats = StoreStats()
         self._live: dict[int, int] = {}
         self._live_bytes = 0
         self.is_flushed = False
         self._with_places = with_places
         self._places: dict[int, Place] = {}
-        self._steps: dict[int, int] = {}  # of training, of live arrays
+        self._steps: dict[int, int] = {}  # the training steps of live arrays
         self._placed = 0
-        self._totals = 0  # how many there were
-        self.knows_places = True  # of all arrays: no line is missing
-        self.unplaced = 0  # how many arrays on disk are left out
+        self._totals = 0  # the number of `totals` lines so far
+        self.knows_places = True  # no line is missing, so the places of all arrays are known
+        self.unplaced = 0  # the number of arrays on disk whose places are left out
         self._plans: dict[int, StepPlan] = {}
         self._uses: collections.Counter[int] = collections.Counter()
         self._last_plan: int | None = None
@@ -132,7 +133,7 @@ class JournalState:
         }
 
     def add(self, line: events.AnyEvent | None) -> None:
-        """Take in a line; None for one that makes no sense."""
+        """Add a line to the sums; None stands for a damaged line."""
         if line is None:
             self.damaged_lines += 1
             return
@@ -145,23 +146,23 @@ class JournalState:
 
     @property
     def stats(self) -> StoreStats:
-        """What the store did so far; what it holds is as of the last sample."""
+        """The statistics of the store so far; its RAM, disk space, hits and misses are those of the last sample."""
         moved = {name: getattr(self.moved, name) for name in IN_STATS}
         return dataclasses.replace(self._stats, **moved, live_bytes=self._live_bytes)
 
     @property
     def plan(self) -> StepPlan | None:
-        """What most steps asked of the store."""
+        """The step plan that most steps used; None if there is none."""
         best = max(self._uses, key=lambda number: (self._uses[number], number == self._last_plan), default=None)
         return None if best is None else self._plans.get(best)
 
     @property
     def shrinkage(self) -> list[Shrinkage]:
-        """What samples of each origin's arrays shrank to."""
+        """For each origin, the bytes of its sampled arrays before and after compression."""
         return [Shrinkage(origin, *sums) for origin, sums in self._shrunk_bytes.items()]
 
     def _source(self, line: _WithOrigin) -> int:
-        """Return which of `_sources` a line names as the origin of its array."""
+        """Return the index in `_sources` of the origin that a line names; a new origin is added."""
         origin = Origin(*map(_told, (line.module, line.op, line.slot, line.dtype)))
         source = self._known.get(origin)
         if source is None:
@@ -208,7 +209,7 @@ class JournalState:
         self._note_step(line.array, line.step)
 
     def _whose(self, line: _OfArray) -> _Live:
-        """Return the array that a line is about. The line itself says so if the array is not live."""
+        """Return the array of a line, as the line describes it; if it does not, the live array, else `_UNKNOWN`."""
         is_told = _told(line.dtype) is not None or (isinstance(line, events.Wait) and line.cause == "put")
         if not is_told:
             return self._live_array(line.array) or _UNKNOWN
@@ -258,7 +259,7 @@ class JournalState:
             self._on_span(Span("wait", line.t - line.took, line.took, line.array, nbytes, origin, cause))
 
     def _stands(self, line: events.Place) -> None:
-        """Note where an array lies from here on. The totals of a file, which come later, say which arrays are live."""
+        """Record the place of an array, which may not be live: the totals that follow in the file say which are."""
         self._leaves(line.array)
         if not self._with_places or line.segment is None or line.dataset is None:
             return
@@ -304,7 +305,7 @@ class JournalState:
     def _lost(self, line: events.Lost) -> None:
         self.lost_lines += line.lines
         self.knows_places = False
-        for number in list(self._places):  # it may be gone, and another array in its place
+        for number in list(self._places):  # the array may be freed, and another array in its place
             self._leaves(number)
 
     def _phase_began(self, line: events.Phase) -> None:
@@ -337,7 +338,7 @@ class JournalState:
     def _planned(self, line: events.Plan) -> None:
         arrays, happened, to = _told(line.arrays) or [], _told(line.happened) or "", _told(line.to) or []
         is_sound = len(happened) == len(to) and all(kind in _KINDS for kind in set(happened))
-        # Each array takes part in an event: stores tell of no others.
+        # A store lists only arrays that take part in an event.
         if line.plan is None or not is_sound or (to and max(to) >= len(arrays)) or len(arrays) > len(to):
             self.damaged_lines += 1
         elif line.plan in self._plans or len(self._plans) < _PLANS_MAX:
@@ -387,7 +388,7 @@ class JournalState:
         self.ended = True
 
     def _take(self, sums: events.Sums) -> None:
-        """Begin anew with the sums of a line."""
+        """Replace all sums by those of a `totals` or `end` line."""
         stats = sums.stats
         self._stats = StoreStats(**{field.name: getattr(stats, field.name) for field in dataclasses.fields(StoreStats)})
         origins = [Origin(*each[:4]) for each in sums.origins]

@@ -1,14 +1,14 @@
 """Make text from files of unknown origin safe to print."""
 
-# A longer run of letters is no word, or is most of the text, and is cut in its middle.
+# A longer run of characters is cut in its middle; before a shorter one, the text is cut at the space.
 _LONGEST_WORD = 20
 
 
 def printable(text: str, most: int = 200) -> str:
-    r"""Return `text` with all that a terminal could obey, reorder or hide as visible escapes, such as `\x1b`.
+    r"""Return `text` with visible escapes, such as `\x1b`, for characters that a terminal could obey, reorder or hide.
 
-    At most `most` characters: what is cut off leaves `…`, in place of whole words where they are short. Where rich
-    prints it, wrap it in `rich.text.Text`: its markup is text like any other here.
+    The result has at most `most` characters; a longer text is cut and ends with `…`, if possible after a whole word.
+    Before rich prints the result, wrap it in `rich.text.Text`: rich's markup is not escaped here.
     """
     shown = "".join(map(_visible, text[: most + 1]))
     if len(shown) <= most:

@@ -1,6 +1,6 @@
 """The records of an inspection: plain values, the same for the library and the command line.
 
-Units: bytes and seconds; times are since the run began.
+Units: bytes and seconds; times count from the beginning of the run.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ KEYS = ("module", "op", "dtype", "step")
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """All arrays of one module, operation, dtype or step: `name`."""
+    """The counters of all arrays of one module, operation, dtype or step, which is called `name`."""
 
     name: str
     moved: OriginCounters
@@ -25,13 +25,13 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A training step, of as many `batches` as the journal has of it; `label` is its number.
+    """A step: the batches with the same `label`, which is the number of the training step; `batches` counts them.
 
-    Until a batch of the next one came, all of this label are of it, also where something without a label, such as an
-    evaluation, came between them: `took_s` is from the first to the last of them.
+    Only batches that the journal has are counted. Other work without a label, such as an evaluation, may come between
+    the batches; `took_s` is the time from the beginning of the first batch to the end of the last.
 
-    Where nobody said which training step it is, it is one of the store, of one batch: from the first array put to the
-    last one gone, or between the steps of an offload. `number` counts steps, of either kind, from 1.
+    If `label` is None, the step is one batch that only the store counted: the time from the first array put to the last
+    array dropped, or between the steps of an offload. `number` counts steps of both kinds from 1.
     """
 
     number: int
@@ -44,11 +44,11 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What a store held at `t`, and its counters then.
+    """The memory of a store at the time `t`, and its counters so far.
 
-    Of `ram_bytes`, which the budget bounds, `hot_bytes` are on no disk yet, `writing_bytes` on their way there,
-    `cached_bytes` are on disk as well (prefetched, or not gone yet), `lent_bytes` belong to arrays that callers hold;
-    the rest is being read, or encoded. `rss_bytes` is the memory of the whole process.
+    The budget bounds `ram_bytes`. Of these, `hot_bytes` are not on disk yet, `writing_bytes` are being written,
+    `cached_bytes` are on disk as well (prefetched, or not evicted yet), and `lent_bytes` belong to arrays that callers
+    hold; the rest is being read or encoded. `rss_bytes` is the memory of the whole process.
     """
 
     t: float
@@ -71,7 +71,7 @@ class Sample:
 class Span:
     """A span of time: a phase (`forward`, `backward`, `update`), a `write`, a `read`, or a `wait`.
 
-    `array` is None for a phase, `cause` is None but for a wait: `put` or `get`.
+    `array` is None for a phase. `cause` is `put` or `get` for a wait, else None. `ahead` marks a read as a prefetch.
     """
 
     kind: str
@@ -86,7 +86,7 @@ class Span:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """The disk refused something at `t`."""
+    """An error of the disk at the time `t`."""
 
     t: float
     reason: str
@@ -94,7 +94,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How a store was made; None for what a journal of the first version does not say."""
+    """The options of a store; None also stands for an option that a journal of the first version does not have."""
 
     budget_bytes: int | None = None
     codec: str | None = None
@@ -105,7 +105,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Shrinkage:
-    """What lossless compression makes of the arrays of an origin: `stored_bytes` of `nbytes`, as samples say."""
+    """The effect of lossless compression on arrays of an origin: samples predict `stored_bytes` for `nbytes`."""
 
     origin: Origin
     nbytes: int
@@ -114,10 +114,11 @@ class Shrinkage:
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """What most batches asked of the store: for each array its bytes and whether it is persistent; and the events.
+    """The sequence of store events that most batches had.
 
-    `happened` holds "put", "use" or "drop" and the place of the array in `arrays`. Of more than a journal tells, both
-    are empty, and `untold` says how much happened.
+    `arrays` holds the bytes of each array and whether it is persistent. `happened` holds for each event "put", "use" or
+    "drop" and the array's index in `arrays`. If there are more events than a journal lists, both are empty, and
+    `untold` is the number of events.
     """
 
     arrays: list[tuple[int, bool]]
@@ -127,14 +128,14 @@ class StepPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run, from its journal; and its files, where there are any.
+    """A run as its journal describes it, with the files that it left.
 
-    `path` is what was found: a run's directory, or a journal. `state` is one of `STATES`: of a dead run, the journal
-    has no end, and no process is seen from this machine to be at it. It was killed, if its `folder` is there; if not,
-    it was killed and swept, or closed its store while the disk refused the journal's last lines. `stats` are exact over
-    the whole run, as are `by("module")`, `"op"` and `"dtype"`; `steps`, `samples`, and spans are those that the journal
-    still has, from `first_s` on. `lost_lines` are those that the disk refused, `damaged_lines` those that make no
-    sense.
+    `path` is the run's directory or its journal. `state` is one of `STATES`. A run is dead if its journal has no end
+    and this machine sees no process that writes it. If the `folder` of a dead run exists, the run was killed; if not,
+    it was killed and swept, or it closed its store while the disk refused the journal's last lines. `stats` are exact
+    over the whole run, and so are `by("module")`, `by("op")` and `by("dtype")`. `steps`, `samples` and spans are those
+    that the journal still has, from `first_s` on. `lost_lines` counts lines that the disk refused, `damaged_lines`
+    lines that make no sense.
     """
 
     path: Path
@@ -163,9 +164,9 @@ class Run:
     folder: Path | None = None
 
     def by(self, key: str) -> list[Group]:
-        """Return a group for each `module`, `op`, `dtype` or `step`, in the order they came.
+        """Group the counters by `key`: "module", "op", "dtype" or "step". Groups are in the order of first appearance.
 
-        Raises ArgumentError for another key.
+        Raises ArgumentError for any other key.
         """
         if key not in KEYS:
             raise ArgumentError(f"by: got {key!r}; wanted {', '.join(KEYS)}")
@@ -177,9 +178,9 @@ class Run:
         return [Group(name, total(each)) for name, each in parts.items()]
 
     def step_names(self) -> list[str]:
-        """Return the name of each of `steps`: its label; if no step has one, its number.
+        """Return a name for each of `steps`: its label, or its number if no step has a label.
 
-        One without a label among others, such as an evaluation, is `(none, store's 8)`: of two countings.
+        If only some steps have labels, a step without one is named by the store's count, such as `(none, store's 8)`.
         """
         if all(step.label is None for step in self.steps):
             return [str(step.number) for step in self.steps]
@@ -188,9 +189,9 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """A change to make: in plain words with numbers, the arguments of `save_on_disk`, and the figures in `text`.
+    """A change to make: `text` in plain words, the `arguments` for `save_on_disk`, and the `figures` that `text` names.
 
-    A figure is what a run with those arguments reaches, within 20 %.
+    A run with these arguments reaches each figure within 20 %.
     """
 
     text: str
@@ -200,7 +201,7 @@ class Advice:
 
 @dataclasses.dataclass(frozen=True)
 class Inspection:
-    """The runs at `path`, from the oldest to the newest; or the segment there."""
+    """The runs at `path`, from the oldest to the newest, or the segment that `path` names."""
 
     path: Path
     runs: list[Run]

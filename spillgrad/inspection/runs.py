@@ -1,4 +1,4 @@
-"""Find runs, live, finished and dead ones, and read their journals."""
+"""Find runs, whether live, finished or dead, and read their journals."""
 
 import contextlib
 import os
@@ -22,9 +22,9 @@ _PATIENCE_S = 1.0
 
 
 class RunReader(contextlib.AbstractContextManager["RunReader"]):
-    """Follows a run, by its directory or its journal: `read()` takes in new lines, `run()` says what is known.
+    """Follows a run, given its directory or journal: `read()` reads new lines, `run()` returns what is known so far.
 
-    Raises what `inspect` raises.
+    Raises the errors of `inspect`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -35,7 +35,10 @@ class RunReader(contextlib.AbstractContextManager["RunReader"]):
         self._journal = JournalReader(journal, directory=self._directory)
 
     def read(self) -> bool:
-        """Take in new lines; return whether there were any. A run may have no journal yet, or none any more."""
+        """Read the new lines of the journal; return whether there were any.
+
+        Return False for a run's directory without a journal: it may not be made yet, or be removed already.
+        """
         try:
             return self._journal.read()
         except FileNotFoundError:
@@ -45,17 +48,17 @@ class RunReader(contextlib.AbstractContextManager["RunReader"]):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the last `read()` left lines because the file is longer than a journal can be."""
+        """Whether the last `read()` stopped early, because the file is longer than a journal can be."""
         return self._journal.is_cut
 
     @property
     def phase(self) -> str | None:
-        """The phase of the step that goes on: "forward", "backward", "update", or None."""
+        """The phase of the current step: "forward", "backward", "update", or None if no phase is known."""
         return self._journal.state.phase
 
     @property
     def step(self) -> int | None:
-        """The training step of the array that came last; None if it is unknown."""
+        """The training step of the array that was put last; None if it is unknown."""
         return self._journal.state.step
 
     def run(self) -> Run:
@@ -95,7 +98,7 @@ class RunReader(contextlib.AbstractContextManager["RunReader"]):
             if self._journal.is_written or (directory is not None and is_locked(directory)):
                 return "live"
             with contextlib.suppress(FileNotFoundError):
-                self.read()  # it may have ended just now: the journal says so before the locks go
+                self.read()  # the run may have ended just now: its journal says so before the locks are released
         return "finished" if self._journal.state.ended else "dead"
 
     def close(self) -> None:
@@ -109,17 +112,17 @@ class RunReader(contextlib.AbstractContextManager["RunReader"]):
 def inspect(path: str | os.PathLike[str]) -> Inspection:
     """Return what is known of the runs at `path`: a run's directory, a directory of runs, a journal, or a segment.
 
-    Runs may be going on: they are not disturbed. Of this process's, all is told that happened until now; of others',
-    what is a fifth of a second old.
-    Of several, one that ends meanwhile and leaves nothing is left out.
-    Raises OSError for what cannot be read, SpillFormatError for what is no journal, or of a newer version, SpillError
-    where there is no run.
+    Live runs are not disturbed. For runs of this process, all events until now are included; for runs of other
+    processes, all events up to a fifth of a second ago. If one of several runs ends meanwhile and leaves no files, it
+    is left out.
+    Raises OSError if a file cannot be read. Raises SpillFormatError if a file is no journal, or is of a newer version.
+    Raises SpillError if there is no run at `path`.
     """
     if is_segment_file(Path(path)):
         return Inspection(Path(path), [], inspect_segment(path))
     write_journals(_PATIENCE_S)
     runs: list[Run] = []
-    while not runs:  # until there are some, or certainly none
+    while not runs:  # all runs found may have ended meanwhile; `find_runs` raises if there are none
         runs = list(_read_runs(find_runs(path), Path(path)))
     return Inspection(Path(path), sorted(runs, key=lambda run: run.began or ""))
 
@@ -147,11 +150,11 @@ def _read_run(place: Path) -> Run:
 
 
 def find_runs(path: str | os.PathLike[str], below: bool = True) -> list[Path]:
-    """Return the runs at `path`: directories, and kept journals of runs whose directory is gone.
+    """Return the runs at `path`: run directories, and kept journals of runs whose directory is gone.
 
-    Where there are none they are those in the folders `below` it.
+    If there are none and `below` is set, return the runs in the folders directly below `path`.
 
-    Raises OSError for what cannot be read, SpillError where there is no run.
+    Raises OSError if a folder cannot be read. Raises SpillError if there is no run.
     """
     path = Path(path)
     if not path.is_dir():
@@ -167,7 +170,7 @@ def find_runs(path: str | os.PathLike[str], below: bool = True) -> list[Path]:
     journals = [path / name for name in names if name.endswith(".jsonl") and _is_filled_journal(path / name)]
     told |= {os.path.realpath(old_path(journal)) for journal in journals if not has_others_beside(journal)}
     found = [*directories, *(journal for journal in journals if os.path.realpath(journal) not in told)]
-    if not found and below:  # as the folder of all runs of `spillgrad train`
+    if not found and below:  # such as the folder of all runs of `spillgrad train`
         for name in names:
             if (path / name).is_dir():
                 with contextlib.suppress(SpillError, PermissionError, FileNotFoundError):
@@ -181,9 +184,9 @@ def find_runs(path: str | os.PathLike[str], below: bool = True) -> list[Path]:
 
 
 def goes_on(place: Path) -> bool:
-    """Return whether the process of a run lives, by its directory or its journal; only the head of that is read.
+    """Return whether the process of a run lives; `place` is the run's directory or its journal.
 
-    Raises what `inspect` raises.
+    Of a journal, only the head is read. Raises the errors of `inspect`.
     """
     if place.is_dir():
         return is_locked(place)
@@ -196,7 +199,7 @@ def goes_on(place: Path) -> bool:
 
 
 def spans(run: Run) -> Iterator[Span]:
-    """Yield what took time in a run, as far as its journal still has it, in the order in which it ended."""
+    """Yield the spans of a run that its journal still has, in the order in which they ended."""
     if run.journal is None:
         return
     found: list[Span] = []
@@ -209,7 +212,7 @@ def spans(run: Run) -> Iterator[Span]:
 def _has_own_journal(directory: Path) -> bool:
     try:
         return is_of(directory, head_of(directory / JOURNAL_NAME)[0].run)
-    except (OSError, SpillError):  # no journal, or one that cannot be read: to read it raises
+    except (OSError, SpillError):  # there is no journal, or it cannot be read: whoever reads it gets the error
         return True
 
 
@@ -221,9 +224,10 @@ def _is_filled_journal(path: Path) -> bool:
 
 
 def _directory(head: Head) -> Path | None:
-    """Return the directory of the run whose journal has this head, if it is on this machine.
+    """Return the directory of the run whose journal has this head; None if the run is not of this machine.
 
-    Whatever else a journal names is no run's: nobody is to be told to sweep there.
+    Return None also if the directory does not have a run's name: users must not be advised to sweep just any folder
+    that a journal names.
     """
     directory = Path(head.run or "")
     is_ours = RUN_NAME.fullmatch(directory.name) is not None and head.host in (None, socket.gethostname())
@@ -231,7 +235,7 @@ def _directory(head: Head) -> Path | None:
 
 
 def _segments(directory: Path | None) -> dict[Path, int]:
-    """Return the segments of a run, and the bytes that each takes on the disk."""
+    """Return the segments in a run's directory, with the bytes that each occupies on disk."""
     found = {}
     try:
         names = sorted(os.listdir(directory)) if directory is not None else []

@@ -1,4 +1,4 @@
-"""List what is in a segment: as the journal of its run says, or if there is none, as HDF5 does."""
+"""List the arrays of a segment from the journal of its run or, without a journal, from HDF5's structure."""
 
 import contextlib
 import dataclasses
@@ -14,18 +14,18 @@ from spillgrad.inspection.unflushed import Journals, placed_array
 from spillgrad.inspection.untrusted import UntrustedReader
 from spillgrad.storage.runs.run_directory import is_locked
 
-# As many chunks as are read of HDF5's structure.
+# As many chunks as the child process reads from HDF5's structure.
 _CHUNKS_MAX = 1 << 18
 
 
 def inspect_segment(
     path: str | os.PathLike[str], reader: UntrustedReader | None = None, journals: Journals | None = None
 ) -> Segment:
-    """Return what is in a segment, of a live or dead run, without opening the file in this process.
+    """Return the contents of a segment of a live or dead run, without opening the file with HDF5 in this process.
 
-    `reader` opens several, and `journals` is for several of a run.
-    Raises SpillError for what is no HDF5 file, or one that HDF5 cannot take and of which no journal tells;
-    SpillFormatError, which is one, for a file of a newer version; OSError for one that cannot be opened.
+    To inspect several segments, pass the same `reader`, and the same `journals` for segments of one run.
+    Raises SpillError if HDF5 cannot read the file and no journal describes it. Raises SpillFormatError, a SpillError,
+    if the file is of a newer version. Raises OSError if the file cannot be opened.
     """
     path = Path(path)
     with contextlib.ExitStack() as ours:
@@ -38,7 +38,7 @@ def inspect_segment(
             raise
         except SpillError as error:
             refused = error
-        # The journal is read last, because the run goes on while HDF5 is asked. It does not tell where links lead.
+        # The journal is read last, because the run may go on while HDF5 reads. It is not asked about symbolic links.
         state = journals.of(path) if stat.S_ISREG(os.lstat(path).st_mode) else None
         if state is not None:
             return _of_run(path, structure or Segment(path, 0, 0, (), (), 0, ()), refused, state)
@@ -48,7 +48,10 @@ def inspect_segment(
 
 
 def _of_run(path: Path, structure: Segment, refused: SpillError | None, state: JournalState) -> Segment:
-    """Return what is in a segment of a run: as its journal says, and with what HDF5 adds if it can read the file."""
+    """Return the contents of a segment from its run's journal, completed by HDF5's `structure`.
+
+    `refused` is HDF5's error if HDF5 could not read the file; `structure` is empty then.
+    """
     placed, is_flushed, is_live = state.placed(path.name), state.is_flushed, is_locked(path.parent)
     found = os.stat(path)
     in_hdf5 = {array.key: array for array in structure.arrays}
@@ -64,7 +67,7 @@ def _of_run(path: Path, structure: Segment, refused: SpillError | None, state: J
             left_out += 1
     arrays = without_overlap(arrays, most_bytes, problems)
     note = None
-    if is_flushed and not is_live:  # HDF5 has written nothing since
+    if is_flushed and not is_live:  # HDF5 and the journal must agree
         problems += [str(refused)] if refused is not None else filter(None, (_differs(a, in_hdf5) for a in arrays))
     else:
         note = _note(state, is_live, sum(array.key not in in_hdf5 for array in arrays), len(arrays), refused is None)
@@ -74,7 +77,7 @@ def _of_run(path: Path, structure: Segment, refused: SpillError | None, state: J
 
 
 def _completed(array: StoredArray, is_elsewhere: bool, in_hdf5: StoredArray | None) -> StoredArray:
-    """Return an array with what only HDF5 knows of it: everything, if the journal does not tell its place."""
+    """Return a journal's array with HDF5's views and chunk shape; if the journal lacks its pieces, HDF5's array."""
     if in_hdf5 is None or (in_hdf5.problem is not None and not is_elsewhere):
         return array
     if is_elsewhere:
@@ -83,7 +86,7 @@ def _completed(array: StoredArray, is_elsewhere: bool, in_hdf5: StoredArray | No
 
 
 def _differs(array: StoredArray, in_hdf5: dict[str, StoredArray]) -> str | None:
-    """Return how an array of HDF5 differs from that of the journal."""
+    """Return in words how HDF5's array of the same key differs from the journal's `array`; None if it does not."""
     other = in_hdf5.get(array.key)
     if other is None:
         return f"{array.key}: is in the journal, and HDF5 does not have it"
@@ -95,7 +98,7 @@ def _differs(array: StoredArray, in_hdf5: dict[str, StoredArray]) -> str | None:
 
 
 def _note(state: JournalState, is_live: bool, unflushed: int, total: int, is_readable: bool) -> str | None:
-    """Return the note on arrays that HDF5 does not have: the run will flush later, or was killed."""
+    """Return a note on the arrays that HDF5 lacks, or on missing lines of the journal; None if nothing is missing."""
     if not state.knows_places:
         return (
             f"the disk refused lines of the run's journal: what was in it before, but for {total} arrays, is not known"

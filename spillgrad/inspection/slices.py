@@ -1,4 +1,4 @@
-"""Read a part of an array by an index in NumPy's notation, which is parsed, never evaluated."""
+"""Read a part of an array, selected by an index in NumPy's notation; the index is parsed, never evaluated."""
 
 import itertools
 import math
@@ -16,17 +16,17 @@ from spillgrad.inspection.values import PIECE_BYTES, StoredValues
 Index = int | slice | EllipsisType
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-# Rows that are no further apart are read together with the bytes between them.
+# Rows that are at most this far apart are read together, with the bytes between them.
 _GAP_BYTES = 64 << 10
-# NumPy prints so many elements from each end of an axis if an array has more than so many.
+# NumPy prints EDGE elements from each end of an axis if an array has more than THRESHOLD elements.
 EDGE, THRESHOLD = 3, 1000
 MOST_SHOWN = 100_000
 
 
 def parse_index(text: str) -> tuple[Index, ...]:
-    """Return the index that `text` means: integers, slices with steps and one `...`, between commas.
+    """Parse an index: integers, slices with steps, and at most one `...`, separated by commas.
 
-    Raises ArgumentError, which says where it ends to make sense.
+    Raises ArgumentError, which names the character at which `text` stops making sense.
     """
     found: list[Index] = []
     place = 0
@@ -67,9 +67,9 @@ def _mistake(text: str, place: int, what: str) -> ArgumentError:
 
 
 class Selection:
-    """The part of an array of a shape that an index names: `ranges` of each axis, and the `shape` of the part.
+    """The part of an array that an index selects: `ranges` has a range for each axis, `shape` is the part's shape.
 
-    Raises DimensionError as NumPy does.
+    Raises DimensionError for too many indices, or for an index out of bounds.
     """
 
     def __init__(self, index: tuple[Index, ...], shape: tuple[int, ...]) -> None:
@@ -90,7 +90,7 @@ class Selection:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """The number of selected elements."""
         return math.prod(self.shape)
 
     @staticmethod
@@ -105,18 +105,18 @@ class Selection:
 
 
 def read_selection(values: StoredValues, selection: Selection) -> Iterator[np.ndarray]:
-    """Yield the elements of a selection in C order, flat, piece by piece; little else is read.
+    """Yield the elements of a selection as flat pieces in C order; few other elements are read.
 
-    Raises as `StoredValues.elements`.
+    Raises the errors of `StoredValues.elements`.
     """
     return _read(values, selection.ranges)
 
 
 def read_shown(values: StoredValues, selection: Selection) -> tuple[np.ndarray, bool]:
-    """Return a selection as it will be printed, and whether that is a part: NumPy prints the corners of a large array.
+    """Return the elements that NumPy prints of a selection, and whether it is so large that NumPy prints only corners.
 
-    Of an axis from which something is left out the part has the first and last `EDGE` elements, and one between them.
-    Raises ArgumentError for one of which NumPy would print very much.
+    A shortened axis keeps its first and last `EDGE` elements, and one between them in place of those left out.
+    Raises ArgumentError if more than `MOST_SHOWN` elements would be printed.
     """
     large = selection.size > THRESHOLD
     edges = [_edges(axis) if large else [axis] for axis in selection.ranges]
@@ -139,7 +139,7 @@ def _edges(axis: range) -> list[range]:
 
 
 def _placed(parts: list[range]) -> list[tuple[slice, range]]:
-    """Return each part with its position."""
+    """Return each part with the slice that it fills when all parts are joined."""
     ends = list(itertools.accumulate(map(len, parts)))
     return [(slice(end - len(part), end), part) for end, part in zip(ends, parts, strict=True)]
 

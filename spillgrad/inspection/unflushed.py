@@ -1,4 +1,4 @@
-"""List the arrays of a segment as the journal of its run tells them, even those that no flush told HDF5 yet."""
+"""List the arrays of a segment from the journal of its run, including those that no flush has given to HDF5 yet."""
 
 import contextlib
 import math
@@ -24,24 +24,23 @@ _DATASET_NAME = re.compile("[0-9]{8,19}")
 
 
 class Journals(contextlib.AbstractContextManager["Journals"]):
-    """The journals beside segments. The one of the last run that was asked for stays open, and is followed.
-
-    A store writes the journal before it gives the place of an array to another: what lies in a place is what the
-    journal says, if it still says so when that was read.
+    """Reads the journals beside segments. The journal asked for last stays open, and only its new lines are read.
+    A store writes to its journal before it gives the place of an array to another array. So the bytes read from a place
+    are those of the array that the journal has there, if the journal still has the array there after the reading.
     """
 
     def __init__(self) -> None:
         self._directory: Path | None = None
         self._reader: JournalReader | None = None
-        self._keys: dict[str, set[str]] = {}  # of the arrays in segments, as the journal says by now
+        self._keys: dict[str, set[str]] = {}  # by segment, the keys of the arrays that the journal has there now
 
     def __exit__(self, *exception: object) -> None:
         self._close()
 
     def of(self, segment: Path) -> JournalState | None:
-        """Return what the journal beside a segment says until now.
+        """Return the sums of the journal beside a segment, read up to now.
 
-        Return None if there is no journal, if it cannot be read, or if a link leads to the journal of another run.
+        Return None if there is no journal, if it cannot be read, or if it is a link to the journal of another run.
         """
         directory = segment.parent
         if directory != self._directory:
@@ -62,7 +61,7 @@ class Journals(contextlib.AbstractContextManager["Journals"]):
         return reader.state if reader.head.format is not None and not reader.is_cut else None
 
     def has(self, segment: Path, array: StoredArray) -> bool:
-        """Return whether the journal still says that an array is in its place."""
+        """Return whether the journal still lists an array in a segment."""
         state = self.of(segment)
         if state is None:
             return False
@@ -78,7 +77,7 @@ class Journals(contextlib.AbstractContextManager["Journals"]):
 
 
 def require_there(segment: Path, array: StoredArray) -> None:
-    """Raise SpillError for an array that was read while its run gave its place to another."""
+    """Raise SpillError if the run freed or changed an array by now, so that its place may hold another array."""
     if not array.from_journal:
         return
     with Journals() as journals:
@@ -91,7 +90,10 @@ def require_there(segment: Path, array: StoredArray) -> None:
 
 @contextlib.contextmanager
 def there(segment: Path, array: StoredArray) -> Iterator[StoredValues]:
-    """Open the values of an array. Raises SpillError where its run gave its place to another by the time it is left."""
+    """Context manager: open the values of an array for reading, and check at the end that the array is still there.
+
+    Raises SpillError if the run freed or changed the array meanwhile.
+    """
     try:
         with StoredValues(segment, array) as values:
             yield values
@@ -102,7 +104,7 @@ def there(segment: Path, array: StoredArray) -> Iterator[StoredValues]:
 
 
 def placed_array(found: Placed, file_bytes: int, most_bytes: int) -> StoredArray:
-    """Return an array as a journal has it, in a file of so many bytes that can hold `most_bytes`."""
+    """Convert a journal's array; its file has a size of `file_bytes`, and holds at most `most_bytes` of arrays."""
     place, origin = found.place, found.origin
     dtype, shape = None, tuple(place.shape)
     chunks: tuple[Chunk, ...] = ()
@@ -130,7 +132,7 @@ def placed_array(found: Placed, file_bytes: int, most_bytes: int) -> StoredArray
 def _chunks(
     place: Place, shape: tuple[int, ...], dtype: np.dtype[Any], file_bytes: int, most_bytes: int
 ) -> Iterator[Chunk]:
-    """Yield where the bytes of an array lie. Raises Unreadable where that is not as a store does it."""
+    """Yield the chunks in which the bytes of an array lie. Raises Unreadable if no store would place them so."""
     if place.pieces is None:
         raise Unreadable("the journal does not say where it lies")
     if place.codec is not None and not CODEC_NAME.fullmatch(place.codec):
@@ -155,7 +157,7 @@ def _chunks(
 
 
 def _compressed(place: Place, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[Chunk]:
-    """Yield the chunks of a compressed array: each is in one piece, and they fill the pieces."""
+    """Yield the chunks of a compressed array. Raises Unreadable unless each is in one piece and all fill the pieces."""
     if not math.prod(shape) or dtype.itemsize > MAX_ITEM_BYTES:
         raise Unreadable("it is not compressed as a store does it")
     rows = zip(shape, compressed_chunk_shape(shape, dtype.itemsize), strict=True)

@@ -1,4 +1,4 @@
-"""Ask what an HDF5 file of unknown origin holds, without opening it in this process."""
+"""Read the structure of an HDF5 file of unknown origin in a child process, never in this process."""
 
 import contextlib
 import json
@@ -16,16 +16,16 @@ from spillgrad.errors import SpillError
 from spillgrad.inspection.printable import printable
 from spillgrad.storage.runs.run_directory import is_segment
 
-# Processor time for a file of any size, further time by its bytes, and the most in all.
+# Processor time: seconds for a file of any size, bytes of the file for each further second, and the most seconds.
 _SECONDS, _BYTES_PER_S, _MOST_SECONDS = 30, 4 << 20, 600  # 100,000 datasets take 10 s
-# On a busy machine the child gets only a part of the time.
+# Wall-clock time allowed for each second of processor time: on a busy machine, the child gets only a part of it.
 _WALL_PER_CPU = 3
 _MOST_ANSWER_BYTES = 128 << 20
 _HEAD_BYTES = 4096
 _PATH_LENGTH, _REASON_LENGTH = 4096, 1000
 DAMAGED = "HDF5 damaged the memory of its process"
 _CHILD = Path(__file__).with_name("hdf5_child.py")
-# An interpreter with site packages would load whatever they ask for at every start.
+# With site packages, the interpreter would load at every start whatever their .pth files ask for.
 _START = (
     "import json, runpy, sys; sys.path[:] = json.loads(sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
 )
@@ -38,23 +38,22 @@ _ENVIRONMENT = {
 
 
 class UntrustedReader(contextlib.AbstractContextManager["UntrustedReader"]):
-    """A process in which HDF5 may crash, hang or fill its memory; then it is started anew.
+    """Reads files in a child process, in which HDF5 may crash, hang or fill the memory; then a new child is started.
 
-    The process begins with the first question and ends with the context. One thread uses it.
+    The first question starts the child, and leaving the context ends it. Only one thread may use the reader.
     """
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
-        self.peak_bytes = 0  # the most memory that the process had, if it lived to tell
+        self.peak_bytes = 0  # the peak memory of the child, if it lived to report it
 
     def __exit__(self, *exception: object) -> None:
         self._end()
 
     def structure(self, path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-        """Yield what `hdf5_child.Walk` says of each object in a file, and last how much it left out: `left_out`.
+        """Yield the lines of `hdf5_child.Walk` about each object in a file, and last the number `left_out`.
 
-        Raises SpillError for what is no HDF5 file, or one that HDF5 cannot take; OSError for one that cannot be
-        opened.
+        Raises SpillError if HDF5 cannot read the file. Raises OSError if the file cannot be opened.
         """
         path = os.fspath(path)
         size = os.stat(path).st_size
@@ -117,7 +116,7 @@ class UntrustedReader(contextlib.AbstractContextManager["UntrustedReader"]):
             places = json.dumps([os.path.abspath(place) for place in sys.path])
             self._child = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _START, places, str(_CHILD)],
-                bufsize=0,  # a question that a dead process did not take is not sent again as the pipe closes
+                bufsize=0,  # closing the pipe must not send again a question that a dead process did not read
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -147,9 +146,9 @@ class UntrustedReader(contextlib.AbstractContextManager["UntrustedReader"]):
 
 
 def is_unflushed(path: str | os.PathLike[str]) -> bool:
-    """Return whether a segment was never flushed, because its run goes on or was killed early: its begin is empty.
+    """Return whether a segment was never flushed, because its run goes on or was killed early.
 
-    Raises OSError for one that cannot be read.
+    The first 4 KiB of such a file hold only zeros. Raises OSError if the file cannot be read.
     """
     if not is_segment(os.path.basename(path)) or not os.path.isfile(path):
         return False
@@ -158,7 +157,7 @@ def is_unflushed(path: str | os.PathLike[str]) -> bool:
 
 
 def refusal(path: str, reason: str, number: int | None = None) -> OSError:
-    """Return the error for a file that cannot be read: with the system's number, or with the text of HDF5."""
+    """Return the error for an unreadable file: an OSError if the errno `number` is given, else a SpillError."""
     if number is not None:
         return OSError(number, os.strerror(number), path)
     return SpillError(

@@ -1,4 +1,4 @@
-"""Read the values of a stored array piece by piece, decoded, in memory that does not grow with it."""
+"""Read and decode the values of a stored array piece by piece, in memory that does not grow with the array."""
 
 import bisect
 import contextlib
@@ -18,16 +18,16 @@ from spillgrad.storage.codecs import INT8_BLOCK, Bfloat16, Codec, Encoding, Int8
 from spillgrad.storage.codecs import stored_bytes as encoded_bytes
 from spillgrad.storage.store import Handle
 
-# Statistics of a piece take some times its memory.
+# The statistics of a piece take several times this memory.
 PIECE_BYTES = 4 << 20
 _ELEMENTWISE: dict[str, Codec] = {Bfloat16.name: Bfloat16(), Int8.name: Int8()}
 
 
 class StoredValues(contextlib.AbstractContextManager["StoredValues"]):
-    """The values of an array of a segment, opened for reading; `with` closes it.
+    """The values of an array of a segment, opened for reading; a context manager, which closes the file.
 
-    What HDF5 says of the places is checked already (`StoredArray`): here the file's bytes are read without it.
-    Raises ArgumentError for an array that cannot be read, OSError when the file cannot be.
+    The places of the bytes were checked when the `StoredArray` was made; here they are read from the file without HDF5.
+    Raises ArgumentError if the array cannot be read. Raises OSError if the file cannot be opened.
     """
 
     def __init__(self, path: Path, array: StoredArray) -> None:
@@ -54,7 +54,7 @@ class StoredValues(contextlib.AbstractContextManager["StoredValues"]):
         os.close(self._fd)
 
     def checksum(self) -> str:
-        """Return the XXH3 of the stored bytes, 16 hexadecimal digits. Raises SpillCorruptionError where some miss."""
+        """Return the XXH3 of the stored bytes as 16 hex digits. Raises SpillCorruptionError if bytes are missing."""
         digest = xxhash.xxh3_64()
         for chunk in self.array.chunks:
             for start in range(0, chunk.nbytes, PIECE_BYTES):
@@ -62,16 +62,16 @@ class StoredValues(contextlib.AbstractContextManager["StoredValues"]):
         return digest.hexdigest()
 
     def verdict(self) -> str:
-        """Read everything, and return the result for the checksum: "verified", "wrong", or "none" if there is none.
+        """Compare the stored bytes with the checksum: return "verified", "wrong", or "none" without a checksum.
 
-        Raises as `checksum`.
+        Raises the errors of `checksum`.
         """
         if self.array.checksum is None:
             return "none"
         return "verified" if self.checksum() == self.array.checksum else "wrong"
 
     def pieces(self) -> Iterator[np.ndarray]:
-        """Yield all elements in order, flat. Raises as `elements`."""
+        """Yield all elements in C order, as flat pieces. Raises the errors of `elements`."""
         most = self._piece_length()
         for start in range(0, self.array.size, most):
             yield self.elements(start, min(start + most, self.array.size))
@@ -79,8 +79,8 @@ class StoredValues(contextlib.AbstractContextManager["StoredValues"]):
     def elements(self, start: int, stop: int) -> np.ndarray:
         """Return elements `start:stop` in C order, decoded, as a flat array.
 
-        Raises SpillCorruptionError for bytes that no encoder wrote, or that are missing, ArgumentError for encrypted
-        ones.
+        Raises SpillCorruptionError if stored bytes are missing, or if no encoder wrote them. Raises ArgumentError if
+        the array is encrypted.
         """
         array = self.array
         dtype = self.dtype
@@ -98,7 +98,7 @@ class StoredValues(contextlib.AbstractContextManager["StoredValues"]):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """What the elements are. Raises ArgumentError for an array that is encrypted."""
+        """The dtype of the elements. Raises ArgumentError if the array is encrypted."""
         if self.array.encrypted or self.array.dtype is None:
             raise ArgumentError(
                 f"{self._who} is encrypted, under a key that only its own process has; name another array"
@@ -106,7 +106,7 @@ class StoredValues(contextlib.AbstractContextManager["StoredValues"]):
         return self.array.dtype
 
     def _piece_length(self) -> int:
-        """Return how many elements a piece has: whole chunks of a compressed array, whole blocks of another."""
+        """Return the number of elements of a piece: whole chunks if compressed, else whole blocks of the codec int8."""
         length = max(1, PIECE_BYTES // self.dtype.itemsize)
         if self.array.codec == Lossless.name:
             chunk = self.array.chunks[0].length
@@ -115,7 +115,7 @@ class StoredValues(contextlib.AbstractContextManager["StoredValues"]):
 
     def _decompress(self, start: int, stop: int, items: np.ndarray) -> None:
         chunks = self.array.chunks
-        whole = chunks[0].length  # the last one may have fewer elements, and is padded
+        whole = chunks[0].length  # the last chunk may have fewer elements, and is padded
         for chunk in chunks[bisect.bisect_right(self._starts, start) - 1 :]:
             if chunk.start >= stop:
                 break
@@ -138,12 +138,12 @@ class StoredValues(contextlib.AbstractContextManager["StoredValues"]):
         else:
             stored = self._stored(first * 2, stop * 2)
         encoding = Encoding(codec, values.shape, values.dtype, stored.nbytes)
-        with self._decoding(), np.errstate(over="ignore", invalid="ignore"):  # scales that no encoder wrote
+        with self._decoding(), np.errstate(over="ignore", invalid="ignore"):  # forged scales may overflow
             _ELEMENTWISE[codec].decode(stored, encoding, Handle(values, 0, None), values)
         into[:] = values[start - first :]
 
     def _stored(self, start: int, stop: int) -> np.ndarray:
-        """Return stored bytes `start:stop` of an array whose chunks are as long as their elements."""
+        """Return stored bytes `start:stop` of an array whose chunks are not compressed."""
         itemsize = 1 if self.array.codec else self.dtype.itemsize
         found = []
         for chunk in self.array.chunks[bisect.bisect_right(self._starts, start // itemsize) - 1 :]:

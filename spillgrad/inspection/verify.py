@@ -1,4 +1,4 @@
-"""Check what is stored against what was written: every array of every segment, and every line of the journals."""
+"""Check that stored data is what was written: every array of every segment, and every line of the journals."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ _TOLD_LINES = 10
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A difference from what was written: in an array (`key`), or in a file if `key` is None."""
+    """A problem found in the array `key` of a file, or in the file itself if `key` is None."""
 
     path: Path
     key: str | None
@@ -38,11 +38,11 @@ class Problem:
 
 @dataclasses.dataclass
 class Verification:
-    """What was checked under `path`, and what was found.
+    """Counts of what was checked at `path`, and the problems found.
 
-    Of `arrays`, the `verified` and the `encrypted` ones have the checksums that were written; only the run itself can
-    decrypt the latter. `unverified` ones have no checksum. All others are among `problems`, or among `changed` if a
-    live run changed them meanwhile. `notes` tell of no damage. `checked_bytes` counts stored bytes.
+    `arrays` counts all arrays. `verified` arrays match their checksums; so do `encrypted` arrays, which only their run
+    can decrypt. `unverified` arrays have no checksum. All other arrays are in `problems`, or in `changed` if a live run
+    changed them meanwhile. `notes` are remarks that mean no damage. `checked_bytes` counts stored bytes.
     """
 
     path: Path
@@ -60,11 +60,11 @@ class Verification:
 
 
 def verify(path: str | os.PathLike[str], progress: Callable[[Path], None] | None = None) -> Verification:
-    """Check a segment, a journal, a run's folder, or the runs in a folder; `progress` hears of each file before.
+    """Check a segment, a journal, a run's folder, or the runs in a folder.
 
-    Live runs are read as they are, and not disturbed.
-    Raises SpillError where there is nothing to check, and for a single file that is none of ours; SpillFormatError,
-    which is one, for a single file of a newer version; OSError for what cannot be read.
+    In a folder, `progress` is called with each file before the file is checked. Live runs are not disturbed.
+    Raises SpillError if there is nothing to check, or if a single file is neither a segment nor a journal. Raises
+    SpillFormatError, a SpillError, for a single file of a newer version. Raises OSError if `path` cannot be read.
     """
     path = Path(path)
     found = Verification(path)
@@ -98,7 +98,7 @@ def verify(path: str | os.PathLike[str], progress: Callable[[Path], None] | None
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the journals and segments of the runs in a folder, and other segments there."""
+    """Return the journals and segments of the runs in a folder, and the other segments in it."""
     segments = segment_files(path)
     try:
         runs = find_runs(path)
@@ -106,14 +106,17 @@ def _files(path: Path) -> list[Path]:
         if not segments:
             raise
         runs = []
-    # A run's folder has its journal, or a link to the kept one.
+    # A run's folder contains the run's journal, or a link to it if the journal is kept elsewhere.
     journals = [Path(os.path.realpath(run / JOURNAL_NAME)) if run.is_dir() else run for run in runs]
     both = (file for journal in journals for file in (old_path(journal), journal))
     return [*dict.fromkeys(file for file in both if file.exists()), *segments]
 
 
 def _verify_segment(path: Path, reader: UntrustedReader, journals: Journals, found: Verification, alone: bool) -> None:
-    """Check the arrays of a segment. An array of a live run that fails may be gone: then its journal says so by now."""
+    """Check the arrays of a segment and record the results in `found`; `alone` means that the user named this file.
+
+    If an array of a live run fails the check, but the journal no longer lists it, it counts as changed, not as damaged.
+    """
     # The structure of a live run may change while it is read.
     wrong = found.changed if is_locked(path.parent) else found.problems
     try:
@@ -147,7 +150,7 @@ def _verify_segment(path: Path, reader: UntrustedReader, journals: Journals, fou
 
 
 def _wrong(path: Path, array: StoredArray, found: Verification) -> str | None:
-    """Return what is wrong with an array; else count it."""
+    """Return in words what is wrong with an array; if nothing is, count it in `found` and return None."""
     if array.problem is not None:
         return array.problem
     try:
@@ -167,7 +170,7 @@ def _wrong(path: Path, array: StoredArray, found: Verification) -> str | None:
 
 
 def _verify_journal(path: Path, found: Verification) -> None:
-    """Check that each line is an event. The last line of a run that did not end may be cut off."""
+    """Check that each line of a journal is an event; a last line may be cut off if the run did not end."""
     state = JournalState()
     damaged = []
     number, text = 0, b""
@@ -205,7 +208,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _reason(error: OSError, path: Path) -> str:
-    """Return the reason of an error without the file's name, which is printed beside it."""
+    """Return the text of an error without the file's path, which is printed beside the text."""
     text = str(error) if isinstance(error, SpillError) or error.strerror is None else error.strerror
     for name in (str(path), printable(str(path), _PATH_LENGTH)):
         text = text.removeprefix(name).lstrip(": ")

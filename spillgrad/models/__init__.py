@@ -1,4 +1,4 @@
-"""Models, by name or by class."""
+"""Language models: their classes, and functions that build or load a model by its name."""
 
 from spillgrad.models import gpt, llama
 from spillgrad.models.catalogue import build, config, config_of, from_safetensors, names

@@ -1,4 +1,4 @@
-"""Models by name."""
+"""The catalogue of models: their configs by name, and functions that build or load a model."""
 
 import dataclasses
 import difflib
@@ -20,8 +20,8 @@ _LLAMA3: dict[str, Any] = {
 _LLAMA3_SCALING = {
     "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
 }  # fmt: skip
-# Parameters: tiny and llama-tiny 0.12 M, small 3.3 M (all of bytes), gpt2 124 M, gpt2-medium 355 M, gpt2-large 774 M,
-# gpt2-xl 1558 M, tinyllama 1100 M, llama-3.2-1b 1236 M, llama-3.1-8b 8030 M.
+# Numbers of parameters: tiny and llama-tiny 0.12 M, small 3.3 M (the tokens of these three are bytes), gpt2 124 M,
+# gpt2-medium 355 M, gpt2-large 774 M, gpt2-xl 1558 M, tinyllama 1100 M, llama-3.2-1b 1236 M, llama-3.1-8b 8030 M.
 _CONFIGS: dict[str, Config] = {
     "tiny": GPTConfig(vocab_size=256, context=64, n_layer=2, n_head=4, n_embd=64),
     "small": GPTConfig(vocab_size=256, context=256, n_layer=4, n_head=4, n_embd=256),
@@ -59,14 +59,14 @@ _CONFIGS: dict[str, Config] = {
 
 
 def names() -> list[str]:
-    """Return the names `build` knows."""
+    """Return the names of the models that `build` accepts."""
     return list(_CONFIGS)
 
 
 def config(name: str | Config, context: int | None = None, **overrides: Any) -> Config:
-    """Return the sizes of a model, with some replaced; `context` is the largest number of positions.
+    """Return a model's config with the fields in `overrides` replaced; `context` sets the largest number of positions.
 
-    Raises UnknownModelError for a name that is not in the list, ArgumentError for a size that does not exist.
+    Raises UnknownModelError for a name that `names` does not list. Raises ArgumentError for a field that is unknown.
     """
     if isinstance(name, str) and name not in _CONFIGS:
         near = difflib.get_close_matches(name, _CONFIGS, n=1, cutoff=0.4)
@@ -83,18 +83,18 @@ def config(name: str | Config, context: int | None = None, **overrides: Any) -> 
 
 
 def build(name: str | Config, context: int | None = None, **overrides: Any) -> LanguageModel:
-    """Build a freshly initialised model by name, or of a config; keywords replace fields of its config.
+    """Build a freshly initialised model from a name or a config; `context` and `overrides` are as in `config`.
 
-    Raises UnknownModelError for a name that is not in the list, ArgumentError for a size that does not exist.
+    Raises UnknownModelError for a name that `names` does not list. Raises ArgumentError for a field that is unknown.
     """
     chosen = config(name, context, **overrides)
     return GPT(chosen) if isinstance(chosen, GPTConfig) else Llama(chosen)
 
 
 def from_safetensors(path: str | os.PathLike[str]) -> LanguageModel:
-    """Return the model whose weights are at a path; its `config.json` tells the kind, and without one it is a GPT.
+    """Return the model whose weights are at a path: the kind in `config.json`, or a GPT if there is no `config.json`.
 
-    Raises what `gpt.from_safetensors` and `llama.from_safetensors` raise; CheckpointError for a kind that is neither.
+    Raises the errors of `gpt.from_safetensors` and `llama.from_safetensors`, and CheckpointError for other models.
     """
     kind, _, _ = _read(path)
     return kind.from_safetensors(path)  # type: ignore[no-any-return]

@@ -50,7 +50,7 @@ class GPTConfig:
 
     @classmethod
     def from_hugging_face(cls, description: Mapping[str, Any]) -> Self:
-        """Return the config for a `config.json`. Raises CheckpointError for models other than this GPT-2."""
+        """Return the config for the content of a `config.json`. Raises CheckpointError for models unlike this GPT-2."""
         width = description.get("n_embd", cls.n_embd)
         accepted = {
             "model_type": ("gpt2",),
@@ -73,7 +73,7 @@ class GPTConfig:
         return dataclass_of(cls, own, "config.json")
 
     def to_hugging_face(self) -> dict[str, Any]:
-        """Return the content of `config.json` for this model, Hugging Face's `GPT2LMHeadModel`."""
+        """Return the content of the `config.json` that describes this model as Hugging Face's `GPT2LMHeadModel`."""
         return {
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
@@ -96,7 +96,7 @@ def _add_to(residual: Tensor, x: Tensor, projection: Conv1D, dropout: Dropout) -
 
 
 class Attention(Module):
-    """Causal self-attention of `x`, added to `residual`."""
+    """Add causal self-attention of `x` to `residual`. Shapes: x, residual and result (B, T, n_embd)."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Attention(Module):
 
 
 class MLP(Module):
-    """Two projections of `x` with a GELU between them, four times as wide inside, added to `residual`."""
+    """Project `x` to four times its width, apply GELU, project it back, and add the result to `residual`."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class MLP(Module):
 
 
 class Block(Module):
-    """Attention, then MLP, each on the normalised stream and added to it."""
+    """A transformer block: compute y + MLP(norm(y)), with y = x + attention(norm(x))."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class Transformer(Module):
 
 
 class GPT(LanguageModel):
-    """A language model: `transformer`, and `lm_head`, whose weight is the token embedding's."""
+    """GPT-2 as a language model: `transformer`, and `lm_head`, which shares the weight of the token embedding."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -185,18 +185,19 @@ class GPT(LanguageModel):
 
 
 def _residual_std(config: GPTConfig) -> float:
-    """Return the standard deviation for projections into the residual stream, to which each block adds twice."""
+    """Return the initial standard deviation of the projections that add to the residual stream, two in each block."""
     return 0.02 / math.sqrt(2 * config.n_layer)
 
 
 def from_safetensors(path: str | os.PathLike[str], config: GPTConfig | None = None, *, model: GPT | None = None) -> GPT:
-    """Return a GPT with the weights of a safetensors file, an index of several, or a folder as Hugging Face's.
+    """Return a GPT with the weights at a path: a safetensors file, an index of several files, or a folder with either.
 
-    Tensors are read one by one, into a new model or into `model`. Names are those of `GPT2LMHeadModel` or, without
-    "transformer.", of `GPT2Model`; masks ("attn.bias") are ignored. `config` defaults to the `config.json` beside the
-    file; without that file it is inferred from the weights, with heads of width 64, as in all published models. As in
-    Hugging Face's libraries, the model is in evaluation mode.
-    Raises MissingFileError, and CheckpointError for a damaged file, or one of another model, with all that differs.
+    Tensors are read one by one, into a new model or into `model`. Their names are those of `GPT2LMHeadModel` or,
+    without "transformer.", of `GPT2Model`; masks ("attn.bias") are ignored. `config` defaults to the `config.json`
+    beside the file; without that file it is inferred from the weights, with heads of width 64, as in all published
+    models. As in Hugging Face's libraries, the model is in evaluation mode.
+    Raises MissingFileError if a file does not exist. Raises CheckpointError for a damaged file, and for weights of
+    another model; the message then lists all differences.
     """
     return pretrained.model_of(
         GPT, path, config, model, own_weights=_own_weights, config_of=config_of, layers="n_layer",
@@ -207,9 +208,9 @@ def from_safetensors(path: str | os.PathLike[str], config: GPTConfig | None = No
 def config_of(
     saved: Mapping[str, StoredTensor], description: Mapping[str, Any] | None, path: str | os.PathLike[str]
 ) -> GPTConfig:
-    """Return the config of weights read from a path; without a `config.json`, inferred from their shapes.
+    """Return the config in `description`, the content of a `config.json`; if that is None, infer it from the weights.
 
-    Raises CheckpointError if that is impossible.
+    Raises CheckpointError if the description or the shapes of the weights give no config.
     """
     if description is not None:
         return GPTConfig.from_hugging_face(description)
@@ -228,7 +229,7 @@ def _own_weights(saved: Mapping[str, StoredTensor]) -> pretrained.Weights:
 
 
 def _inferred(saved: Mapping[str, StoredTensor], path: str | os.PathLike[str]) -> GPTConfig:
-    """Return the config inferred from the weights' shapes."""
+    """Return a config inferred from the shapes of the weights. Raises CheckpointError if they are not GPT-2's."""
     tables = [saved.get(f"transformer.{name}.weight") for name in ("wte", "wpe")]
     numbers = [int(found[1]) for name in saved if (found := re.match(r"transformer\.h\.(\d+)\.", name))]
     shapes = [table.shape for table in tables if table is not None and table.ndim == 2]

@@ -42,7 +42,8 @@ class LanguageModel(Module):
     ) -> Tensor:  # fmt: skip
         """Continue token sequences by sampling; temperature 0 always takes the likeliest token.
 
-        Shapes: idx int64 (B, T), result int64 (B, T + max_new_tokens). Only the last `context` tokens are used.
+        With `top_k`, only the k likeliest tokens are sampled. Each prediction uses the last `context` tokens only.
+        Shapes: idx int64 (B, T), result int64 (B, T + max_new_tokens).
         """
         if temperature < 0 or (top_k is not None and top_k < 1):
             raise ArgumentError(
@@ -64,7 +65,7 @@ class LanguageModel(Module):
         return self._placed(tokens)
 
     def _placed(self, data: Tensor | np.ndarray) -> Tensor:
-        """Return a tensor as it is, a NumPy array as one on the model's device."""
+        """Return a tensor unchanged, or a NumPy array as a tensor on the model's device."""
         return data if isinstance(data, Tensor) else creation.as_tensor(data, device=self.lm_head.weight.device)
 
     def _tokens(self, idx: Tensor | np.ndarray) -> Tensor:
@@ -78,14 +79,14 @@ class LanguageModel(Module):
 
 
 def tied_head(embedding: Embedding) -> Linear:
-    """Return the output layer that shares an embedding's weight; no weight of its own is allocated or drawn."""
+    """Return an output layer that shares the weight of `embedding`; no other weight is allocated or drawn."""
     head = Linear(embedding.embedding_dim, 0, bias=False)
     head.out_features, head.weight = embedding.num_embeddings, embedding.weight
     return head
 
 
 def _sample(logits: np.ndarray, temperature: float, top_k: int | None, uniform: np.ndarray) -> Any:
-    """Return one token for each row of logits, by inversion of the distribution at a uniform number."""
+    """Draw a token for each row of logits, by inverting the distribution function at the row's number in `uniform`."""
     if temperature == 0:
         return logits.argmax(-1)
     if top_k is not None and top_k < logits.shape[-1]:

@@ -34,9 +34,9 @@ Rotation = tuple[Tensor, Tensor]
 class LlamaConfig:
     """Sizes of a Llama, with Hugging Face's names, meanings and defaults.
 
-    `num_key_value_heads` None means one for each head, `head_dim` None an even share of the width. `rope_scaling` None
-    leaves the rotations as they are; a dict with `rope_type` "linear" divides all frequencies by `factor`, "llama3" the
-    low ones.
+    If `num_key_value_heads` is None, each head has its own keys and values. If `head_dim` is None, the heads share the
+    width evenly. `rope_scaling` None leaves the rotations unchanged. As a dict with `rope_type` "linear" it divides all
+    frequencies by `factor`; with "llama3" it divides the low frequencies.
     """
 
     vocab_size: int = 32000
@@ -87,17 +87,17 @@ class LlamaConfig:
 
     @property
     def key_value_heads(self) -> int:
-        """How many heads keys and values have."""
+        """The number of heads of the keys and values."""
         return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
 
     @property
     def head_width(self) -> int:
-        """How wide each head is."""
+        """The width of each head."""
         return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
 
     @classmethod
     def from_hugging_face(cls, description: Mapping[str, Any]) -> Self:
-        """Return the config for a `config.json`. Raises CheckpointError for models other than this Llama."""
+        """Return the config for the content of a `config.json`. Raises CheckpointError for models unlike this Llama."""
         pretrained.require(description, {"model_type": ("llama",), "hidden_act": ("silu",), "pretraining_tp": (1,)})
         own = {field.name: description[field.name] for field in dataclasses.fields(cls) if field.name in description}
         if own.get("rope_theta") is None:
@@ -114,7 +114,7 @@ class LlamaConfig:
         return dataclass_of(cls, own, "config.json")
 
     def to_hugging_face(self) -> dict[str, Any]:
-        """Return the content of `config.json` for this model, Hugging Face's `LlamaForCausalLM`."""
+        """Return the content of the `config.json` that describes this model as Hugging Face's `LlamaForCausalLM`."""
         own = dataclasses.asdict(self) | {"num_key_value_heads": self.key_value_heads, "head_dim": self.head_width}
         return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", **own}
 
@@ -142,8 +142,9 @@ def _is_positive(value: Any) -> bool:
 
 
 def _frequencies(config: LlamaConfig) -> np.ndarray:
-    """Return the angle between neighbouring positions for each pair of elements. Shapes: result (head_width / 2,).
+    """Return, for each pair of elements of a head, the angle between the rotations at neighbouring positions.
 
+    Units: radians. Shapes: result (head_width / 2,).
     Source: Su et al. 2021, "RoFormer", section 3.2.2; for "llama3", Llama 3.1's reference implementation.
     """
     width = config.head_width
@@ -163,9 +164,9 @@ def _frequencies(config: LlamaConfig) -> np.ndarray:
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn each pair (i, i + E/2) of a head's elements by its position's angle: Llama's half-split rotation.
+    """Rotate each pair (i, i + E/2) of a head's elements by the angle of its position: Llama's half-split rotation.
 
-    Shapes: x (..., T, E), cosines and sines (T, E/2), result (..., T, E).
+    Shapes: x (..., T, E), rotation a pair of cosines (T, E/2) and sines (T, E/2), result (..., T, E).
     """
     cosines, sines = rotation
     first, second = x.chunk(2, -1)
@@ -201,7 +202,7 @@ class Attention(Module):
 
 
 class MLP(Module):
-    """SwiGLU: two projections, one through SiLU, multiplied and projected back.
+    """SwiGLU: compute down_proj(SiLU(gate_proj(x)) * up_proj(x)).
 
     Source: Shazeer 2020, "GLU variants improve transformer".
     """
@@ -217,7 +218,7 @@ class MLP(Module):
 
 
 class Block(Module):
-    """Attention, then MLP, each on the normalised stream and added to it."""
+    """A transformer block: compute y + MLP(norm(y)), with y = x + attention(norm(x))."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -259,7 +260,7 @@ class Transformer(Module):
 
 
 class Llama(LanguageModel):
-    """A language model: `model`, and `lm_head`, whose weight is the token embedding's where the config ties them."""
+    """Llama as a language model: `model` and `lm_head`, which share the embedding's weight if the config ties them."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -283,20 +284,21 @@ class Llama(LanguageModel):
     def from_safetensors(
         path: str | os.PathLike[str], config: LlamaConfig | None = None, *, model: "Llama | None" = None
     ) -> "Llama":
-        """Return a Llama with the weights of a file; see `from_safetensors`."""
+        """Return a Llama with the weights of a file; see the function `llama.from_safetensors`."""
         return from_safetensors(path, config, model=model)
 
 
 def from_safetensors(
     path: str | os.PathLike[str], config: LlamaConfig | None = None, *, model: Llama | None = None
 ) -> Llama:
-    """Return a Llama with the weights of a safetensors file, an index of several, or a folder as Hugging Face's.
+    """Return a Llama with the weights at a path: a safetensors file, an index of several, or a folder with either.
 
-    Tensors are read one by one, into a new model or into `model`. Names are those of `LlamaForCausalLM`, with or
+    Tensors are read one by one, into a new model or into `model`. Their names are those of `LlamaForCausalLM`, with or
     without "model."; tables of frequencies ("rotary_emb.inv_freq") are ignored. `config` defaults to the `config.json`
     beside the file; it cannot be inferred, because shapes do not show the number of heads. As in Hugging Face's
     libraries, the model is in evaluation mode.
-    Raises MissingFileError, and CheckpointError for a damaged file, or one of another model, with all that differs.
+    Raises MissingFileError if a file does not exist. Raises CheckpointError for a damaged file, and for weights of
+    another model; the message then lists all differences.
     """
     return pretrained.model_of(
         Llama, path, config, model, own_weights=_own_weights, config_of=config_of, layers="num_hidden_layers",
@@ -307,7 +309,7 @@ def from_safetensors(
 def config_of(
     saved: Mapping[str, StoredTensor], description: Mapping[str, Any] | None, path: str | os.PathLike[str]
 ) -> LlamaConfig:
-    """Return the config of weights read from a path. Raises CheckpointError without a `config.json`."""
+    """Return the config in `description`, the content of a `config.json`. Raises CheckpointError if that is None."""
     if description is None:
         raise CheckpointError(f"from_safetensors: {path} has no config.json beside it; give a config")
     return LlamaConfig.from_hugging_face(description)

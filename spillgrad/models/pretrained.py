@@ -19,11 +19,11 @@ Weights = dict[str, StoredTensor]
 
 
 def load(path: str | os.PathLike[str], make: Callable[[Weights, dict[str, Any] | None], T]) -> T:
-    """Call `make` with the tensors at a path, not read yet, and the `config.json` beside them; return its result.
+    """Return `make(tensors, config)`: the tensors at a path, not read yet, and the content of `config.json`, or None.
 
-    The path is that of a file, an index of several, or a folder; also one that `save_checkpoint` has written to. If
-    another process replaces the checkpoint meanwhile, `make` is called again with the new one. Without a `config.json`,
-    its second argument is None. Raises MissingFileError, CheckpointError.
+    The path is a file, an index of several files, or a folder, also one that `save_checkpoint` has written to. If
+    another process replaces that checkpoint meanwhile, `make` is called again with the new one. The config is None if
+    there is no `config.json` beside the tensors. Raises MissingFileError, CheckpointError.
     """
     root = safetensors_io.absolute(path)
     if (root / POINTER).is_file():
@@ -41,12 +41,12 @@ def model_of(
     kind: Callable[[Any], M], path: str | os.PathLike[str], config: Any, model: M | None, *,
     own_weights: Callable[[Weights], Weights], config_of: Callable[..., Any], layers: str, embedding: str,
 ) -> M:  # fmt: skip
-    """Read the weights at a path, one by one, into `model`, or a new one; return it in evaluation mode.
+    """Read the weights at a path, one by one, into `model`, or into a new one; return the model in evaluation mode.
 
-    `own_weights` gives them the model's names. `layers` is the config's entry for the number of layers. `embedding` is
-    the name of the token embedding, which the head may share.
-    Raises what `load` raises, and CheckpointError, before anything changes, with every tensor that is missing,
-    unexpected or of another shape.
+    A new model is `kind(config)`. `own_weights` gives the weights the model's names. `layers` is the config's field for
+    the number of layers. `embedding` is the path of the token embedding, which the head may share.
+    Raises the errors of `load`. Raises CheckpointError, before anything changes, that lists every tensor that is
+    missing, unexpected or of another shape.
     """
 
     def make(saved: Weights, description: dict[str, Any] | None) -> M:
@@ -69,7 +69,7 @@ def model_of(
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Weights, dict[str, Any] | None]:
-    """Return the arguments that `load` gives to `make`. Raises MissingFileError, CheckpointError."""
+    """Return the tensors and the config that `load` passes to `make`. Raises MissingFileError, CheckpointError."""
     return load(path, lambda saved, description: (saved, description))
 
 
@@ -96,7 +96,7 @@ def _file_in(folder: Path) -> Path:
 
 
 def require(description: Mapping[str, Any], accepted: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise CheckpointError that lists all entries of a `config.json` with unsupported values."""
+    """Raise CheckpointError that lists all entries of a `config.json` whose values are not in `accepted`."""
     wrong = [
         f"{name} {description[name]!r} (accepted: {', '.join(map(repr, values))})"
         for name, values in accepted.items()
@@ -119,6 +119,6 @@ def _without_tied_head(saved: Weights, embedding: str, path: str | os.PathLike[s
 
 
 def require_layers(layers: int, saved: Weights, path: str | os.PathLike[str]) -> None:
-    """Raise CheckpointError for more layers than tensors: making a damaged config's layers could take for ever."""
+    """Raise CheckpointError for more layers than tensors: building the layers of a damaged config might never end."""
     if layers > len(saved):
         raise CheckpointError(f"{path}: got {len(saved)} tensors, wanted those of {layers} layers; use another copy")

@@ -17,7 +17,7 @@ __all__ = [
 
 
 class GELU(FunctionLayer):
-    """Multiply by the normal distribution function; `approximate="tanh"` is GPT-2's form.
+    """Multiply each element x by the standard normal distribution function at x; "tanh" is GPT-2's approximation.
 
     Source: Hendrycks, Gimpel 2016, "Gaussian error linear units".
     """
@@ -34,7 +34,7 @@ class ReLU(FunctionLayer):
 
 
 class ReLU6(FunctionLayer):
-    """Move elements into [0, 6]."""
+    """Clamp elements to [0, 6]."""
 
     _function = activations.relu6
     inplace: bool = False
@@ -49,7 +49,7 @@ class LeakyReLU(FunctionLayer):
 
 
 class RReLU(FunctionLayer):
-    """Multiply negative elements by slopes: in training from U(lower, upper), in evaluation the mean of these."""
+    """Multiply negative elements by slopes: draws from U(lower, upper) in training, their mean in evaluation."""
 
     _function = activations.rrelu
     lower: float = 1 / 8
@@ -77,28 +77,28 @@ class CELU(FunctionLayer):
 
 
 class SELU(FunctionLayer):
-    """Apply the scaled elu that keeps mean 0 and variance 1."""
+    """Apply the scaled ELU that keeps mean 0 and variance 1 from layer to layer."""
 
     _function = activations.selu
     inplace: bool = False
 
 
 class SiLU(FunctionLayer):
-    """Multiply by the logistic sigmoid."""
+    """Multiply each element by its logistic sigmoid."""
 
     _function = activations.silu
     inplace: bool = False
 
 
 class Mish(FunctionLayer):
-    """Multiply by tanh of softplus."""
+    """Multiply each element x by tanh(softplus(x))."""
 
     _function = activations.mish
     inplace: bool = False
 
 
 class Hardtanh(FunctionLayer):
-    """Move elements into [min_val, max_val]."""
+    """Clamp elements to [min_val, max_val]."""
 
     _function = activations.hardtanh
     min_val: float = -1.0
@@ -112,14 +112,14 @@ class Hardtanh(FunctionLayer):
 
 
 class Hardsigmoid(FunctionLayer):
-    """Apply x / 6 + 1/2, moved into [0, 1]."""
+    """Apply x / 6 + 1/2, clamped to [0, 1]."""
 
     _function = activations.hardsigmoid
     inplace: bool = False
 
 
 class Hardswish(FunctionLayer):
-    """Multiply by hardsigmoid."""
+    """Multiply each element by its hardsigmoid."""
 
     _function = activations.hardswish
     inplace: bool = False
@@ -149,7 +149,7 @@ class Softshrink(FunctionLayer):
 
 
 class Softplus(FunctionLayer):
-    """Apply log(1 + exp(beta x)) / beta."""
+    """Apply log(1 + exp(beta x)) / beta; if beta x exceeds `threshold`, return x."""
 
     _function = activations.softplus
     beta: float = 1.0
@@ -157,13 +157,13 @@ class Softplus(FunctionLayer):
 
 
 class Softsign(FunctionLayer):
-    """Divide by 1 + |x|."""
+    """Divide each element x by 1 + |x|."""
 
     _function = activations.softsign
 
 
 class Tanhshrink(FunctionLayer):
-    """Subtract the hyperbolic tangent."""
+    """Subtract from each element its hyperbolic tangent."""
 
     _function = activations.tanhshrink
 
@@ -187,7 +187,7 @@ class LogSigmoid(FunctionLayer):
 
 
 class GLU(FunctionLayer):
-    """Multiply the first half of a dimension by the sigmoid of the second."""
+    """Multiply the first half of a dimension by the sigmoid of the second half."""
 
     _function = activations.glu
     dim: int = -1
@@ -215,7 +215,7 @@ class Softmin(FunctionLayer):
 
 
 class Softmax2d(Module):
-    """Turn scores of channels into probabilities. Shapes: (N, C, H, W) or (C, H, W)."""
+    """Turn the scores of the channels at each pixel into probabilities. Shapes: (N, C, H, W) or (C, H, W)."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim not in (3, 4):
@@ -224,7 +224,7 @@ class Softmax2d(Module):
 
 
 class PReLU(Module):
-    """Multiply negative elements by a learned slope: one, or one for each channel.
+    """Multiply negative elements by a learned slope: one slope for all elements, or one for each channel.
 
     Source: He et al. 2015, "Delving deep into rectifiers".
     """

@@ -13,12 +13,12 @@ __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d", "Insta
 
 
 class _TrackedNorm(Affine):
-    """The base of these layers: options, parameters and running statistics."""
+    """The base of batch and instance normalisation: options, parameters and running statistics."""
 
     running_mean: Tensor | None
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
-    _optional = frozenset({"num_batches_tracked"})  # which old checkpoints lack
+    _optional = frozenset({"num_batches_tracked"})  # old checkpoints lack this buffer
 
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
@@ -80,10 +80,10 @@ class _BatchNorm(_TrackedNorm):
 
 
 class BatchNorm1d(_BatchNorm):
-    """Normalise features, or channels of signals, over the batch; in evaluation, by the running statistics.
+    """Normalise features, or channels of signals: in training over the batch, in evaluation by running statistics.
 
-    With `momentum` None, the running statistics are averages over all batches. Otherwise each batch moves them towards
-    its own.
+    With `momentum` None, the running statistics are averages over all batches. Otherwise each batch moves the running
+    statistics towards the batch's statistics.
     Shapes: x (N, num_features) or (N, num_features, L), result the same.
     Source: Ioffe, Szegedy 2015, "Batch normalization".
     """

@@ -16,7 +16,7 @@ Entry = TypeVar("Entry")
 
 
 class _Container(Module, Generic[Entry]):
-    """The base of containers: entries by name in order of insertion, registered as modules."""
+    """The base of containers: it registers entries as modules, by name, in order of insertion."""
 
     @property
     def _entries(self) -> dict[str, Any]:
@@ -30,7 +30,7 @@ class _Container(Module, Generic[Entry]):
 
 
 class _ParameterContainer(_Container[Parameter]):
-    """The base of containers whose entries are registered as parameters; tensors become parameters."""
+    """The base of containers of parameters: it registers entries as parameters, and converts tensors to parameters."""
 
     @property
     def _entries(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class _ParameterContainer(_Container[Parameter]):
 
     @classmethod
     def _as_parameter(cls, value: Any) -> Parameter:
-        """Return a parameter over a tensor's memory. Raises OperandError for anything but a tensor."""
+        """Return a parameter that shares a tensor's memory. Raises OperandError for anything but a tensor."""
         if isinstance(value, Parameter):
             return value
         if not isinstance(value, Tensor):
@@ -71,7 +71,7 @@ class _List(_Container[Entry]):
 class _ModuleSequence(_List[Module]):
     """The base of `ModuleList` and `Sequential`: modules registered under their index or a name.
 
-    A method that moves modules registers all of them under their index.
+    A method that changes the positions of modules registers all modules again, under their index.
     """
 
     _modules: dict[str, Module]  # type: ignore[assignment]
@@ -85,7 +85,7 @@ class _ModuleSequence(_List[Module]):
         return self._extend(modules)
 
     def insert(self, index: int, module: Module) -> Self:
-        """Insert a module before an index. Raises DimensionError beyond the end, TypeError for other objects."""
+        """Insert a module before an index. Raises DimensionError for a wrong index, TypeError for a wrong object."""
         if not isinstance(module, Module):
             raise TypeError(self._misfit("insert", "a Module", module))
         if not -len(self) <= index <= len(self):
@@ -96,7 +96,7 @@ class _ModuleSequence(_List[Module]):
         return self
 
     def pop(self, key: int | slice) -> Any:
-        """Remove the module at an index, or the slice of them, and return it."""
+        """Remove and return the module at an index, or the sequence of modules in a slice."""
         removed = self[key]
         del self[key]
         return removed
@@ -118,7 +118,7 @@ class _ModuleSequence(_List[Module]):
         return self._modules[self._name(index)]
 
     def _of(self, named: dict[str, Module]) -> Self:
-        """Return another sequence of this class."""
+        """Return a new sequence of this class with the given modules."""
         return type(self)(named.values())  # type: ignore[call-arg]
 
     def __setitem__(self, index: int, module: Module) -> None:
@@ -149,7 +149,7 @@ class ModuleList(_ModuleSequence):
         return self.extend(other)
 
     def __repr__(self) -> str:
-        """Show runs of equal modules once, as `(0-11): 12 x Block(...)`."""
+        """Return the representation, in which a run of equal modules is one line: `(0-11): 12 x Block(...)`."""
         lines = []
         first = 0
         for shown, equal in itertools.groupby(map(repr, self)):
@@ -196,7 +196,7 @@ class Sequential(_ModuleSequence):
     __rmul__ = __mul__
 
     def __imul__(self, count: int) -> Self:
-        """Repeat the modules; every repetition holds the same objects."""
+        """Repeat the modules `count` times, in place; every repetition holds the same objects."""
         if not isinstance(count, int):
             raise TypeError(f"Sequential: unsupported operand type(s) for *: {type(self)} and {type(count)}")
         if count < 1:
@@ -216,7 +216,7 @@ class ParameterList(_ParameterContainer, _List[Parameter]):
         return self._append(value)
 
     def extend(self, values: Iterable[Tensor]) -> Self:
-        """Add parameters at the end. Raises OperandError for a tensor."""
+        """Add several parameters at the end. Raises OperandError if `values` is a single tensor."""
         if isinstance(values, Tensor):  # iterating over it would split it
             raise OperandError("ParameterList.extend should be called with an iterable, but got Tensor: use append")
         return self._extend(values)
@@ -239,7 +239,7 @@ class _Dict(_Container[Entry]):
         self.update(entries or {})
 
     def update(self, entries: Any) -> None:
-        """Add or replace entries, given a mapping or pairs."""
+        """Add or replace entries, given as a mapping or as (key, entry) pairs."""
         for key, value in dict(entries).items():
             self[key] = value
 
@@ -292,7 +292,7 @@ class ModuleDict(_Dict[Module]):
 class ParameterDict(_ParameterContainer, _Dict[Parameter]):
     """A dictionary whose parameters are registered under their keys; tensors become parameters.
 
-    They stay in order of insertion, where PyTorch sorts those that come in a plain dict.
+    The parameters stay in order of insertion; PyTorch sorts the parameters of a plain dict by key.
     """
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -306,14 +306,14 @@ class ParameterDict(_ParameterContainer, _Dict[Parameter]):
         return self[key]
 
     def popitem(self) -> tuple[str, Parameter]:
-        """Remove the last parameter; return its key and the parameter. Raises KeyError if there is none."""
+        """Remove the last parameter; return its key and the parameter. Raises KeyError if the dictionary is empty."""
         if not self._entries:
             raise KeyError("ParameterDict: popitem of an empty dictionary")
         key = next(reversed(self._entries))
         return key, self.pop(key)
 
     def copy(self) -> "ParameterDict":
-        """Return another dictionary of the same parameters."""
+        """Return a new dictionary with the same parameters."""
         return ParameterDict(self.items())
 
     @staticmethod

@@ -17,7 +17,7 @@ __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "
 
 
 class _Conv(Module):
-    """The base of these layers: options, parameters and their initial values."""
+    """The base of convolution layers: options, parameters and their initial values."""
 
     weight: Parameter
     bias: Parameter | None
@@ -58,7 +58,7 @@ class _Conv(Module):
         init.uniform_by_fan((self.weight, self.bias), math.prod(self.weight.shape[1:]))
 
     def _padded(self, x: Tensor) -> tuple[Tensor, Sizes | str]:
-        """Return the input, padded unless the padding is zeros, and the number of zeros to add."""
+        """Return the input and the zero padding still to add; unless `padding_mode` is "zeros", pad the input here."""
         if self.padding_mode == "zeros" or self.padding == "valid":
             return x, self.padding
         widths: list[int] = []  # from the last dimension on
@@ -139,7 +139,7 @@ class _ConvTranspose(_Conv):
         )
 
     def _extra(self, x: Tensor, output_size: Sequence[int] | None) -> tuple[int, ...]:
-        """Return the output padding; for a given output size, the padding that results in it."""
+        """Return the output padding that gives `output_size`; if that is None, return the layer's output padding."""
         if output_size is None:
             return self.output_padding
         wanted = tuple(output_size)[-self._dims :]

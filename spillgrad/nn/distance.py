@@ -9,7 +9,7 @@ __all__ = ["CosineSimilarity", "PairwiseDistance"]
 
 
 class CosineSimilarity(FunctionLayer):
-    """Cosine of the angle between two vectors along a dimension; their lengths are taken as at least `eps`."""
+    """The cosine of the angle between vectors along a dimension; a vector's length counts as at least `eps`."""
 
     _function = distance.cosine_similarity
     _shown = ()

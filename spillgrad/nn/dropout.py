@@ -31,7 +31,7 @@ class Dropout(_Dropout):
     _function = dropout_masks.dropout
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return `x` after dropout, added to `residual` in the same pass where one is given."""
+        """Return `x` after dropout; if `residual` is given, add it in the same pass over memory."""
         if residual is not None:
             return dropout_masks.dropout_add(x, residual, self.p, self.training)
         return super().forward(x)
@@ -56,12 +56,12 @@ class Dropout3d(_Dropout):
 
 
 class AlphaDropout(_Dropout):
-    """In training, drop elements so that mean and variance pass through SELU. Source: Klambauer et al. 2017."""
+    """In training, drop elements but keep mean and variance, for use with SELU. Source: Klambauer et al. 2017."""
 
     _function = dropout_masks.alpha_dropout
 
 
 class FeatureAlphaDropout(_Dropout):
-    """In training, drop whole channels so that mean and variance pass through SELU (see `AlphaDropout`)."""
+    """In training, drop whole channels but keep mean and variance, for use with SELU (see `AlphaDropout`)."""
 
     _function = dropout_masks.feature_alpha_dropout

@@ -14,7 +14,7 @@ __all__ = ["Embedding", "EmbeddingBag"]
 
 
 class _Table(Module):
-    """The base of these layers: the table, its initial values, and the lookup of rows."""
+    """The base of embedding layers: the table, its initial values, and the options of the lookup of rows."""
 
     weight: Parameter
     _shown: tuple[str, ...] = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
@@ -58,9 +58,9 @@ class _Table(Module):
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **options: Any) -> Self:
-        """Return a layer over a table of shape (num_embeddings, embedding_dim); with `freeze` it is not trained.
+        """Return a layer whose table is `embeddings`; with `freeze`, the table requires no gradient.
 
-        Raises ShapeError for anything but two dimensions.
+        Shapes: embeddings (num_embeddings, embedding_dim). Raises ShapeError unless it has two dimensions.
         """
         if embeddings.ndim != 2:
             raise ShapeError(
@@ -88,7 +88,7 @@ class Embedding(_Table):
 
 
 class EmbeddingBag(_Table):
-    """Look up bags of rows of a table, and return the sum, mean or maximum of each; see `functional.embedding_bag`.
+    """Look up bags of rows of a table; return the sum, mean or maximum of each bag (see `functional.embedding_bag`).
 
     Shapes: input (B, n), or (n,) with offsets (B,); result (B, embedding_dim).
     """

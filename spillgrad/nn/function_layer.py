@@ -10,16 +10,16 @@ from spillgrad.nn.module import Module
 
 @dataclass_transform(eq_default=False)
 class FunctionLayer(Module):
-    """Calls `_function` with what the layer gets, and with the layer's options.
+    """The base of layers whose forward calls `_function` with the inputs and with the layer's options.
 
-    As in a dataclass, the annotated attributes of a class are its options: arguments of the constructor in their order
-    (by name alone after `_: KW_ONLY`), attributes of the layer, and arguments of the function by their names. This
-    holds in `spillgrad.nn`; subclasses elsewhere are ordinary classes.
+    As in a dataclass, the annotated attributes of a class are its options. The options are the constructor's arguments,
+    in this order (keyword-only after `_: KW_ONLY`), attributes of the layer, and keyword arguments of `_function`. This
+    holds for classes in `spillgrad.nn`; subclasses elsewhere are ordinary classes.
     """
 
     _function: ClassVar[Callable[..., Any]]
     _options: ClassVar[dict[str, inspect.Parameter]] = {}
-    # The options that the layer's representation shows; None stands for all, but `inplace` only where it is set.
+    # The options that the layer's representation shows; None means all options, but `inplace` only if it is true.
     _shown: ClassVar[tuple[str, ...] | None] = None
 
     def __init_subclass__(cls) -> None:
@@ -42,7 +42,7 @@ class FunctionLayer(Module):
             cls.__init__ = _constructor(list(options.values()))  # type: ignore[method-assign]
 
     def _set_up(self) -> None:
-        """Check options and complete them; called by the constructor."""
+        """Check and complete the options; the constructor calls this method last."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         return type(self)._function(*inputs, **named, **{name: getattr(self, name) for name in self._options})

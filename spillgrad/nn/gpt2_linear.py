@@ -1,4 +1,4 @@
-"""GPT-2's linear layer, whose weight is transposed."""
+"""GPT-2's linear layer, whose weight is the transpose of a `Linear` layer's."""
 
 from spillgrad.nn import init
 from spillgrad.nn.module import Module
@@ -8,7 +8,7 @@ from spillgrad.tensor import Tensor
 
 
 class Conv1D(Module):
-    """Compute `activation(x @ weight + bias)`; as in GPT-2, the weight is transposed against that of `Linear`.
+    """Compute `activation(x @ weight + bias)`; as in GPT-2, the weight is the transpose of a `Linear` layer's.
 
     Shapes: x (..., in_features), result (..., out_features), weight (in_features, out_features), bias (out_features,).
     """
@@ -24,7 +24,7 @@ class Conv1D(Module):
         init.normal_(self.weight, std=std)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return the layer's result, added to `residual` where one is given."""
+        """Return the layer's result, plus `residual` if that is given."""
         return matrix_products.linear(x, self.weight.t(), self.bias, activation=self.activation, residual=residual)
 
     def extra_repr(self) -> str:

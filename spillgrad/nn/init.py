@@ -31,7 +31,7 @@ _skipping = _Skipping()
 
 @contextlib.contextmanager
 def skipped() -> Iterator[None]:
-    """Skip the initialisation of weights in this thread, because they are loaded afterwards."""
+    """Context manager: skip the initialisation of weights in this thread, because they are loaded afterwards."""
     former, _skipping.now = _skipping.now, True
     try:
         yield
@@ -46,7 +46,7 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generato
 
 
 def uniform_by_fan(parameters: Iterable[Tensor | None], fan: int) -> None:
-    """Fill with draws from U(-1/sqrt(fan), 1/sqrt(fan)), or with zeros for a fan of zero; None is passed over."""
+    """Fill each parameter with draws from U(-1/sqrt(fan), 1/sqrt(fan)), or with zeros if `fan` is 0; skip None."""
     bound = 1 / math.sqrt(fan) if fan else 0.0
     for parameter in parameters:
         if parameter is not None:
@@ -138,7 +138,7 @@ def trunc_normal_(
 
 
 def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
-    """Fill with a matrix of orthonormal rows or columns (the fewer) times `gain`; later dimensions are flattened.
+    """Fill with `gain` times a matrix of orthonormal rows or columns, whichever are fewer; later dimensions are joined.
 
     Source: Saxe et al. 2013, "Exact solutions to the nonlinear dynamics of learning in deep linear neural networks".
     """
@@ -156,7 +156,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None =
 
 
 def eye_(tensor: Tensor) -> Tensor:
-    """Fill a matrix with ones on its diagonal and zeros elsewhere. Raises ShapeError for anything else."""
+    """Fill a matrix with ones on its diagonal and zeros elsewhere. Raises ShapeError for a tensor that is no matrix."""
     if tensor.ndim != 2:
         raise ShapeError(f"init: got shape {tensor.shape}; Only tensors with 2 dimensions are supported")
     with no_grad():
@@ -164,9 +164,10 @@ def eye_(tensor: Tensor) -> Tensor:
 
 
 def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
-    """Fill a convolution's weight so that it copies input channels, in each group, as many as fit.
+    """Fill a convolution's weight so that each group copies input channels to output channels, as many as fit.
 
-    Raises ShapeError unless it has 3 to 5 dimensions, ArgumentError when the groups do not divide its outputs.
+    Raises ShapeError unless the weight has 3 to 5 dimensions. Raises ArgumentError if `groups` does not divide the
+    number of output channels.
     """
     if tensor.ndim not in (3, 4, 5):
         raise ShapeError(f"init: got shape {tensor.shape}; Only tensors with 3, 4, or 5 dimensions are supported")
@@ -183,7 +184,7 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
 
 
 def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Generator | None = None) -> Tensor:
-    """Fill a matrix with draws from N(0, std²) and set a share of each column to zero. Source: Martens 2010."""
+    """Fill a matrix with draws from N(0, std²); set the share `sparsity` of each column to 0. Source: Martens 2010."""
     if tensor.ndim != 2:
         raise ShapeError(f"init: got shape {tensor.shape}; Only tensors with 2 dimensions are supported")
     rows, columns = tensor.shape
@@ -203,7 +204,7 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
 
 
 def _fans(tensor: Tensor) -> tuple[int, int]:
-    """Return the inputs per output and the outputs per input, for a weight of shape (out, in, *kernel)."""
+    """Return fan_in, the inputs per output, and fan_out, the outputs per input. Shapes: tensor (out, in, *kernel)."""
     shape = tuple(tensor.shape)
     if len(shape) < 2 or 0 in shape:
         raise ShapeError(f"init: got shape {shape}; fans need two or more dimensions and at least one element")

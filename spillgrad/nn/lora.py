@@ -55,7 +55,7 @@ class LoRALayer(Module):
 
     @staticmethod
     def _out_in(weight: Tensor) -> Tensor:
-        """Return the weight, or a matrix of its shape, as a view with a row for each output; it is its own inverse."""
+        """Return a view of the weight with a row for each output; for such a view, return one of the weight's shape."""
         return weight
 
     def merge(self) -> None:
@@ -75,7 +75,7 @@ class LoRALayer(Module):
             self.weight.add_(self._out_in(self.lora_B.weight @ self.lora_A.weight), alpha=scaling)
 
     def unloaded(self) -> Module:
-        """Return a layer of the base's class over the merged weight, without adapters."""
+        """Merge, and return a layer of the class `base_class` with the merged weight, without adapters."""
         self.merge()
         base = self.base_class.__new__(self.base_class)
         ours = ("rank", "scaling", "merged")
@@ -84,7 +84,7 @@ class LoRALayer(Module):
         return base
 
     def _product(self, x: Tensor) -> Tensor:
-        """Return the product with the weight, plus the bias, plus what the adapters make of `x`."""
+        """Return the product of `x` and the weight, plus the bias, plus the adapters' result for `x` unless merged."""
         base = matrix_products.linear(x, self._out_in(self.weight), self.bias)
         if self.merged:
             if self.training and is_grad_enabled() and self.lora_A.weight.requires_grad:
@@ -97,7 +97,7 @@ class LoRALayer(Module):
         return matrix_products.linear(mul(down, self.scaling), self.lora_B.weight, residual=base)
 
     def state_dict(self, **options: Any) -> dict[str, Any]:
-        """Return the module's state. Raises GraphError while merged, because loading it would merge twice."""
+        """Return the module's state. Raises GraphError while merged, because loading such a state would merge twice."""
         if self.merged:
             raise GraphError(
                 f"{type(self).__name__}: got state_dict() while merged; unmerge() first, or take the adapters away for "
@@ -111,7 +111,7 @@ class LoRALayer(Module):
 
 
 class LoRALinear(LoRALayer):
-    """Compute `x @ weight.T + bias + scaling · B(A(dropout(x)))`, of which A and B are trained.
+    """Compute `x @ weight.T + bias + scaling · B(A(dropout(x)))`; only A and B are trained.
 
     Shapes: x (..., in_features), result (..., out_features), lora_A.weight (rank, in_features), lora_B.weight
     (out_features, rank); B begins with zeros.
@@ -124,7 +124,7 @@ class LoRALinear(LoRALayer):
 
 
 class LoRAConv1D(LoRALayer):
-    """Adapters for GPT-2's layer, whose weight is transposed and which may end in an activation."""
+    """GPT-2's `Conv1D` with adapters; its weight is transposed, and it may end in an activation."""
 
     base_class = Conv1D
     activation: str | None
@@ -134,7 +134,7 @@ class LoRAConv1D(LoRALayer):
         return transpose(weight, 0, 1)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return the layer's result, added to `residual` where one is given."""
+        """Return the layer's result, plus `residual` if that is given."""
         result = self._product(x)
         if self.activation is not None:
             result = call(self.activation, result)
@@ -148,19 +148,20 @@ def lora(
     model: Module, rank: int = 8, alpha: float | None = None, dropout: float = 0.0,
     target: str | Sequence[str] | None = None,
 ) -> Module:  # fmt: skip
-    """Freeze a model and put adapters of a rank beside its linear layers, in place; return the model.
+    """Freeze a model and add adapters of a given rank to its linear layers, in place; return the model.
 
     A layer computes base(x) + (alpha / rank) · B(A(dropout(x))); `alpha` defaults to the rank. Only A and B require
     gradients: `optimizer = AdamW(p for p in model.parameters() if p.requires_grad)`. Frozen weights get no gradients
-    and are kept for backward only where the layer's input needs one; nothing writes to them, except `merge()`.
+    and are kept for backward only if the layer's input needs a gradient; nothing writes to them, except `merge()`.
     `lora_state_dict` returns the adapters alone.
 
-    `target` chooses among `Linear` layers and GPT-2's `Conv1D`: names, each the end of a path such as "attn.c_proj", or
-    a string, also a regular expression for whole paths. Layers whose weight is tied to another's stay as they are.
-    A model that is itself such a layer is returned as the new one.
+    `target` chooses among `Linear` layers and GPT-2's `Conv1D`; None chooses all. It is a list of names, each the end
+    of a path such as "attn.c_proj"; or a string, which is one such name or a regular expression for whole paths. Layers
+    whose weight is tied to another layer's stay unchanged. If the model itself is such a layer, its replacement is
+    returned.
 
-    Raises ArgumentError, before anything changes, for a rank below 1, a name that no layer has, when no layer is left,
-    or for a model with adapters. Source: Hu et al. 2021, equation 3.
+    Raises ArgumentError, before anything changes, for a rank below 1, a name that no layer has, a model without layers
+    to adapt, or a model that has adapters. Source: Hu et al. 2021, equation 3.
     """
     if not isinstance(rank, int) or rank < 1:
         raise ArgumentError(f"lora: got rank {rank!r}; wanted an integer from 1 on")
@@ -191,8 +192,8 @@ def lora_state_dict(model: Module) -> dict[str, Tensor]:
 def load_lora_state_dict(model: Module, state_dict: Mapping[str, Any]) -> None:
     """Load the result of `lora_state_dict` into a model's adapters; names may have the prefix of peft's files.
 
-    Raises StateDictError, before anything is copied, with all keys that are missing, unexpected or of another shape;
-    GraphError while a layer is merged.
+    Raises StateDictError, before anything is copied, that lists all keys that are missing, unexpected or of another
+    shape. Raises GraphError while a layer is merged.
     """
     if any(layer.merged for _, layer in _layers(model)):
         raise GraphError("load_lora_state_dict: got a merged model; unmerge() its layers first")
@@ -212,7 +213,7 @@ def _layers(model: Module) -> Iterator[tuple[str, LoRALayer]]:
 
 
 def _chosen(model: Module, target: str | Sequence[str] | None) -> dict[Module, type[LoRALayer]]:
-    """Return the layers to adapt, each with its replacement's class."""
+    """Return the layers to adapt, each with the class of the layer that replaces it."""
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     found: dict[str, tuple[Module, type[LoRALayer]]] = {}
     tied = []

@@ -29,7 +29,7 @@ class _Loss(FunctionLayer):
 
 
 class CrossEntropyLoss(_Loss):
-    """Negative log-likelihood of the target classes under softmax of the logits.
+    """Negative log-likelihood of the target classes under the softmax of the logits.
 
     Shapes: logits (C,), (N, C) or (N, C, ...), target the same without C, weight of the classes (C,).
     """
@@ -42,7 +42,7 @@ class CrossEntropyLoss(_Loss):
 
 
 class NLLLoss(_Loss):
-    """Negative of the log probabilities of the target classes. Shapes as for `CrossEntropyLoss`."""
+    """Negative log-likelihood of the target classes, given log probabilities. Shapes: as for `CrossEntropyLoss`."""
 
     _function = losses.nll_loss
     weight: Tensor | None = None
@@ -81,7 +81,7 @@ class HuberLoss(_Loss):
 
 
 class BCELoss(_Loss):
-    """Negative log probability of the target under the probabilities given."""
+    """Binary cross entropy: the negative log probability of the target, given probabilities."""
 
     _function = likelihood_losses.binary_cross_entropy
     weight: Tensor | None = None
@@ -89,7 +89,7 @@ class BCELoss(_Loss):
 
 
 class BCEWithLogitsLoss(_Loss):
-    """Negative log probability of the target under sigmoid of the logits; `pos_weight` scales its positive part."""
+    """Binary cross entropy of the target and the sigmoid of logits; `pos_weight` scales the loss of the target 1."""
 
     _function = elementwise_losses.binary_cross_entropy_with_logits
     weight: Tensor | None = None
@@ -98,7 +98,10 @@ class BCEWithLogitsLoss(_Loss):
 
 
 class KLDivLoss(_Loss):
-    """Kullback-Leibler divergence of the target from the logarithms given; "batchmean" is its definition."""
+    """Kullback-Leibler divergence of the target from the input, which is log probabilities.
+
+    The reduction "batchmean" is the definition of the divergence.
+    """
 
     _function = likelihood_losses.kl_div
     reduction: str = "mean"
@@ -106,7 +109,7 @@ class KLDivLoss(_Loss):
 
 
 class PoissonNLLLoss(_Loss):
-    """Negative log probability of counts under Poisson distributions of the (logarithms of) rates given."""
+    """Negative log probability of counts under Poisson distributions, given rates, or their logs (`log_input`)."""
 
     _function = likelihood_losses.poisson_nll_loss
     log_input: bool = True
@@ -116,7 +119,7 @@ class PoissonNLLLoss(_Loss):
 
 
 class GaussianNLLLoss(_Loss):
-    """Negative log density of the target under normal distributions: call it with means, target and variances."""
+    """Negative log density of the target under normal distributions; the inputs are means, target and variances."""
 
     _function = likelihood_losses.gaussian_nll_loss
     _: KW_ONLY
@@ -149,7 +152,7 @@ class MarginRankingLoss(_Loss):
 
 
 class HingeEmbeddingLoss(_Loss):
-    """The distances given where the target is 1, and max(0, margin - distance) where it is -1."""
+    """For inputs that are distances: the distance if the target is 1, max(0, margin - distance) if it is -1."""
 
     _function = margin_losses.hinge_embedding_loss
     margin: float = 1.0
@@ -157,7 +160,7 @@ class HingeEmbeddingLoss(_Loss):
 
 
 class CosineEmbeddingLoss(_Loss):
-    """1 - cosine where the target is 1, and max(0, cosine - margin) where it is -1."""
+    """For two vectors with a target: 1 - cosine if the target is 1, max(0, cosine - margin) if it is -1."""
 
     _function = margin_losses.cosine_embedding_loss
     margin: float = 0.0
@@ -165,7 +168,7 @@ class CosineEmbeddingLoss(_Loss):
 
 
 class TripletMarginLoss(_Loss):
-    """max(0, margin + distance to the positive - distance to the negative)."""
+    """max(0, margin + distance of anchor and positive - distance of anchor and negative), with the p-norm."""
 
     _function = margin_losses.triplet_margin_loss
     margin: float = 1.0
@@ -176,7 +179,7 @@ class TripletMarginLoss(_Loss):
 
 
 class TripletMarginWithDistanceLoss(_Loss):
-    """max(0, margin + distance to the positive - distance to the negative), with a given distance function."""
+    """max(0, margin + distance of anchor and positive - distance of anchor and negative), with a given distance."""
 
     _function = margin_losses.triplet_margin_with_distance_loss
     _: KW_ONLY
@@ -187,7 +190,7 @@ class TripletMarginWithDistanceLoss(_Loss):
 
 
 class MultiMarginLoss(_Loss):
-    """Mean over other classes i of max(0, margin - input[target] + input[i])**p."""
+    """Sum of max(0, margin - input[target] + input[i])**p over the other classes i, divided by the count of classes."""
 
     _function = margin_losses.multi_margin_loss
     p: int = 1
@@ -197,16 +200,16 @@ class MultiMarginLoss(_Loss):
 
 
 class MultiLabelMarginLoss(_Loss):
-    """Sum over target classes j and others i of max(0, 1 - input[j] + input[i]), divided by their number."""
+    """Sum of max(0, 1 - input[j] + input[i]) over target classes j and others i, divided by the count of classes."""
 
     _function = margin_losses.multilabel_margin_loss
     reduction: str = "mean"
 
 
 class CTCLoss(_Loss):
-    """Negative log probability of labels that are read in order from a longer sequence, with blanks between them.
+    """Negative log probability that a longer sequence reads as the target labels, with blanks or repeats between them.
 
-    Shapes: log_probs (T, N, C), targets (N, S), or all in one dimension, lengths (N,).
+    Shapes: log_probs (T, N, C), targets (N, S) or (sum of target lengths,), input and target lengths (N,).
     """
 
     _function = ctc.ctc_loss

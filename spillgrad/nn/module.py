@@ -51,17 +51,17 @@ class Module(ModuleCalls, ModuleState):
     # -- attributes
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
-        """Register a parameter under a name; None keeps the name for a parameter the module does not have."""
+        """Register a parameter under a name; None reserves the name for a parameter that the module does not have."""
         self._register("parameter", Parameter, name, param)
 
     def _new_parameters(self, device: Any, dtype: Any, **shapes: tuple[int, ...] | None) -> None:
-        """Register new parameters, not yet initialised, by their shapes, or None for those the module does not have."""
+        """Register uninitialised parameters of given shapes by name; for a shape of None, register None."""
         for name, shape in shapes.items():
             parameter = None if shape is None else Parameter(creation.empty(shape, device=device, dtype=dtype))
             self.register_parameter(name, parameter)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """Register a tensor that is state but is not learned; `state_dict` leaves it out unless it is persistent."""
+        """Register a tensor that is state but is not trained; `state_dict` leaves it out unless it is `persistent`."""
         self._register("buffer", Tensor, name, tensor)
         if persistent:
             self._transient_buffers.discard(name)
@@ -76,9 +76,10 @@ class Module(ModuleCalls, ModuleState):
     add_module = register_module
 
     def _register(self, kind: str, wanted: type, name: str, value: Any) -> None:
-        """Register a value, or what hooks replace it by, under a name. Raises TypeError for a value of another type.
+        """Register a value, or its replacement by registration hooks, under a name; `kind` names the registry.
 
-        Raises AttributeError before the constructor, KeyError for a name that paths or attributes cannot have.
+        Raises TypeError unless the value is None or `wanted`, AttributeError before the constructor has run, and
+        KeyError for a name that is empty, has a dot or belongs to another attribute.
         """
         owner, registry = type(self).__name__, f"_{kind}s"
         if value is not None and not isinstance(value, wanted):
@@ -96,7 +97,7 @@ class Module(ModuleCalls, ModuleState):
         vars(self)[registry][name] = value
 
     def _make_free(self, name: str, registry: str) -> None:
-        """Remove an attribute from all other registries, so that it never has two meanings."""
+        """Remove a name from all registries except `registry`, and from plain attributes: a name has one meaning."""
         for other in ("_parameters", "_buffers", "_modules"):
             if other != registry and name in vars(self).get(other, ()):
                 delattr(self, name)
@@ -145,7 +146,7 @@ class Module(ModuleCalls, ModuleState):
     # -- walking
 
     def _submodule_paths(self) -> "dict[ModuleCalls, str]":
-        """Return the path of each sub-module, but not of this module, which must not refer to itself."""
+        """Return the path of each sub-module; this module is left out, so that it does not refer to itself."""
         version, paths = self._known_paths
         if version != Module._structure_version:
             paths = {module: name for name, module in self.named_modules() if module is not self}
@@ -155,9 +156,9 @@ class Module(ModuleCalls, ModuleState):
     def named_modules(
         self, memo: "set[Module] | None" = None, prefix: str = "", remove_duplicate: bool = True
     ) -> "Iterator[tuple[str, Module]]":
-        """Yield this module and all below it with their paths; with `remove_duplicate`, a shared one once.
+        """Yield (path, module) for this module and all below it; with `remove_duplicate`, a shared module only once.
 
-        Modules in `memo` are left out; those yielded are added to it.
+        Modules in `memo` are left out; with `remove_duplicate`, yielded modules are added to `memo`.
         """
         return self._walk(set() if memo is None else memo, prefix, remove_duplicate)
 
@@ -172,36 +173,36 @@ class Module(ModuleCalls, ModuleState):
                 yield from child._walk(seen, f"{path}.{name}" if path else name, remove_duplicate)
 
     def modules(self, remove_duplicate: bool = True) -> "Iterator[Module]":
-        """Yield this module and all below it; with `remove_duplicate`, a shared one once."""
+        """Yield this module and all below it; with `remove_duplicate`, a shared module only once."""
         return (module for _, module in self.named_modules(remove_duplicate=remove_duplicate))
 
     def named_children(self) -> "Iterator[tuple[str, Module]]":
-        """Yield the modules directly below with their names; a shared one once."""
+        """Yield (name, module) for the modules directly below this module; a shared module only once."""
         unique = {module: name for name, module in reversed(self._modules.items()) if module is not None}
         return ((name, module) for module, name in reversed(unique.items()))
 
     def children(self) -> "Iterator[Module]":
-        """Yield the modules directly below."""
+        """Yield the modules directly below this module; a shared module only once."""
         return (module for _, module in self.named_children())
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """Yield the parameters with their paths; with `remove_duplicate`, a shared one once, under its first path."""
+        """Yield (path, parameter); with `remove_duplicate`, a shared parameter only once, under its first path."""
         return self._named_tensors("_parameters", prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
-        """Yield the parameters; a shared one once."""
+        """Yield the parameters; a shared parameter only once."""
         return (parameter for _, parameter in self.named_parameters(recurse=recurse))
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the buffers with their paths; with `remove_duplicate`, a shared one once, under its first path."""
+        """Yield (path, buffer); with `remove_duplicate`, a shared buffer only once, under its first path."""
         return self._named_tensors("_buffers", prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
-        """Yield the buffers; a shared one once."""
+        """Yield the buffers; a shared buffer only once."""
         return (buffer for _, buffer in self.named_buffers(recurse=recurse))
 
     def _named_tensors(
@@ -218,7 +219,7 @@ class Module(ModuleCalls, ModuleState):
                 yield f"{path}.{name}" if path else name, tensor
 
     def get_submodule(self, target: str) -> "Module":
-        """Return the module below at a path such as "layers.0"; this one for "". Raises AttributeError."""
+        """Return the module at a path such as "layers.0" ("" is this module). Raises AttributeError if none exists."""
         module: Any = self
         for name in target.split(".") if target else ():
             if not hasattr(module, name):
@@ -229,7 +230,10 @@ class Module(ModuleCalls, ModuleState):
         return module  # type: ignore[no-any-return]
 
     def set_submodule(self, target: str, module: "Module") -> None:
-        """Put another module at a path below. Raises ArgumentError for the path "", AttributeError, TypeError."""
+        """Replace the module at a path.
+
+        Raises ArgumentError for the path "", AttributeError if no module is there, TypeError if `module` is no module.
+        """
         if not target:
             raise ArgumentError("set_submodule: got the path ''; a module cannot replace itself")
         path, _, name = target.rpartition(".")
@@ -239,11 +243,11 @@ class Module(ModuleCalls, ModuleState):
         parent.register_module(name, module)
 
     def get_parameter(self, target: str) -> Parameter:
-        """Return the parameter at a path such as "layers.0.weight". Raises AttributeError."""
+        """Return the parameter at a path such as "layers.0.weight". Raises AttributeError if none is there."""
         return self._registered(target, "_parameters", "an nn.Parameter")  # type: ignore[no-any-return]
 
     def get_buffer(self, target: str) -> Tensor:
-        """Return the buffer at a path such as "norm.running_mean". Raises AttributeError."""
+        """Return the buffer at a path such as "norm.running_mean". Raises AttributeError if none is there."""
         return self._registered(target, "_buffers", "a buffer")  # type: ignore[no-any-return]
 
     def _registered(self, target: str, registry: str, kind: str) -> Any:
@@ -258,7 +262,7 @@ class Module(ModuleCalls, ModuleState):
     # -- modes and conversions
 
     def train(self, mode: bool = True) -> Self:
-        """Set training mode for this module and all below it."""
+        """Set training mode, or evaluation mode if `mode` is false, for this module and all below it."""
         for module in self.modules():
             module.training = mode
         return self
@@ -306,15 +310,15 @@ class Module(ModuleCalls, ModuleState):
         return self.to("bfloat16")
 
     def cuda(self, device: Any = None) -> Self:
-        """Move parameters and buffers to a CUDA device. Raises DeviceError where there is none."""
+        """Move parameters and buffers to a CUDA device. Raises DeviceError if there is no CUDA device."""
         return self.to("cuda" if device is None else device)
 
     def share_memory(self) -> Self:
-        """Return the module unchanged; threads share its memory, and forked processes until they write to it."""
+        """Return the module unchanged: threads share its memory anyway, and forked processes until they write to it."""
         return self
 
     def to_empty(self, *, device: Any, recurse: bool = True) -> Self:
-        """Give parameters and buffers new, uninitialised memory."""
+        """Give parameters and buffers new, uninitialised memory on a device; with `recurse`, also below this module."""
         for tensor in (*self.parameters(recurse), *self.buffers(recurse)):
             tensor.data = creation.empty(tensor.shape, dtype=tensor.dtype, device=device)
         return self
@@ -343,7 +347,7 @@ class Module(ModuleCalls, ModuleState):
     # -- display
 
     def extra_repr(self) -> str:
-        """Return the module's own part of the representation."""
+        """Return the options in the module's representation; subclasses override this method."""
         return ""
 
     def __repr__(self) -> str:

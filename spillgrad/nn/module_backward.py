@@ -22,7 +22,7 @@ class BackwardHookFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return the gradients."""
+        """Return the gradients unchanged."""
         return grads
 
 
@@ -30,10 +30,11 @@ Gradients = tuple[Tensor | None, ...]
 
 
 class ModuleBackward:
-    """One call of a module with backward hooks, and its gradients, with None for values that are not tensors.
+    """One call of a module with backward hooks, which get gradients, or None for values that are not tensors.
 
-    When the gradients of all results have arrived, the pre-hooks get them, with None for unused results. When the
-    gradients of the positional arguments have arrived, the hooks get both, with zeros for arguments without a gradient.
+    When the gradients of all results are computed, the pre-hooks get these, with None for unused results. When the
+    gradients of the positional arguments are computed, the hooks get the gradients of both, with zeros for arguments
+    without a gradient.
     If no argument requires a gradient, the hooks are called right after the pre-hooks, with None for each argument.
     """
 
@@ -48,7 +49,7 @@ class ModuleBackward:
         self._grad_outputs: Gradients | None = None
 
     def inputs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the positional arguments, passed through the node that sees their gradients."""
+        """Pass the positional arguments through a node that receives their gradients; return the new arguments."""
         self._inputs = len(args)
         args, node, places = _passed(args)
         if node is not None:
@@ -58,7 +59,7 @@ class ModuleBackward:
         return args
 
     def output(self, result: Any) -> Any:
-        """Return the result, passed through the node that sees its gradients."""
+        """Pass the module's result through a node that receives the result's gradients; return the new result."""
         values = (result,) if isinstance(result, Tensor) else result
         if not isinstance(values, tuple | list):
             return result  # as in PyTorch: only tensors, and tuples or lists of them, are seen
@@ -102,7 +103,10 @@ class ModuleBackward:
 
 
 def _passed(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any, list[int]]:
-    """Return the values, the node that their tensors pass (None without a gradient), and the tensors' places."""
+    """Pass the tensors among `values` through a node; return the new values, the node, and the tensors' indices.
+
+    If no tensor requires a gradient, the values are unchanged, the node is None, and there are no indices.
+    """
     places = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
     if not is_grad_enabled() or not any(values[place].requires_grad for place in places):
         return values, None, []
@@ -119,7 +123,7 @@ def _zeros(like: OutputMeta) -> Tensor:
 
 
 def _spread(grads: Gradients, places: list[int], count: int) -> Gradients:
-    """Return gradients by place, with None for values that are not tensors."""
+    """Return a tuple of `count` entries: the gradients at the indices `places`, None at all others."""
     spread: list[Tensor | None] = [None] * count
     for place, grad in zip(places, grads, strict=True):
         spread[place] = grad

@@ -28,9 +28,10 @@ _running = _Running()
 
 
 class around_forward:
-    """Let `around` run the forwards of sub-modules in this thread, inside their hooks; None runs them directly.
+    """Context manager: let `around` run the forwards of sub-modules in this thread, inside their hooks.
 
-    The innermost context applies. Leaving a context leaves the last one that its `owner` entered.
+    With `around` None, forwards run directly. The innermost context applies. `__exit__` leaves the last context that
+    the same `owner` entered, and all contexts entered after that.
     """
 
     def __init__(self, owner: Any, around: Around | None) -> None:
@@ -67,7 +68,7 @@ class ModuleCalls:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward` between its hooks; its saved values are labelled with the path from the outermost module."""
+        """Run `forward` between its hooks; label the values it saves with the module's path in the outermost module."""
         paths = _running.paths
         if paths is not None:
             with labels.module_scope(paths.get(self, labels.current.module)):
@@ -85,7 +86,7 @@ class ModuleCalls:
         return self.forward(*args, **kwargs) if _running.around is None else self._run_within(args, kwargs)
 
     def _run_within(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run forward, through the function of `around_forward` if this is a sub-module."""
+        """Run forward; if this is a sub-module, let the function of the innermost `around_forward` run it."""
         path = None if _running.paths is None else _running.paths.get(self)
         if _running.around is None or path is None:
             return self.forward(*args, **kwargs)
@@ -124,9 +125,9 @@ class ModuleCalls:
     def register_forward_pre_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
     ) -> RemovableHandle:
-        """Call `hook(module, args)` before forward; what it returns, unless None, replaces the arguments.
+        """Call `hook(module, args)` before forward; a result other than None replaces the arguments.
 
-        With `with_kwargs` it is `hook(module, args, kwargs)` and returns None or (args, kwargs).
+        With `with_kwargs`, the call is `hook(module, args, kwargs)`, and the result None or (args, kwargs).
         """
         called = hook if with_kwargs else functools.partial(_call_before, hook)
         return self._forward_pre_hooks.add(called, first=prepend)
@@ -134,10 +135,10 @@ class ModuleCalls:
     def register_forward_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False, always_call: bool = False,
     ) -> RemovableHandle:  # fmt: skip
-        """Call `hook(module, args, output)` after forward; what it returns, unless None, replaces the output.
+        """Call `hook(module, args, output)` after forward; a result other than None replaces the output.
 
-        With `with_kwargs` it is `hook(module, args, kwargs, output)`; with `always_call` it is also called when forward
-        or an earlier hook raises, with None for the output. What it raises itself then becomes a warning.
+        With `with_kwargs`, the call is `hook(module, args, kwargs, output)`. With `always_call`, the hook is also
+        called if forward or an earlier hook raises, with None for the output; its exceptions then become warnings.
         """
         called = hook if with_kwargs else functools.partial(_call_after, hook)
         handle = self._forward_hooks.add(called, first=prepend)
@@ -148,9 +149,9 @@ class ModuleCalls:
     def register_full_backward_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
         """Call `hook(module, grad_input, grad_output)` when the gradients of the module's arguments are computed.
 
-        What it returns, unless None, replaces `grad_input`: a gradient, or None, for each positional argument. Tensors
-        among these that get no gradient have zeros there, as in PyTorch. Only results that are tensors, or tuples or
-        lists of them, count.
+        `grad_input` has an entry for each positional argument: a gradient, zeros for a tensor without a gradient, as in
+        PyTorch, or None for other arguments. A result of the hook other than None replaces `grad_input`. The hook is
+        called only if the module's result is a tensor, or a tuple or list with tensors.
         """
         return self._backward_hooks.add(hook, first=prepend)
 
@@ -159,7 +160,7 @@ class ModuleCalls:
     def register_full_backward_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
         """Call `hook(module, grad_output)` when the gradients of the module's results are computed.
 
-        What it returns, unless None, replaces them.
+        A result of the hook other than None replaces `grad_output`.
         """
         return self._backward_pre_hooks.add(hook, first=prepend)
 

@@ -18,7 +18,7 @@ _EXTRA = "_extra_state"
 
 
 class IncompatibleKeys(NamedTuple):
-    """Keys that a module has and a state dict has not, and the other way round."""
+    """The keys that a state dict lacks, `missing_keys`, and those that the module lacks, `unexpected_keys`."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -30,7 +30,7 @@ class IncompatibleKeys(NamedTuple):
 
 
 class ModuleState:
-    """The part of a module that collects and loads its state."""
+    """The part of `Module` that collects and loads a module's state."""
 
     _parameters: dict[str, Parameter | None]
     _buffers: dict[str, Tensor | None]
@@ -57,10 +57,10 @@ class ModuleState:
     def state_dict(
         self, *, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
     ) -> dict[str, Any]:
-        """Return parameters and persistent buffers by path, shared ones under each of their paths.
+        """Return the parameters and persistent buffers by path; a shared tensor is under each of its paths.
 
-        The tensors share memory with the module's; they carry no graph unless `keep_vars`. If `destination` is given,
-        they are added to it. Names begin with `prefix`.
+        The tensors share the module's memory; they are detached from the graph unless `keep_vars` is true. If
+        `destination` is given, the tensors are added to it. Paths begin with `prefix`.
         """
         found = {} if destination is None else destination
         for hook in list(self._state_dict_pre_hooks.values()):
@@ -77,7 +77,7 @@ class ModuleState:
         return found
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """Put this module's own parameters and buffers into a dictionary; subclasses may add to it."""
+        """Put this module's own parameters and buffers into `destination`; an override may put further entries."""
         for key, tensor in self._own_state():
             destination[prefix + key] = tensor if keep_vars else tensor.detach()
 
@@ -89,11 +89,12 @@ class ModuleState:
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> IncompatibleKeys:
-        """Copy tensors or arrays into the parameters and buffers of the same paths; or `assign` them in their place.
+        """Copy tensors or arrays into the parameters and buffers of the same paths.
 
-        Raises StateDictError, before anything is copied, that lists all wrongly shaped keys and, if `strict`, all
-        missing and unexpected ones; OperandError for anything but a dictionary. Hooks after loading may change the
-        lists of missing and unexpected keys, so with such hooks these keys are checked after the copying.
+        With `assign`, the tensors replace the parameters and buffers instead. Raises StateDictError, before anything is
+        copied, that lists all keys with a wrong shape and, if `strict`, all missing and unexpected keys. Hooks after
+        loading may change the lists of missing and unexpected keys, so with such hooks these keys are checked after the
+        copying. Raises OperandError for anything but a dictionary.
         """
         if not isinstance(state_dict, Mapping):
             raise OperandError(f"load_state_dict: Expected state_dict to be dict-like, got {type(state_dict)}")
@@ -139,7 +140,7 @@ class ModuleState:
         return result
 
     def _require_loadable(self, errors: list[str], keys: IncompatibleKeys, strict: bool, then: str) -> None:
-        """Raise StateDictError for errors and, if `strict`, for keys that are missing or unexpected."""
+        """Raise StateDictError that lists `errors` and, if `strict`, missing and unexpected keys, if there are any."""
         listed = list(errors)
         if strict and keys.unexpected_keys:
             listed.insert(0, f"Unexpected key(s) in state_dict: {_quoted(keys.unexpected_keys)}.")
@@ -176,22 +177,22 @@ class ModuleState:
     def register_state_dict_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Call `hook(module, state_dict, prefix, metadata)` after `state_dict` collected this module's state.
 
-        It may change the dictionary in place; the metadata are empty.
+        The hook may change the dictionary in place, or return another dictionary; the metadata are empty.
         """
         return self._state_dict_hooks.add(hook)
 
     def register_load_state_dict_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Call `hook(module, state_dict, prefix, metadata, strict, missing, unexpected, errors)` before loading.
 
-        It may change the lists and a copy of the dictionary in place, for example to rename keys; the metadata are
-        empty.
+        The hook may change in place the three lists and `state_dict`, a copy of the given dictionary, for example to
+        rename keys; the metadata are empty.
         """
         return self._load_pre_hooks.add(hook)
 
     def register_load_state_dict_post_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call `hook(module, incompatible_keys)` after loading; it may change the lists of keys in place.
+        """Call `hook(module, incompatible_keys)` after loading; the hook may change the lists of keys in place.
 
-        Strict loading raises for the keys that are in the lists when all hooks have run.
+        Strict loading raises StateDictError for the keys that are in the lists when all hooks have run.
         """
         return self._load_post_hooks.add(hook)
 

@@ -15,7 +15,7 @@ __all__ = ["MultiheadAttention"]
 
 
 class MultiheadAttention(Module):
-    """Attend from queries to keys and values with several heads; each uses its share of the embedding.
+    """Attend from queries to keys and values with several heads; each head uses an equal part of the embedding.
 
     Shapes: query (T, N, embed_dim), key (S, N, kdim), value (S, N, vdim), result (T, N, embed_dim); with `batch_first`
     N comes first; without a batch N is left out.
@@ -71,9 +71,10 @@ class MultiheadAttention(Module):
         need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """Return the result and, if needed, the attention weights, averaged over the heads or one matrix for each.
+        """Return the result and, with `need_weights`, the attention weights, else None.
 
-        True in a mask means "not attended"; a mask of numbers is added to the scores. With `attn_mask`, `is_causal`
+        The weights are averaged over the heads if `average_attn_weights`, else there is one matrix for each head. True
+        in a mask means "not attended"; a mask of numbers is added to the scores. If `attn_mask` is given, `is_causal`
         changes nothing.
         Shapes: key_padding_mask (N, S), attn_mask (T, S) or (N · num_heads, T, S), weights (N, T, S) or
         (N, num_heads, T, S).
@@ -113,7 +114,7 @@ class MultiheadAttention(Module):
         return result if self.batch_first else result.transpose(0, 1), weights
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor, self_attention: bool) -> tuple[Tensor, ...]:
-        """Return q, k, v as (N, num_heads, length, head_dim)."""
+        """Project query, key and value. Shapes: results (N, num_heads, length, head_dim)."""
         bias = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.split(self.embed_dim)
         if self.in_proj_weight is not None and self_attention:
             projected = matrix_products.linear(query, self.in_proj_weight, self.in_proj_bias).split(self.embed_dim, -1)
@@ -131,7 +132,7 @@ class MultiheadAttention(Module):
     def _mask(
         self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, is_causal: bool
     ) -> Tensor | None:
-        """Return the sum of all masks as numbers to add to scores (N, num_heads, T, S), or None."""
+        """Return the sum of all masks, to add to scores of shape (N, num_heads, T, S); None if there is no mask."""
         batch, queries, keys = q.shape[0], q.shape[2], k.shape[2]
         total = None
         if attn_mask is not None:
@@ -149,7 +150,7 @@ class MultiheadAttention(Module):
 
 
 def _scores_mask(mask: Tensor, like: Tensor) -> Tensor:
-    """Return a mask as numbers to add to scores: minus infinity where a boolean one is True."""
+    """Return a mask as numbers to add to scores; True in a boolean mask becomes minus infinity."""
     if mask.is_floating_point():
         return mask
     return indexing.masked_fill(creation.zeros(mask.shape, dtype=like.dtype, device=like.device), mask, -math.inf)

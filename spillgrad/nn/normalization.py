@@ -16,7 +16,7 @@ __all__ = ["GroupNorm", "LayerNorm", "LocalResponseNorm", "RMSNorm"]
 
 
 class Affine(Module):
-    """The base of normalisation layers: a scale `weight` and perhaps a shift `bias`, or None in place of either."""
+    """The base of normalisation layers with a scale `weight` and a shift `bias`; each may be None."""
 
     weight: Parameter | None
     bias: Parameter | None
@@ -119,7 +119,7 @@ class GroupNorm(Affine):
 
 
 class LocalResponseNorm(FunctionLayer):
-    """Divide each element by a power of the mean square in neighbouring channels.
+    """Divide each element by (k + alpha · mean square in `size` neighbouring channels) ** beta.
 
     Shapes: x (N, C, ...), result the same.
     Source: Krizhevsky, Sutskever, Hinton 2012, "ImageNet classification with deep convolutional neural networks".

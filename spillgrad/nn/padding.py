@@ -1,4 +1,4 @@
-"""Padding layers for the last one, two or three dimensions, with one width for all sides or a list of widths."""
+"""Layers that pad the last one, two or three dimensions, by one width on all sides or by a list of widths."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ __all__ = [
 
 
 class _Pad(Module):
-    """Pads the last `_dims` dimensions; widths are (before, after) from the last one on."""
+    """Pads the last `_dims` dimensions; the widths are (before, after) for each, beginning with the last dimension."""
 
     _dims: int
     _mode: str
@@ -51,7 +51,7 @@ class _ConstantPad(_Pad):
 
 
 class CircularPad1d(_Pad):
-    """Pad the last dimension with elements of its other end."""
+    """Pad the last dimension with the elements of its opposite end."""
 
     _dims, _mode = 1, "circular"
 
@@ -63,7 +63,7 @@ class ReflectionPad1d(_Pad):
 
 
 class ReplicationPad1d(_Pad):
-    """Pad the last dimension with its edges."""
+    """Pad the last dimension with copies of its edge elements."""
 
     _dims, _mode = 1, "replicate"
 
@@ -75,13 +75,13 @@ class ZeroPad1d(_Pad):
 
 
 class ConstantPad1d(_ConstantPad):
-    """Pad the last dimension with one value."""
+    """Pad the last dimension with `value`."""
 
     _dims = 1
 
 
 class CircularPad2d(_Pad):
-    """Pad the last two dimensions with elements of their other end."""
+    """Pad the last two dimensions with the elements of their opposite ends."""
 
     _dims, _mode = 2, "circular"
 
@@ -93,7 +93,7 @@ class ReflectionPad2d(_Pad):
 
 
 class ReplicationPad2d(_Pad):
-    """Pad the last two dimensions with their edges."""
+    """Pad the last two dimensions with copies of their edge elements."""
 
     _dims, _mode = 2, "replicate"
 
@@ -105,13 +105,13 @@ class ZeroPad2d(_Pad):
 
 
 class ConstantPad2d(_ConstantPad):
-    """Pad the last two dimensions with one value."""
+    """Pad the last two dimensions with `value`."""
 
     _dims = 2
 
 
 class CircularPad3d(_Pad):
-    """Pad the last three dimensions with elements of their other end."""
+    """Pad the last three dimensions with the elements of their opposite ends."""
 
     _dims, _mode = 3, "circular"
 
@@ -123,7 +123,7 @@ class ReflectionPad3d(_Pad):
 
 
 class ReplicationPad3d(_Pad):
-    """Pad the last three dimensions with their edges."""
+    """Pad the last three dimensions with copies of their edge elements."""
 
     _dims, _mode = 3, "replicate"
 
@@ -135,6 +135,6 @@ class ZeroPad3d(_Pad):
 
 
 class ConstantPad3d(_ConstantPad):
-    """Pad the last three dimensions with one value."""
+    """Pad the last three dimensions with `value`."""
 
     _dims = 3

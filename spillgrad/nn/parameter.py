@@ -1,4 +1,4 @@
-"""Tensors that a module registers: parameters, which it learns, and buffers."""
+"""Tensors that a module registers: parameters, which are trained, and buffers, which are not."""
 
 from typing import Any
 

@@ -16,7 +16,7 @@ __all__ = [
 
 
 class _Pool(FunctionLayer):
-    """The base of pooling: windows lie side by side unless a stride is given."""
+    """The base of pooling layers: unless a stride is given, the stride is the size of the window."""
 
     kernel_size: Sizes
     stride: Sizes | None = None
@@ -81,19 +81,19 @@ class _Adaptive(FunctionLayer):
 
 
 class AdaptiveAvgPool1d(_Adaptive):
-    """Take means of windows so that the result has the wanted length, whatever the signal's."""
+    """Take means of windows of a signal of any length; the result has the length `output_size`."""
 
     _function = pooling.adaptive_avg_pool1d
 
 
 class AdaptiveAvgPool2d(_Adaptive):
-    """Take means of windows so that the result has the wanted size, whatever the image's."""
+    """Take means of windows of an image of any size; the result has the size `output_size`."""
 
     _function = pooling.adaptive_avg_pool2d
 
 
 class AdaptiveAvgPool3d(_Adaptive):
-    """Take means of boxes so that the result has the wanted size, whatever the volume's."""
+    """Take means of boxes of a volume of any size; the result has the size `output_size`."""
 
     _function = volume_pooling.adaptive_avg_pool3d
 
@@ -103,19 +103,19 @@ class _AdaptiveMax(_Adaptive):
 
 
 class AdaptiveMaxPool1d(_AdaptiveMax):
-    """Take the largest elements of windows so that the result has the wanted length, whatever the signal's."""
+    """Take the largest elements of windows of a signal of any length; the result has the length `output_size`."""
 
     _function = pooling.adaptive_max_pool1d
 
 
 class AdaptiveMaxPool2d(_AdaptiveMax):
-    """Take the largest elements of windows so that the result has the wanted size, whatever the image's."""
+    """Take the largest elements of windows of an image of any size; the result has the size `output_size`."""
 
     _function = pooling.adaptive_max_pool2d
 
 
 class AdaptiveMaxPool3d(_AdaptiveMax):
-    """Take the largest elements of boxes so that the result has the wanted size, whatever the volume's."""
+    """Take the largest elements of boxes of a volume of any size; the result has the size `output_size`."""
 
     _function = volume_pooling.adaptive_max_pool3d
 
@@ -128,19 +128,19 @@ class _PowerPool(FunctionLayer):
 
 
 class LPPool1d(_PowerPool):
-    """Take the root of the sum of powers of each window of a signal."""
+    """Compute (sum of x**p)**(1/p) of each window of a signal, with p = `norm_type`."""
 
     _function = pooling.lp_pool1d
 
 
 class LPPool2d(_PowerPool):
-    """Take the root of the sum of powers of each window of an image."""
+    """Compute (sum of x**p)**(1/p) of each window of an image, with p = `norm_type`."""
 
     _function = pooling.lp_pool2d
 
 
 class LPPool3d(_PowerPool):
-    """Take the root of the sum of powers of each box of a volume."""
+    """Compute (sum of x**p)**(1/p) of each box of a volume, with p = `norm_type`."""
 
     _function = volume_pooling.lp_pool3d
 
@@ -160,18 +160,18 @@ class _Unpool(_Pool):
 
 
 class MaxUnpool1d(_Unpool):
-    """Put elements back where `MaxPool1d` took them from, among zeros."""
+    """Put elements back at the indices from which `MaxPool1d` took them; all other elements are zero."""
 
     _function, _dims = pooling.max_unpool1d, 1
 
 
 class MaxUnpool2d(_Unpool):
-    """Put elements back where `MaxPool2d` took them from, among zeros."""
+    """Put elements back at the indices from which `MaxPool2d` took them; all other elements are zero."""
 
     _function, _dims = pooling.max_unpool2d, 2
 
 
 class MaxUnpool3d(_Unpool):
-    """Put elements back where `MaxPool3d` took them from, among zeros."""
+    """Put elements back at the indices from which `MaxPool3d` took them; all other elements are zero."""
 
     _function, _dims = volume_pooling.max_unpool3d, 3

@@ -18,7 +18,7 @@ class Flatten(FunctionLayer):
 
 
 class Unflatten(FunctionLayer):
-    """Split one dimension into several sizes."""
+    """Split one dimension into several dimensions of the sizes `unflattened_size`."""
 
     dim: int
     unflattened_size: Sequence[int]
@@ -31,14 +31,14 @@ class Unflatten(FunctionLayer):
 
 
 class PixelShuffle(FunctionLayer):
-    """Spread squared channels over larger images. Shapes: (..., C r², H, W) gives (..., C, H r, W r)."""
+    """Rearrange r² channels as r × r pixels. Shapes: (..., C r², H, W) gives (..., C, H r, W r)."""
 
     _function = rearrange.pixel_shuffle
     upscale_factor: int
 
 
 class PixelUnshuffle(FunctionLayer):
-    """The reverse of `PixelShuffle`. Shapes: (..., C, H r, W r) gives (..., C r², H, W)."""
+    """Rearrange r × r pixels as r² channels. Shapes: (..., C, H r, W r) gives (..., C r², H, W)."""
 
     _function = rearrange.pixel_unshuffle
     downscale_factor: int
@@ -52,7 +52,7 @@ class ChannelShuffle(FunctionLayer):
 
 
 class Unfold(FunctionLayer):
-    """Take the windows that slide over images as columns."""
+    """Return the sliding windows of images as columns. Shapes: (N, C, H, W) gives (N, C · kernel elements, windows)."""
 
     _function = sliding_windows.unfold_image
     kernel_size: int | Sequence[int]
@@ -62,7 +62,7 @@ class Unfold(FunctionLayer):
 
 
 class Fold(FunctionLayer):
-    """Add windows, one in each column, into images where `Unfold` would have taken them."""
+    """Add windows, one in each column, into images, at the places from which `Unfold` takes them."""
 
     _function = sliding_windows.fold
     output_size: int | Sequence[int]

@@ -15,9 +15,9 @@ _hooks = {"parameter": HookDict(), "buffer": HookDict(), "module": HookDict()}
 
 
 def register_module_parameter_registration_hook(hook: Hook) -> RemovableHandle:
-    """Call `hook(module, name, parameter)` before any module, in any thread, registers a parameter (None calls none).
+    """Call `hook(module, name, parameter)` before any module, in any thread, registers a parameter other than None.
 
-    What it returns, unless None, is registered instead.
+    A result of the hook other than None is registered instead.
     """
     return _hooks["parameter"].add(hook)
 
@@ -25,21 +25,21 @@ def register_module_parameter_registration_hook(hook: Hook) -> RemovableHandle:
 def register_module_buffer_registration_hook(hook: Hook) -> RemovableHandle:
     """Call `hook(module, name, buffer)` before any module, in any thread, registers a buffer, which may be None.
 
-    What it returns, unless None, is registered instead.
+    A result of the hook other than None is registered instead.
     """
     return _hooks["buffer"].add(hook)
 
 
 def register_module_module_registration_hook(hook: Hook) -> RemovableHandle:
-    """Call `hook(module, name, submodule)` before any module, in any thread, registers another, which may be None.
+    """Call `hook(module, name, submodule)` before any module, in any thread, registers a sub-module or None.
 
-    What it returns, unless None, is registered instead.
+    A result of the hook other than None is registered instead.
     """
     return _hooks["module"].add(hook)
 
 
 def to_register(kind: str, wanted: type, module: Any, name: str, value: Any) -> Any:
-    """Return the object that a module must register: `value`, or its replacement by the hooks of that kind.
+    """Call the registration hooks of a kind; return the object to register: `value`, or its replacement by the hooks.
 
     Raises HookTypeError for a replacement of another type than `wanted`.
     """

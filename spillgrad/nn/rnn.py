@@ -17,7 +17,7 @@ __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNBase", "RNNCell"]
 
 
 class RNNBase(Module):
-    """The base of recurrent networks: layers, directions, and running over padded or packed sequences."""
+    """The base of recurrent networks: several layers and directions, run over padded or packed sequences."""
 
     def __init__(
         self, mode: str, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True,
@@ -95,7 +95,10 @@ class RNNBase(Module):
         return [[weight for weight in self._weights(suffix) if weight is not None] for suffix in self._suffixes]
 
     def _state(self, hx: Any, batch: int, batched: bool, like: Tensor) -> tuple[Tensor, ...]:
-        """Return the first hidden state (and cell state) as (layers · directions, batch, width); zeros for None."""
+        """Check and return the initial hidden state, and an LSTM's cell state; if `hx` is None, return zeros.
+
+        Shapes: states (layers · directions, batch, width).
+        """
         lead = (self.num_layers * self._directions, batch)
         widths = (self._state_size, self.hidden_size) if self.mode == "LSTM" else (self.hidden_size,)
         if hx is None:
@@ -114,7 +117,7 @@ class RNNBase(Module):
         return states
 
     def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:
-        """Return the last layer's hidden states at all time steps, and the last states of all layers."""
+        """Return the last layer's hidden states at all time steps, and all layers' states after the last time step."""
         if isinstance(input, PackedSequence):
             return self._run_packed(input, hx)
         name = type(self).__name__
@@ -161,7 +164,7 @@ class RNNBase(Module):
         return tuple(last) if self.mode == "LSTM" else last[0]
 
     def _run(self, data: Tensor, counts: list[int], first: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
-        """Return the last layer's outputs, packed as `data` is, and the last states of all layers, stacked."""
+        """Return the last layer's outputs, packed like `data`, and the final states of all layers, stacked."""
         starts = list(zip(*(join_split.unbind(part, 0) for part in first), strict=True))
         ends = []
         for layer in range(self.num_layers):
@@ -213,7 +216,7 @@ class RNN(RNNBase):
 class LSTM(RNNBase):
     """Run a long short-term memory over sequences; with `proj_size` its hidden states are projected to that width.
 
-    Shapes: as those of `RNN`; the states are pairs (h, c), and c has width hidden_size even with `proj_size`.
+    Shapes: as in `RNN`; the states are pairs (h, c), and c has the width hidden_size even with `proj_size`.
     Source: Hochreiter, Schmidhuber 1997, "Long short-term memory"; Sak, Senior, Beaufays 2014.
     """
 
@@ -230,7 +233,7 @@ class LSTM(RNNBase):
 class GRU(RNNBase):
     """Run a gated recurrent unit over sequences.
 
-    Shapes: as those of `RNN`.
+    Shapes: as in `RNN`.
     Source: Cho et al. 2014, "Learning phrase representations using RNN encoder-decoder".
     """
 
@@ -244,7 +247,7 @@ class GRU(RNNBase):
 
 
 class RNNCellBase(Module):
-    """The base of the cells: parameters and the initial state."""
+    """The base of `RNNCell`, `LSTMCell` and `GRUCell`: the parameters and the initial state."""
 
     _gates: ClassVar[int]
     weight_ih: Parameter
@@ -301,7 +304,7 @@ class RNNCell(RNNCellBase):
 
 
 class LSTMCell(RNNCellBase):
-    """One step of `LSTM`. Shapes: input (N, input_size) or (input_size,), hx and result two of (N, hidden_size)."""
+    """One step of `LSTM`. Shapes: input (N, input_size) or (input_size,), hx and result pairs of (N, hidden_size)."""
 
     _gates = 4
 

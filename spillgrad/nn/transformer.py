@@ -47,7 +47,7 @@ def _attended(
 
 
 class _Layer(Module):
-    """The base of both layers: the feed-forward part, and the residual connection around each part."""
+    """The base of encoder and decoder layers: the feed-forward part, and the residual connection around each part."""
 
     _attentions: tuple[str, ...]
 
@@ -72,7 +72,7 @@ class _Layer(Module):
         self.activation = _activation(type(self).__name__, activation)
 
     def _with(self, number: int, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return x plus the result of a part, normalised before or after."""
+        """Return x + part(norm(x)) if `norm_first`, else norm(x + part(x)); dropout follows `part`."""
         norm, dropout = getattr(self, f"norm{number}"), getattr(self, f"dropout{number}")
         if self.norm_first:
             return arithmetic.add(x, dropout(part(norm(x))))
@@ -101,7 +101,9 @@ class TransformerEncoderLayer(_Layer):
 
 
 class TransformerDecoderLayer(_Layer):
-    """Self-attention, attention to an encoder's result and a feed-forward network, each added and normalised.
+    """Self-attention, attention to an encoder's result `memory`, and a feed-forward network.
+
+    Each part is added to its input and normalised.
 
     Shapes: tgt and result (T, N, d_model), memory (S, N, d_model), or with `batch_first` N first, or without N.
     """
@@ -135,7 +137,7 @@ class _Stack(Module):
 
 
 class TransformerEncoder(_Stack):
-    """Copies of an encoder layer, one after the other, and a last normalisation if given."""
+    """Run copies of an encoder layer one after the other, then the layer `norm` if it is given."""
 
     def __init__(
         self, encoder_layer: Module, num_layers: int, norm: Module | None = None, enable_nested_tensor: bool = True,
@@ -147,12 +149,12 @@ class TransformerEncoder(_Stack):
         self, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
         is_causal: bool | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return the last layer's result."""
+        """Return the result of the last layer, or of `norm` if it is given; masks are as in the layers."""
         return self._run(src, mask, src_key_padding_mask, is_causal=bool(is_causal))
 
 
 class TransformerDecoder(_Stack):
-    """Copies of a decoder layer, one after the other, and a last normalisation if given."""
+    """Run copies of a decoder layer one after the other, then the layer `norm` if it is given."""
 
     def __init__(self, decoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
         super().__init__(decoder_layer, num_layers, norm)
@@ -162,7 +164,7 @@ class TransformerDecoder(_Stack):
         tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
         tgt_is_causal: bool | None = None, memory_is_causal: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Return the last layer's result."""
+        """Return the result of the last layer, or of `norm` if it is given; masks are as in the layers."""
         return self._run(
             tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, bool(tgt_is_causal),
             memory_is_causal,
@@ -205,7 +207,7 @@ class Transformer(Module):
         tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
         src_is_causal: bool | None = None, tgt_is_causal: bool | None = None, memory_is_causal: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Return the decoder's result for `tgt`, which attends to the encoder's for `src`."""
+        """Return the decoder's result for `tgt`; the decoder attends to the encoder's result for `src`."""
         memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
         return self.decoder(  # type: ignore[no-any-return]
             tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal,

@@ -42,7 +42,7 @@ class UpsamplingNearest2d(Upsample):
 
 
 class UpsamplingBilinear2d(Upsample):
-    """Enlarge images by linear interpolation between the centres of the corner elements."""
+    """Enlarge images by bilinear interpolation; the centres of the corner elements stay where they are."""
 
     def __init__(
         self, size: int | Sequence[int] | None = None, scale_factor: float | Sequence[float] | None = None

@@ -1,4 +1,4 @@
-"""Activation functions; most are rows of the kernels' table. With `inplace` they overwrite their input."""
+"""Activation functions; most are rows of the kernels' table of operations. `inplace` overwrites the input."""
 
 import functools
 from collections.abc import Callable
@@ -47,20 +47,20 @@ def _activated(name: str, input: Tensor, *numbers: float, inplace: bool, out: Te
 
 @declare(in_place=True)
 def relu(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Return each element, negative ones as 0."""
-    if out is None and not inplace:  # the shortest way for the one that is called most
+    """Return each element, with negative elements replaced by 0."""
+    if out is None and not inplace:  # the shortest path for the activation that is called most
         return OPERATIONS["relu"].run(input)  # type: ignore[no-any-return]
     return _activated("relu", input, inplace=inplace, out=out)
 
 
 class _Activation(Protocol):
-    """The signature of the functions of rows that take nothing but their input."""
+    """The signature of activation functions whose only operand is the input."""
 
     def __call__(self, input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor: ...
 
 
 def _activation(name: str, doc: str) -> _Activation:
-    """Return the function of a row that takes nothing but its input."""
+    """Return the activation function of the table's row `name`, whose only operand is the input."""
 
     def function(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
         return _activated(name, input, inplace=inplace, out=out)
@@ -87,14 +87,14 @@ logsigmoid = log_sigmoid = row_function(
 
 
 def gelu(input: Tensor, approximate: str = "none", *, out: Tensor | None = None) -> Tensor:
-    """Return x times the normal distribution's Φ(x); "tanh" approximates it. Source: Hendrycks & Gimpel 2016."""
+    """Return x Φ(x), Φ the normal cumulative distribution; "tanh" approximates Φ. Source: Hendrycks & Gimpel 2016."""
     if approximate not in ("none", "tanh"):
         raise ArgumentError(f'gelu: got approximate={approximate!r}; accepted are "none" and "tanh"')
     return call("gelu" if approximate == "none" else "gelu_tanh", input, out=out)
 
 
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0, *, out: Tensor | None = None) -> Tensor:
-    """Return log(1 + exp(beta x)) / beta; x itself where beta x exceeds `threshold`."""
+    """Return log(1 + exp(beta x)) / beta for each element x, or x itself if beta x exceeds `threshold`."""
     return call("softplus", input, float(beta), float(threshold), out=out)
 
 
@@ -106,19 +106,19 @@ def tanhshrink(input: Tensor) -> Tensor:
 def leaky_relu(
     input: Tensor, negative_slope: float = 0.01, inplace: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
-    """Return each element, negative ones times `negative_slope`."""
+    """Return each element, with negative elements multiplied by `negative_slope`."""
     return _activated("leaky_relu", input, float(negative_slope), inplace=inplace, out=out)
 
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Return each element, negative ones as alpha (exp(x) - 1). Source: Clevert et al. 2015, equation 16."""
+    """Return each element, with negative x replaced by alpha (exp(x) - 1). Source: Clevert et al. 2015, equation 16."""
     return _activated("elu", input, float(alpha), inplace=inplace, out=out)
 
 
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Return each element, negative ones as alpha (exp(x / alpha) - 1); its slope is continuous. Source: Barron 2017.
+    """Return each element, with negative x replaced by alpha (exp(x / alpha) - 1). Source: Barron 2017.
 
-    Raises ArgumentError for alpha 0.
+    The slope is continuous at 0 for every alpha. Raises ArgumentError for alpha 0.
     """
     if alpha == 0:
         raise ArgumentError("celu: got alpha=0; it divides the input: give another number")
@@ -128,9 +128,9 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, out: Tenso
 def hardtanh(
     input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
-    """Return each element moved into [min_val, max_val]; no gradient flows from the bounds on.
+    """Return each element clamped to [min_val, max_val]; elements at or beyond a bound have gradient 0.
 
-    Raises ArgumentError where min_val exceeds max_val.
+    Raises ArgumentError if min_val exceeds max_val.
     """
     if min_val > max_val:
         raise ArgumentError(f"hardtanh: got min_val={min_val} and max_val={max_val}; the lower bound comes first")
@@ -138,7 +138,7 @@ def hardtanh(
 
 
 def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return an activation that overwrites its input."""
+    """Return the in-place form of an activation: it overwrites its input and returns it."""
 
     def changed(input: Tensor, *numbers: Any, **options: Any) -> Tensor:
         return function(input, *numbers, **options, inplace=True)
@@ -147,18 +147,18 @@ def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def relu6(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Return each element moved into [0, 6]."""
+    """Return each element clamped to [0, 6]."""
     return hardtanh(input, 0, 6, inplace, out=out)
 
 
 @declare(method=True)
 def hardshrink(input: Tensor, lambd: float = 0.5, *, out: Tensor | None = None) -> Tensor:
-    """Return each element, those within [-lambd, lambd] as 0."""
+    """Return each element, with elements within [-lambd, lambd] replaced by 0."""
     return call("hardshrink", input, float(lambd), out=out)
 
 
 def softshrink(input: Tensor, lambd: float = 0.5, *, out: Tensor | None = None) -> Tensor:
-    """Return each element, moved by `lambd` towards 0 and no further. Raises ArgumentError for a negative lambd."""
+    """Return each element moved towards 0 by `lambd`, but not past 0. Raises ArgumentError for a negative lambd."""
     if lambd < 0:
         raise ArgumentError(f"softshrink: got lambd={lambd}; wanted a number from 0 on")
     return call("softshrink", input, float(lambd), out=out)
@@ -167,15 +167,15 @@ def softshrink(input: Tensor, lambd: float = 0.5, *, out: Tensor | None = None) 
 def threshold(
     input: Tensor, threshold: float, value: float, inplace: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
-    """Return each element, those not above `threshold` as `value`."""
+    """Return each element, with elements not above `threshold` replaced by `value`."""
     return _activated("threshold", input, threshold, value, inplace=inplace, out=out)
 
 
 @declare(method=True)
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
-    """Return each element, negative ones times a learned slope. Source: He et al. 2015, equation 1.
+    """Return each element, with negative elements multiplied by a learned slope. Source: He et al. 2015, equation 1.
 
-    Shapes: weight (1,) or (), or (C,) with one slope for each index of dimension 1 (of a vector's only dimension).
+    Shapes: input (N, C, ...) or (C,); weight (1,) or () for a common slope, or (C,) for a slope per channel.
     """
     if weight.ndim > 1:
         raise ShapeError(f"prelu: got weight {weight.shape}; wanted a vector with one slope, or one for each channel")
@@ -192,9 +192,9 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
 def rrelu(
     input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Tensor:
-    """Return each element, negative ones times a slope drawn from U(lower, upper); times their mean if not `training`.
+    """Return each element, with negative elements multiplied by a slope drawn from U(lower, upper).
 
-    Source: Xu et al. 2015, section 2.4.
+    Without `training` the slope is (lower + upper) / 2. Source: Xu et al. 2015, section 2.4.
     """
     if lower > upper:
         raise ArgumentError(f"rrelu: got lower={lower} and upper={upper}; the lower bound comes first")
@@ -211,9 +211,9 @@ def _uniform_like(input: Tensor) -> Tensor:
 
 
 def glu(input: Tensor, dim: int = -1, *, axis: int | None = None) -> Tensor:
-    """Return the first half of a dimension times sigmoid of the second. Source: Dauphin et al. 2016, equation 1.
+    """Return the first half of a dimension times the sigmoid of its second half.
 
-    Raises ShapeError for an odd size.
+    Raises ShapeError for a dimension of odd size. Source: Dauphin et al. 2016, equation 1.
     """
     dim = normalize_dim("glu", dim if axis is None else axis, input.ndim)
     if not input.ndim or input.shape[dim] % 2:
@@ -232,7 +232,7 @@ def gumbel_softmax(
 ) -> Tensor:
     """Return a sample of the Gumbel-softmax distribution along one dimension.
 
-    With `hard` the result is one-hot, and its gradient that of the soft sample. Source: Jang et al. 2016.
+    With `hard` the result is one-hot, but has the gradient of the soft sample. Source: Jang et al. 2016.
     """
     dim = normalize_dim("gumbel_softmax", dim if axis is None else axis, logits.ndim)
     uniform = clamp(_uniform_like(logits), dtypes.finfo(logits.dtype).tiny)

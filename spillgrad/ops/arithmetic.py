@@ -66,7 +66,7 @@ mul = multiply = common_function("mul", "Return the elementwise product.", stand
 
 @declare(in_place=True, numpy=True, standard="divide")
 def div(input: Operand, other: Operand, *, rounding_mode: str | None = None, out: Tensor | None = None) -> Tensor:
-    """Return input / other: true division, or rounded with `rounding_mode` "floor" or "trunc" (integers stay exact)."""
+    """Return input / other; `rounding_mode` "floor" or "trunc" rounds the quotient, exactly for integers."""
     if rounding_mode is None:
         return call("div", input, other, out=out)
     if rounding_mode == "floor":
@@ -118,7 +118,7 @@ rsqrt = row_function("rsqrt", "Return the reciprocal of the square root of each 
 
 @declare(in_place=True, numpy="power", standard=True)
 def pow(input: Operand, exponent: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Return input raised to `exponent`; common exponents take a product instead of a logarithm."""
+    """Return input raised to `exponent`; for the exponents 1, 2, 3, 0.5 and -1 it is computed without a logarithm."""
     if isinstance(input, Tensor) and input.is_floating_point() and isinstance(exponent, int | float):
         if exponent == 1:
             return call("mul", input, 1, out=out)
@@ -174,7 +174,7 @@ frac = row_function("frac", "Return the fraction of each element, with its sign.
 
 @declare(in_place=True, numpy="rint", standard=True)
 def round(input: Tensor, decimals: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Return the nearest integer, halves to the even one; with `decimals`, the nearest multiple of 10**-decimals."""
+    """Return each element rounded to the nearest multiple of 10**-decimals (by default an integer), halves to even."""
     if decimals == 0:
         return call("round", input, out=out)
     return call("div", call("round", input * 10.0**decimals), 10.0**decimals, out=out)
@@ -190,11 +190,11 @@ def _whole(name: str, function: Any, input: Tensor, other: Tensor | Number) -> T
 
 @declare(in_place=True, numpy=True)
 def gcd(input: Tensor, other: Tensor | Number) -> Tensor:
-    """Return the greatest common divisors of integers. Raises DtypeError for others."""
+    """Return the greatest common divisor of each pair of integers. Raises DtypeError for other dtypes."""
     return _whole("gcd", np.gcd, input, other)
 
 
 @declare(in_place=True, numpy=True)
 def lcm(input: Tensor, other: Tensor | Number) -> Tensor:
-    """Return the least common multiples of integers. Raises DtypeError for others."""
+    """Return the least common multiple of each pair of integers. Raises DtypeError for other dtypes."""
     return _whole("lcm", np.lcm, input, other)

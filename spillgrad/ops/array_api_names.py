@@ -1,6 +1,6 @@
-"""Functions that the array API standard names otherwise than PyTorch, and those it alone has.
+"""Functions of the array API standard that PyTorch lacks or has under another name.
 
-Where both have a name, `sg` keeps PyTorch's meaning.
+For a name that both define, `sg` keeps PyTorch's meaning.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,9 +59,9 @@ bitwise_invert = bitwise_not
 
 
 def asarray(obj: Any, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
-    """Return data as a tensor: with `copy` always in memory of its own, without it never, by default where it must be.
+    """Return data as a tensor: copy=True always copies the data, copy=False never, and None only if it must.
 
-    Raises ArgumentError for copy=False where the data have to be copied.
+    Raises ArgumentError for copy=False if the data must be copied.
     """
     if isinstance(obj, Tensor):
         result = as_tensor(obj, dtype, device)
@@ -78,20 +78,20 @@ def asarray(obj: Any, dtype: Any = None, device: Any = None, copy: bool | None =
 
 @declare(numpy=True)
 def astype(x: Tensor, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
-    """Return the tensor as a dtype and on a device, as a copy unless told otherwise."""
+    """Return the tensor as a dtype and on a device, as a copy; copy=False copies only if dtype or device change."""
     return to(x, dtype=dtypes.as_dtype(dtype), device=device, copy=copy)
 
 
 def can_cast(from_: Any, to: Any) -> bool:
-    """Return whether a dtype, or a tensor's, converts to another without losing its kind: no floats to integers."""
+    """Return whether a dtype or a tensor casts to `to` of the same or a later kind: bool, integer, real, complex."""
     source = from_.dtype if isinstance(from_, Tensor) else dtypes.as_dtype(from_)
     return dtypes.category(source) <= dtypes.category(dtypes.as_dtype(to))
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:
-    """Return whether a dtype is of a kind: another dtype, a name such as "real floating", or one of a tuple of them.
+    """Return whether a dtype is of `kind`: a dtype, a name such as "real floating", or a tuple of kinds.
 
-    Raises DtypeError for another name.
+    Raises DtypeError for an unknown name.
     """
     found = dtypes.as_dtype(dtype)
     if isinstance(kind, tuple):
@@ -115,7 +115,7 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
 
 @declare(numpy=True)
 def matrix_transpose(x: Tensor, /) -> Tensor:
-    """Return the view with the last two dimensions swapped. Raises ShapeError for fewer."""
+    """Return a view with the last two dimensions swapped. Raises ShapeError for fewer than two dimensions."""
     if x.ndim < 2:
         raise ShapeError(f"matrix_transpose: got a tensor of shape {x.shape}; wanted at least two dimensions")
     return transpose(x, -2, -1)
@@ -134,24 +134,24 @@ def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
 
 
 def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
-    """Return the shape that shapes, or sizes for those of one dimension, broadcast to. Raises ShapeError."""
+    """Return the shape that shapes broadcast to; an int is a 1-d shape. Raises ShapeError if they do not broadcast."""
     return common_shape("broadcast_shapes", shapes)
 
 
 @declare(numpy=True)
 def repeat(x: Tensor, repeats: Any, /, *, axis: int | None = None) -> Tensor:
-    """Return each element (or slice along `axis`) repeated in place."""
+    """Return the elements, or the slices along `axis`, each repeated `repeats` times in a row."""
     return repeat_interleave(x, repeats, axis)
 
 
 @declare(numpy=True)
 def unstack(x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
-    """Return views of the slices along a dimension, without it."""
+    """Return views of the slices along `axis`, each without that dimension."""
     return unbind(x, axis)
 
 
 def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
-    """Return the elements at `indices` along one dimension; others broadcast."""
+    """Return the elements at `indices` along one dimension; the other dimensions broadcast."""
     return take_along_dim(x, indices, axis)
 
 
@@ -180,29 +180,30 @@ cumulative_prod = _cumulative("cumulative_prod", cumprod, "products", 1)
 
 @declare(numpy=True)
 def unique_values(x: Tensor, /) -> Tensor:
-    """Return the different elements in order; every NaN is one of its own."""
+    """Return the distinct elements in ascending order; every NaN counts as distinct."""
     return unique_all(x).values
 
 
 @declare(numpy=True)
 def unique_counts(x: Tensor, /) -> UniqueCounts:
-    """Return the different elements, and how often each is there."""
+    """Return the distinct elements and how often each occurs."""
     found = unique_all(x)
     return UniqueCounts(found.values, found.counts)
 
 
 @declare(numpy=True)
 def unique_inverse(x: Tensor, /) -> UniqueInverse:
-    """Return the different elements, and which of them each element is."""
+    """Return the distinct elements, and for each element of `x` the index of its value among them."""
     found = unique_all(x)
     return UniqueInverse(found.values, found.inverse_indices)
 
 
 @declare(numpy=True)
 def unique_all(x: Tensor, /) -> UniqueAll:
-    """Return the different elements, where each is first, which of them each element is, and how often it is there.
+    """Return the distinct elements, the index of the first occurrence of each, the inverse indices and the counts.
 
-    The gradient of an element goes to where it is first.
+    An inverse index says, for an element of `x`, which distinct element it is. The gradient of a distinct element goes
+    to its first occurrence.
     """
     values, inverse, counts = unique(x, return_inverse=True, return_counts=True)
     first = filled(x.device, values.shape, np.int64, inverse.numel())

@@ -1,4 +1,4 @@
-"""Between dtypes and kernels: conversions, and half-precision arrays computed in float32."""
+"""Conversion of arrays between dtypes, and calls of float32 kernels on half-precision arrays."""
 
 import functools
 import math
@@ -19,9 +19,9 @@ from spillgrad_kernels.tables.formula import Formula
 # An array or a tuple of arrays.
 Result = TypeVar("Result")
 
-# Bytes from which several threads copy faster than one, which at 512 KiB takes as long as waking another (20 us).
+# From this many bytes on, several threads copy faster than one (one copies 512 KiB in the 20 us of waking another).
 _SHARED_MIN_BYTES = 1 << 21
-# Numbers from which a kernel converts half precision faster than NumPy, which takes 2 ns for each float16.
+# From this many numbers on, a kernel converts half precision faster than NumPy, which takes 2 ns for each float16.
 _HALF_MIN_NUMBERS = 1 << 12
 _READ_AS_FLOAT32 = dtypes.HALF | {dtypes.float32}
 _FLOATING = dtypes.HALF | FLOATS
@@ -37,9 +37,10 @@ def cast(array: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
 
 
 def assign(target: np.ndarray, source: np.ndarray) -> None:
-    """Overwrite an array with another's values, broadcast and converted as by `cast`; the two may overlap.
+    """Overwrite `target` with the values of `source`, broadcast and converted as by `cast`; the two may overlap.
 
-    The target is writeable and has no element twice. Raises ValueError when the source does not broadcast to it.
+    `target` must be writeable, and no two of its elements may share memory. Raises ValueError if `source` does not
+    broadcast to the shape of `target`.
     """
     if is_on_device(target):
         target[...] = source
@@ -65,12 +66,12 @@ def _itself(self: Any) -> Any:
 
 
 def contiguous(array: np.ndarray) -> np.ndarray:
-    """Return an array in row-major memory without gaps: itself where it is already, else a copy."""
+    """Return the array itself if it is in row-major memory without gaps, else a copy in such memory."""
     return array if array.flags.c_contiguous else cast(array, array.dtype)
 
 
 def as_own(value: Any) -> np.ndarray:
-    """Return a result of NumPy's as an array: instead of arrays without dimensions NumPy returns numbers."""
+    """Return the result of a NumPy function as an array: NumPy returns scalars instead of 0-d arrays."""
     return value if isinstance(value, ARRAYS) else np.asarray(value)
 
 
@@ -95,7 +96,7 @@ def require_floats(name: str, dtype: dtypes.DType) -> None:
 
 
 def require_one_dtype(name: str, **operands: Any) -> None:
-    """Raise DtypeError, for the operation `name`, unless the operands that are not None have the first one's dtype."""
+    """Raise DtypeError, for the operation `name`, unless all operands that are not None have the same dtype."""
     (what, first), *others = operands.items()
     for other_name, other in others:
         if other is not None and other.dtype != first.dtype:
@@ -107,11 +108,12 @@ def require_one_dtype(name: str, **operands: Any) -> None:
 def on_floats(
     kernel: Callable[..., Result], *arrays: Any, exact_aux: bool = False, device_takes_half: bool = False
 ) -> Result:  # fmt: skip
-    """Call a kernel for float32 and float64 on arrays of one floating dtype; round half-precision results back.
+    """Call a kernel for float32 and float64 on arrays of one floating dtype, converting half precision to float32.
 
-    Arguments that are not floating arrays pass through. Integer results stay integers. With `exact_aux` only the first
-    result is rounded: statistics that backward needs, such as a mean or the logarithm of a sum, stay float32. With
-    `device_takes_half` arrays of a device are not converted: its kernel rounds its sums itself.
+    Float32 results are rounded back to half precision; integer results stay integers. Arguments that are not floating
+    arrays pass through. With `exact_aux` only the first result is rounded: the others, statistics that backward needs,
+    such as a mean or the logarithm of a sum, stay float32. With `device_takes_half` device arrays are not converted:
+    the device's kernel takes half precision and rounds its sums itself.
     """
     if isinstance(arrays[0], np.ndarray) and arrays[0].dtype in FLOATS:
         return kernel(*arrays)
@@ -136,7 +138,7 @@ def on_floats(
 
 
 def moved_by(kernel: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
-    """Call a kernel that only moves elements: a device's takes any dtype, the CPU's as in `on_floats`."""
+    """Call a kernel that only moves elements: directly on a device array of any dtype, by `on_floats` on the CPU."""
     return kernel(array) if is_on_device(array) else on_floats(kernel, array)
 
 
@@ -144,7 +146,7 @@ def run_formula(
     formula: Formula, name: str, operands: Sequence[Any], dtype: dtypes.DType, result_dtype: dtypes.DType,
     out: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Compute an elementwise formula: by kernels for floating dtypes, on a device for all, by NumPy for the others."""
+    """Compute an elementwise formula: by a kernel on a device or for floating dtypes, otherwise by NumPy."""
     computed = compute_dtype(dtype)
     if any([is_on_device(v) for v in operands]):
         number = _compared if result_dtype == dtypes.bool_ and computed.kind in "iu" else as_array
@@ -166,15 +168,15 @@ def run_formula(
 
 
 def _compared(value: int, dtype: dtypes.DType) -> np.ndarray:
-    """Return a number that integers of a dtype are compared with: an infinite one where it is none of them."""
+    """Return `value` as an array to compare with integers of `dtype`: infinite if `dtype` cannot hold the value."""
     limits = np.iinfo(dtype)
     return np.asarray(value, dtype) if limits.min <= value <= limits.max else np.asarray(math.copysign(math.inf, value))
 
 
 def as_array(value: Any, dtype: dtypes.DType) -> np.ndarray:
-    """Return an array or Python number as an array of `dtype`; bool arrays stay, they may be conditions."""
+    """Return an array or Python number as an array of `dtype`; bool arrays stay bool, as they may be conditions."""
     if not isinstance(value, ARRAYS):
-        # 0 and -0 are one key.
+        # 0 and -0 are equal, so a cache could not tell them apart.
         return _number(value, dtype) if type(value) in (int, float) and value != 0 else _new_number(value, dtype)
     return value if value.dtype is dtype or value.dtype in (dtype, dtypes.bool_) else cast(value, dtype)
 
@@ -184,5 +186,5 @@ def _new_number(value: Any, dtype: dtypes.DType) -> np.ndarray:
     return array if array.dtype in (dtype, dtypes.bool_) else cast(array, dtype)
 
 
-# The same few numbers stand in most expressions; making an array of one costs several small additions.
+# Most expressions contain the same few numbers; making an array of a number costs as much as several small additions.
 _number = functools.lru_cache(maxsize=1024)(_new_number)

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: a fused kernel, and the same from products and softmax where that does not apply."""
+"""Scaled dot-product attention: a fused kernel, or matrix products and softmax where the kernel does not apply."""
 
 import math
 from collections.abc import Callable
@@ -75,15 +75,15 @@ _attention: Callable[..., Tensor] = operation(
 
 
 def _dropout_factors(shape: tuple[int, ...], dtype: dtypes.DType, device: Device, dropout: Dropout) -> np.ndarray:
-    """Return the factor of each attention weight: 0 for those dropped, otherwise more than 1."""
-    # A row's words start at a counter of its own: rows are as long as whole counters.
+    """Return the factor of each attention weight: 0 for a dropped weight, a number above 1 for the others."""
+    # Each row of random words starts at a new counter: rows are padded to whole counters of 4 words.
     row = 4 * counters_needed(shape[-1])
     ones = filled(device, (*shape[:-1], row), dtypes.float32 if dtype.itemsize < 4 else dtype, 1)
     return zero_some(ones, *dropout)[..., : shape[-1]].astype(dtype)
 
 
 def _weights(query: Tensor, key: Tensor, attn_mask: Tensor | None, scale: float, is_causal: bool) -> Tensor:
-    """Return the softmax of the scores, 0 for a query that sees no key."""
+    """Return the softmax of the scores; the weights of a query that sees no key are 0."""
     scores = mul(matmul(query, transpose(key, -2, -1)), scale)
     if is_causal:
         hidden = moved(~np.tri(*scores.shape[-2:], dtype=np.bool_), scores.device)
@@ -101,11 +101,12 @@ def scaled_dot_product_attention(
 ) -> Tensor:  # fmt: skip
     """Return softmax(scale query keyᵀ + mask) value; `scale` is by default 1 / sqrt(E).
 
-    Memory is linear in T and S, unless the mask wants a gradient. With `enable_gqa`, neighbouring heads of the query
+    Memory is linear in T and S, unless the mask requires a gradient. With `enable_gqa`, neighbouring heads of the query
     share a head of key and value.
     Shapes: query (..., T, E), key (..., S, E), value (..., S, V), result (..., T, V); leading dimensions broadcast.
-    The mask broadcasts to (..., T, S): bool, True where a key takes part, or numbers to add. A query that sees no key
-    gives 0. Raises ShapeError, DtypeError, and ArgumentError for a mask beside `is_causal`.
+    The mask broadcasts to (..., T, S). A bool mask is True where a query sees a key; a mask of numbers is added to the
+    scores. The result of a query that sees no key is 0.
+    Raises ShapeError, DtypeError, and ArgumentError for a mask together with `is_causal`.
     Source: Vaswani et al. 2017, equation 1; Ainslie et al. 2023, "GQA".
     """
     if attn_mask is not None and is_causal:
@@ -139,7 +140,7 @@ def scaled_dot_product_attention(
 def _grouped(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the operands with heads (H) as (heads of key and value, queries' heads that share one)."""
+    """Return the operands with the heads in two dimensions: (key and value heads, query heads that share each)."""
     heads, shared = (x.shape[-3] if x.ndim > 2 else 0 for x in (query, key))
     if not shared or heads % shared or value.ndim < 3 or value.shape[-3] != shared:
         raise ShapeError(
@@ -160,7 +161,10 @@ def _grouped(
 
 
 def _masked(scores: Any, mask: Tensor) -> tuple[Tensor, np.ndarray]:
-    """Return the scores under a mask, and which queries see no key: their scores stay finite, so that no NaN arises."""
+    """Return the masked scores, and a bool array that is True for the queries that see no key.
+
+    The scores of these queries stay finite, so that softmax gives no NaN.
+    """
     mask = expand_to(mask, np.broadcast_shapes(mask.shape, scores.shape[-2:]))
     is_choice = mask.dtype == dtypes.bool_
     visible = mask.array if is_choice else np.greater(mask.array, -math.inf)
@@ -171,7 +175,7 @@ def _masked(scores: Any, mask: Tensor) -> tuple[Tensor, np.ndarray]:
 
 
 def _check_mask(mask: Tensor, dtype: dtypes.DType, shape: tuple[int, ...]) -> None:
-    """Raise DtypeError or ShapeError unless the mask goes with scores of this dtype and shape."""
+    """Raise DtypeError or ShapeError unless the mask fits scores of this dtype and shape."""
     if mask.dtype != dtypes.bool_ and product_dtype(mask.dtype) != product_dtype(dtype):
         raise DtypeError(
             f"scaled_dot_product_attention: got a mask of {mask.dtype} for queries of {dtype}; "
@@ -188,7 +192,7 @@ def _check_mask(mask: Tensor, dtype: dtypes.DType, shape: tuple[int, ...]) -> No
 
 
 def _checked_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
-    """Return the leading dimensions. Raises ShapeError or DtypeError where the operands do not go together."""
+    """Check the operands, and return the leading dimensions that they broadcast to. Raises ShapeError, DtypeError."""
     shapes = f"scaled_dot_product_attention: got query {query.shape}, key {key.shape} and value {value.shape}"
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise ShapeError(f"{shapes}; each needs at least two dimensions: positions and features")

@@ -1,8 +1,8 @@
-"""Mixed precision: within `autocast`, products compute in half precision, and functions that need it in float32.
+"""Mixed precision: in an `autocast` region, products compute in half precision, and some functions in float32.
 
-Entering a region puts a check before every product, as `intercept` does, so that operations cost nothing more while no
-thread is inside one. Functions that must compute in float32 are made of several operations; they say so with
-`float32_in_autocast`. Derivatives never convert: each runs in the dtypes of the operation it belongs to.
+Entering a region puts a check before every product, as `intercept` does, so that operations cost nothing extra while no
+thread is in a region. Functions that must compute in float32 are made of several operations; the decorator
+`float32_in_autocast` marks them. Derivatives never convert: each runs in the dtypes of its forward operation.
 """
 
 import functools
@@ -40,14 +40,17 @@ _CONVERTED = dtypes.HALF | {dtypes.float32}
 
 
 class _Origin(NamedTuple):
-    """A parameter that was converted, without its graph. One that lives on disk is not held in RAM."""
+    """The parameter that a conversion was made from, without its graph. An offloaded parameter is not held in RAM."""
 
     storage: Storage
     version: int
     look: Any
 
     def tensor(self, operation: str, slot: str) -> Tensor:
-        """Return the parameter whose conversion an operation saved. Raises SavedTensorError when it changed since."""
+        """Return the parameter whose conversion `operation` saved as `slot`.
+
+        Raises SavedTensorError if the parameter has changed since.
+        """
         tensor: Tensor = self.look if isinstance(self.look, Tensor) else self.look.tensor()
         if self.storage.version != self.version:
             raise SavedTensorError(
@@ -59,7 +62,7 @@ class _Origin(NamedTuple):
 
 
 class CastOf(Storage):
-    """The storage of a converted parameter, which can be made again as long as nobody changed it."""
+    """The storage of a converted parameter. The conversion can be made again, unless storage or parameter changed."""
 
     def __init__(self, array: np.ndarray, parameter: Tensor) -> None:
         super().__init__(array)
@@ -69,16 +72,16 @@ class CastOf(Storage):
 
     @property
     def offloaded(self) -> bool:  # type: ignore[override]
-        """Whether a graph can do without holding it: the parameter can be converted again."""
+        """Whether a graph need not hold this storage, because the parameter is offloaded and can be converted again."""
         return self.origin.storage.offloaded and not self.version
 
     def view_of(self, tensor: Tensor) -> "Conversion":
-        """Return the object that a graph saves for `tensor`, which is over this storage."""
+        """Return the object that a graph saves for `tensor`, a tensor over this storage."""
         return Conversion(self, tensor._array)
 
 
 class Conversion:
-    """The object that a graph saves for a converted parameter: the parameter, and a place within it."""
+    """The object that a graph saves for a tensor over a `CastOf`: the parameter and the tensor's layout in the cast."""
 
     __slots__ = ("_array", "_dtype", "_label", "_offset", "_origin")
 
@@ -90,14 +93,14 @@ class Conversion:
         self._offset = address_of(array) - address_of(storage.array) if array.size else 0
 
     def tensor(self) -> Tensor:
-        """Return the tensor, converted again. Raises SavedTensorError when the parameter changed since."""
+        """Convert the parameter again and return the tensor. Raises SavedTensorError if the parameter has changed."""
         dtype, shape, strides = self._array
         converted = to_dtype(self._origin.tensor(*self._label), self._dtype)
         return Tensor.wrap(strided_view(converted.array, self._offset, shape, dtype, strides), converted.storage)
 
 
 class _Known(NamedTuple):
-    """A parameter's conversion, made when the parameter had this memory, at this version."""
+    """A cached conversion of a parameter, and the memory and version that the parameter had at the conversion."""
 
     parameter: weakref.ref[Tensor]
     memory: np.ndarray | Storage
@@ -120,7 +123,7 @@ def _memory_of(parameter: Tensor) -> np.ndarray | Storage:
 
 
 class _Region(threading.local):
-    """How deep this thread is within `autocast`, and the conversions made since it entered the outermost."""
+    """Per thread: the depth of nested `autocast` regions, and the conversions made since the outermost one began."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -131,19 +134,19 @@ _region = _Region()
 
 
 class Casting(NamedTuple):
-    """The dtype that products on a device convert their operands to, and whether converted parameters are kept."""
+    """The dtype that products on a device convert their operands to, and whether converted parameters are cached."""
 
     device_type: str
     dtype: dtypes.DType
     cache_enabled: bool
 
     def is_for(self, argument: Any, sources: frozenset[dtypes.DType]) -> bool:
-        """Return whether an argument is a tensor of the device, and of one of some dtypes."""
+        """Return whether an argument is a tensor on the device, with one of the dtypes `sources`."""
         is_one = isinstance(argument, Tensor) and argument.dtype in sources
         return is_one and argument.device.type == self.device_type
 
     def operands(self, operation: Operation, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return an operation's arguments, those of a product as it computes with them."""
+        """Return an operation's arguments; those of a product are converted to the dtype it computes in."""
         if operation.name not in _PRODUCTS:
             return arguments
         with without_handler():
@@ -161,7 +164,7 @@ class Casting(NamedTuple):
         known = _region.known.get(key)
         if known is not None and known.is_for(argument):
             converted = known.converted()
-            if converted is None:  # nobody has it any more: it is made again, at its old place in the graph
+            if converted is None:  # it was freed: it is made again, at its old place in the graph
                 with no_grad():
                     converted = _parameter_as(argument, self.dtype)
                 node, output_nr = known.edge
@@ -169,7 +172,7 @@ class Casting(NamedTuple):
                     converted.attach(node, output_nr)
         else:
             converted = _parameter_as(argument, self.dtype)
-            # Hooks may send the graph's copy elsewhere, and an offloaded parameter leaves RAM: then none is to stay.
+            # Hooks may move the graph's copy elsewhere, and an offloaded parameter leaves RAM: keep neither copy here.
             stays = not (hooks.depth() or storage.offloaded)
             _region.known[key] = _Known(
                 weakref.ref(argument), _memory_of(argument), storage.version, converted.requires_grad,
@@ -187,13 +190,13 @@ def _parameter_as(parameter: Tensor, dtype: dtypes.DType) -> Tensor:
 
 
 def product_dtype(dtype: dtypes.DType) -> dtypes.DType:
-    """Return the dtype in which products take operands of `dtype` here."""
+    """Return the dtype in which products take operands of `dtype`, given this thread's `autocast` region, if any."""
     casting = state.autocast
     return casting.dtype if casting is not None and dtype in _CONVERTED else dtype
 
 
 def require_products_dtype(name: str, first: Tensor, **others: Tensor | None) -> None:
-    """Raise DtypeError unless a product's operands have one dtype, or are going to."""
+    """Raise DtypeError unless a product's operands have the same dtype, or `autocast` will convert them to one."""
     for what, other in others.items():
         if other is None or other.dtype == first.dtype or product_dtype(other.dtype) == product_dtype(first.dtype):
             continue
@@ -201,26 +204,27 @@ def require_products_dtype(name: str, first: Tensor, **others: Tensor | None) ->
 
 
 class autocast:
-    """Compute products in half precision inside, in this thread; a decorator too.
+    """Context manager and decorator: this thread computes products in half precision.
 
         with sg.autocast("cpu"):
             loss = model(x, y)
         loss.backward()
 
     `matmul mm bmm linear addmm baddbmm einsum conv…` and `scaled_dot_product_attention` convert floating-point operands
-    (but float64) to `dtype`, sum in float32 and round once. Losses, `linear_cross_entropy` among them, `mv`,
+    (except float64) to `dtype`, sum in float32 and round once. Losses, `linear_cross_entropy` among them, `mv`,
     `dot`, `prod`, `trace`, `cdist`, quantiles, `sg.fft`, and the inverses, determinants and factorizations of
-    `sg.linalg` convert half precision to float32. All other operations compute in the dtype they are given, and rows of
-    any dtype are normalized by float32 parameters.
-    Parameters stay as they are, and so do their gradients. They are converted once in the outermost region, unless not
-    `cache_enabled`; where hooks on saved tensors are active, or the parameter is offloaded, the copy is freed when
-    nobody uses it and made again. `save_on_disk` keeps the parameter instead of the copy.
-    A copy is never stale, neither after a parameter changed nor in `no_grad`. Backward computes in the dtypes of the
-    forward, inside or outside, and `checkpoint` restores the mode for its recomputations. Half precision needs
-    `dtype=bfloat16` or scaled losses: gradients below 6e-8 are 0 in float16.
+    `sg.linalg` convert half precision to float32. All other operations compute in the dtype they are given;
+    normalizations take float32 parameters with an input of any dtype.
+    Parameters and their gradients keep their dtype. With `cache_enabled`, a parameter is converted once in the
+    outermost region. If hooks on saved tensors are active, or the parameter is offloaded, the converted copy is freed
+    when nothing uses it, and made again when needed. `save_on_disk` saves the parameter instead of the copy.
+    A copy is not used again after its parameter changed, nor a copy from `no_grad` where gradients are recorded.
+    Backward computes in the dtypes of the forward, inside and outside the region, and `checkpoint` restores the mode
+    for its recomputations. Use `dtype=bfloat16` or scale the loss: gradients below 6e-8 are 0 in float16.
 
-    It is for tensors of the device, "cpu" or "cuda". With a dtype that is neither bfloat16 nor float16 it warns and
-    does nothing, as PyTorch does; so does "cuda" where there is none. Raises ArgumentError for another `device_type`.
+    Only tensors on the device, "cpu" or "cuda", are converted. With a dtype other than bfloat16 and float16, or "cuda"
+    on a machine without it, `autocast` warns and does nothing, as in PyTorch. Raises ArgumentError for another
+    `device_type`.
     Source: Micikevicius et al. 2018, "Mixed precision training"; torch.autocast.
     """
 
@@ -270,7 +274,7 @@ class autocast:
 
 
 def present() -> autocast:
-    """Return a context that restores this thread's present mode."""
+    """Return an `autocast` context manager that restores this thread's present mode."""
     casting: Casting | None = state.autocast
     if casting is None:
         return autocast(enabled=False)
@@ -278,17 +282,17 @@ def present() -> autocast:
 
 
 def is_autocast_enabled(device_type: str = "cpu") -> bool:
-    """Return whether products of this thread compute in half precision."""
+    """Return whether this thread computes products on the device in half precision."""
     return state.autocast is not None and state.autocast.device_type == device_type
 
 
 def get_autocast_dtype(device_type: str = "cpu") -> dtypes.DType:
-    """Return the dtype in which products compute within `autocast`: the present one's, or else the default."""
+    """Return the dtype of products in the present `autocast` region, or outside of any region the default, bfloat16."""
     return dtypes.bfloat16 if state.autocast is None else state.autocast.dtype
 
 
 def is_autocast_cache_enabled() -> bool:
-    """Return whether parameters' conversions are kept until the outermost region ends."""
+    """Return whether conversions of parameters are cached until the outermost region ends."""
     return state.autocast is None or state.autocast.cache_enabled
 
 
@@ -298,7 +302,7 @@ def clear_autocast_cache() -> None:
 
 
 def float32_in_autocast(function: _Function) -> _Function:
-    """Let a function take float32 for half precision within `autocast`, and its products compute in float32."""
+    """Decorator: in an `autocast` region, run the function without `autocast`, with float32 for half precision."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
@@ -318,7 +322,10 @@ def float32_in_autocast(function: _Function) -> _Function:
 
 
 def half_in_autocast(function: _Function) -> _Function:
-    """Let a function take half precision for float32 within `autocast`: one that does more than multiply."""
+    """Decorator: in an `autocast` region, convert float32 and half-precision positional arguments to its `dtype`.
+
+    It is for functions that do more than one product.
+    """
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:

@@ -1,6 +1,6 @@
 """Modified Bessel functions of the first kind, of order 0 and 1, computed in float64.
 
-Source: Abramowitz & Stegun 1964, 9.6.10 (the power series, whose terms are all positive) and 9.7.1 (for large numbers).
+Source: Abramowitz & Stegun 1964, 9.6.10 (the power series, whose terms are all positive) and 9.7.1 (for large x).
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from spillgrad.tensor import Tensor
 
 __all__ = ["i0", "i0e", "i1", "i1e"]
 
-# Up to here 70 terms of the power series are enough; beyond, 30 of the other are exact to the last digit.
+# Up to this x, 70 terms of the power series are enough; beyond, 30 terms of the other are exact to the last digit.
 _LARGE = 30.0
 
 
 def _scaled(order: int, size: np.ndarray) -> np.ndarray:
-    """Return exp(-x) I(x) for x >= 0."""
+    """Return exp(-x) I(x) for every x >= 0 of the array `size`, where I is the Bessel function of the given order."""
     small = np.minimum(size, _LARGE)
     quarter = small * small / 4
     term = np.ones_like(small) if order == 0 else small / 2
@@ -47,7 +47,7 @@ def _forward(order: int, scaled: bool) -> Callable[[np.ndarray], Any]:
         size = np.abs(x)
         with np.errstate(all="ignore"):
             found = _scaled(order, size)
-            if not scaled:  # in two steps: exp(x) alone leaves the range before I(x) does
+            if not scaled:  # in two steps: exp(x) alone overflows before I(x) does
                 half = np.exp(size / 2)
                 found = np.where(np.isinf(size), np.inf, found * half * half)
         found = found if order == 0 else np.copysign(found, x)

@@ -1,4 +1,4 @@
-"""Broadcasting and its reverse: each is the other's derivative."""
+"""Broadcasting, and the sum over broadcast dimensions: each is the other's derivative."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,7 +24,7 @@ def shape_error(name: str, shapes: Iterable[Shape]) -> ShapeError:
 
 
 def common_shape(name: str, shapes: Iterable[Any]) -> Shape:
-    """Return the shape that shapes broadcast to. Raises ShapeError."""
+    """Return the shape that shapes broadcast to. Raises ShapeError if they do not broadcast."""
     shapes = list(shapes)
     try:
         return np.broadcast_shapes(*shapes)
@@ -55,14 +55,14 @@ _expand_operation: Callable[..., Tensor] = operation(
 
 
 def sum_to(tensor: Tensor, shape: Shape) -> Tensor:
-    """Sum a tensor over the dimensions along which `shape` was broadcast to its shape."""
+    """Sum a tensor to `shape`: over the dimensions along which `shape` broadcasts to the tensor's shape."""
     return tensor if tensor.shape == shape else _sum_to_operation(tensor, shape)
 
 
 def expand_to(tensor: Tensor, shape: Shape) -> Tensor:
     """Return a view of `shape` in which dimensions of size 1 repeat without copies.
 
-    Raises ShapeError where they cannot.
+    Raises ShapeError if the tensor does not broadcast to `shape`.
     """
     if tensor.shape == shape:
         return tensor

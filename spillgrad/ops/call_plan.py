@@ -1,7 +1,7 @@
-"""Forward functions that remember how to compute.
+"""Forward functions that keep a plan for each combination of operands' layouts.
 
-For operands with the same shapes, strides and dtypes as earlier ones, one look finds a plan: the kernel, the layout of
-the result and the metadata of a node.
+Operands with the same shapes, strides and dtypes as earlier operands find their plan in one dictionary lookup. A plan
+holds the kernel, the layout of the result and the metadata of the autograd node.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,58 +21,58 @@ from spillgrad_kernels.layout import Layout, address_of, layout_of
 from spillgrad_kernels.memory.buffers import allocator
 from spillgrad_kernels.threads.dispatch import Kernel
 
-# Layouts that an operation remembers; a loop over ever new shapes must not fill memory.
+# The most plans that an operation keeps; a loop over ever new shapes must not fill memory.
 _REMEMBERED = 1024
 
 
 class Large(Protocol):
-    """A computation that takes several threads, or copies of its operands."""
+    """A computation that needs several threads, or copies of its operands."""
 
     def run(self, operands: Sequence[np.ndarray], outs: tuple[np.ndarray, ...]) -> Any:
         """Compute into `outs`."""
 
 
 class CallPlan(NamedTuple):
-    """How to compute an operation of operands with certain layouts, and the metadata of its nodes."""
+    """How to compute an operation on operands with certain layouts, and the metadata of its nodes."""
 
-    code: Kernel | None  # computes, of a range, `words` and the arrays' ids, 0 for an absent one
+    code: Kernel | None  # called with a range of units, `words` and the arrays' ids (0 for an absent array)
     units: int
     words: int
     allocate: Callable[..., np.ndarray]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: dtypes.DType
-    large: Large | None  # computes where that takes several threads or copies; otherwise `code` does
+    large: Large | None  # computes if that needs several threads or copies; None: `code` computes
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
-    kept: np.ndarray  # the memory at `words`
+    kept: np.ndarray  # the memory whose address is `words`
 
 
 class DevicePlan(NamedTuple):
-    """How to compute an operation of arrays of a device, and the metadata of its nodes."""
+    """How to compute an operation on device arrays, and the metadata of its nodes."""
 
     call: Any
-    numbers: tuple[int, ...]  # the positions of numbers of Python
-    dtype: dtypes.DType  # as which they are passed
+    numbers: tuple[int, ...]  # the positions of the operands that are Python numbers
+    dtype: dtypes.DType  # the dtype in which these numbers are passed
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
 
 
 class CallOnDevice(NamedTuple):
-    """A function of device arrays in the form of a plan's `call`."""
+    """An adapter that makes a function of device arrays the `call` of a `DevicePlan`."""
 
     function: Callable[..., Any]
 
     def run(self, operands: Sequence[Any], outs: Sequence[Any]) -> tuple[Any]:
-        """Return the result, the only one."""
+        """Return the function's only result, as a tuple of one; `outs` is not used."""
         return (self.function(*operands),)
 
 
 class Planned:
-    """A function of arrays or numbers, followed by attributes, and the plans for operands it has met.
+    """A function of operands (arrays or numbers) followed by attributes, and its plans for the operands it has met.
 
-    Its kernels may take more arrays; `absent` counts those that are missing here. Subclasses make the plans, and
-    compute where there is none.
+    Its kernels may take more arrays than the function; `absent` counts these. Subclasses make the plans, and compute
+    where there is no plan.
     """
 
     def __init__(self, name: str, parameters: tuple[str, ...], arrays: int | None = None, absent: int = 0) -> None:
@@ -84,21 +84,22 @@ class Planned:
         self.device_plans: dict[Any, DevicePlan] = {}
 
     def plan(self, layouts: tuple[Layout, ...], *attributes: Any) -> CallPlan | None:
-        """Return the plan for operands of these layouts; None where they must be converted first."""
+        """Return the plan for operands of these layouts; None if the operands must be converted first."""
         raise NotImplementedError
 
     def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
         """Return the result without a plan: for dtypes that no kernel computes in, or for an unusual `out`.
 
-        The result is in `out` where it fits there.
+        The result is written to `out` if it fits there.
         """
         raise NotImplementedError
 
     def plan_on_device(self, operands: tuple[Any, ...], out: Any, is_aligned: bool, *attributes: Any) -> Any:
-        """Return (call, shape, dtype) for device arrays and numbers of one dtype; None where there is no such plan.
+        """Return (call, shape, dtype) for device arrays and numbers of one dtype; None if there is no such plan.
 
-        `call.run(operands, outs)` returns the results for operands of the same layouts. `out` is a layout, or None.
-        `is_aligned` says that all arrays begin where a device's widest accesses may.
+        `call.run(operands, outs)` returns the results, of this shape and dtype, for operands of the same layouts. `out`
+        is the array for the result, or None. `is_aligned` says that the address of every array is a multiple of the
+        device's widest access.
         """
         return None
 
@@ -116,7 +117,7 @@ class Planned:
         return tuple(key)
 
     def _on_device(self, *arguments: Any, out: Any = None) -> tuple[Any, DevicePlan] | None:
-        """Do the work of `compute` where one of the arguments is an array of a device."""
+        """Do the work of `compute` if one of the operands is a device array."""
         plan = self.device_plans.get(self._device_key(arguments, out))
         if plan is None:
             return None
@@ -154,14 +155,14 @@ class Planned:
         return True
 
     def promoted(self, *arguments: Any) -> tuple[Any, ...]:
-        """Return an operation's arguments with tensors of the dtype it computes in; a program records these."""
+        """Return the arguments with tensors of the dtype that the operation computes in, for a program to record."""
         return arguments
 
     @lazy_property
     def compute(self) -> "Callable[..., tuple[np.ndarray, CallPlan | DevicePlan] | None]":
-        """Return the result and its plan; None where there is no plan for the arguments.
+        """Return the result and its plan; None if there is no plan for the arguments.
 
-        With `out` the result goes there; None also where its layout is not that of a fresh result.
+        The result is written to `out`, if given. Return None, too, if the layout of `out` is not that of a new result.
         """
         names = {
             "plans": self.plans, "ndarray": np.ndarray, "arrays_of": _arrays_of, "DeviceArray": DeviceArray,
@@ -171,7 +172,7 @@ class Planned:
         return operation_source.function(source, self.name, names)
 
     def prepare(self, *arguments: Any, out: Any = None) -> bool:
-        """Make a plan for arguments like these; return whether there is one."""
+        """Make a plan for arguments with these layouts, unless it exists; return whether there is a plan."""
         if any([type(operand) is DeviceArray for operand in arguments[: self.arrays]]):
             return self._prepare_on_device(arguments, out)
         arrays, attributes = _arrays_of(*arguments[: self.arrays]), arguments[self.arrays :]
@@ -189,7 +190,7 @@ class Planned:
         return True
 
     def result(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the result for any arguments, in `out` where it fits there."""
+        """Return the result for any arguments, written to `out` if it fits there."""
         found = self.compute(*arguments, out=out)
         if found is None and self.prepare(*arguments, out=out):
             found = self.compute(*arguments, out=out)
@@ -200,7 +201,7 @@ def new_plan(
     layouts: tuple[Layout, ...], code: Kernel | None, units: int, words: np.ndarray, shape: tuple[int, ...],
     dtype: dtypes.DType, large: Large | None,
 ) -> CallPlan:  # fmt: skip
-    """Return a plan for operands of these layouts, and a result like this."""
+    """Return a plan for operands of these layouts and a result of this shape and dtype."""
     return CallPlan(
         code, units, address_of(words), allocator(shape, dtype), shape, np.empty(shape, dtype).strides, dtype, large,
         tuple([(layout.shape, layout.dtype) for layout in layouts]), (OutputMeta(shape, dtype, CPU),), words,
@@ -208,9 +209,9 @@ def new_plan(
 
 
 def _compute_source(arrays: int, attributes: int, absent: int) -> str:
-    """Return the code of `Planned.compute` for so many arrays, attributes and arrays that are none.
+    """Return the source of `Planned.compute` for these numbers of arrays, attributes and absent arrays.
 
-    The key of a plan is how the arrays lie in memory, and the attributes, in one look.
+    The key of a plan is the shape, strides and dtype of every array, and the attributes.
     """
     names = [f"a{i}" for i in range(arrays)]
     further = [f"a{i}" for i in range(arrays, arrays + attributes)]
@@ -243,7 +244,7 @@ def _compute_source(arrays: int, attributes: int, absent: int) -> str:
 
 
 def _arrays_of(*operands: Any) -> tuple[np.ndarray, ...] | None:
-    """Return operands with numbers as arrays of the others' dtype; None where that is none kernels compute in."""
+    """Return the operands, with numbers as arrays of the arrays' dtype; None if no kernel computes in that dtype."""
     dtype = None
     for operand in operands:
         if isinstance(operand, np.ndarray) and (dtype is None or dtype == dtypes.bool_):

@@ -1,4 +1,4 @@
-"""Normalization with parameters per channel: of batches, instances and groups of channels.
+"""Batch, instance and group normalization, with parameters per channel.
 
 All three are one operation over (N, G, K, S): N samples, G groups of K channels, S places. They differ in the
 dimensions over which mean and variance are taken.
@@ -30,7 +30,7 @@ from spillgrad_kernels.device_array import on_device
 __all__ = ["batch_norm", "group_norm", "instance_norm", "local_response_norm"]
 
 Shape = tuple[int, ...]
-# The dimensions that statistics are taken over: of each group of each sample, and of each group of the batch.
+# The dimensions over which statistics are taken: per group of each sample, and per group over the whole batch.
 _SAMPLE, _BATCH = (2, 3), (0, 2, 3)
 
 
@@ -47,7 +47,7 @@ def _by_input(g: Any, self: Any, weight: Any, mean: Any, rstd: Any, shift: Any, 
 
 
 def _places(shape: Shape, groups: int) -> Shape:
-    """Return (N, G, K, S)."""
+    """Return the shape (N, G, K, S) of an input of `shape` (N, C, ...)."""
     return shape[0], groups, shape[1] // groups, math.prod(shape[2:])
 
 
@@ -62,9 +62,10 @@ def normalize(
     x: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None, places: Shape, dims: Shape, eps: float,
     running: tuple[np.ndarray | None, np.ndarray | None], momentum: float, formula: Callable[..., Any],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    """Return (out, mean, rstd): a formula of elements, mean, rstd, weight and bias; running statistics are moved.
+    """Normalize `x` over `dims`, update the running statistics in place, and return (out, mean, rstd).
 
-    Shapes: x (N, C, ...), which is `places` (N, G, K, S); mean and rstd as `places` with 1 for each of `dims`.
+    `formula` computes out from the elements, mean, rstd, weight and bias.
+    Shapes: x (N, C, ...), reshaped to `places` (N, G, K, S); mean and rstd: `places` with size 1 in `dims`.
     """
     x4 = x.reshape(places)
     variance, centre = reductions.var(x4, dims, 0, True)
@@ -90,7 +91,7 @@ def _forward(
 
 
 def _track(running: np.ndarray | None, values: np.ndarray, momentum: float) -> None:
-    """Move a running statistic towards the average of those of this batch."""
+    """Move a running statistic, unless it is None, in place towards the mean of `values` over the batch."""
     if running is not None:
         running[...] = (1 - momentum) * running.astype(values.dtype) + momentum * np.mean(values, 0).reshape(-1)
 
@@ -100,7 +101,7 @@ def gradients(
     grad: np.ndarray, x: np.ndarray, weight: np.ndarray | None, mean: np.ndarray, rstd: np.ndarray, places: Shape,
     dims: Shape, formula: Callable[..., Any],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    """Return the gradients of `normalize` by its input, which is a formula, and by weight and bias, which are flat."""
+    """Return the gradients of `normalize` by input (which `formula` computes), weight and bias (both of shape (C,))."""
     g4, x4, w4 = grad.reshape(places), x.reshape(places), _parameter(weight, places, x, 1)
     products = elementwise(_times_normalized, "channel_norm_products", [g4, x4, mean, rstd], x.dtype)
     # All other sums are made of these few numbers, so they are float64.
@@ -148,7 +149,7 @@ _batch_norm, _group_norm = _norm("native_batch_norm"), _norm("native_group_norm"
 
 
 def _checked(name: str, input: Tensor, **parameters: Tensor | None) -> int:
-    """Return the number of channels. Raises ShapeError or DtypeError for an input or parameters of another kind."""
+    """Check the input and its parameters, and return the number of channels. Raises ShapeError or DtypeError."""
     if input.ndim < 2:
         raise ShapeError(f"{name}: got input {input.shape}; wanted (N, C, ...): a batch and channels first")
     require_floats(name, input.dtype)
@@ -177,7 +178,10 @@ def _by_own_statistics(
     name: str, input: Tensor, weight: Tensor | None, bias: Tensor | None, dims: Shape, eps: float,
     running: tuple[Tensor | None, Tensor | None], momentum: float,
 ) -> Tensor:  # fmt: skip
-    """Normalize channels, and move running statistics in place. Raises GraphError for one that has a gradient."""
+    """Normalize by the input's own statistics, and update the running statistics in place.
+
+    Raises GraphError for a running statistic whose memory is read-only or expanded.
+    """
     if not input.numel() or is_recomputing():  # a checkpoint's second run moves no statistics
         running = None, None
     for statistic in running:
@@ -190,12 +194,13 @@ def batch_norm(
     input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
     bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
-    """Return each channel shifted to mean 0 and scaled to variance 1 over the batch, then scaled and shifted.
+    """Return each channel normalized to mean 0 and variance 1 over the batch, then times `weight` plus `bias`.
 
-    In `training` by the batch's own statistics, towards which the running ones, if given, move by `momentum` in place
-    (the variance as that of n - 1); otherwise by the running ones, which have no gradient.
+    With `training`, mean and variance are the batch's own. The running statistics, if given, move towards them by
+    `momentum` in place; the running variance divides by n - 1. Without `training`, mean and variance are the running
+    statistics, which get no gradient.
     Shapes: input (N, C, ...), all others (C,). Raises ShapeError, DtypeError; ArgumentError for a single value per
-    channel in training, and without running statistics otherwise. Source: Ioffe & Szegedy 2015.
+    channel in training, and for a missing running statistic otherwise. Source: Ioffe & Szegedy 2015.
     """
     channels = _checked(
         "batch_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
@@ -227,10 +232,10 @@ def instance_norm(
     input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
     bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
-    """Return each channel of each sample shifted to mean 0 and scaled to variance 1, then scaled and shifted.
+    """Return each channel of each sample normalized to mean 0 and variance 1, then times `weight` plus `bias`.
 
-    With `use_input_stats` by its own statistics, towards whose means over the batch the running ones, if given, move by
-    `momentum` in place; otherwise by the running ones.
+    With `use_input_stats`, mean and variance are the channel's own. The running statistics, if given, move towards
+    their averages over the batch by `momentum` in place. Otherwise mean and variance are the running statistics.
     Shapes: input (N, C, ...), all others (C,). Raises ShapeError, DtypeError; ArgumentError for a single place per
     channel. Source: Ulyanov et al. 2016.
     """
@@ -249,7 +254,7 @@ def instance_norm(
 def group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """Return each group of channels of each sample shifted to mean 0 and scaled to variance 1; then per channel.
+    """Return each group of channels of each sample normalized to mean 0 and variance 1, then times weight plus bias.
 
     Shapes: input (N, C, ...), weight and bias (C,), C a multiple of `num_groups`.
     Raises ShapeError, DtypeError, ArgumentError (also for a single number per group). Source: Wu & He 2018.
@@ -267,7 +272,7 @@ def group_norm(
 def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
     """Return each element divided by (k + alpha · mean of the squares in `size` neighbouring channels) ** beta.
 
-    Shapes: input (N, C, ...). Raises ShapeError below three dimensions. Source: Krizhevsky et al. 2012, section 3.3.
+    Shapes: input (N, C, ...), at least 3 dimensions, else ShapeError. Source: Krizhevsky et al. 2012, section 3.3.
     """
     if input.ndim < 3:
         raise ShapeError(f"local_response_norm: Expected 3D or higher dimensionality input, got {input.shape}")

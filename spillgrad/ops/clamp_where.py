@@ -19,9 +19,9 @@ __all__ = ["clamp", "clamp_max", "clamp_min", "clip", "fmax", "fmin", "maximum",
 def where(
     condition: Tensor, input: Operand | None = None, other: Operand | None = None, *, out: Tensor | None = None
 ) -> Any:  # fmt: skip
-    """Return elements of `input` where `condition` holds, else of `other`.
+    """Return the elements of `input` where `condition` holds, and those of `other` elsewhere.
 
-    With the condition alone, return the indices where it holds.
+    With `condition` alone, return the indices where it holds, as a tensor per dimension.
     """
     condition = condition if isinstance(condition, Tensor) else Tensor.wrap(np.asarray(condition))
     if (input is None) != (other is None):
@@ -52,9 +52,9 @@ fmin = row_function(
 def clamp(
     input: Tensor, min: Operand | None = None, max: Operand | None = None, *, out: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """Return each element moved into [min, max]; max where min exceeds it.
+    """Return each element clamped to [min, max]; max if min exceeds max.
 
-    Raises ArgumentError when neither bound is given.
+    Raises ArgumentError if neither bound is given.
     """
     if min is None and max is None:
         raise ArgumentError("clamp: got neither min nor max; give at least one")
@@ -66,7 +66,7 @@ clip = clamp
 
 
 def bounds(dtype: dtypes.DType) -> tuple[Number, Number]:
-    """Return the least and the greatest number of a dtype, which as bounds move nothing."""
+    """Return the least and the greatest number of a dtype: as bounds they change no element."""
     if dtypes.category(dtype) == 1:
         limits = dtypes.iinfo(dtype)
         return limits.min, limits.max
@@ -75,13 +75,13 @@ def bounds(dtype: dtypes.DType) -> tuple[Number, Number]:
 
 @declare(in_place=True)
 def clamp_min(input: Tensor, min: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Return each element, those below `min` as `min`."""
+    """Return each element, with elements below `min` replaced by `min`."""
     return clamp(input, min, out=out)
 
 
 @declare(in_place=True)
 def clamp_max(input: Tensor, max: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Return each element, those above `max` as `max`."""
+    """Return each element, with elements above `max` replaced by `max`."""
     return clamp(input, None, max, out=out)
 
 
@@ -90,7 +90,7 @@ def nan_to_num(
     input: Tensor, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None,
     *, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return each element, NaN and infinities replaced: by default by 0 and the dtype's largest finite numbers."""
+    """Return each element, NaN replaced by `nan`, infinities by `posinf` and `neginf` (None: the finite limits)."""
     if not input.is_floating_point():
         return call("nan_to_num", input, 0, 0, 0, out=out)
     limits = dtypes.finfo(input.dtype)

@@ -35,7 +35,7 @@ signbit = row_function(
 
 @declare(method=True, numpy=True)
 def isclose(input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
-    """Return whether |input - other| <= atol + rtol |other|, elementwise; infinite ones if they are equal."""
+    """Return whether |input - other| <= atol + rtol |other|, elementwise; infinities are close only if equal."""
 
     def are_close(*values: Any) -> Any:
         a, b = [x.astype(np.float64) if isinstance(x, ARRAYS) else np.float64(x) for x in values]

@@ -1,6 +1,6 @@
-"""Between real and complex tensors; complex arithmetic itself is not provided.
+"""Conversions between real and complex tensors; complex arithmetic itself is not provided.
 
-The gradient of a complex tensor is that by its real part plus i times that by its imaginary part, as in PyTorch.
+As in PyTorch, a complex tensor's gradient is the gradient by its real part plus i times the one by its imaginary part.
 """
 
 import math
@@ -46,7 +46,7 @@ _add: Callable[..., Tensor] = operation(
 def complex(real: Tensor, imag: Tensor) -> Tensor:
     """Return real + i imag.
 
-    Raises DtypeError unless both are float32 or float64, ShapeError for different shapes.
+    Raises DtypeError unless both are float32 or both are float64, ShapeError for different shapes.
     """
     if real.dtype != imag.dtype or real.dtype not in (dtypes.float32, dtypes.float64):
         raise DtypeError(f"complex: got {real.dtype} and {imag.dtype}; wanted float32 twice, or float64")
@@ -57,7 +57,7 @@ def complex(real: Tensor, imag: Tensor) -> Tensor:
 
 @declare(numpy=True, standard=True)
 def real(input: Tensor) -> Tensor:
-    """Return the real parts as a copy; a real tensor as it is."""
+    """Return the real parts as a copy, or a real tensor itself."""
     return _real(input) if input.is_complex() else input
 
 
@@ -70,49 +70,49 @@ def imag(input: Tensor) -> Tensor:
 
 @declare(method=True, numpy="conjugate", standard=True)
 def conj(input: Tensor) -> Tensor:
-    """Return the complex conjugates as a copy; a real tensor as it is."""
+    """Return the complex conjugates as a copy, or a real tensor itself."""
     return _complex(_real(input), arithmetic.neg(_imag(input))) if input.is_complex() else input
 
 
 @declare(method=True)
 def resolve_conj(input: Tensor) -> Tensor:
-    """Return the tensor as it is: conjugates are never put off (PyTorch's are)."""
+    """Return the tensor itself: `conj` conjugates at once (PyTorch's only marks the tensor)."""
     return input
 
 
 def polar(abs: Tensor, angle: Tensor) -> Tensor:
-    """Return the complex numbers of these absolute values and angles. Raises as `complex` does."""
+    """Return the complex numbers with these absolute values and angles. Raises as `complex` does."""
     return complex(arithmetic.mul(abs, trigonometry.cos(angle)), arithmetic.mul(abs, trigonometry.sin(angle)))
 
 
 @declare(method=True, numpy=True)
 def angle(input: Tensor) -> Tensor:
-    """Return the angles of complex numbers in radians; of real ones π below 0, else 0."""
+    """Return the angle of each element in radians; for real elements π if negative, else 0."""
     if input.is_complex():
         return trigonometry.atan2(_imag(input), _real(input))
     if dtypes.category(input.dtype) < 2:
         input = to_dtype(input, dtypes.get_default_dtype())
-    zero = arithmetic.floor(clamp_where.clamp(input, 0, 0))  # of NaN NaN; it has no slope
+    zero = arithmetic.floor(clamp_where.clamp(input, 0, 0))  # NaN for NaN, and without a slope
     return clamp_where.where(input < 0, math.pi, zero)  # type: ignore[no-any-return]
 
 
 @declare(method=True)
 def adjoint(input: Tensor) -> Tensor:
-    """Return the conjugate transposes of matrices, the last two dimensions. Raises ShapeError for fewer."""
+    """Return the conjugate transpose of the last two dimensions. Raises ShapeError for fewer than two dimensions."""
     if input.ndim < 2:
         raise ShapeError(f"adjoint: got a tensor of shape {input.shape}; tensor.adjoint() is only for matrices")
     return conj(transpose(input, -2, -1))
 
 
 def view_as_real(input: Tensor) -> Tensor:
-    """Return real and imaginary parts along a new last dimension, as a copy (PyTorch's is a view)."""
+    """Return the real and imaginary parts along a new last dimension, as a copy (PyTorch returns a view)."""
     _require_complex("view_as_real", input)
     return stack([_real(input), _imag(input)], -1)
 
 
 @float32_in_autocast
 def view_as_complex(input: Tensor) -> Tensor:
-    """Return complex numbers of the pairs along the last dimension, as a copy (PyTorch's is a view)."""
+    """Return the complex numbers whose parts are the pairs along the last dimension, as a copy (PyTorch: a view)."""
     if not input.ndim or input.shape[-1] != 2:
         raise ShapeError(f"view_as_complex: got {input.shape}; Tensor must have a last dimension of size 2")
     return complex(select(input, -1, 0), select(input, -1, 1))
@@ -124,12 +124,12 @@ def _require_complex(name: str, input: Tensor) -> None:
 
 
 def add_gradients(first: Tensor, second: Tensor) -> Tensor:
-    """Return the sum of two gradients, complex ones included."""
+    """Return the sum of two gradients, which may be complex."""
     return _add(first, second) if first.is_complex() else arithmetic.add(first, second)
 
 
 def accumulate(total: Tensor, gradient: Tensor) -> None:
-    """Add a gradient to another in place, complex ones included; nothing is recorded."""
+    """Add `gradient` to `total` in place, without recording; both may be complex."""
     if total.is_complex():
         inplace.write(total, "add_", total.array + gradient.array)
     else:

@@ -1,6 +1,6 @@
-"""Convolution, its transpose, and their derivatives: of three bilinear operations, each is the others' derivative.
+"""Convolution, transposed convolution and the weight's gradient: bilinear operations, each the others' derivative.
 
-Signals are images of one row; volumes are images whose channels are those of all slices that a window reaches.
+Signals are computed as images of one row; volumes as images with the channels of all slices that a window reaches.
 """
 
 import functools
@@ -51,7 +51,7 @@ _conv: Callable[..., Tensor] = operation(
     weight=lambda g, input, windows, groups: _conv_weight(g, input, windows, groups),
     bias=_bias_gradient,
 )  # fmt: skip
-# From the convolution's output back to its input.
+# From the convolution's output and weight to its input.
 _conv_transpose: Callable[..., Tensor] = operation(
     "conv_transpose", _forward(kernels.conv_input),
     input=lambda g, weight, windows, groups: _conv(g, weight, None, windows, groups),
@@ -70,10 +70,10 @@ def conv2d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes | str = 0,
     dilation: Sizes = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return the products of the weights with every window of the images, summed, plus the bias.
+    """Return, for every window of the images, the sum of its elements times the weights, plus the bias.
 
-    Shapes: input (N, C, H, W) or (C, H, W), weight (M, C / groups, kh, kw), bias (M,), result (N, M, h, w). `padding`
-    is zeros on both sides, "valid" for none, or "same" for as many as keep the size (stride 1).
+    `padding` is the number of zeros on each side, "valid" for none, or "same" for as many as keep the size (stride 1).
+    Shapes: input (N, C, H, W) or (C, H, W), weight (M, C / groups, kh, kw), bias (M,), result (N, M, h, w).
     Raises ShapeError, DtypeError, ArgumentError.
     """
     return _convolved("conv2d", input, weight, bias, stride, padding, dilation, groups, 2)
@@ -83,7 +83,7 @@ def conv1d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes | str = 0,
     dilation: Sizes = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return the products of the weights with every window of the signals, summed, plus the bias.
+    """Return, for every window of the signals, the sum of its elements times the weights, plus the bias.
 
     Shapes: input (N, C, L) or (C, L), weight (M, C / groups, k), bias (M,), result (N, M, l). The rest is as in
     `conv2d`.
@@ -95,9 +95,9 @@ def conv3d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes | str = 0,
     dilation: Sizes = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return the products of the weights with every window of the volumes, summed, plus the bias.
+    """Return, for every window of the volumes, the sum of its elements times the weights, plus the bias.
 
-    The slices that a window reaches are copied together, once for every window along the depth.
+    For every window along the depth, the slices that it reaches are copied next to each other.
     Shapes: input (N, C, D, H, W) or (C, D, H, W), weight (M, C / groups, kd, kh, kw), bias (M,), result (N, M, d, h,
     w). The rest is as in `conv2d`.
     """
@@ -108,9 +108,10 @@ def conv_transpose2d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
     output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
 ) -> Tensor:  # fmt: skip
-    """Return the weights laid over a larger image, once for every element of the input and times it, summed.
+    """Return a larger image: for each input element, the weights times the element are added to the element's window.
 
-    It is the derivative of `conv2d` by its input; `output_padding` chooses among the sizes that a stride maps to one.
+    It is the derivative of `conv2d` by its input. If `conv2d` maps several image sizes to the size of `input`,
+    `output_padding` chooses among them.
     Shapes: input (N, C, h, w) or (C, h, w), weight (C, M / groups, kh, kw), bias (M,), result (N, M, H, W).
     Raises ShapeError, DtypeError, ArgumentError.
     """
@@ -121,7 +122,7 @@ def conv_transpose1d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
     output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
 ) -> Tensor:  # fmt: skip
-    """Return the weights laid over a longer signal, once for every element of the input and times it, summed.
+    """Return a longer signal: for each input element, the weights times the element are added to the element's window.
 
     Shapes: input (N, C, l) or (C, l), weight (C, M / groups, k), bias (M,), result (N, M, L). The rest is as in
     `conv_transpose2d`.
@@ -133,7 +134,7 @@ def conv_transpose3d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
     output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
 ) -> Tensor:  # fmt: skip
-    """Return the weights laid over a larger volume, once for every element of the input and times it, summed.
+    """Return a larger volume: for each input element, the weights times the element are added to the element's window.
 
     Shapes: input (N, C, d, h, w) or (C, d, h, w), weight (C, M / groups, kd, kh, kw), bias (M,), result (N, M, D, H,
     W). The rest is as in `conv_transpose2d`.
@@ -190,7 +191,7 @@ def _transposed(
 def _laid_over_volumes(
     input: Tensor, weight: Tensor, windows: Windows, groups: int, step: int, spacing: int, before: int, depth: int
 ) -> Tensor:
-    """Lay each slice's products over as many slices as the weight has, then add them along the depth."""
+    """Transposed convolution of volumes: each slice gives as many slices as the weight has, added along the depth."""
     n, channels, count = input.shape[:3]
     inner, span = weight.shape[1:3]
     slices = reshape(permute(input, (0, 2, 1, 3, 4)), (n * count, channels, *input.shape[3:]))
@@ -206,7 +207,7 @@ def _convolved_volumes(
     input: Tensor, weight: Tensor, bias: Tensor | None, windows: Windows, groups: int, step: int, spacing: int,
     padding: tuple[int, int],
 ) -> Tensor:  # fmt: skip
-    """Convolve images whose channels are those of the slices that a window reaches."""
+    """Convolve volumes as images, whose channels are the channels of all slices that a window reaches."""
     outputs, inner, span = weight.shape[:3]
     whole = (0, 0)
     volumes = constant_pad(input, (whole, whole, padding, whole, whole), 0.0) if any(padding) else input
@@ -269,7 +270,7 @@ def _convolved(
 def _padding(
     name: str, padding: Sizes | str, size: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the padding before and after each dimension."""
+    """Return the padding before each dimension, and the padding after each."""
     if padding == "same":
         if max(stride) > 1:
             raise ArgumentError(f'{name}: got padding "same" and stride {stride}; it takes stride 1: give integers')

@@ -29,12 +29,12 @@ def _other(device: Device) -> Device:
 
 
 def to_device(tensor: Tensor, device: Device) -> Tensor:
-    """Return the tensor's values on a device; the tensor itself where it is there."""
+    """Return the tensor's values on a device, or the tensor itself if it is on that device."""
     return tensor if tensor.device is device else _to_device(tensor, device)
 
 
 def to_dtype(tensor: Tensor, dtype: Any) -> Tensor:
-    """Return the tensor's values as `dtype`; the tensor itself where it has that dtype."""
+    """Return the tensor's values as `dtype`, or the tensor itself if it has that dtype."""
     if tensor.dtype is dtype:
         return tensor
     dtype = dtypes.as_dtype(dtype)
@@ -49,7 +49,7 @@ def clone(input: Tensor) -> Tensor:
 
 @declare(method=True)
 def contiguous(input: Tensor) -> Tensor:
-    """Return the tensor in row-major memory; itself where it is already."""
+    """Return a copy in row-major memory, or the tensor itself if it is in row-major memory."""
     return input if input.is_contiguous() else clone(input)
 
 
@@ -62,9 +62,9 @@ def to(
     input: Tensor, *arguments: Any, dtype: Any = None, device: Any = None, non_blocking: bool = False,
     copy: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return the tensor as a dtype and on a device; itself where nothing changes.
+    """Return the tensor as a dtype and on a device; without `copy`, the tensor itself if nothing changes.
 
-    The two come in either order, or as another tensor that has them.
+    `arguments` are a dtype and a device in either order, or another tensor that has the wanted dtype and device.
     """
     for argument in arguments:
         if isinstance(argument, Tensor):

@@ -1,4 +1,4 @@
-"""Different values, their counts and their places in sorted sequences. Only the weights of counts have a gradient."""
+"""Distinct values, their counts, and positions in sorted sequences. Only the weights of `bincount` get a gradient."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ __all__ = ["bincount", "bucketize", "histc", "isin", "searchsorted", "unique", "
 
 
 def _comparable(array: np.ndarray) -> np.ndarray:
-    """Return an array that NumPy can sort: half-precision numbers as float32."""
+    """Return the array as NumPy can sort it: half-precision numbers as float32."""
     return array.astype(compute_dtype(array.dtype), copy=False)
 
 
@@ -43,9 +43,10 @@ def unique(
     input: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
     dim: int | None = None, *, axis: int | None = None,
 ) -> Any:  # fmt: skip
-    """Return the different elements in order, or with `dim` the different slices; every NaN is one of its own.
+    """Return the distinct elements in ascending order, or with `dim` the distinct slices; every NaN counts as distinct.
 
-    With `return_inverse` also where each element went, with `return_counts` how often it was there.
+    With `return_inverse`, return also the index of each input element in the result; with `return_counts`, also how
+    often each distinct element occurs.
     """
     dim = axis if dim is None else dim
     dim = dim if dim is None else normalize_dim("unique", dim, input.ndim)
@@ -62,7 +63,7 @@ def unique_consecutive(
     input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None,
     *, axis: int | None = None,
 ) -> Any:  # fmt: skip
-    """Return the elements, or with `dim` the slices, that differ from the one before; extras as for `unique`."""
+    """Return the elements, or with `dim` the slices, that differ from their predecessor; the rest is as in `unique`."""
     dim = axis if dim is None else dim
     array = input.array.reshape(-1) if dim is None else input.array
     place = 0 if dim is None else normalize_dim("unique_consecutive", dim, input.ndim)
@@ -80,7 +81,7 @@ def unique_consecutive(
 @declare(method=True, numpy=True)
 @or_by_host
 def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
-    """Return whether each element is one of `test_elements` (with `invert`, is none)."""
+    """Return whether each element is one of `test_elements`, or with `invert` whether it is not."""
     operands = [as_operand("isin", o) for o in (elements, test_elements)]
     first, second = (_comparable(o.array) if isinstance(o, Tensor) else np.asarray(o) for o in operands)
     return Tensor.wrap(as_own(np.isin(first, second, invert=invert)))
@@ -91,7 +92,7 @@ def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, inve
 
 @declare(method=True, numpy=True)
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """Return how often each whole number from 0 on stands in a vector, or the sum of the weights where it does.
+    """Return how often each integer from 0 on occurs in a vector, or the sum of the weights at its occurrences.
 
     Shapes: input and weights (n,), the result at least (minlength,). Raises ArgumentError for negative numbers.
     """
@@ -121,9 +122,10 @@ def _least_and_most(array: np.ndarray) -> tuple[Any, Any]:
 @declare(method=True)
 @or_by_host
 def histc(input: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
-    """Return how many elements lie in each of equally wide bins from `min` to `max`; of the data if both are equal.
+    """Return how many elements lie in each of `bins` equally wide bins from `min` to `max`.
 
-    Elements outside are not counted. Raises ArgumentError for no bins, or a range that is not finite.
+    If `min` equals `max`, the bins reach from the least element to the greatest. Elements outside are not counted.
+    Raises ArgumentError for fewer than one bin, for min > max, and for a range that is not finite.
     """
     array = _comparable(input.array).reshape(-1)
     if bins < 1:
@@ -150,10 +152,11 @@ def searchsorted(
     sorted_sequence: Tensor, input: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None,
     sorter: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return where elements would stand in sequences that are sorted along the last dimension.
+    """Return the indices at which elements would be inserted into sequences sorted along the last dimension.
 
-    A place is before equal elements, or after them with `right` or side="right". Shapes: sorted_sequence (n,) with any
-    input, or (..., n) with (..., k), where all but the last dimension are the same.
+    Elements are inserted before equal ones, or with `right` or side="right" after equal ones. `sorter` holds the
+    indices that sort a sequence that is not sorted.
+    Shapes: sorted_sequence (n,) with any input, or (..., n) with (..., k) and the same leading dimensions.
     """
     if side not in (None, "left", "right") or (side == "left" and right):
         raise ArgumentError(f'searchsorted: got side={side!r} and right={right}; accepted are "left" and "right"')
@@ -175,7 +178,7 @@ def searchsorted(
 
 @on_device("sorting")
 def places_among(keys: np.ndarray, sought: np.ndarray, after: bool) -> np.ndarray:
-    """Return the places of elements in sorted rows: before equal ones, or `after` them.
+    """Return the indices at which elements would be inserted into sorted rows: before equal ones, or `after` them.
 
     Shapes: keys (n,) with any sought, or (..., n) with (..., k).
     """
@@ -189,7 +192,7 @@ def places_among(keys: np.ndarray, sought: np.ndarray, after: bool) -> np.ndarra
 
 
 def bucketize(input: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    """Return between which of the sorted boundaries elements lie: 0 below the first; on one, below it unless `right`.
+    """Return, for each element, how many of the sorted boundaries are below it, or with `right` below or equal to it.
 
     Shapes: boundaries (n,), the result as input.
     """

@@ -72,7 +72,7 @@ def _from_python(data: Any) -> np.ndarray:
 
 
 def _natural_dtype(data: Any) -> dtypes.DType:
-    """Return the dtype that nested data stands for: the common one of its numbers."""
+    """Return the common dtype of the numbers in nested data, or the default float dtype if there are none."""
     found = _dtypes_within(data)
     return functools.reduce(dtypes.promote, found) if found else dtypes.get_default_dtype()
 
@@ -93,7 +93,7 @@ def _dtypes_within(data: Any) -> set[dtypes.DType]:
 
 
 def _check_range(array: np.ndarray, dtype: dtypes.DType) -> None:
-    """Raise ArgumentError when numbers written down do not fit an integer dtype."""
+    """Raise ArgumentError if `dtype` is an integer dtype that cannot hold the numbers of the array."""
     if dtypes.category(dtype) != 1 or not array.size or array.dtype == dtypes.bool_ or dtypes.is_complex(array.dtype):
         return
     limits = dtypes.iinfo(dtype)
@@ -108,10 +108,10 @@ def to_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: bo
 
 
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return `data` as a tensor: itself, or an array's memory, where they have the dtype and device.
+    """Return `data` as a tensor, without a copy if `data` is a tensor or array with the wanted dtype and device.
 
-    A conversion of a tensor that requires a gradient is recorded. Objects with `__cuda_array_interface__` are
-    arrays on the device.
+    The conversion of a tensor that requires a gradient is recorded. An object with `__cuda_array_interface__` is an
+    array on the CUDA device.
     """
     if not isinstance(data, Tensor) and hasattr(data, "__cuda_array_interface__"):
         data = Tensor.wrap(dlpack.import_interface(data)).mark_shared()
@@ -136,7 +136,7 @@ def from_numpy(array: np.ndarray) -> Tensor:
 def from_dlpack(source: Any) -> Tensor:
     """Return a tensor over the memory of any object with `__dlpack__` (PyTorch, NumPy, …), on the host or on CUDA.
 
-    Its writes cannot be tracked. Raises DtypeError for dtypes NumPy lacks, DeviceError for another device.
+    Writes through `source` cannot be tracked. Raises DtypeError for dtypes NumPy lacks, DeviceError for another device.
     """
     if isinstance(source, Tensor):
         return source.detach()
@@ -160,7 +160,7 @@ def _dtype_or_default(dtype: Any) -> dtypes.DType:
 
 
 def _with_positional_dtype(sizes: tuple[Any, ...], dtype: Any) -> tuple[tuple[Any, ...], Any]:
-    """Paddle passes (shape, dtype) by position."""
+    """Return (sizes, dtype), with the dtype taken from `sizes` if that is (shape, dtype), as Paddle passes them."""
     if len(sizes) == 2 and isinstance(sizes[0], list | tuple):
         return sizes[:1], sizes[1]
     return sizes, dtype
@@ -169,7 +169,7 @@ def _with_positional_dtype(sizes: tuple[Any, ...], dtype: Any) -> tuple[tuple[An
 def empty(
     *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
-    """Return a tensor of uninitialised memory; the shape as separate sizes or one list."""
+    """Return a tensor of uninitialised memory; the shape is given as separate sizes or one list."""
     sizes, dtype = _with_positional_dtype(sizes, dtype)
     array = empty_array(as_device(device), _sizes("empty", sizes, size, shape), _dtype_or_default(dtype))
     return _finish(array, requires_grad, device)
@@ -179,7 +179,7 @@ def full(
     size: Any = None, fill_value: Any = 0, dtype: Any = None, device: Any = None, requires_grad: bool = False, *,
     shape: Any = None,
 ) -> Tensor:  # fmt: skip
-    """Return a tensor filled with one value, of that value's own dtype if none is given.
+    """Return a tensor filled with one value, by default of the value's own dtype.
 
     Raises ArgumentError for a value that an integer dtype cannot hold.
     """
@@ -216,7 +216,7 @@ def ones(
 def arange(
     start: Any, end: Any = None, step: Any = 1, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
-    """Return the values from `start` (0 if only one bound is given) up to but without `end`, `step` apart."""
+    """Return the values from `start` (0 if only one bound is given) up to but excluding `end`, `step` apart."""
     start, end, step = (v.item() if isinstance(v, Tensor | np.generic) else v for v in (start, end, step))
     if end is None:
         start, end = 0, start
@@ -253,7 +253,7 @@ def logspace(
 
 
 def scalar_tensor(s: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-    """Return a number as a tensor without dimensions, of the default float dtype."""
+    """Return a number as a 0-d tensor, by default of the default float dtype."""
     return tensor(s, _dtype_or_default(dtype), device, requires_grad)
 
 
@@ -286,7 +286,7 @@ def full_like(
 
 
 def _drawn(kernel: Callable[..., np.ndarray], count: int, generator: Any, device: Any, *arguments: Any) -> Array:
-    """Return a kernel's result for these arguments and `count` random numbers, on a device."""
+    """Run a random kernel on a device, with these arguments and the generator's next `count` numbers."""
     seed, offset = (generator or default_generator).take(counters_needed(count))
     return (device_kernel(kernel) if as_device(device) is CUDA else kernel)(*arguments, seed, offset)
 
@@ -295,7 +295,7 @@ def draw(
     name: str, kernel: Callable[..., np.ndarray], shape: Any, dtype: Any, generator: Generator | None,
     device: Any = None,
 ) -> Array:  # fmt: skip
-    """Return draws of a kernel, the same on all devices, in any floating dtype, the default one if none is given."""
+    """Return random numbers drawn by a kernel, the same on all devices, in a floating dtype (None: the default)."""
     wanted = _dtype_or_default(dtype)
     if not dtypes.is_floating_point(wanted):
         raise ArgumentError(f"{name}: got dtype {wanted}; random reals need a floating-point dtype")
@@ -351,7 +351,7 @@ def randint(
     low: Any = 0, high: Any = None, size: Any = None, dtype: Any = None, generator: Generator | None = None,
     device: Any = None, *, shape: Any = (1,),
 ) -> Tensor:  # fmt: skip
-    """Return integers drawn uniformly from [low, high), or from [0, low) with one bound."""
+    """Return integers drawn uniformly from [low, high), or from [0, low) if only one bound is given."""
     if isinstance(high, list | tuple):
         low, high, size = 0, low, high
     elif high is None:

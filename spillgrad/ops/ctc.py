@@ -1,4 +1,4 @@
-"""Connectionist temporal classification: the probability of a sequence of labels, whenever each of them is read.
+"""Connectionist temporal classification: the probability of a sequence of labels, summed over all possible timings.
 
 Source: Graves et al. 2006, "Connectionist temporal classification", equations 5 to 8.
 """
@@ -40,7 +40,7 @@ def _lengths(what: str, given: Any, batch: int) -> np.ndarray:
 
 
 def _labels(targets: Tensor, lengths: np.ndarray, alone: bool) -> np.ndarray:
-    """Return the labels of each sequence as a row, zeros behind them."""
+    """Return a row of labels for each sequence, padded with zeros."""
     if targets.dtype.kind not in "iu":
         raise DtypeError(f"ctc_loss: got targets of {targets.dtype}; wanted class indices: convert them to int64")
     longest = int(lengths.max(initial=0))
@@ -71,11 +71,12 @@ def ctc_loss(
 ) -> Tensor:  # fmt: skip
     """Return the negative log probability of the labels `targets`, read in order, with blanks or repeats between them.
 
-    "mean" divides each loss by the length of its target first. A target that is too long for its input has an infinite
-    loss; 0, as is its gradient, with `zero_infinity`. The gradient is that by `log_probs` as they are (PyTorch's counts
-    on a log_softmax before them, behind which the two are the same), and can be differentiated again.
-    Shapes: log_probs (T, N, C) or (T, C); targets (N, S), or all in one dimension; lengths (N,) or (). Labels are 0 to
-    C - 1 without `blank`.
+    "mean" first divides each loss by the length of its target. A target that is too long for its input has an infinite
+    loss; with `zero_infinity`, its loss and gradient are 0. The gradient is the derivative by `log_probs` itself, and
+    can be differentiated again. (PyTorch's assumes that log_softmax made `log_probs`; the input of log_softmax gets the
+    same gradient from both.)
+    Shapes: log_probs (T, N, C) or (T, C); targets (N, S), or all labels in one dimension; lengths (N,) or (). Labels
+    are 0 to C - 1 without `blank`.
     Raises ShapeError, DtypeError, ArgumentError, and DimensionError for a label outside [0, C).
     """
     name = "ctc_loss"
@@ -111,7 +112,10 @@ def ctc_loss(
 
 
 def _log_probability(scores: Tensor, labels: np.ndarray, inputs: np.ndarray, lengths: np.ndarray, blank: int) -> Tensor:
-    """Return the log probability of each sequence: over time, of having read its labels so far, with blanks between."""
+    """Return the log probability of each sequence of labels, by a recursion over time.
+
+    A state is the log probability of having read the labels up to a position, with blanks between them.
+    """
 
     def there(array: np.ndarray) -> Tensor:
         return Tensor.wrap(beside(scores.array, array))

@@ -9,10 +9,10 @@
 
     divide = true_divide = div
 
-An argument is False, a string of names separated by spaces, or True. True means every public name that the function's
-module gives it, so that an alias is an assignment; for the standard, which has no aliases, it means the function's own
-name. `tensor_methods` makes the methods, `spillgrad.array_api` the standard's functions, and `spillgrad.interop.numpy`
-the functions for NumPy's.
+An argument is False, a string of names separated by spaces, or True. True means every public name that its module gives
+the function, aliases by assignment included; for the standard, which has no aliases, it means the function's own name.
+`tensor_methods` makes the methods, `spillgrad.array_api` the standard's functions, and `spillgrad.interop.numpy` the
+functions for NumPy's.
 """
 
 import functools
@@ -34,19 +34,19 @@ class Declaration(NamedTuple):
     standard: Names
 
     def method_names(self) -> tuple[str, ...]:
-        """Return the names of the methods of tensors that this function is."""
+        """Return the names under which this function is a method of tensors."""
         return _names(self.method or self.in_place, self._aliases)
 
     def in_place_names(self) -> tuple[str, ...]:
-        """Return the names of the methods that change their tensor, without the underscore at the end."""
+        """Return the names of the in-place methods, without the underscore at the end."""
         return _names(self.in_place, self._aliases)
 
     def numpy_names(self) -> tuple[str, ...]:
-        """Return the names of NumPy's functions that mean this one, such as "tanh" and "linalg.norm"."""
+        """Return the names of the NumPy functions that this function implements, such as "tanh" and "linalg.norm"."""
         return _names(self.numpy, self._aliases)
 
     def standard_names(self) -> tuple[str, ...]:
-        """Return the names of the array API standard's functions that mean this one."""
+        """Return the names of the array API standard's functions that this function implements."""
         return _names(self.standard, self._own_name)
 
     def _own_name(self) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ declarations: list[Declaration] = []
 def declare(
     *, method: Names = False, in_place: Names = False, numpy: Names = False, standard: Names = False
 ) -> Callable[[Function], Function]:
-    """Note further names of the decorated function and return it; `in_place` without `method` gives both."""
+    """Return a decorator that records further names of a function; `in_place` without `method` means both."""
 
     def note(function: Function) -> Function:
         declarations.append(Declaration(function, method, in_place, numpy, standard))
@@ -72,14 +72,14 @@ def declare(
 
 
 def named(function: Function, name: str, doc: str | None) -> Function:
-    """Return a function after giving it a name and a docstring."""
+    """Give a function a name and a docstring, and return it."""
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
     return function
 
 
 def numpy_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the function for each of NumPy's that is declared so far, after its name."""
+    """Yield (name, function) for every NumPy function that a function declared so far implements."""
     for declaration in declarations:
         if declaration.numpy:
             yield from ((name, declaration.function) for name in declaration.numpy_names())
@@ -93,7 +93,7 @@ def _names(names: Names, own: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
 
 @functools.cache
 def _names_within(module: str) -> dict[Any, list[str]]:
-    """Return the public names that a module gives its own functions, by function."""
+    """Return, for each function defined in a module, the public names that the module gives it."""
     found: dict[Any, list[str]] = {}
     for name, value in vars(sys.modules[module]).items():
         if name[0] != "_" and getattr(value, "__module__", None) == module and callable(value):

@@ -1,4 +1,4 @@
-"""Factorizations of matrices; where a gradient would depend on an arbitrary choice of vectors, it is infinite."""
+"""Factorizations of matrices. A gradient that would depend on an arbitrary choice of vectors is infinite."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ __all__ = ["cholesky", "eigh", "eigvalsh", "qr", "svd", "svdvals"]
 
 
 def _cholesky_gradient(g: Tensor, result: Tensor) -> Tensor:
-    """Source: Murray 2016, "Differentiation of the Cholesky decomposition", equation 9."""
+    """Return the gradient by A. Source: Murray 2016, "Differentiation of the Cholesky decomposition", equation 9."""
     product = matmul(mT(result), g)
     half = sub(tril(product), mul(_diagonal_matrix(diagonal(product, 0, -2, -1)), 0.5))
     left = solve_triangular(mT(result), half, upper=True)
@@ -46,9 +46,9 @@ _cholesky: Callable[..., Tensor] = operation(
 @declare(method=True)
 @float32_in_autocast
 def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:
-    """Return the lower triangular L with L Lᵀ = A, or `upper` its transpose.
+    """Return the lower triangular L with L Lᵀ = A, or with `upper` the transpose of L.
 
-    Of A one triangle is read; its gradient is symmetric.
+    Only one triangle of A is read; the gradient by A is symmetric.
     Shapes: A (..., n, n), result the same. Raises ShapeError, DtypeError; LinAlgError unless A is positive definite.
     """
     require_square("linalg.cholesky", A)
@@ -59,14 +59,17 @@ def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:
 
 
 class QR(NamedTuple):
-    """An orthogonal and an upper triangular factor."""
+    """A QR decomposition: A = Q R, with orthonormal columns in Q and upper triangular R."""
 
     Q: Tensor
     R: Tensor
 
 
 def _qr_gradient(grads: tuple[Tensor, Tensor], Q: Tensor, R: Tensor) -> Tensor:
-    """Source: Walter & Lehmann 2012, "Algorithmic differentiation of linear algebra functions", section 3.2."""
+    """Return the gradient by A.
+
+    Source: Walter & Lehmann 2012, "Algorithmic differentiation of linear algebra functions", section 3.2.
+    """
     by_q, by_r = grads
     upper = triu(sub(matmul(by_r, mT(R)), matmul(mT(Q), by_q)))
     symmetric = add(upper, mT(triu(upper, 1)))
@@ -96,8 +99,8 @@ _complete_qr: Any = operation(
 def qr(A: Tensor, mode: str = "reduced") -> QR:
     """Return Q with orthonormal columns and the upper triangular R with Q R = A.
 
-    With the mode "reduced" Q has min(m, n) columns, with "complete" m, and then no gradient where m > n; with "r" Q is
-    empty, and R still has its gradient (PyTorch's has none).
+    In the mode "reduced", Q has min(m, n) columns. In "complete", Q has m columns, and there is no gradient if m > n.
+    In "r", Q is empty, and R has a gradient (PyTorch's has none).
     Shapes: A (..., m, n), Q (..., m, k), R (..., k, n). Raises ShapeError, DtypeError, ArgumentError.
     """
     require_matrices("linalg.qr", A)
@@ -125,12 +128,15 @@ class Eigh(NamedTuple):
 
 
 def _distances(values: Tensor) -> Tensor:
-    """Return value j minus value i at (i, j), and 1 on the diagonal."""
+    """Return the matrix with values[j] - values[i] at (i, j) off the diagonal, and 1 on the diagonal."""
     return add(sub(unsqueeze(values, -2), unsqueeze(values, -1)), identity_like(unsqueeze(values, -1)))
 
 
 def _eigh_gradient(grads: tuple[Tensor, Tensor], eigenvalues: Tensor, eigenvectors: Tensor) -> Tensor:
-    """Source: Giles 2008, "An extended collection of matrix derivative results", section 3.1."""
+    """Return the gradient by A.
+
+    Source: Giles 2008, "An extended collection of matrix derivative results", section 3.1.
+    """
     by_values, by_vectors = grads
     turned = matmul(mT(eigenvectors), by_vectors)
     turned = sub(turned, _diagonal_matrix(diagonal(turned, 0, -2, -1)))
@@ -148,12 +154,12 @@ _eigh: Any = operation(
 @declare(numpy="linalg.eigh")
 @float32_in_autocast
 def eigh(A: Tensor, UPLO: str = "L") -> Eigh:
-    """Return eigenvalues and eigenvectors of symmetric matrices, of which the lower or upper ("U") triangle is read.
+    """Return the eigenvalues and eigenvectors of symmetric matrices, reading the lower ("L") or upper ("U") triangle.
 
-    The gradient is that for symmetric changes of A, and symmetric; infinite where equal eigenvalues leave the vectors
-    arbitrary and the result depends on them.
+    The gradient is symmetric: it holds for symmetric changes of A. It is infinite if equal eigenvalues leave the
+    eigenvectors arbitrary and the result depends on these eigenvectors.
     Shapes: A (..., n, n), eigenvalues (..., n), eigenvectors (..., n, n).
-    Raises ShapeError, DtypeError, ArgumentError; LinAlgError where the algorithm does not converge.
+    Raises ShapeError, DtypeError, ArgumentError; LinAlgError if the algorithm does not converge.
     """
     require_square("linalg.eigh", A)
     if UPLO.upper() not in ("L", "U"):
@@ -184,7 +190,7 @@ def _skew(matrix: Tensor) -> Tensor:
 
 
 def _svd_gradient(grads: tuple[Tensor, Tensor, Tensor], U: Tensor, S: Tensor, Vh: Tensor) -> Tensor:
-    """Source: Townsend 2016, "Differentiating the singular value decomposition"."""
+    """Return the gradient by A. Source: Townsend 2016, "Differentiating the singular value decomposition"."""
     by_u, by_s, by_vh = grads
     squares = _distances(mul(S, S))
     row, column = unsqueeze(S, -2), unsqueeze(S, -1)
@@ -229,12 +235,14 @@ _full_svd: Any = operation(
 
 @float32_in_autocast
 def svd(A: Tensor, full_matrices: bool = True, *, driver: str | None = None) -> SVD:
-    """Return U and Vh with orthonormal columns and rows, and the singular values in descending order.
+    """Return U with orthonormal columns, the singular values S in descending order, and Vh with orthonormal rows.
 
-    The gradient is infinite where equal singular values leave the vectors arbitrary and the result depends on them.
-    With `full_matrices` a gradient for the vectors beyond the singular values raises GraphError (PyTorch drops it).
-    Shapes: A (..., m, n), U (..., m, k), S (..., k), Vh (..., k, n), k = min(m, n), or m and n with `full_matrices`.
-    Raises ShapeError, DtypeError; LinAlgError where the algorithm does not converge. `driver` chooses nothing here.
+    The gradient is infinite if equal singular values leave the vectors arbitrary and the result depends on the vectors.
+    With `full_matrices`, backward raises GraphError for a gradient of vectors that have no singular value (PyTorch
+    drops this gradient).
+    Shapes: A (..., m, n), S (..., k), k = min(m, n); U (..., m, k), Vh (..., k, n), or with `full_matrices` U (..., m,
+    m), Vh (..., n, n).
+    Raises ShapeError, DtypeError; LinAlgError if the algorithm does not converge. `driver` has no effect.
     """
     require_matrices("linalg.svd", A)
     rows, columns = A.shape[-2:]

@@ -1,4 +1,4 @@
-"""Diagonals and triangles of matrices: kept, summed, made and indexed."""
+"""Diagonals and triangles of matrices: functions that extract them, build them, sum them or return their indices."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ triu = _triangle("triu", np.triu, "Return the upper triangle of matrices, zeros 
 
 
 def block_diag(*tensors: Tensor) -> Tensor:
-    """Return the matrix with the given ones along its diagonal and zeros elsewhere; vectors count as rows."""
+    """Return the matrix with the given matrices along its diagonal and zeros elsewhere; vectors count as rows."""
     blocks = [atleast_2d(x) for x in tensors]
     if any(block.ndim > 2 for block in blocks):
         raise ShapeError("block_diag: got a tensor of more than two dimensions; wanted matrices")
@@ -57,7 +57,7 @@ def block_diag(*tensors: Tensor) -> Tensor:
 
 @declare(method=True)
 def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-    """Return zeros with the last dimension of `input` as the diagonal of two new ones."""
+    """Return matrices over `dim1` and `dim2` with the last dimension of `input` on the diagonal and zeros elsewhere."""
     ndim = input.ndim + 1
     first, second = normalize_dims("diag_embed", (dim1, dim2), ndim)
     size = input.shape[-1] + abs(offset) if input.ndim else 0
@@ -83,7 +83,7 @@ _trace: Callable[..., Tensor] = operation(
 @declare(method=True)
 @float32_in_autocast
 def trace(input: Tensor) -> Tensor:
-    """Return the sum of a matrix's diagonal. Raises ShapeError for anything else."""
+    """Return the sum of a matrix's diagonal. Raises ShapeError unless the tensor has two dimensions."""
     if input.ndim != 2:
         raise ShapeError(f"trace: got a tensor of shape {input.shape}; wanted a matrix")
     return _trace(input)
@@ -97,10 +97,10 @@ def _triangle_places(name: str, function: Any, row: int, col: int, offset: int, 
 
 
 def tril_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the places in the lower triangle of a matrix: their rows, then their columns."""
+    """Return the indices of the lower triangle of a matrix. Shapes: the result (2, n), row and column indices."""
     return _triangle_places("tril_indices", np.tril_indices, row, col, offset, dtype, device)
 
 
 def triu_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the places in the upper triangle of a matrix: their rows, then their columns."""
+    """Return the indices of the upper triangle of a matrix. Shapes: the result (2, n), row and column indices."""
     return _triangle_places("triu_indices", np.triu_indices, row, col, offset, dtype, device)

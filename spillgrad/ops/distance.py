@@ -22,7 +22,7 @@ from spillgrad_kernels.device_array import empty_beside, is_on_device
 
 __all__ = ["cdist", "cosine_similarity", "dist", "pairwise_distance", "pdist"]
 
-# Differences made at once, so that those of many pairs never fill memory.
+# The most differences computed at once, so that the differences of many pairs never fill memory.
 _BLOCK_ELEMENTS = 1 << 18
 
 
@@ -30,13 +30,13 @@ def normalize(
     input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, *, axis: int | None = None,
     epsilon: float | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the tensor divided by its p-norm along a dimension, or by `eps` where that is larger."""
+    """Return the tensor divided by its p-norm along a dimension, or by `eps` if `eps` is larger than the norm."""
     length = norm(input, p, dim if axis is None else axis, True)
     return div(input, clamp_min(length, eps if epsilon is None else epsilon))
 
 
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8, *, axis: int | None = None) -> Tensor:
-    """Return the cosine of the angle between vectors along a dimension; lengths count at least `eps`."""
+    """Return the cosine of the angle between vectors along a dimension; a length below `eps` counts as `eps`."""
     first, second = broadcast_tensors(x1, x2)
     dim = dim if axis is None else axis
     directions = [div(x, clamp_min(norm(x, 2, dim, True), eps)) for x in (first, second)]
@@ -49,7 +49,7 @@ def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6,
 
 
 def pdist(input: Tensor, p: float = 2.0) -> Tensor:
-    """Return the p-norms of the differences of all pairs of rows: that of the first and second, first and third, ….
+    """Return the p-norm of the difference of each pair of rows, in the order (0, 1), (0, 2), …, (1, 2), ….
 
     Shapes: (n, m) gives (n (n - 1) / 2,).
     """
@@ -108,7 +108,7 @@ _cdist: Callable[..., Tensor] = operation("cdist", _euclidean, x1=_first_gradien
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
     """Return the p-norm of the difference of every row of `x1` and every row of `x2`.
 
-    Differences are exact whatever `compute_mode`, which PyTorch has for speed; the gradient of a distance 0 is 0.
+    Differences are exact for every `compute_mode`, which PyTorch has for speed. The gradient of a distance 0 is 0.
     Shapes: x1 (..., P, M), x2 (..., R, M), the result (..., P, R); leading dimensions broadcast.
     """
     for x in (x1, x2):

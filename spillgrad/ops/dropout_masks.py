@@ -43,7 +43,7 @@ def _require_probability(name: str, p: float) -> None:
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Return `input` with each element zeroed with probability `p` and the others scaled by 1 / (1 - p).
 
-    When not `training`, the input itself. Raises ArgumentError unless 0 <= p <= 1. Source: Srivastava et al. 2014.
+    Without `training`, return `input`. Raises ArgumentError unless 0 <= p <= 1. Source: Srivastava et al. 2014.
     """
     _require_probability("dropout", p)
     require_floats("dropout", input.dtype)
@@ -56,7 +56,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 
 
 def dropout_add(input: Tensor, residual: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """Return residual + dropout(input, p, training) in one pass, with the same random numbers.
+    """Return residual + dropout(input, p, training) in one pass, with the random numbers that `dropout` would draw.
 
     Raises ArgumentError unless 0 <= p <= 1.
     """
@@ -75,7 +75,7 @@ def _ones(like: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _dropped_channels(
     name: str, input: Tensor, p: float, training: bool, inplace: bool, ndims: tuple[int, ...], unbatched: int | None
 ) -> Tensor:
-    """Zero whole channels: dimension 1 of a batch, dimension 0 of a tensor of `unbatched` dimensions."""
+    """Zero whole channels: along dimension 0 if the tensor has `unbatched` dimensions, otherwise along dimension 1."""
     _require_probability(name, p)
     if input.ndim not in ndims:
         raise ShapeError(
@@ -124,9 +124,9 @@ def _alpha_dropped(name: str, input: Tensor, p: float, training: bool, inplace: 
 
 
 def alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
-    """Return `input` with elements set to selu's lowest value with probability `p`, and then mean and variance kept.
+    """Return `input` with each element set to selu's lowest value with probability `p`, then scaled and shifted.
 
-    Source: Klambauer et al. 2017, section 2.
+    Scale and shift keep mean 0 and variance 1. Source: Klambauer et al. 2017, section 2.
     """
     return _alpha_dropped("alpha_dropout", input, p, training, inplace, input.shape)
 

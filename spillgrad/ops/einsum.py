@@ -1,7 +1,8 @@
-"""Sums of products over named dimensions, each of two operands computed as one matrix product.
+"""Sums of products over named dimensions: two operands are multiplied by one matrix product.
 
-Three and more are multiplied in the order that the package opt_einsum plans, where it is installed (`pip install
-opt_einsum`), else always the two with the fewest products. `opt_einsum.contract` takes tensors, too.
+Three or more operands are multiplied two at a time: in the order that the package opt_einsum plans if it is installed
+(`pip install opt_einsum`), otherwise always the two with the fewest products first. `opt_einsum.contract` takes
+tensors, too.
 """
 
 import functools
@@ -32,13 +33,13 @@ _ELLIPSIS = "..."
 
 
 class Term(NamedTuple):
-    """An operand whose dimensions have names, no two of them the same."""
+    """An operand and a different label for each of its dimensions."""
 
     tensor: Tensor
     labels: Labels
 
     def size(self, label: Any) -> int:
-        """Return the size of a dimension; 1 for one it lacks, which it repeats along."""
+        """Return the size of the dimension `label`; 1 if the operand lacks it, as the operand then broadcasts."""
         return self.tensor.shape[self.labels.index(label)] if label in self.labels else 1
 
 
@@ -46,7 +47,7 @@ class Term(NamedTuple):
 
 
 def _parsed(name: str, text: str) -> Labels:
-    """Return the labels of one operand or the result. Raises ArgumentError for anything else."""
+    """Return the labels of one operand or the result. Raises ArgumentError unless all are letters or one "..."."""
     left, dots, right = text.partition(_ELLIPSIS)
     labels = [*left, *([_ELLIPSIS] if dots else []), *right]
     for label in labels:
@@ -66,7 +67,7 @@ def _from_equation(equation: str, count: int) -> tuple[list[Labels], Labels | No
 
 
 def _from_lists(arguments: tuple[Any, ...]) -> tuple[list[Tensor], list[Labels], Labels | None]:
-    """Read operands in turn with lists of numbers, which may end with that of the result."""
+    """Return (operands, their labels, the result's labels or None) of operands that alternate with lists of labels."""
     operands, sublists = list(arguments[0::2]), list(arguments[1::2])
     output = operands.pop() if len(operands) > len(sublists) else None
     read = [tuple(_ELLIPSIS if x is Ellipsis else x for x in labels) for labels in sublists]
@@ -74,7 +75,7 @@ def _from_lists(arguments: tuple[Any, ...]) -> tuple[list[Tensor], list[Labels],
 
 
 def _spelled_out(labels: Labels, ndim: int, dots: int) -> Labels:
-    """Return a label for each dimension: `...` stands for the last ones of those that the longest one covers."""
+    """Return a label for each dimension: "..." becomes the last of `dots` common labels, so that it broadcasts."""
     if _ELLIPSIS not in labels:
         return labels
     place = labels.index(_ELLIPSIS)
@@ -94,7 +95,7 @@ def _covered(labels: Labels, tensor: Tensor) -> int:
 
 
 def _without_repeats(tensor: Tensor, labels: Labels) -> Term:
-    """Return the diagonal along dimensions of one name."""
+    """Return the operand as a term, with dimensions that share a label replaced by their diagonal."""
     for label in set(labels):
         while labels.count(label) > 1:
             first = labels.index(label)
@@ -113,7 +114,7 @@ def _without_repeats(tensor: Tensor, labels: Labels) -> Term:
 
 
 def _summed(term: Term, kept: Iterable[Any], sizes: dict[Any, int]) -> Term:
-    """Sum over the dimensions that nothing else names, and drop those that only broadcast."""
+    """Sum over the dimensions that are not `kept`, and drop dimensions of size 1 that broadcast."""
     alone = [i for i, label in enumerate(term.labels) if label not in kept]
     if alone:
         labels = tuple(label for label in term.labels if label in kept)
@@ -124,14 +125,14 @@ def _summed(term: Term, kept: Iterable[Any], sizes: dict[Any, int]) -> Term:
 
 
 def _arranged(term: Term, *groups: Sequence[Any]) -> Tensor:
-    """Return the operand with its dimensions in groups, each group joined to one."""
+    """Return the operand with its dimensions in the order of `groups`, each group joined to one dimension."""
     order = [term.labels.index(label) for group in groups for label in group]
     moved = permute(term.tensor, order) if order != list(range(len(order))) else term.tensor
     return reshape(moved, tuple(math.prod(term.size(label) for label in group) for group in groups))
 
 
 def _product(first: Term, second: Term, kept: frozenset[Any], sizes: dict[Any, int]) -> Term:
-    """Return the sum of products over the dimensions that are not kept."""
+    """Multiply two operands and sum over the dimensions that are not `kept`."""
     first = _summed(first, kept | frozenset(second.labels), sizes)
     second = _summed(second, kept | frozenset(first.labels), sizes)
     shared = [x for x in first.labels if x in second.labels]
@@ -157,9 +158,10 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
 
         einsum("bij,bjk->bik", a, b)    einsum("...ii->...i", a)    einsum(a, [0, 1], b, [1, 2], [0, 2])
 
-    Labels are letters (or, in lists, numbers); repeated in one operand they take its diagonal, "..." are dimensions
-    that broadcast, as those of size 1 do. Without "->", the result has the labels that appear once, alphabetically.
-    Raises ArgumentError for an equation that cannot be read, ShapeError for operands that it does not fit.
+    Labels are letters (or, in lists, numbers). A label repeated in one operand takes the operand's diagonal. "..."
+    stands for dimensions that broadcast; dimensions of size 1 broadcast, too. Without "->", the result has the labels
+    that appear once, in alphabetical order.
+    Raises ArgumentError for an equation that cannot be read, ShapeError for operands that do not fit the equation.
     """
     if isinstance(equation, str):
         if len(operands) == 1 and isinstance(operands[0], list | tuple):
@@ -206,7 +208,10 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _planned(terms: tuple[Labels, ...], result: Labels, sizes: tuple[tuple[Any, int], ...]) -> Any:
-    """Return pairs of places as opt_einsum orders them, each product standing last; None where it is not installed."""
+    """Return the pairs of operands to multiply, as opt_einsum orders them; None if it is not installed.
+
+    A pair holds two positions in the list of operands; the product replaces the two at the end of the list.
+    """
     try:
         from opt_einsum import contract_path, get_symbol
     except ModuleNotFoundError:
@@ -220,7 +225,7 @@ def _planned(terms: tuple[Labels, ...], result: Labels, sizes: tuple[tuple[Any, 
 
 
 def _cheapest(terms: list[Term], sizes: dict[Any, int]) -> tuple[int, int]:
-    """Return the two operands with the fewest products; of equally many, the first."""
+    """Return the positions of the two operands with the fewest products; of equal pairs, the first."""
     pairs = itertools.combinations(range(len(terms)), 2)
     return min(pairs, key=lambda p: math.prod(sizes[x] for x in {*terms[p[0]].labels, *terms[p[1]].labels}))
 
@@ -230,9 +235,10 @@ def _cheapest(terms: list[Term], sizes: dict[Any, int]) -> tuple[int, int]:
 
 @declare(method=True)
 def tensordot(a: Tensor, b: Tensor, dims: Any = 2, *, axes: Any = None) -> Tensor:
-    """Return the sum of products over the last `dims` dimensions of `a` and the first of `b`, or over named ones.
+    """Return the sum of products over the last `dims` dimensions of `a` and the first `dims` of `b`.
 
-    `dims` (Paddle's and NumPy's `axes`) may be a pair of lists. Raises ShapeError when sizes differ.
+    `dims` (in Paddle and NumPy `axes`) may also be a pair of lists: the dimensions of `a`, and those of `b`. Raises
+    ShapeError if their sizes differ.
     """
     dims = dims if axes is None else axes
     if isinstance(dims, Tensor):
@@ -259,7 +265,7 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2, *, axes: Any = None) -> Tenso
 
 @declare(method=True, numpy=True)
 def inner(input: Tensor, other: Tensor) -> Tensor:
-    """Return the sum of products over the last dimensions; the product with a 0-d tensor."""
+    """Return the sum of products over the last dimensions; with a 0-d tensor, the product."""
     if not input.ndim or not other.ndim:
         return mul(input, other)
     if input.shape[-1] != other.shape[-1]:
@@ -279,9 +285,9 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
 
 @declare(method=True)
 def cross(input: Tensor, other: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
-    """Return the cross products of vectors of three along a dimension: by default the first of size 3.
+    """Return the cross products of 3-vectors along a dimension, by default the first dimension of size 3.
 
-    Other dimensions broadcast. Raises ShapeError where the size is not 3.
+    Other dimensions broadcast. Raises ShapeError if the dimension's size is not 3.
     """
     dim = axis if dim is None else dim
     if dim is None:
@@ -295,7 +301,7 @@ def cross(input: Tensor, other: Tensor, dim: int | None = None, *, axis: int | N
 @declare(method=True)
 @float32_in_autocast
 def vdot(input: Tensor, other: Tensor) -> Tensor:
-    """Return the sum of the products of two vectors. Raises ShapeError for anything else."""
+    """Return the dot product of two vectors. Raises ShapeError unless both are vectors of the same size."""
     if input.ndim != 1 or input.shape != other.shape:
         raise ShapeError(f"vdot: got {input.shape} and {other.shape}; wanted two vectors of one size")
     return matmul(input, other)
@@ -306,7 +312,7 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
     """Return input1 A input2 + bias for each of the matrices A in `weight`.
 
     Shapes: input1 (..., m), input2 (..., n), weight (k, m, n), bias (k,), result (..., k).
-    Raises ShapeError when they do not fit, DtypeError when dtypes differ.
+    Raises ShapeError if shapes do not fit, DtypeError if dtypes differ.
     """
     name = "bilinear"
     if weight.ndim != 3 or not input1.ndim or not input2.ndim:

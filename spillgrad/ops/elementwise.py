@@ -1,8 +1,8 @@
 """How elementwise operations are made from the kernels' table of rows, and called.
 
-Operands broadcast and promote as in PyTorch. With `out=` the result goes into a tensor of its shape, which may be an
-operand or overlap one. The functions themselves stand where they belong: `arithmetic`, `trigonometry`, `comparison`,
-`clamp_where`, `logic`, `special`, `activations`.
+Operands broadcast and promote as in PyTorch. `out=` takes a tensor of the result's shape, which may be an operand or
+overlap an operand. The functions themselves are in `arithmetic`, `trigonometry`, `comparison`, `clamp_where`, `logic`,
+`special` and `activations`.
 """
 
 import functools
@@ -41,7 +41,7 @@ def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
 
 
 class Loop(Planned):
-    """A formula of arrays and numbers that broadcast together."""
+    """An elementwise formula as a function of arrays and numbers, which broadcast together."""
 
     def __init__(self, formula: Formula, name: str, gives_bool: bool = False) -> None:
         super().__init__(name, parameters(formula))
@@ -78,7 +78,7 @@ class Loop(Planned):
         return call, call.results[0].layout.shape, dtype
 
     def converted(self, *operands: Any, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the result. Raises ShapeError when shapes do not broadcast."""
+        """Return the result, computed without a plan. Raises ShapeError if shapes do not broadcast."""
         dtype = _dtype_of(operands)
         try:
             return run_formula(
@@ -97,7 +97,7 @@ def _shapes(operands: Iterable[Any]) -> list[Shape]:
 
 
 def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
-    """One compiled kernel per derivative; under `create_graph` the same formula runs on tensors."""
+    """Return the derivative by the operand `source`: `formula` as a kernel, or on tensors under `create_graph`."""
     if traced(formula).results == ("in_g",):
         return Derivative((source,), ("g", f"{source}_shape"), sum_to)
     loop = Loop(formula, f"{row.name}.{source}")
@@ -112,7 +112,7 @@ def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
 
 
 def _derivative_source(count: int) -> str:
-    """Return the code of a derivative that names so many values."""
+    """Return the source of the derivative function of `count` values."""
     values = ", ".join([f"v{i}" for i in range(count)])
     arrays = ", ".join([f"v{i}._array if isinstance(v{i}, Tensor) else v{i}" for i in range(count)])
     return f"""def derivative({values}, shape):
@@ -129,7 +129,7 @@ def _operation(row: Row) -> Operation:
     return operation
 
 
-# Variants of one function have its node's name, as in PyTorch.
+# Variants of one function share the function's node name, as in PyTorch.
 _NODE_NAMES = {"square": "PowBackward0", "cube": "PowBackward0", "gelu_tanh": "GeluBackward0", "selu": "EluBackward0"}
 LOOPS = {name: Loop(row.forward, name, row.result == "bool") for name, row in ROWS.items()}
 OPERATIONS: dict[str, Operation] = {name: _operation(row) for name, row in ROWS.items()}
@@ -141,11 +141,11 @@ def tensor_functions() -> dict[str, Callable[..., Any]]:
 
 
 def call(name: str, *operands: Any, out: Tensor | None = None) -> Tensor:
-    """Call a row's operation after promoting its operands to one dtype; the result goes into `out`, if given.
+    """Call a row's operation after promoting its operands to one dtype; the result is written to `out`, if given.
 
-    Raises OperandError for operands that are no tensors or numbers, DtypeError for dtypes without this operation,
-    ShapeError when shapes do not broadcast; with `out`, DtypeError or ShapeError when the result does not fit into it,
-    GraphError when a gradient would have to be recorded, or its memory is read-only or expanded.
+    Raises OperandError for an operand that is neither tensor nor number, DtypeError for a dtype without this operation,
+    and ShapeError if shapes do not broadcast. With `out`, raises DtypeError or ShapeError if the result does not fit
+    into it, and GraphError if a gradient would have to be recorded, or if `out` has read-only or expanded memory.
     """
     if out is None:
         return OPERATIONS[name].run(*operands)  # type: ignore[no-any-return]
@@ -156,7 +156,7 @@ def row_function(
     name: str, doc: str, *, method: Names = False, in_place: Names = False, numpy: Names = False,
     standard: Names = False,
 ) -> Callable[..., Tensor]:  # fmt: skip
-    """Return the function of tensors for a row with one or two operands, and `declare` its further names."""
+    """Make the function of tensors for a row with one or two operands, `declare` its further names, and return it."""
     operation = OPERATIONS[name]
     if len(operation.parameters) == 1:
 
@@ -171,12 +171,12 @@ def row_function(
     return declare(method=method, in_place=in_place, numpy=numpy, standard=standard)(named(function, name, doc))
 
 
-# The function of a row that is also a method, one in place, and has the same name in NumPy and in the standard.
+# As `row_function`; also declares the function's name as a method, in place, in NumPy and in the standard.
 common_function = functools.partial(row_function, in_place=True, numpy=True, standard=True)
 
 
 def by_numpy(name: str, function: Callable[..., Any], *operands: Any) -> Tensor:
-    """Compute a function of NumPy's that has no gradient. Raises ShapeError when shapes do not broadcast."""
+    """Return the result of a NumPy function, without a gradient. Raises ShapeError if shapes do not broadcast."""
     require_one_device(name, operands)
     values = [operand.array if isinstance(operand, Tensor) else operand for operand in operands]
     try:
@@ -203,7 +203,7 @@ def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
 
 
 def accumulate(total: Tensor, gradient: Tensor) -> None:
-    """Do `total.add_(gradient)` where nothing is recorded: backward does it for every leaf."""
+    """Do `total.add_(gradient)`, as backward does for every leaf; call it only where nothing is recorded."""
     into, array = total._array, gradient._array
     if array.shape == into.shape and inplace.computes_in_place(total, (gradient,), {}) and _same_or_apart(into, array):
         total._storage.begin_change()
@@ -213,7 +213,7 @@ def accumulate(total: Tensor, gradient: Tensor) -> None:
 
 
 def _check_out(name: str, out: Any, shape: tuple[int, ...], device: Device, differentiable: Iterable[Any] = ()) -> None:
-    """Raise OperandError, ShapeError, GraphError or DeviceError for an `out` that cannot take a result like this."""
+    """Raise OperandError, DeviceError, ShapeError or GraphError if `out` cannot take a result of this shape."""
     if not isinstance(out, Tensor):
         raise OperandError(f"{name}: got out of {type(out).__name__}; wanted a tensor")
     if out.device is not device:
@@ -228,14 +228,14 @@ def _check_out(name: str, out: Any, shape: tuple[int, ...], device: Device, diff
 
 
 def _same_or_apart(out: np.ndarray, operand: Any) -> bool:
-    """Return whether each element of the operand is read before, or never, overwritten."""
+    """Return whether `out` and the operand coincide or share no memory, so that no unread element is overwritten."""
     if operand is out or not isinstance(operand, ARRAYS) or not np.may_share_memory(out, operand):
         return True
     return (address_of(out), layout_of(out)) == (address_of(operand), layout_of(operand))
 
 
 def deliver(name: str, result: Tensor, out: Any) -> Tensor:
-    """Return a result, after copying it into `out` if that is given: then only one that has no gradient."""
+    """Return `result`, or copy it into `out` and return `out`. Raises GraphError if the copy has to be recorded."""
     if out is None:
         return result
     _check_out(name, out, result.shape, result.device, (result,))

@@ -1,4 +1,4 @@
-"""Losses of single elements, with their sum or mean one operation: squares, Huber, binary cross entropy."""
+"""Elementwise losses, computed with their sum or mean in one operation: squares, Huber, binary cross entropy."""
 
 import math
 from collections.abc import Callable
@@ -24,10 +24,10 @@ __all__ = ["binary_cross_entropy_with_logits", "huber_loss", "l1_loss", "mse_los
 def _reduced_operation(
     name: str, losses: Callable[..., Any], by_input: Callable[..., Any], by_target: Callable[..., Any]
 ) -> Operation:
-    """Return the operation of reduced losses.
+    """Return the operation that computes the losses of elements and reduces them.
 
-    `losses(input, target, *options)` are those of elements; `by_input(g, input, target, *options)` and `by_target` are
-    their gradients.
+    `losses(input, target, *options)` returns the losses of elements; `by_input(g, input, target, *options)` and
+    `by_target`, with the same arguments, return their gradients.
     """
 
     def forward(self: np.ndarray, target: np.ndarray, reduction: str, options: tuple[float, ...]) -> np.ndarray:
@@ -79,9 +79,10 @@ def binary_cross_entropy_with_logits(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the negative log probability of `target` (probabilities) under sigmoid of the logits `input`.
+    """Return the negative log probability of `target` (probabilities) under the sigmoid of the logits `input`.
 
-    Shapes: input and target alike; weight and pos_weight (of the positive part) broadcast.
+    `weight` multiplies each loss, `pos_weight` the term that `target` multiplies; both broadcast. Shapes: input and
+    target the same.
     """
     require_alike("binary_cross_entropy_with_logits", input, target)
     if weight is None and pos_weight is None and type(input) is not Symbol:
@@ -110,7 +111,7 @@ def _l1_loss(input: Any, target: Any) -> Any:
 @fuse
 def _huber_loss(input: Any, target: Any, delta: Any, slope: Any) -> Any:
     difference = input - target
-    # Two parts that are added: where one is chosen of two, the other's gradient may be 0 times infinity.
+    # Two parts are added: if `where` chose one of them, the gradient of the other could be 0 times infinity.
     near = square(clamp(difference, -delta, delta)) * (0.5 * slope / delta)
     return near + relu(abs(difference) - delta) * slope
 
@@ -130,19 +131,19 @@ _huber, _smooth_l1 = (
 
 @float32_in_autocast
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the squared differences."""
+    """Return the squared differences: their mean, their sum, or each of them for "none"."""
     return _run_reduced(_mse, _mse_loss, input, target, reduction)
 
 
 @float32_in_autocast
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the absolute differences."""
+    """Return the absolute differences: their mean, their sum, or each of them for "none"."""
     return reduced("l1_loss", _l1_loss(input, target), reduction)
 
 
 @float32_in_autocast
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
-    """Return half the squared differences up to `delta`, and delta (|difference| - delta / 2) beyond.
+    """Return half the square of differences up to `delta`, and delta (|difference| - delta / 2) of larger ones.
 
     Raises ArgumentError unless delta > 0. Source: Huber 1964.
     """
@@ -153,7 +154,7 @@ def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: fl
 
 @float32_in_autocast
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
-    """Return the Huber loss divided by `beta`, its delta; the absolute differences where that is 0.
+    """Return the Huber loss with delta `beta`, divided by `beta`; for `beta` 0, the absolute differences.
 
     Source: Girshick 2015, equation 3.
     """

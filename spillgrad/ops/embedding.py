@@ -1,4 +1,4 @@
-"""Rows of a table by their numbers, one by one and in bags; one-hot rows."""
+"""Rows of a table, looked up by index one by one or in bags (sums, means, maxima); one-hot rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -59,9 +59,9 @@ def embedding(
 ) -> Tensor:  # fmt: skip
     """Return the rows of `weight` at the indices `input`; the row `padding_idx` receives no gradient.
 
-    With `max_norm`, the rows that are looked up are first scaled, in place, so that no p-norm exceeds it (p:
-    `norm_type`). With `scale_grad_by_freq`, a row's gradient is divided by how often it was looked up. `sparse` changes
-    nothing: gradients are dense.
+    With `max_norm`, looked-up rows whose p-norm exceeds it are first scaled down in place; p is `norm_type`. With
+    `scale_grad_by_freq`, the gradient of a row is divided by how often the row was looked up. `sparse` has no effect:
+    gradients are dense.
     Shapes: input any, weight (V, D), result input.shape + (D,). Raises DimensionError for an index outside [0, V).
     """
     _check_table("embedding", input, weight)
@@ -89,7 +89,7 @@ def _check_table(name: str, input: Tensor, weight: Any) -> None:
 
 
 def _padding_row(name: str, padding_idx: int | None, weight: Tensor) -> int | None:
-    """Return the row counted from the front."""
+    """Return `padding_idx` counted from the front, or None. Raises ArgumentError for a row outside the table."""
     if padding_idx is None:
         return None
     rows = weight.shape[0]
@@ -99,7 +99,7 @@ def _padding_row(name: str, padding_idx: int | None, weight: Tensor) -> int | No
 
 
 def _shorten_rows(weight: Tensor, indices: np.ndarray, max_norm: float, norm_type: float) -> None:
-    """Scale those of the rows in place whose norm exceeds the largest allowed."""
+    """Scale the rows at `indices` whose norm exceeds `max_norm`, in place."""
     with no_grad():
         used = Tensor.wrap(np.unique(indices))
         rows = getitem(weight, used)
@@ -111,14 +111,14 @@ def _shorten_rows(weight: Tensor, indices: np.ndarray, max_norm: float, norm_typ
 
 
 def _by_frequency(rows: Tensor, indices: np.ndarray) -> Tensor:
-    """Return rows whose gradients are divided by how often each row is there."""
+    """Return `rows` with gradients that are divided by how often the index of each row occurs."""
     _, inverse, counts = np.unique(indices, return_inverse=True, return_counts=True)
     weights = (1 / counts[inverse.reshape(indices.shape)])[..., None].astype(rows.dtype)
     return _weigh_gradient(rows, weights)
 
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
-    """Return int64 rows that are 1 at each index and 0 elsewhere; -1 classes: as many as the largest index needs."""
+    """Return an int64 row for each index, 1 at the index and 0 elsewhere; `num_classes` -1 is the largest index + 1."""
     largest = -1
     if isinstance(tensor, Tensor) and tensor.dtype.kind in "iu" and tensor.numel():
         largest = int(np.max(tensor.array))
@@ -135,11 +135,12 @@ def embedding_bag(
     scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
     per_sample_weights: Tensor | None = None, include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return sums, means or elementwise maxima of bags of rows of `weight`; of an empty bag zeros.
+    """Return the sum, mean or elementwise maximum of the rows of `weight` in each bag; zeros for an empty bag.
 
-    A bag is a row of `input`. In a vector, a bag reaches from one of the `offsets` to the next, and the last one to
-    the end; with `include_last_offset` the last offset is that end. `per_sample_weights` multiply the rows of a sum.
-    The row `padding_idx` is left out. The first of equal maxima has the gradient. Other options are as in `embedding`.
+    Each row of a matrix `input` is a bag. In a vector, a bag reaches from one of the `offsets` to the next, the last
+    bag to the end; with `include_last_offset`, the last offset is this end. `per_sample_weights` multiply the rows of a
+    sum. The row `padding_idx` is left out. Of equal maxima, the first gets the gradient. Other options are as in
+    `embedding`.
     Shapes: input (B, n), or (n,) with offsets (B,); weight (V, D); per_sample_weights as input; result (B, D).
     Raises ShapeError, DtypeError, ArgumentError, and DimensionError for an index outside [0, V).
     """
@@ -167,7 +168,7 @@ def embedding_bag(
 
 
 def _bags(name: str, input: Tensor, offsets: Tensor | None, include_last_offset: bool) -> tuple[np.ndarray, int]:
-    """Return the bag of each index, in order, and the number of bags."""
+    """Return, for each index in order, the bag it belongs to, and the number of bags."""
     if input.ndim == 2:
         if offsets is not None:
             raise ArgumentError(

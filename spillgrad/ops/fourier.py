@@ -1,4 +1,4 @@
-"""Discrete Fourier transforms, by NumPy; each is linear, and its derivative another one."""
+"""Discrete Fourier transforms, computed by NumPy. Each is linear, and its derivative is another transform."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -27,12 +27,12 @@ __all__ = [
 
 Shape = tuple[int, ...]
 Dims = int | Sequence[int] | None
-# The scaling of a transform's adjoint, which runs the other way.
+# The `norm` of the adjoint of a transform: the adjoint is a transform in the other direction.
 _ADJOINT = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
 def _as_transformed(array: np.ndarray, like: np.ndarray, is_real: bool) -> np.ndarray:
-    """Return a transform in the operand's precision."""
+    """Return the transform `array` in the precision of its operand `like`."""
     double = like.dtype in (np.float64, np.complex128)
     kinds = (np.float32, np.float64) if is_real else (np.complex64, np.complex128)
     return np.ascontiguousarray(array, kinds[double])
@@ -65,7 +65,7 @@ def _by_half(g: Tensor, dims: Shape, norm: str, self_shape: Shape) -> Tensor:
 
 
 def _by_real(g: Tensor, dims: Shape, norm: str, self_shape: Shape, size: int) -> Tensor:
-    """Elements that stand for two of the whole spectrum count twice."""
+    """Return the gradient of the real inverse transform: elements that stand for two of the spectrum count twice."""
     along = dims[-1]
     half = _fft_r2c(g, dims, _ADJOINT[norm])
     twice = np.full(half.shape[along], 2.0)
@@ -84,7 +84,7 @@ _fft_c2r: Callable[..., Tensor] = operation("fft_c2r", _real_forward, self=_by_r
 
 
 def _resized(x: Tensor, dim: int, size: int) -> Tensor:
-    """Return a tensor trimmed, or filled up with zeros, to a size along one dimension."""
+    """Return a tensor trimmed or zero-padded to `size` along one dimension."""
     missing = size - x.shape[dim]
     if missing < 0:
         return narrow(x, dim, 0, size)
@@ -101,7 +101,7 @@ def _known_norm(name: str, norm: str | None) -> str:
 def _checked(
     name: str, input: Tensor, s: Any, dim: Dims, norm: str | None, by_default: Shape | None
 ) -> tuple[Tensor, Shape, tuple[int, ...] | None, str]:  # fmt: skip
-    """Return the operand in a dtype that has transforms, the dimensions, the wanted sizes and the scaling."""
+    """Check the arguments; return the operand in a dtype that has transforms, the dimensions, the sizes, the norm."""
     norm = _known_norm(name, norm)
     if not input.is_complex() and input.dtype != dtypes.float64:
         input = to_dtype(input, dtypes.float32)
@@ -158,7 +158,7 @@ def _other_way(name: str, norm: str | None) -> str:
 
 
 def _hermitian(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
-    """Half a spectrum's transform is its conjugate's inverse, scaled the other way."""
+    """Return the transform of half a spectrum: the inverse of its conjugate, with the norm of the other direction."""
     return _real(name, complex_numbers.conj(input), s, dim, _other_way(name, norm), default)
 
 
@@ -245,12 +245,12 @@ def _frequencies(values: np.ndarray, dtype: Any, device: Any) -> Tensor:
 
 
 def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the frequencies of `fft` for n points at distance d."""
+    """Return the frequencies of `fft` for n points that are `d` apart."""
     return _frequencies(np.fft.fftfreq(n, d), dtype, device)
 
 
 def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the frequencies of `rfft` for n points at distance d."""
+    """Return the frequencies of `rfft` for n points that are `d` apart."""
     return _frequencies(np.fft.rfftfreq(n, d), dtype, device)
 
 

@@ -1,7 +1,7 @@
 """Fusion: a function of elementwise tensor operations becomes one kernel forward and one backward.
 
-The function is called once with symbols. What it does with them becomes a program (`spillgrad_kernels.tables.program`),
-which is compiled for the dtypes at hand. Only arguments are saved for backward, which computes everything else again.
+The function is called once with symbols, which record its operations as a program (`spillgrad_kernels.tables.program`).
+The program is compiled for the dtypes of the arguments. Backward saves only arguments, and recomputes everything else.
 """
 
 import functools
@@ -33,10 +33,10 @@ Shape = tuple[int, ...]
 
 
 class FusedFunction:
-    """A function whose calls each run as one kernel; made by `fuse`.
+    """A function that `fuse` made: each call runs one kernel.
 
-    The function itself is called once per combination of dtypes, numbers of dimensions and arguments that are neither
-    tensors nor floats.
+    The original function is called only once per combination of dtypes, numbers of dimensions and values of arguments
+    that are neither tensors nor floats.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -54,7 +54,7 @@ class FusedFunction:
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Return what the function returns.
 
-        Raises FusionError for what cannot be fused, ShapeError when shapes do not broadcast.
+        Raises FusionError for an operation or argument that cannot be fused, ShapeError if shapes do not broadcast.
         """
         if options or len(arguments) != len(self._names):
             bound = self._signature.bind(*arguments, **options)
@@ -132,17 +132,18 @@ class FusedFunction:
 
 
 def fuse(function: Callable[..., Any]) -> FusedFunction:
-    """Return `function`, of elementwise operations, as one kernel forward and one backward; also a decorator.
+    """Return a function of elementwise operations as one kernel forward and one backward; also a decorator.
 
-    Backward saves only those arguments that gradients need, and computes the rest again. Arguments broadcast; float
-    arguments may change from call to call, all others that are no tensors choose a kernel of their own. The function
-    may branch on those, but not on tensors or floats, and what it reads from outside is fixed at the first call.
+    Backward saves only the arguments that gradients need, and computes the rest again. Arguments broadcast. Float
+    arguments may change from call to call; each value of an argument that is neither tensor nor float gets a kernel of
+    its own. The function may branch on such arguments, but not on tensors or floats. Values that it reads from outside
+    are fixed at the first call.
     """
     return FusedFunction(function)
 
 
 def _operation_that_raised(traceback: TracebackType | None) -> str:
-    """Return the name of the operation that a function called and that read a symbol: the first frame of ours."""
+    """Return the name of the operation that read a symbol: the first spillgrad function that the function called."""
     name, outside = "an operation", True
     while traceback is not None:
         frame = traceback.tb_frame
@@ -178,7 +179,7 @@ def _on_tensors(formula: Formula, dtype: Any, *values: Any) -> Any:
 class _Variant:
     """A fused function for arguments of given dtypes: its program, and an operation per set of wanted gradients.
 
-    Results of different shapes, as of f(x, y) = (x + y, 2 * y) with a y that broadcasts, come from a loop each.
+    Results of different shapes come from separate loops, such as those of f(x, y) = (x + y, 2 * y) if y broadcasts.
     """
 
     def __init__(
@@ -312,7 +313,7 @@ _RESERVED = ("g", "grads", "needs")
 
 
 def _slot(name: str) -> str:
-    """Return the name under which an argument is saved."""
+    """Return the name under which an argument is saved: its own, with a suffix if derivatives reserve that name."""
     taken = name.startswith("result") or name in _RESERVED or name.endswith(("_shape", "_dtype"))
     return f"{name}_argument" if taken else name
 
@@ -322,7 +323,7 @@ def _as(array: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
 
 
 def _groups(shapes: Sequence[Shape], numbers: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return those of the numbers whose shapes are the same, together."""
+    """Return the numbers in groups with the same shape; `shapes[k]` is the shape of number k."""
     if len(numbers) == 1:
         return [tuple(numbers)]
     groups: dict[Shape, list[int]] = {}

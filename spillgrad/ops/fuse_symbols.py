@@ -1,7 +1,7 @@
-"""Symbols: a function that is being fused gets them in place of tensors, and what it computes becomes a program.
+"""Symbols: the placeholders for tensors with which `fuse` calls a function, to record its operations as a program.
 
-A symbol is a tensor with a dtype and a number of dimensions but without values. Operations take it like any tensor, up
-to the point where they read memory: there elementwise operations are recorded, and all others raise.
+A symbol is a tensor with a dtype and a number of dimensions but without values. Operations take it like any tensor
+until they would read memory: then elementwise operations are recorded, and all others raise.
 """
 
 from collections.abc import Sequence
@@ -20,21 +20,21 @@ from spillgrad_kernels.tables.program import Program, Step, Value
 
 
 class Recorder:
-    """The program that the operations on its symbols become; `name` is the function's."""
+    """Records the operations on its symbols as a program; `name` is the name of the fused function."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.program = Program()
 
     def input(self, dtype: dtypes.DType, ndim: int) -> "Symbol":
-        """Return the symbol of one more argument."""
+        """Add an argument to the program and return its symbol."""
         return Symbol(self, self.program.add_input(computed(dtype)), dtype, ndim)
 
     def step(
         self, formula: Formula, derivatives: dict[str, Formula], operands: Sequence[Any], constants: dtypes.DType,
         dtype: dtypes.DType,
     ) -> "Symbol":  # fmt: skip
-        """Record a formula of symbols and numbers; its numbers take the dtype `constants`, its result `dtype`."""
+        """Record a formula of symbols and numbers, the numbers as `constants`; return the symbol of its result."""
         number = (bool, int, float)[dtypes.category(constants)]
         values = tuple([o.value if isinstance(o, Symbol) else number(o) for o in operands])
         value = self.program.add_step(Step(formula, derivatives, values, computed(constants)), computed(dtype))
@@ -88,7 +88,7 @@ class Symbol(Tensor):
 
 
 class Unrecorded(Exception):  # it never leaves fuse, which knows the operation and raises FusionError
-    """An operation wanted to read or change the memory of a symbol."""
+    """Raised if an operation reads or changes the memory of a symbol."""
 
 
 def computed(dtype: dtypes.DType) -> dtypes.DType:
@@ -114,9 +114,9 @@ _LOGIC: dict[str, Formula] = {
 
 
 def record(name: str, operands: Sequence[Any]) -> Any:
-    """Record an operation by its name; at least one operand is a symbol.
+    """Record the operation `name` and return the symbol of its result; at least one operand must be a symbol.
 
-    Raises FusionError for other operations than elementwise ones, tensors that are no arguments, and integers.
+    Raises FusionError for an operation that is not elementwise, a tensor that is no argument, and integer arithmetic.
     """
     first = next(o for o in operands if isinstance(o, Symbol))
     who = first.recorder.name
@@ -138,7 +138,7 @@ def record(name: str, operands: Sequence[Any]) -> Any:
 
 
 def refusal(who: str, name: str) -> FusionError:
-    """Return the error for an operation that is not elementwise."""
+    """Return (not raise) the FusionError for an operation that is not elementwise."""
     return FusionError(
         f"{who}: got {name}, which is no elementwise operation with a kernel; take it out of the fused function, and "
         "pass what it returns as an argument"

@@ -1,4 +1,4 @@
-"""Indexing with brackets: basic indices give views, advanced ones copies; both can be assigned to."""
+"""Indexing with brackets: basic indices give views, advanced indices copies; both can be assigned to."""
 
 import math
 import operator
@@ -25,13 +25,13 @@ from spillgrad_kernels.device_array import ARRAYS, beside, is_on_device, zeros_b
 
 
 def _parsed(index: Any) -> tuple[tuple[Any, ...], bool]:
-    """Return the index as NumPy takes it, and whether it is basic. Raises DimensionError for anything else."""
+    """Return the index in NumPy's form, and whether it is basic. Raises DimensionError for parts of another type."""
     parts = [_part(p) for p in (index if isinstance(index, tuple) else (index,))]
     return tuple(parts), not any(isinstance(p, ARRAYS) for p in parts)
 
 
 def _part(part: Any) -> Any:
-    """Return one part of an index: an int, slice, None, Ellipsis or, for an advanced one, an array."""
+    """Return a part of an index in NumPy's form: int, slice, None, Ellipsis, or an array in an advanced index."""
     if part is None or part is Ellipsis:
         return part
     if isinstance(part, slice):
@@ -55,9 +55,9 @@ def _part(part: Any) -> Any:
 
 
 def _integers_first(index: tuple[Any, ...], ndim: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Split an advanced index with integers in two: pick the integers' slices, then index those.
+    """Split an advanced index in two: a basic index that applies its integers, and the rest, to apply after it.
 
-    NumPy counts integers among the index arrays, which moves dimensions to the front; PyTorch applies them before.
+    NumPy treats the integers as index arrays, which moves dimensions to the front; PyTorch applies the integers first.
     """
     taken = sum(p.ndim if isinstance(p, ARRAYS) and p.dtype == np.bool_ else 1 for p in index if p is not None)
     first: list[Any] = []
@@ -100,13 +100,13 @@ _slice, _select, _unsqueeze = (
 
 
 def _basic(tensor: Tensor, index: tuple[Any, ...]) -> Tensor:
-    """Return the view at a basic index; its node has the name of the last part, as in PyTorch."""
+    """Return the view at a basic index; the kind of the index's last part names the node, as in PyTorch."""
     last = next((p for p in reversed(index) if p is not Ellipsis and p != slice(None)), slice(None))
     return (_select if isinstance(last, int) else _unsqueeze if last is None else _slice)(tensor, index)  # type: ignore[no-any-return]
 
 
 def _without_whole_end(index: tuple[Any, ...], ndim: int) -> tuple[tuple[Any, ...], int]:
-    """Return an index without the whole dimensions it ends with, and how many dimensions are left to it."""
+    """Return the index without the whole dimensions at its end, and the number of dimensions that the rest covers."""
     end = len(index)
     while index[end - 1] is Ellipsis or (isinstance(index[end - 1], slice) and index[end - 1] == slice(None)):
         end -= 1
@@ -117,7 +117,7 @@ def _without_whole_end(index: tuple[Any, ...], ndim: int) -> tuple[tuple[Any, ..
 
 
 def _accumulated(self: np.ndarray, index: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Add values into zeros at an advanced index; positions named twice receive both."""
+    """Return zeros of `shape` with values added at an advanced index; a position named twice receives both values."""
 
     def added_at(values: np.ndarray) -> np.ndarray:
         sums = zeros_beside(values, shape, values.dtype)
@@ -151,14 +151,14 @@ _advanced: Callable[..., Tensor] = operation(
 
 
 def _kept(index: tuple[Any, ...], *tensors: Tensor) -> tuple[Any, ...]:
-    """Return the index, copied if backward will need it: its owner may change it meanwhile."""
+    """Return the index, with its arrays copied if backward will need them: their owner may change them until then."""
     if not (is_grad_enabled() and any(t.requires_grad for t in tensors)):
         return index
     return tuple(p.copy() if isinstance(p, ARRAYS) else p for p in index)
 
 
 def _require_reachable(name: str, tensor: Tensor, index: tuple[Any, ...]) -> None:
-    """Raise DeviceError for index arrays of a device and a tensor of the host; the other way they are copied."""
+    """Raise DeviceError for index arrays on the device and a tensor on the host; the reverse is allowed."""
     if any([is_on_device(part) for part in index]) and tensor.device is CPU:
         raise DeviceError(f"{name}: got an index on '{CUDA}' for a tensor on '{CPU}'; move it with .cpu()")
 
@@ -235,9 +235,10 @@ def setitem(tensor: Tensor, index: Any, value: Any) -> None:
 
 
 def put(tensor: Tensor, index: tuple[np.ndarray | None, ...], values: Tensor, accumulate: bool) -> Tensor:
-    """Return a copy with the elements at index arrays (None: all) replaced by broadcast values, or with them added.
+    """Return a copy with the elements at `index` replaced by the values, or with `accumulate` the values added.
 
-    Raises DimensionError when an index is out of range, ShapeError when the values do not broadcast.
+    `index` has an array for each dimension, None for all its indices; the values broadcast. Raises DimensionError if an
+    index is out of range, ShapeError if the values do not broadcast.
     """
     parsed = tuple(slice(None) if part is None else part for part in index)
     if any(part is not None and part.dtype.kind not in "iub" for part in index):
@@ -255,14 +256,14 @@ def put(tensor: Tensor, index: tuple[np.ndarray | None, ...], values: Tensor, ac
 
 
 def _shaped_alike(part: Any) -> Any:
-    """Return a part of an index that names as many elements for the host: of integers the shape is enough."""
+    """Return a part of an index for the host that picks as many elements: a copied mask, or zeros for integers."""
     if not is_on_device(part):
         return part
     return part.to_host() if part.dtype == np.bool_ else np.broadcast_to(np.int64(0), part.shape)
 
 
 def _source(value: Any, target: Tensor) -> Tensor:
-    """Return a value as a tensor: arrays and lists on the target's device."""
+    """Return a value as a tensor; arrays and lists are copied to the target's device."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, bool | int | float | complex):
@@ -273,6 +274,6 @@ def _source(value: Any, target: Tensor) -> Tensor:
 
 
 def _leading_ones_dropped(value: Tensor, ndim: int) -> Tensor:
-    """NumPy and PyTorch let an assigned value have more leading dimensions of size 1 than its place."""
+    """Drop leading dimensions of size 1 that an assigned value has beyond `ndim`, as NumPy and PyTorch do."""
     extra = value.ndim - ndim
     return value.reshape(value.shape[extra:]) if extra > 0 and all(s == 1 for s in value.shape[:extra]) else value

@@ -22,7 +22,7 @@ from spillgrad.tensor import Tensor
 
 __all__ = ["igamma", "igammac"]
 
-_MOST_TERMS = 20_000  # about six times the root of the largest argument whose terms are all needed
+_MOST_TERMS = 20_000  # an argument needs about six times its square root
 
 
 def _lower_series(a: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -37,7 +37,7 @@ def _lower_series(a: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _upper_fraction(a: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Lentz's method."""
+    """Return the continued fraction of the upper function, by Lentz's method."""
     b = x + 1 - a
     c = np.full_like(x, 1e300)
     d = 1 / b
@@ -109,7 +109,7 @@ _igammac: Callable[..., Tensor] = operation(
 def igamma(input: Operand, other: Operand) -> Tensor:
     """Return the regularized lower incomplete gamma function of `input` (a) and `other` (x); both are broadcast.
 
-    Its derivative by `other` is known; backward raises GraphError where that by `input` is needed.
+    It has a derivative by `other` only: backward raises GraphError if `input` needs a gradient.
     """
     return _of_pair("igamma", _igamma, input, other)
 

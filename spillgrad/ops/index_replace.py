@@ -66,7 +66,7 @@ _index_copy: Callable[..., Tensor] = operation(
 
 
 def _check_slices(name: str, input: Tensor, dim: int, index: Tensor) -> tuple[int, Shape]:
-    """Return `dim` counted from the front, and the shape of the slices at `index`."""
+    """Check `dim` and `index`; return `dim` counted from the front, and the shape of the slices at `index`."""
     dim = normalize_dim(name, dim, input.ndim)
     check_index(name, index, input.shape[dim] if input.ndim else 1, dim, input.shape)
     if index.ndim > 1:
@@ -78,8 +78,8 @@ def _check_slices(name: str, input: Tensor, dim: int, index: Tensor) -> tuple[in
 def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """Return `input` with the slices at the positions `index` of one dimension replaced by those of `source`.
 
-    Shapes: index (n,); source as input, with n in place of dimension `dim`. Where an index appears twice, one of its
-    slices is kept, and all of them receive its gradient, as in PyTorch.
+    Shapes: index (n,); source as input, with n in place of dimension `dim`. If an index appears twice, one of its
+    slices in `source` is kept, and all of these slices receive the gradient, as in PyTorch.
     """
     dim, wanted = _check_slices("index_copy", input, dim, index)
     require_one_dtype("index_copy", input=input, source=source)
@@ -112,10 +112,10 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Tensor | Number) -
 
 @declare(in_place=True)
 def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Any, accumulate: bool = False) -> Tensor:
-    """Return `input` with the elements at `input[indices]` replaced by `values`, or with them added (`accumulate`).
+    """Return `input` with the elements `input[indices]` replaced by `values`, or with `accumulate` increased by them.
 
-    Shapes: indices as in brackets, None for a whole dimension; values broadcast. Raises DimensionError when an index is
-    out of range, ShapeError when values do not broadcast.
+    Shapes: indices as in brackets, None for a whole dimension; values broadcast. Raises DimensionError if an index is
+    out of range, ShapeError if the values do not broadcast.
     """
     if not isinstance(indices, tuple | list) or not all(i is None or isinstance(i, Tensor) for i in indices):
         raise OperandError("index_put: wanted a tuple of index tensors (or None), one for each dimension")
@@ -126,7 +126,7 @@ def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Any, accu
 
 @declare(in_place=True)
 def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    """Return `input` with the elements at positions of the flattened tensor replaced by, or added to, `source`."""
+    """Return `input` with `source` written, or with `accumulate` added, at positions `index` of the flattened input."""
     count = input.numel()
     if isinstance(index, Tensor) and index.dtype.kind == "i":
         index = Tensor.wrap(np.where(index.array < 0, index.array + count, index.array))
@@ -193,7 +193,7 @@ def _fold_gradient(
 def _product_gradient(
     g: Any, self: Any, dim: int, index: Tensor, src: Any, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Give each factor the product of the others: no division, so zeros are exact, and it can be differentiated."""
+    """Return gradients from the products of all other factors, without dividing: exact for zeros and differentiable."""
     count = self.numel()
     places = arange_beside(index.array, count).reshape(self.shape)
     targets = np.take_along_axis(corner(places, dim, index.shape), index.array, dim)
@@ -215,9 +215,9 @@ def _product_gradient(
 
 
 def _products_before(factors: Tensor, ranks: np.ndarray) -> Tensor:
-    """Return, for each factor, the product of as many factors before it as its rank says, in steps that double."""
+    """Return, for each factor i, the product of the ranks[i] factors before it, in a loop with doubling steps."""
     position = arange_beside(ranks, ranks.size)
-    # To look at ranks would wait for a device, which takes some steps more than it must.
+    # Reading the ranks would wait for the device, so there the loop takes some steps more than it must.
     highest = ranks.size - 1 if is_on_device(ranks) else ranks.max(initial=0)
 
     def earlier(values: Tensor, step: int) -> Tensor:
@@ -238,11 +238,11 @@ _fold: Callable[..., Tensor] = operation("scatter_reduce", _folded, joint=(("sel
 def scatter_reduce(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """Return `input` with the elements of `src` at `index` along one dimension folded into it.
+    """Return `input` with the elements of `src` folded into the elements at `index` along one dimension.
 
-    `reduce` is "sum", "prod", "mean", "amax" or "amin"; without `include_self` the old elements there do not count.
-    Equal extremes share the gradient. Shapes: index as input, smaller or equal except along `dim`; src at least as
-    large as index.
+    `reduce` is "sum", "prod", "mean", "amax" or "amin"; without `include_self`, the old elements at `index` do not
+    count. Equal extremes share the gradient.
+    Shapes: index as input, smaller or equal except along `dim`; src at least as large as index.
     """
     if reduce not in ("sum", "mean", *_FOLDS):
         raise ArgumentError(
@@ -275,7 +275,7 @@ def scatter_reduce(
 def index_reduce(
     input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """Return `input` with the slices of `source` folded into those at the positions `index` of one dimension.
+    """Return `input` with the slices of `source` folded into the slices at the positions `index` of one dimension.
 
     `reduce` is "prod", "mean", "amax" or "amin". Shapes: index (n,); source as input, with n in place of `dim`.
     """
@@ -325,9 +325,10 @@ def diagonal_scatter(input: Tensor, src: Tensor, offset: int = 0, dim1: int = 0,
 
 @declare(method=True)
 def fill_diagonal_(tensor: Tensor, fill_value: Number, wrap: bool = False) -> Tensor:
-    """Overwrite the main diagonal with one value; with `wrap`, tall matrices get further ones. Return the tensor.
+    """Overwrite the main diagonal with one value; return the tensor.
 
-    Raises ShapeError for a vector, or more than two dimensions of different sizes.
+    With `wrap`, the diagonal of a tall matrix starts again below its end. Raises ShapeError for a vector, and for more
+    than two dimensions of different sizes.
     """
     shape = tensor.shape
     if len(shape) < 2 or (len(shape) > 2 and len(set(shape)) > 1):

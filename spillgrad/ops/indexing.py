@@ -66,7 +66,7 @@ def _selected(self: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
 
 
 def _summed_slices(self: np.ndarray, dim: int, index: np.ndarray, size: int) -> np.ndarray:
-    """Add slices into zeros of `size` along `dim`."""
+    """Return zeros of `size` along `dim` with the slices added at `index`."""
     slices = np.moveaxis(self, dim, 0)
     if dtypes.is_floating_point(self.dtype):
 
@@ -104,7 +104,7 @@ _index_sum: Callable[..., Tensor] = operation(
 
 
 def summed_at(rows: Tensor, index: Tensor, size: int) -> Tensor:
-    """Return zeros of `size` rows with others added at `index`: the derivative of picking those rows."""
+    """Return `size` rows of zeros with `rows` added at `index`: the derivative of picking the rows at `index`."""
     return _index_sum(rows, 0, index, size)
 
 
@@ -200,7 +200,7 @@ def scattered_into_zeros(values: Tensor, dim: int, index: Tensor, shape: Shape) 
 
 @on_device("indexing")
 def spread(self: np.ndarray, dim: int, index: np.ndarray, size: int) -> np.ndarray:
-    """Return zeros of a size along `dim` with elements at `index`, where no place is named twice."""
+    """Return zeros of `size` along `dim` with the elements at `index`; `index` must not name a place twice."""
     shape = (*index.shape[:dim], size, *index.shape[dim + 1 :])
     return _added(np.broadcast_to(np.zeros((), self.dtype), shape), dim, index, self)
 
@@ -209,12 +209,12 @@ _spread: Callable[..., Tensor] = operation("spread", spread, self=lambda g, dim,
 
 
 def spread_into_zeros(values: Tensor, dim: int, index: Tensor, size: int) -> Tensor:
-    """Return zeros of a size along `dim` with values at `index`, where no place is named twice."""
+    """Return zeros of `size` along `dim` with `values` at `index`; `index` must not name a place twice."""
     return _spread(values, dim, index, size)
 
 
 def check_places(name: str, input: Tensor, dim: int, index: Any) -> int:
-    """Return `dim` counted from the front after checking that every index is at a place of `input`."""
+    """Check that every index is a place in `input`; return `dim` counted from the front."""
     dim = normalize_dim(name, dim, input.ndim)
     check_index(name, index, input.shape[dim] if input.ndim else 1, dim, input.shape)
     fits = index.ndim == input.ndim and all(i == dim or size <= input.shape[i] for i, size in enumerate(index.shape))
@@ -227,7 +227,7 @@ def check_places(name: str, input: Tensor, dim: int, index: Any) -> int:
 
 
 def used_part(name: str, input: Tensor, index: Tensor, src: Tensor) -> Tensor:
-    """Return the part of `src` that has an index."""
+    """Return the leading part of `src` in the shape of `index`. Raises ShapeError if `src` is smaller."""
     require_one_dtype(name, input=input, src=src)
     if src.ndim != index.ndim or any(have < need for have, need in zip(src.shape, index.shape, strict=True)):
         raise ShapeError(
@@ -239,7 +239,7 @@ def used_part(name: str, input: Tensor, index: Tensor, src: Tensor) -> Tensor:
 
 @declare(method=True)
 def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Return the elements at `index` along one dimension, at the index's own position in all others.
+    """Return the elements at `index` along one dimension, each at the position of its index in the other dimensions.
 
     Shapes: index as input, smaller or equal except along `dim`; the result is as index.
     """
@@ -256,7 +256,7 @@ def scatter(
     """Return `input` with the elements at `index` along one dimension replaced by those of `src`, or by one number.
 
     Shapes: index as input, smaller or equal except along `dim`; src at least as large as index.
-    Where an index appears twice, one of its values is kept and all of them receive its gradient, as in PyTorch.
+    If an index appears twice, one of its values is kept, and all of these values receive the gradient, as in PyTorch.
     """
     dim = check_places("scatter", input, dim, index)
     source = value if src is None else src
@@ -269,7 +269,7 @@ def scatter(
 
 @declare(in_place=True)
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    """Return `input` with the elements of `src` added at `index` along one dimension; those at one place add up.
+    """Return `input` with the elements of `src` added at `index` along one dimension; repeated indices add up.
 
     Shapes: index as input, smaller or equal except along `dim`; src at least as large as index.
     """
@@ -279,7 +279,7 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
 @declare(method=True)
 def take(input: Tensor, index: Tensor) -> Tensor:
-    """Return the elements at positions of the flattened input, in the shape of `index`; negative ones from the end."""
+    """Return the elements at positions `index` of the flattened input, in the index's shape; -1 is the last one."""
     count = input.numel()
     if isinstance(index, Tensor) and index.dtype.kind == "i":
         index = Tensor.wrap(np.where(index.array < 0, index.array + count, index.array))
@@ -289,7 +289,7 @@ def take(input: Tensor, index: Tensor) -> Tensor:
 
 @declare(method=True)
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
-    """Return the elements at `indices` along one dimension, others broadcast; of the flattened input without `dim`."""
+    """Return the elements at `indices` along `dim` (None: of the flattened input); the other dimensions broadcast."""
     if dim is None:
         return gather(flatten(input), 0, flatten(indices))
     dim = normalize_dim("take_along_dim", dim, input.ndim)
@@ -324,7 +324,7 @@ def check_mask(name: str, mask: Any) -> None:
 
 
 def masked_shape(name: str, input: Tensor, mask: Any) -> Shape:
-    """Return the shape that a tensor and its mask broadcast to. Raises DtypeError or ShapeError."""
+    """Return the shape that a tensor and its bool mask broadcast to. Raises DtypeError or ShapeError."""
     check_mask(name, mask)
     try:
         return np.broadcast_shapes(input.shape, mask.shape)
@@ -358,7 +358,7 @@ def masked_fill(input: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
 
 @declare(method=True)
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
-    """Return the elements where `mask` holds, in one dimension; both operands broadcast."""
+    """Return the elements where `mask` holds, as a vector; both operands broadcast."""
     shape = masked_shape("masked_select", input, mask)
     return getitem(expand_to(input, shape), expand_to(mask, shape))
 
@@ -366,7 +366,7 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
 @declare(method=True)
 @or_by_host
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
-    """Return the indices of the elements that are not zero: a row each, or one tensor per dimension with `as_tuple`."""
+    """Return the indices of the nonzero elements: a row per element, or with `as_tuple` a tensor per dimension."""
     if as_tuple:
         return tuple(Tensor.wrap(index) for index in np.nonzero(np.atleast_1d(input.array)))
     return Tensor.wrap(np.argwhere(input.array))
@@ -375,14 +375,14 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
 @declare(method=True, numpy=True)
 @or_by_host
 def argwhere(input: Tensor) -> Tensor:
-    """Return the indices of the elements that are not zero, a row each."""
+    """Return the indices of the nonzero elements, a row per element."""
     return Tensor.wrap(np.argwhere(input.array))
 
 
 @declare(numpy=True)
 @or_by_host
 def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
-    """Return the index along each dimension of places in a flattened tensor of that shape. Raises DimensionError."""
+    """Return indices into a flattened tensor of `shape` as an index tensor per dimension. Raises DimensionError."""
     sizes = shape_arguments((shape,))
     check_index("unravel_index", indices, math.prod(sizes), 0, sizes)
     return tuple(Tensor.wrap(as_own(part)) for part in np.unravel_index(indices.array, sizes))
@@ -414,7 +414,7 @@ place_diagonal: Callable[..., Tensor] = operation(
 
 @declare(method=True)
 def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Return a view of the diagonals of two dimensions as the last one; positive offsets lie above the main one."""
+    """Return a view of the diagonals of two dimensions, as the last dimension; positive offsets are above the main."""
     first, second = (normalize_dim("diagonal", dim, input.ndim) for dim in (dim1, dim2))
     if input.ndim < 2 or first == second:
         raise DimensionError(

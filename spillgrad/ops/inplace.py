@@ -34,8 +34,8 @@ Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and of
 def change(tensor: Tensor, name: str, function: Callable[..., Tensor], *arguments: Any, **options: Any) -> Tensor:
     """Replace the tensor's values by `function(tensor, *arguments, **options)` and record it; return the tensor.
 
-    Raises GraphError where the change cannot be recorded (a leaf that requires a gradient, views of one, what such a
-    leaf is a view of), ShapeError or DtypeError when the result does not fit into the tensor.
+    Raises GraphError if the change cannot be recorded: of a leaf that requires a gradient, of a view of such a leaf,
+    and of the base of such a leaf. Raises ShapeError or DtypeError if the result does not fit into the tensor.
     """
     if not is_recorded(tensor, *arguments, *options.values()):
         if _takes_out(function) and computes_in_place(tensor, arguments, options):
@@ -59,7 +59,7 @@ def change(tensor: Tensor, name: str, function: Callable[..., Tensor], *argument
 
 
 def is_recorded(tensor: Tensor, *others: Any) -> bool:
-    """Return whether a change of the tensor, with these others, is one for the graph."""
+    """Return whether the graph must record a change of the tensor that depends on `others`."""
     return is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in (tensor, tensor._base, *others))
 
 
@@ -69,7 +69,7 @@ def _takes_out(function: Callable[..., Any]) -> bool:
 
 
 def computes_in_place(tensor: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    """Return whether the result is sure to fit into the tensor, so that it can be computed there."""
+    """Return whether the result surely fits into the tensor, so that it can be computed in the tensor's memory."""
     array = tensor._array
     flags = array.flags
     if array.dtype not in FLOATS or not flags.c_contiguous or not flags.writeable or "out" in options:
@@ -84,7 +84,7 @@ def computes_in_place(tensor: Tensor, arguments: tuple[Any, ...], options: dict[
 
 
 def refuse(tensor: Tensor, name: str, of_a_leaf: type[Exception] = GraphError) -> None:
-    """Raise GraphError when an in-place change of the tensor cannot be recorded; `of_a_leaf` where leaves forbid it."""
+    """Raise GraphError if an in-place change of the tensor cannot be recorded; `of_a_leaf` if a leaf is the reason."""
     base = tensor if tensor._base is None else tensor._base
     remedy = "wrap it in no_grad() or work on a clone()"
     if base is not tensor and base.requires_grad and not tensor.requires_grad:
@@ -97,7 +97,7 @@ def refuse(tensor: Tensor, name: str, of_a_leaf: type[Exception] = GraphError) -
         what = "leaf Variable" if base is tensor else "view of a leaf Variable"
     elif tensor.requires_grad and tensor.is_leaf:
         what = "view of a leaf Variable"
-    elif base.leaf_views():  # the change would be theirs, and they no leaves any more
+    elif base.leaf_views():  # the change would change these views, too, and end their being leaves
         what = "tensor that shares memory with a view of a leaf Variable"
     if what is not None:
         raise of_a_leaf(f"{name}: a {what} that requires grad is being used in an in-place operation; {remedy}")
@@ -124,10 +124,10 @@ def write(tensor: Tensor, name: str, values: np.ndarray) -> None:
 
 
 def begin_write(tensor: Tensor, name: str, shape: tuple[int, ...], dtype: dtypes.DType) -> None:
-    """Allow a result of this shape and dtype to overwrite the tensor, and count the change.
+    """Check that a result of this shape and dtype may overwrite the tensor, and raise the tensor's version.
 
-    The version moves before the memory, so that whoever reads it meanwhile can tell. Raises ShapeError or DtypeError
-    when the result does not fit into the tensor, GraphError when its memory cannot be written element by element.
+    The version changes before the memory, so that a concurrent reader can notice the change. Raises ShapeError or
+    DtypeError if the result does not fit into the tensor, GraphError if the tensor's memory is read-only or expanded.
     """
     array = tensor._array
     if shape != array.shape:
@@ -146,7 +146,7 @@ def begin_write(tensor: Tensor, name: str, shape: tuple[int, ...], dtype: dtypes
 
 
 def repeats_places(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether two elements at these strides are one place in memory, as in an expanded or unfolded tensor."""
+    """Return whether two elements at these strides share memory, as in an expanded or unfolded tensor."""
     steps = sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True) if size > 1)
     reach = 0
     for stride, size in steps:
@@ -159,13 +159,13 @@ def repeats_places(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
         return False
     if any(stride == 0 for stride, _ in steps):
         return True
-    # Steps that reach into one another may still miss each other's places: 2 and 3 do, three and two times.
+    # Interleaved strides may still reach different places: strides 2 and 3 do, with sizes 3 and 2.
     places = sum(np.ogrid[tuple(slice(0, stride * size, stride) for stride, size in steps)])
     return bool(np.unique(places).size < math.prod(shape))
 
 
 def record_change(tensor: Tensor, edge: Edge) -> None:
-    """Give the changed tensor the graph behind `edge`; its base, if it is a view, gets the change too."""
+    """Attach the changed tensor to the graph at `edge`; if it is a view, its base records the change, too."""
     base = tensor._base
     if base is not None:
         node = ChangedSlice(base, edge, geometry(tensor, base))
@@ -175,16 +175,16 @@ def record_change(tensor: Tensor, edge: Edge) -> None:
 
 
 def move(tensor: Tensor, edge: Edge) -> None:
-    """Put the tensor at another place in the graph; gradients that are kept move with it."""
+    """Attach the tensor to the graph at another edge; retained gradients move with it."""
     if tensor._grad_fn is not None:
         tensor._grad_fn.hand_over_retained(tensor._output_nr, edge)
     tensor.attach(*edge)  # type: ignore[arg-type]
 
 
 def geometry(view: Tensor, base: Tensor) -> Geometry:
-    """Return where a view lies in its base.
+    """Return the shape, strides and offset of a view in its base, in elements.
 
-    Raises GraphError for a base that is not dense, has other memory now, or is not all that the view looks at.
+    Raises GraphError if the base is not contiguous, has other memory now, or does not contain all of the view.
     """
     if view.storage is not base.storage:
         raise GraphError("in-place: the view's base got other memory, by assigning its data; make the view again")
@@ -201,7 +201,7 @@ def geometry(view: Tensor, base: Tensor) -> Geometry:
 
 
 class ChangedSlice(Node):
-    """The base after one of its views changed: the rest of it as before, the view's part from the view's operation."""
+    """The node of a base after one of its views changed: that part is from the change, the rest from the old base."""
 
     def __init__(self, base: Tensor, changed: Edge, place: Geometry) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class ChangedSlice(Node):
 
 
 def strided(self: np.ndarray, place: Geometry) -> np.ndarray:
-    """Return the elements of a dense array at a place."""
+    """Return a view of a dense array at `place`: shape, strides and offset."""
     shape, strides, offset = place
     dense, steps = contiguous(self), tuple(s * self.itemsize for s in strides)
     if is_on_device(dense):
@@ -239,7 +239,7 @@ def _put(self: np.ndarray, part: np.ndarray, place: Geometry) -> np.ndarray:
 
 
 def _summed(self: np.ndarray, place: Geometry, shape: tuple[int, ...]) -> np.ndarray:
-    """Add elements into zeros of `shape`, where those at one place add up."""
+    """Return zeros of `shape` with elements added at `place`; elements that share a position add up."""
     positions = strided(np.arange(math.prod(shape)).reshape(shape), place)
 
     def add_up(values: np.ndarray) -> np.ndarray:
@@ -251,7 +251,7 @@ def _summed(self: np.ndarray, place: Geometry, shape: tuple[int, ...]) -> np.nda
 
 
 def strided_gradient(g: Tensor, place: Geometry, self_shape: tuple[int, ...]) -> Tensor:
-    """Return a gradient of elements at a place as that of the dense tensor of this shape."""
+    """Return the gradient of a dense tensor of shape `self_shape` from the gradient `g` of its elements at `place`."""
     shape, strides, offset = place
     single = tuple(1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True))
     if repeats_places(single, strides):
@@ -272,12 +272,12 @@ _put_strided: Callable[..., Tensor] = operation(
 
 
 def as_strided(tensor: Tensor, place: Geometry) -> Tensor:
-    """Return the elements of a dense tensor at (shape, strides, offset), of which some may be one place."""
+    """Return a view of a dense tensor at (shape, strides, offset); elements of the view may share memory."""
     return _as_strided(tensor, place)
 
 
 def _view_again(view: Tensor, base: Tensor) -> None:
-    """Read a view again from its base, which changed in the graph since."""
+    """Attach a view to the graph of its base again, after the base was changed in the graph."""
     _refuse_custom_view(view, "in-place")
     node = base._grad_fn
     view._base_fn = node
@@ -290,7 +290,7 @@ def _view_again(view: Tensor, base: Tensor) -> None:
 
 
 class _StridedRead(Node):
-    """A view of a base that changed after the view was made."""
+    """The node of a view whose base changed after the view was made."""
 
     def __init__(self, base: Tensor, view: Tensor, place: Geometry) -> None:
         super().__init__()

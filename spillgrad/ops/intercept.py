@@ -1,6 +1,6 @@
 """Handlers that run in place of operations, for selective checkpoints and mixed precision.
 
-While no context is active in any thread, calls of operations cost nothing more.
+While no context is active in any thread, calls of operations cost nothing extra.
 """
 
 import contextlib
@@ -23,21 +23,21 @@ class _Active(threading.local):
 
 
 _active = _Active()
-_lock = threading.RLock()  # taken again where a finalizer, or a signal's handler, looks at operations or forks
-_entered = 0  # contexts, in all threads
+_lock = threading.RLock()  # reentrant: a finalizer or a signal handler may intercept operations or fork
+_entered = 0  # the number of active contexts in all threads
 _intercepted: "list[_Intercepted]" = []
 # A forked child must not copy operations in the middle of a change, or a lock that is held.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def is_active() -> bool:
-    """Return whether a handler stands before the operations of this thread, or mixed precision."""
+    """Return whether a handler or mixed precision is active for the operations of this thread."""
     return _active.handler is not None or state.autocast is not None
 
 
 @contextlib.contextmanager
 def without_handler() -> Iterator[None]:
-    """Let operations of this thread run as ever within the block."""
+    """Context manager: operations of this thread run without the thread's handler."""
     handler, _active.handler = _active.handler, None
     try:
         yield
@@ -46,7 +46,7 @@ def without_handler() -> Iterator[None]:
 
 
 class Interception:
-    """Operations of these names, all with None, are looked at before they run, until `end`."""
+    """Intercepts the operations with these names (None: all operations) until `end` is called."""
 
     def __init__(self, names: Collection[str] | None) -> None:
         global _entered
@@ -57,7 +57,7 @@ class Interception:
                     _Intercepted.put_before(operation)
 
     def end(self) -> None:
-        """Give operations back their own code, if nobody else looks."""
+        """Give all operations back their own code, unless another interception is active."""
         global _entered
         with _lock:
             _entered -= 1
@@ -68,10 +68,11 @@ class Interception:
 
 
 class intercept:
-    """Let `handler` run instead of operations of this thread; within it, operations run as ever. Re-enterable.
+    """Context manager: `handler` runs in place of this thread's operations; inside `handler`, operations run normally.
 
-    `names` says which, None all; others may come too, while another context is active. Views are not intercepted, nor
-    operations that are made (for a number of operands) within the context.
+    It can be entered again. `names` are the operations to intercept, None for all; while another context is active,
+    `handler` may get other operations, too. Views are not intercepted, nor operations that are made (for a number of
+    operands) within the context.
     """
 
     def __init__(self, handler: Handler, names: Collection[str] | None = None) -> None:
@@ -93,16 +94,16 @@ class intercept:
 class _Intercepted:
     """The code of an operation while a context is active: it runs the thread's handler, or else the operation.
 
-    Mixed precision comes first: handlers see operands as the operation computes with them.
+    Mixed precision comes first: handlers see operands in the dtype that the operation computes in.
     """
 
     def __init__(self, operation: Operation, run: Callable[..., Any] | None) -> None:
         self._operation = operation
-        self._run = run  # None: never called yet, so not yet written
+        self._run = run  # None: never called, so its code is not generated yet
 
     @staticmethod
     def put_before(operation: Operation) -> None:
-        """Put one before an operation, unless there is one."""
+        """Replace the code of an operation by an `_Intercepted`, unless it is replaced already."""
         run = vars(operation).get("run")
         if not isinstance(run, _Intercepted):
             vars(operation)["run"] = intercepted = _Intercepted(operation, run)

@@ -1,6 +1,6 @@
-"""Images of another size: along each dimension a result is a weighted sum of a few elements.
+"""Images of another size: along each dimension, every result is a weighted sum of a few elements.
 
-Such a sum is a `Taps`: which elements, and how much of each. It is linear, and its derivative is another one.
+A `Taps` holds the indices and weights of these sums. The sums are linear; their derivative is another `Taps`.
 """
 
 import functools
@@ -21,7 +21,7 @@ from spillgrad_kernels.memory.buffers import empty, zeros
 
 __all__ = ["interpolate"]
 
-# Which modes take how many dimensions behind batch and channels.
+# For each mode, the numbers of dimensions, after batch and channels, that it takes.
 _MODES = {
     "nearest": (1, 2, 3), "nearest-exact": (1, 2, 3), "linear": (1,), "bilinear": (2,), "bicubic": (2,),
     "trilinear": (3,), "area": (1, 2, 3),
@@ -33,7 +33,7 @@ _WITH_ANTIALIAS = ("bilinear", "bicubic")
 class Taps(NamedTuple):
     """Sums along a dimension of `size` elements: result i is the sum over k of weights[k, i] · element indices[k, i].
 
-    Without weights there is one element for each result, as it is.
+    Without weights, result i is element indices[0, i] itself.
     """
 
     size: int
@@ -48,14 +48,14 @@ class Taps(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _transposed(taps: Taps) -> Taps:
-    """Return the sums that take results back to elements."""
+    """Return the transposed sums: from results to elements."""
     indices = np.array(taps.indices)
     weights = np.ones(indices.shape) if taps.weights is None else np.array(taps.weights)
     places = np.broadcast_to(np.arange(taps.results), indices.shape)
     order = np.argsort(indices, axis=None, kind="stable")
     elements, results, amounts = (a.reshape(-1)[order] for a in (indices, places, weights))
     used = np.bincount(elements, minlength=taps.size)
-    # The how-manieth of its element each is.
+    # The position of each tap among the taps of its element.
     number = np.arange(elements.size) - np.repeat(np.cumsum(used) - used, used)
     back, amount = (np.zeros((max(int(used.max(initial=1)), 1), taps.size), kind) for kind in (np.int64, np.float64))
     back[number, elements] = results
@@ -73,7 +73,7 @@ def _forward(self: np.ndarray, dim: int, taps: Taps) -> np.ndarray:
 
 @on_device("resampling")
 def resample(x: np.ndarray, dim: int, taps: Taps) -> np.ndarray:
-    """Return the sums along a dimension."""
+    """Return the sums `taps` of `x` along the dimension `dim`."""
     shape = (*x.shape[:dim], taps.results, *x.shape[dim + 1 :])
     along = (-1, *(1,) * (x.ndim - dim - 1))
     if taps.weights is None:
@@ -95,7 +95,7 @@ _resample: Callable[..., Tensor] = operation(
 
 @functools.lru_cache(maxsize=256)
 def _taps(mode: str, size: int, count: int, align_corners: bool, scale: float | None) -> Taps:
-    """Return the sums that turn `size` elements into `count`; `scale` is that of the coordinates, if it was given."""
+    """Return the sums that turn `size` elements into `count`; `scale` is the scale factor of coordinates, or None."""
     places = np.arange(count)
     step = size / count if scale is None else 1 / scale
     if mode in ("nearest", "nearest-exact"):
@@ -120,7 +120,7 @@ def _taps(mode: str, size: int, count: int, align_corners: bool, scale: float | 
 
 @functools.lru_cache(maxsize=256)
 def _antialiased_taps(mode: str, size: int, count: int, align_corners: bool, scale: float | None) -> Taps:
-    """Return the sums of a filter as wide as a result is, so that nothing between results is skipped."""
+    """Return the sums of a filter at least as wide as the step between results, so that no element is skipped."""
     if align_corners:
         step = (size - 1) / (count - 1) if count > 1 else 0.0
     else:
@@ -139,7 +139,7 @@ def _antialiased_taps(mode: str, size: int, count: int, align_corners: bool, sca
 
 
 def _cubic(distance: np.ndarray, a: float = -0.75) -> np.ndarray:
-    """Source: Keys 1981, "Cubic convolution interpolation for digital image processing", equation 4."""
+    """Return the kernel of Keys 1981, "Cubic convolution interpolation for digital image processing", equation 4."""
     near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
     far = ((distance - 5) * distance + 8) * distance * a - 4 * a
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
@@ -150,12 +150,12 @@ def interpolate(
     mode: str = "nearest", align_corners: bool | None = None, recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return images of another `size`, or of the given one times `scale_factor`.
+    """Return images of size `size`, or of the input's size times `scale_factor`.
 
-    The modes are "nearest", "nearest-exact" and "area" for signals and images, "linear" for signals, "bilinear" and
-    "bicubic" for images, "trilinear" for volumes. With `align_corners` the centres of the corner elements stay where
-    they are, otherwise the corners of the image. With `antialias`, "bilinear" and "bicubic" sum over all elements that
-    one of a smaller result stands for. Places are computed from `scale_factor` as it is, or with
+    The modes are "nearest", "nearest-exact" and "area" for any input, "linear" for signals, "bilinear" and "bicubic"
+    for images, "trilinear" for volumes. With `align_corners`, the centres of the corner elements keep their places,
+    otherwise the outer corners of the image do. With `antialias`, "bilinear" and "bicubic" sum over all elements that a
+    result element covers in a smaller image. Coordinates are computed from `scale_factor` itself, or with
     `recompute_scale_factor` from the sizes.
     Shapes: input (N, C, L), (N, C, H, W) or (N, C, D, H, W), result the same with other sizes.
     Raises ShapeError, DtypeError, ArgumentError.

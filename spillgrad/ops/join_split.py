@@ -1,4 +1,4 @@
-"""Joining tensors, along a dimension or a new one, and splitting them into views."""
+"""Join tensors along an existing or a new dimension, and split them into views."""
 
 import functools
 import itertools
@@ -51,13 +51,13 @@ def _stacked(*arrays_and_dim: Any) -> np.ndarray:
     return out
 
 
-# Numbers of inputs or outputs for which an operation is remembered: that of thousands takes a megabyte.
+# Keeps the operations for 64 numbers of inputs or outputs: an operation of thousands of inputs takes a megabyte.
 _few = functools.lru_cache(maxsize=64)
 
 
 @_few
 def _cat(count: int) -> Operation:
-    """The concatenation of `count` tensors: one input slot each."""
+    """Return the operation that concatenates `count` tensors; each tensor is an input with its own name."""
     names = tuple(f"tensor{i}" for i in range(count))
 
     def backward(g: Tensor, sizes: Shape, dim: int) -> Any:
@@ -69,7 +69,7 @@ def _cat(count: int) -> Operation:
 
 @_few
 def _stack(count: int) -> Operation:
-    """The stack of `count` tensors: one input slot each."""
+    """Return the operation that stacks `count` tensors; each tensor is an input with its own name."""
     names = tuple(f"tensor{i}" for i in range(count))
 
     def backward(g: Tensor, dim: int) -> Any:
@@ -79,7 +79,7 @@ def _stack(count: int) -> Operation:
 
 
 def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors in their common dtype. Raises ArgumentError for none, OperandError for other things."""
+    """Return the tensors in their common dtype. Raises ArgumentError for an empty list, OperandError otherwise."""
     if not isinstance(tensors, list | tuple) or not all(isinstance(x, Tensor) for x in tensors):
         raise OperandError(f"{name}: got {type(tensors).__name__}; wanted a list or tuple of tensors")
     if not tensors:
@@ -89,9 +89,9 @@ def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
-    """Return tensors joined along an existing dimension. Empty 1-D tensors join anything.
+    """Return tensors joined along an existing dimension. Empty 1-D tensors are left out, whatever the other shapes.
 
-    Raises ArgumentError for none, ShapeError when other dimensions differ.
+    Raises ArgumentError for an empty list, ShapeError if other dimensions than `dim` differ.
     """
     parts = _of_one_dtype("cat", tensors)
     parts = [x for x in parts if x.shape != (0,)] or parts[:1]
@@ -115,7 +115,7 @@ concat = concatenate = cat
 def stack(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
     """Return tensors of one shape joined along a new dimension.
 
-    Raises ArgumentError for none, ShapeError when shapes differ.
+    Raises ArgumentError for an empty list, ShapeError if shapes differ.
     """
     parts = _of_one_dtype("stack", tensors)
     dim = normalize_dim("stack", dim if axis is None else axis, parts[0].ndim + 1)
@@ -127,14 +127,14 @@ def stack(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -
 
 @declare(numpy=True)
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return tensors joined along the second dimension, 1-D ones along the first."""
+    """Return tensors joined along the second dimension; 1-D tensors are joined along the first."""
     parts = [x if x.ndim else reshape(x, 1) for x in tensors]
     return cat(parts, 0 if parts and parts[0].ndim == 1 else 1)
 
 
 @declare(numpy="vstack")
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return tensors joined along the first dimension, 1-D ones as rows."""
+    """Return tensors joined along the first dimension; 1-D tensors count as rows."""
     return cat([x if x.ndim > 1 else reshape(x, (1, -1)) for x in tensors])
 
 
@@ -153,9 +153,9 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
 
 @declare(method=True)
 def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
-    """Return a view of `length` indices of one dimension from `start` on.
+    """Return a view of the slices `start` to `start + length - 1` along one dimension.
 
-    Raises ArgumentError when they are not all there.
+    Raises ArgumentError if the dimension does not have all these indices.
     """
     dim = normalize_dim("narrow", dim, input.ndim)
     size = input.shape[dim]
@@ -170,7 +170,7 @@ def _narrowed(self: np.ndarray, dim: int, start: int, length: int) -> np.ndarray
 
 
 def _widened(self: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
-    """Put an array at `start` of a dimension of `size`, zeros around it."""
+    """Return zeros of size `size` along a dimension, with the array copied into them from index `start` on."""
     shape = (*self.shape[:dim], size, *self.shape[dim + 1 :])
     out = empty_beside(self, shape, self.dtype)
     out[(slice(None),) * dim + (slice(0, start),)] = 0
@@ -193,7 +193,7 @@ def split(
 ) -> tuple[Tensor, ...]:
     """Return views of consecutive pieces: each of the given size (the last may be smaller), or of the sizes in a list.
 
-    All pieces are outputs of one operation, so that their gradients come together without zeros in between.
+    All pieces are outputs of one operation, so that backward joins their gradients instead of adding padded ones.
     """
     dim = normalize_dim("split", dim if axis is None else axis, input.ndim)
     if not input.ndim:
@@ -253,7 +253,7 @@ def chunk(input: Tensor, chunks: int, dim: int = 0, *, axis: int | None = None) 
 
 @declare(method=True)
 def unbind(input: Tensor, dim: int = 0, *, axis: int | None = None) -> tuple[Tensor, ...]:
-    """Return views of the slices along a dimension, without it; all are outputs of one operation, as with `split`."""
+    """Return views of the slices along a dimension, without that dimension; one operation outputs all (see `split`)."""
     dim = normalize_dim("unbind", dim if axis is None else axis, input.ndim)
     if not input.ndim:
         raise DimensionError("unbind: got a 0-d tensor; it has no dimension to take apart")
@@ -275,14 +275,14 @@ def _unbind(count: int) -> Operation:
 
 @declare(method=True)
 def select(input: Tensor, dim: int, index: int) -> Tensor:
-    """Return a view of one slice along a dimension, without it."""
+    """Return a view of the slice at `index` along a dimension, without that dimension."""
     dim = normalize_dim("select", dim, input.ndim)
     return getitem(input, (slice(None),) * dim + (index,))
 
 
 @declare(method=True)
 def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """Return views of pieces: so many of nearly equal size, or those between the given indices."""
+    """Return views of pieces: a given number of nearly equal size, or the pieces between given indices."""
     dim = normalize_dim("tensor_split", dim, input.ndim)
     given = indices_or_sections.tolist() if isinstance(indices_or_sections, Tensor) else indices_or_sections
     size = input.shape[dim] if input.ndim else 0
@@ -308,36 +308,36 @@ def _pieces_along(name: str, input: Tensor, indices_or_sections: Any, dim: int, 
 
 @declare(method=True, numpy=True)
 def hsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    """Return views of pieces along the second dimension, of vectors along the first."""
+    """Return views of pieces along the second dimension, or along the only one of a vector (see `tensor_split`)."""
     return _pieces_along("hsplit", input, indices_or_sections, min(1, input.ndim - 1), 1)
 
 
 @declare(method=True, numpy=True)
 def vsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    """Return views of pieces along the first dimension."""
+    """Return views of pieces along the first dimension (see `tensor_split`)."""
     return _pieces_along("vsplit", input, indices_or_sections, 0, 2)
 
 
 @declare(method=True, numpy=True)
 def dsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    """Return views of pieces along the third dimension."""
+    """Return views of pieces along the third dimension (see `tensor_split`)."""
     return _pieces_along("dsplit", input, indices_or_sections, 2, 3)
 
 
 @declare(numpy=True)
 def dstack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return tensors joined along the third dimension."""
+    """Return tensors joined along the third dimension, which `atleast_3d` adds if it is missing."""
     return cat([atleast_3d(x) for x in tensors], 2)
 
 
 @declare(numpy=True)
 def column_stack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return tensors joined along the second dimension, 0-d and 1-D ones as columns."""
+    """Return tensors joined along the second dimension; 0-d and 1-D tensors count as columns."""
     return cat([x if x.ndim > 1 else reshape(x, (-1, 1)) for x in tensors], 1)
 
 
 def cartesian_prod(*tensors: Tensor) -> Tensor:
-    """Return all combinations of one element of each vector, a row each."""
+    """Return all combinations of one element from each vector; each row of the result is a combination."""
     if len(tensors) == 1:
         return tensors[0]
     return stack([flatten(grid) for grid in meshgrid(*tensors)], 1)

@@ -1,4 +1,4 @@
-"""NumPy's LAPACK in the precision of the operands, and the checks that functions of matrices share."""
+"""NumPy's LAPACK functions in the precision of the operands, and the checks that functions of matrices share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +15,9 @@ from spillgrad_kernels.device_array import NotOnDevice, beside, is_on_device
 
 
 def lapack(name: str, function: Callable[..., Any], *arrays: Any) -> Any:
-    """Call a function of NumPy's; half precision is computed in float32.
+    """Call a NumPy function on arrays and return its results as arrays; half precision is computed in float32.
 
-    Raises LinAlgError for a matrix that it cannot take, NotOnDevice for one on a device.
+    Raises LinAlgError if the function does, with advice in the message; NotOnDevice if an array is on a device.
     """
     if any([is_on_device(array) for array in arrays]):
         raise NotOnDevice(f"{name}: no kernel of the device does this")
@@ -43,7 +43,7 @@ _ADVICE = {
 
 
 def require_matrices(name: str, *matrices: Tensor) -> None:
-    """Raise ShapeError below two dimensions, DtypeError for other than floating-point numbers or for several dtypes."""
+    """Raise ShapeError below two dimensions, DtypeError unless all have the same floating-point dtype."""
     for matrix in matrices:
         if matrix.ndim < 2:
             raise ShapeError(f"{name}: The input tensor A must have at least 2 dimensions, got {matrix.shape}")
@@ -52,7 +52,7 @@ def require_matrices(name: str, *matrices: Tensor) -> None:
 
 
 def require_square(name: str, matrix: Tensor) -> None:
-    """Raise ShapeError unless the last two dimensions are equal, and as `require_matrices`."""
+    """Raise ShapeError unless the last two dimensions are equal; raise all errors of `require_matrices`, too."""
     require_matrices(name, matrix)
     if matrix.shape[-2] != matrix.shape[-1]:
         raise ShapeError(
@@ -67,7 +67,7 @@ def mT(matrix: Tensor) -> Tensor:
 
 
 def identity_like(matrix: Tensor) -> Tensor:
-    """Return the identity matrix of as many rows as the given ones have, in their dtype."""
+    """Return the identity matrix with as many rows as `matrix` has, in the dtype of `matrix`."""
     identity = np.eye(matrix.shape[-2], dtype=np.float64).astype(matrix.dtype)
     return Tensor.wrap(beside(matrix.array, identity))
 
@@ -75,8 +75,8 @@ def identity_like(matrix: Tensor) -> Tensor:
 def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
     """Return numerator / denominator, 0 where both are 0.
 
-    So a derivative that divides by the distance of two equal eigenvalues or singular values is right where it does not
-    depend on which vectors span their space, and infinite where it does.
+    Derivatives divide by the distance of two eigenvalues or singular values. If that distance is 0, such a derivative
+    is right if it does not depend on the choice of vectors that span their space, and infinite if it does.
     """
     both = Tensor.wrap((numerator.array == 0) & (denominator.array == 0))
     return div(numerator, where(both, 1.0, denominator))

@@ -1,4 +1,4 @@
-"""Losses that are negative logarithms of a distribution's density, or distances of two distributions."""
+"""Losses that are negative logarithms of probabilities or densities, or divergences of two distributions."""
 
 import math
 from typing import Any
@@ -28,11 +28,11 @@ def binary_cross_entropy(
 ) -> Tensor:
     """Return the negative log probability of `target` (probabilities) under the probabilities `input`.
 
-    Logarithms count at least -100, and their slope at most 1e12. Shapes: input and target alike; weight broadcasts.
-    Raises ArgumentError for an input outside [0, 1].
+    Logarithms are limited to at least -100, and their derivative to at most 1e12.
+    Shapes: input and target are equal; weight broadcasts. Raises ArgumentError for an input outside [0, 1] on the host.
     """
     require_alike("binary_cross_entropy", input, target)
-    # On a device, to look at them would wait for it.
+    # A check of values on a device would wait for the device.
     if not input.is_cuda and not bool(((input.array >= 0) & (input.array <= 1) | (input.array != input.array)).all()):
         raise ArgumentError(
             "binary_cross_entropy: got an input outside [0, 1]; wanted probabilities: of logits, use "
@@ -49,10 +49,10 @@ def _kl_div(input: Any, target: Any, log_target: bool) -> Any:
 
 @float32_in_autocast
 def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False) -> Tensor:
-    """Return the Kullback-Leibler divergence of `target` from the logarithms `input`, elementwise.
+    """Return the Kullback-Leibler divergence of the distribution `target` from the distribution `input`.
 
-    `target` are probabilities, with `log_target` their logarithms. The reduction "batchmean" is the sum over the first
-    size, which is the divergence's definition; "mean" is over all elements.
+    `input` holds logarithms of probabilities; `target` holds probabilities, or with `log_target` their logarithms. The
+    reduction "batchmean" divides the sum by the first size, as the divergence is defined; "mean" by all elements.
     """
     losses: Tensor = _kl_div(input, target, log_target)
     if reduction == "batchmean":
@@ -76,8 +76,8 @@ def poisson_nll_loss(
 ) -> Tensor:  # fmt: skip
     """Return the negative log probability of the counts `target` under Poisson distributions of the rates `input`.
 
-    `input` are logarithms of rates, unless `log_input` is False. With `full`, Stirling's approximation of the factorial
-    is part of it.
+    `input` holds logarithms of rates, unless `log_input` is False. With `full`, the loss includes Stirling's
+    approximation of the logarithm of the factorial.
     """
     return reduced("poisson_nll_loss", _poisson_nll_loss(input, target, log_input, full, float(eps)), reduction)
 
@@ -93,8 +93,10 @@ def gaussian_nll_loss(
 ) -> Tensor:
     """Return the negative log density of `target` under normal distributions of means `input` and variances `var`.
 
-    Variances count at least `eps`, which their gradient passes through. With `full`, the constant is part of it.
-    Shapes: var as input, with a last size of 1, or without the last dimension. Raises ArgumentError for negative ones.
+    Variances below `eps` are raised to `eps`; gradients pass through to them unchanged. With `full`, the loss includes
+    the constant log(2π) / 2.
+    Shapes: var as input, with a last size of 1, or without the last dimension. Raises ArgumentError for a negative
+    variance, ShapeError for another shape.
     """
     if not isinstance(var, Tensor):
         var = mul(input.detach() * 0 + 1, var)
@@ -117,7 +119,7 @@ def gaussian_nll_loss(
 
 @float32_in_autocast
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return log(1 + exp(-target * input)) for targets of 1 and -1."""
+    """Return log(1 + exp(-target * input)); targets are 1 or -1."""
     require_alike("soft_margin_loss", input, target)
     return reduced("soft_margin_loss", -logsigmoid(mul(input, target)), reduction)
 
@@ -126,7 +128,7 @@ def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> 
 def multilabel_soft_margin_loss(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
 ) -> Tensor:
-    """Return the binary cross entropy of the logits `input`, averaged over the last dimension: (N, C) gives (N,)."""
+    """Return the binary cross entropy of the logits `input`, averaged over the last dimension before the reduction."""
     require_alike("multilabel_soft_margin_loss", input, target)
     if not input.is_floating_point():
         raise DtypeError(f"multilabel_soft_margin_loss: got an input of {input.dtype}; wanted floating-point logits")

@@ -1,4 +1,4 @@
-"""Losses of classifications, from scores or from the layer that gives them; and the reduction that all losses share."""
+"""Losses of classification, computed from logits or from the layer before them; the reduction that all losses share."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,9 +27,10 @@ __all__ = ["cross_entropy", "linear_cross_entropy", "nll_loss"]
 
 
 def reduced(name: str, losses: Tensor, reduction: str, weights: np.ndarray | None = None) -> Tensor:
-    """Return the losses as they are, summed, or averaged; a mean with `weights` divides by their sum.
+    """Return `losses` unchanged ("none"), their sum ("sum") or their mean ("mean").
 
-    Raises ArgumentError for another reduction.
+    A mean with `weights` is the sum of the losses divided by the sum of the weights.
+    Raises ArgumentError for another `reduction`.
     """
     if reduction == "none":
         return losses
@@ -43,7 +44,7 @@ def reduced(name: str, losses: Tensor, reduction: str, weights: np.ndarray | Non
 
 
 def require_alike(name: str, input: Tensor, target: Tensor) -> None:
-    """Raise ShapeError unless a loss's input and target have one shape."""
+    """Raise ShapeError unless the input and the target of a loss have the same shape."""
     if input.shape != target.shape:
         raise ShapeError(f"{name}: got input {input.shape} and target {target.shape}; they must be equal")
 
@@ -75,7 +76,7 @@ def _cross_entropy_composed(
     class_weights = 1.0 if weight is None else weight.array
     wanted = target.array[:, None] == arange_beside(target.array, classes)
     goal = class_weights * (wanted * (1 - label_smoothing) + label_smoothing / max(classes, 1))
-    if is_on_device(target.array):  # where classes have not been looked at
+    if is_on_device(target.array):  # forward has not checked the classes on a device
         goal[(target.array < 0) | (target.array >= classes)] = np.nan
     goal[target.array == ignore_index] = 0
     goal = goal.astype(self.dtype)
@@ -96,8 +97,9 @@ def cross_entropy(
 ) -> Tensor:  # fmt: skip
     """Return the negative log probability that softmax of the logits `input` gives to the target classes.
 
-    Shapes: input (C,), (N, C) or (N, C, d1, …); target without the C: class indices, or as input: probabilities. The
-    mean is over targets that are not `ignore_index`, weighted by the `weight` (C,) of their class.
+    Shapes: input (C,), (N, C) or (N, C, d1, …); target is class indices in the shape of input without C, or
+    probabilities in the shape of input; weight (C,).
+    The mean of class indices is over targets other than `ignore_index`, each weighted by the `weight` of its class.
     Raises ShapeError, DtypeError, ArgumentError, and DimensionError for a class outside [0, C).
     """
     if not 0 <= label_smoothing <= 1:
@@ -111,13 +113,13 @@ def cross_entropy(
     return reduced("cross_entropy", reshape(losses, target.shape), reduction, weights)
 
 
-# How many targets count: a number, or an array of the device, for which nobody waits.
+# The number of targets that count: a number, or an array on the device, so that the host need not wait for it.
 _Count = Any
 
-# The gradients of a mean or sum are known before backward begins, up to one factor: the gradient that arrives. Making
-# them while the logits are at hand spares backward making the logits again: three products instead of four. Where hooks
-# see what is saved, they would see a gradient as large as the weight: there backward takes the fourth, unless they
-# leave it where it is, as `save_on_disk` does.
+# The gradients of a mean or sum are known before backward begins, up to one factor: the gradient that arrives. Computed
+# in forward, while the logits exist, they save backward from computing the logits again: three products instead of
+# four. A hook on saved tensors would see a gradient as large as the weight. So with hooks, backward computes the
+# logits again, unless the hooks leave such gradients in memory, as `save_on_disk` does.
 MADE_AHEAD = ("grad_input", "grad_weight", "grad_bias")
 
 
@@ -125,7 +127,7 @@ def _linear_cross_entropy_losses(
     input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, target: np.ndarray, divisor: _Count | None,
     ignore_index: int, label_smoothing: float,
 ) -> np.ndarray:  # fmt: skip
-    """Return each row's loss, or, given a divisor, their sum divided by it."""
+    """Return the loss of each row, or, if `divisor` is not None, the sum of the losses divided by it."""
 
     def losses(input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         rows = kernels.linear_cross_entropy(input, weight, bias, target, ignore_index, label_smoothing)
@@ -138,7 +140,10 @@ def _linear_cross_entropy_ahead(
     input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, target: np.ndarray, divisor: _Count,
     ignore_index: int, label_smoothing: float, needs_ahead: tuple[bool, ...],
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
-    """Return the sum of losses divided by the divisor, and its gradients; those not needed are empty."""
+    """Return the sum of the losses divided by `divisor`, and the gradients of that by input, weight and bias.
+
+    `needs_ahead` says which of the three gradients to compute; the others are empty arrays.
+    """
 
     def loss_and_gradients(input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> tuple[np.ndarray, ...]:
         rows, *gradients = kernels.linear_cross_entropy_with_gradients(
@@ -147,7 +152,7 @@ def _linear_cross_entropy_ahead(
         none = empty_beside(rows, (0,), rows.dtype)
         return _total(rows, divisor), *(none if part is None else part for part in gradients)
 
-    # Of half precision, unscaled gradients would underflow: they are rounded once the arriving gradient is known.
+    # Unscaled gradients would underflow in half precision: backward rounds them once the arriving gradient scales them.
     return on_floats(loss_and_gradients, input, weight, bias, exact_aux=True)
 
 
@@ -197,7 +202,7 @@ def _linear_cross_entropy_fused(
     operands = (input.array, weight.array, g.array, None if bias is None else bias.array)
     _, *arrays = on_floats(gradients, *operands, exact_aux=True)
     parts = tuple(None if array is None else Tensor.wrap(array) for array in arrays)
-    # One of them is as large as the weight: no other of that size is made for a factor of one.
+    # One gradient is as large as the weight: a factor of one must not make another array of that size.
     return parts if divisor is None or g.array == 1 else _scaled(parts, g, needs)
 
 
@@ -238,12 +243,12 @@ def linear_cross_entropy(
     input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None, *,
     ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """Return the cross entropy of the logits `linear(input, weight, bias)` without ever holding them.
+    """Return the cross entropy of the logits `linear(input, weight, bias)` without ever holding all logits.
 
-    Logits exist for a block of rows at a time. Where a gradient is recorded and no hook but `save_on_disk` sees what is
-    saved, a mean or sum makes its gradients at once and saves them; otherwise it saves its inputs and makes the logits
-    again.
-    Shapes: input (..., k), weight (C, k), bias (C,), target (...): class indices. The mean is over targets that are not
+    Logits exist for one block of rows at a time. If a gradient is recorded and no hook but `save_on_disk` sees saved
+    tensors, a mean or sum computes its gradients in forward and saves them. Otherwise it saves its inputs, and backward
+    computes the logits again.
+    Shapes: input (..., k), weight (C, k), bias (C,), target (...): class indices. The mean is over targets other than
     `ignore_index`.
     Raises ShapeError, DtypeError, ArgumentError, and DimensionError for a class outside [0, C).
     """
@@ -302,9 +307,10 @@ def _check_class_weight(name: str, input: Tensor, weight: Tensor | None) -> None
 
 
 def _class_rows(name: str, input: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Return input as (rows, C) and target as (rows,).
+    """Return input reshaped to (rows, C) and target reshaped to (rows,).
 
-    Raises ShapeError, DtypeError, or DimensionError for a class out of range.
+    Raises ShapeError unless target has the shape of input without C, DtypeError unless target holds integers,
+    DimensionError for a class out of range.
     """
     wanted = () if input.ndim == 1 else (input.shape[0], *input.shape[2:])
     if target.shape != wanted:
@@ -321,7 +327,7 @@ def _class_rows(name: str, input: Tensor, target: Tensor, ignore_index: int) -> 
 
 
 def _check_classes(name: str, target: Tensor, classes: int, ignore_index: int) -> None:
-    """Raise DtypeError or DimensionError unless targets are class indices, or `ignore_index`."""
+    """Raise DtypeError unless targets are integers, DimensionError unless each is a class or `ignore_index`."""
     if target.dtype.kind not in "iu":
         raise DtypeError(f"{name}: got a target of {target.dtype}; wanted class indices: convert it with .to(int64)")
     values = target.array
@@ -336,7 +342,7 @@ def _check_classes(name: str, target: Tensor, classes: int, ignore_index: int) -
 
 
 def _target_weights(classes: Tensor, weight: Tensor | None, ignore_index: int) -> np.ndarray:
-    """Return each row's part in the mean: the weight of its class, 0 where it is ignored."""
+    """Return the weight of each row in the mean: that of its class (1 without `weight`), or 0 if it is ignored."""
     kept: np.ndarray = np.not_equal(classes.array, ignore_index)
     if weight is None:
         return kept
@@ -347,9 +353,9 @@ def _target_weights(classes: Tensor, weight: Tensor | None, ignore_index: int) -
 def nll_loss(
     input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
-    """Return the negative of the log probabilities `input` of the target classes.
+    """Return the negative of the log probabilities that `input` gives to the target classes.
 
-    Shapes and mean are those of `cross_entropy`.
+    Shapes and the mean are as in `cross_entropy`.
     """
     _check_class_weight("nll_loss", input, weight)
     rows, classes = _class_rows("nll_loss", input, target, ignore_index)

@@ -1,4 +1,4 @@
-"""Losses that ask for a margin between what belongs together and what does not."""
+"""Losses that demand a margin between the scores or distances of right and of wrong pairs or classes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ __all__ = [
 def margin_ranking_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
-    """Return max(0, margin - target * (input1 - input2)): a target of 1 wants the first to be larger, -1 smaller."""
+    """Return max(0, margin - target * (input1 - input2)): target 1 wants input1 larger than input2, -1 smaller."""
     losses: Any = clamp_min(margin - target * (input1 - input2), 0.0)
     return reduced("margin_ranking_loss", losses, reduction)
 
@@ -65,9 +65,11 @@ def triplet_margin_with_distance_loss(
     distance_function: Callable[[Tensor, Tensor], Tensor] | None = None, margin: float = 1.0, swap: bool = False,
     reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """Return max(0, margin + distance to the positive - distance to the negative), by a function of two tensors.
+    """Return max(0, margin + distance(anchor, positive) - distance(anchor, negative)).
 
-    With `swap`, the negative's distance to the positive counts where it is smaller.
+    `distance_function` gives the distance of two tensors; None is `pairwise_distance`. With `swap`,
+    distance(positive, negative) replaces distance(anchor, negative) where it is smaller.
+    Raises ArgumentError unless `margin` is positive.
     """
     if not margin > 0:
         raise ArgumentError(f"triplet_margin_loss: got margin={margin}; wanted a positive number")
@@ -84,7 +86,7 @@ def triplet_margin_loss(
     anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6,
     swap: bool = False, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """Return max(0, margin + distance to the positive - distance to the negative), the distance by the p-norm.
+    """Return max(0, margin + distance(anchor, positive) - distance(anchor, negative)) with the distance by the p-norm.
 
     Source: Balntas et al. 2016, section 3.
     """
@@ -99,7 +101,7 @@ def multi_margin_loss(
     input: Tensor, target: Tensor, p: int = 1, margin: float = 1.0, weight: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """Return the mean over other classes i of max(0, margin - input[target] + input[i])**p.
+    """Return the sum over other classes i of max(0, margin - input[target] + input[i])**p, divided by C.
 
     Shapes: input (N, C) or (C,), target (N,) or (): class indices, weight (C,).
     """
@@ -126,9 +128,9 @@ def multi_margin_loss(
 @float32_in_autocast
 @by_host
 def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the sum over target classes j and others i of max(0, 1 - input[j] + input[i]), divided by C.
+    """Return the sum over target classes j and other classes i of max(0, 1 - input[j] + input[i]), divided by C.
 
-    Shapes: input and target (N, C) or (C,); a row of the target lists classes, up to the first -1.
+    Shapes: input and target (N, C) or (C,); a row of `target` lists its target classes, up to the first -1.
     """
     require_floats("multilabel_margin_loss", input.dtype)
     if input.ndim not in (1, 2) or target.shape != input.shape:

@@ -35,7 +35,7 @@ __all__ = ["addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "dot", "ger", "
 
 
 class _Product(Planned):
-    """The matrix product of two arrays of at least two dimensions each; its kernels could also add a third."""
+    """The matrix product of two arrays of at least two dimensions each; its kernels can add a third (see `_Linear`)."""
 
     def __init__(self, name: str, parameters: tuple[str, ...]) -> None:
         super().__init__(name, parameters, absent=3 - len(parameters))
@@ -56,7 +56,7 @@ class _Product(Planned):
         return new_plan(layouts, call.code, call.cut.blocks, call.geometry, call.shape, call.dtype, large)
 
     def run(self, operands: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> None:
-        """Compute a large product, planned for the threads that there are."""
+        """Compute a large product; the kernel plans it anew for the present number of threads."""
         kernels.matmul(*operands, *outs)
 
     def plan_on_device(self, operands: tuple[Any, ...], out: Any, is_aligned: bool) -> Any:
@@ -78,13 +78,13 @@ class _Product(Planned):
 
 
 def _of_one_float(operands: Sequence[Any]) -> bool:
-    """Return whether operands are arrays of a device that have one floating dtype."""
+    """Return whether all operands are arrays on a device and have the same floating-point dtype."""
     dtype = operands[0].dtype
     return dtypes.is_floating_point(dtype) and all([is_on_device(x) and x.dtype == dtype for x in operands])
 
 
 def _bits(array: np.ndarray) -> np.ndarray:
-    """Return bfloat16 numbers as the product's kernels take them."""
+    """Return bfloat16 numbers as uint16, the form in which the product's kernels take them."""
     return array.view(np.uint16)
 
 
@@ -99,7 +99,7 @@ _mm: Operation = operation(
     self=lambda g, mat2: _mm(g, transpose(mat2, 0, 1)), mat2=lambda g, self: _mm(transpose(self, 0, 1), g),
 )  # fmt: skip
 
-# Of two equally long batches of matrices.
+# The products of two equally long batches of matrices.
 _bmm: Operation = operation(
     "bmm", _Product("bmm", ("self", "mat2")),
     self=lambda g, mat2: _bmm(g, transpose(mat2, 1, 2)), mat2=lambda g, self: _bmm(transpose(self, 1, 2), g),
@@ -128,10 +128,10 @@ def _other_gradient(g: Tensor, self: Tensor, other_shape: tuple[int, ...]) -> Te
 
 @declare(method=True, numpy=True)
 def matmul(input: Tensor, other: Tensor) -> Tensor:
-    """Return the matrix product of the last two dimensions; leading ones broadcast, 1-D operands are vectors.
+    """Return the matrix product over the last two dimensions; leading dimensions broadcast, 1-D operands are vectors.
 
     Shapes: (..., m, k) and (..., k, n) give (..., m, n); (k,) with (k,) gives a 0-d tensor.
-    Raises ShapeError when inner sizes differ or batches do not broadcast, DtypeError when dtypes differ.
+    Raises ShapeError if inner sizes differ or batches do not broadcast, DtypeError if dtypes differ.
     """
     if not isinstance(input, Tensor) or not isinstance(other, Tensor):
         input, other = _checked(input, other)
@@ -153,7 +153,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
 
 
 def _checked(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both operands as tensors after checking that they can be multiplied."""
+    """Return both operands as tensors. Raises OperandError, ShapeError or DtypeError if they cannot be multiplied."""
     input, other = as_operand("matmul", input), as_operand("matmul", other)
     if not isinstance(input, Tensor) or not isinstance(other, Tensor):
         raise OperandError("matmul: got a number; multiply by it with *")
@@ -220,7 +220,7 @@ _NEVER = Tensor.wrap(np.zeros((), np.bool_))
 
 
 def _added_to(input: Tensor, product: Tensor, beta: Number, alpha: Number) -> Tensor:
-    """Return beta * input + alpha * product; for beta 0 without looking at the input, which may be anything."""
+    """Return beta * input + alpha * product; if beta is 0, the values of `input` are ignored, even NaN."""
     if beta == 0:
         result = product if alpha == 1 else mul(product, alpha)
         return where(_NEVER, input, result) if input.requires_grad else result
@@ -231,7 +231,7 @@ def _added_to(input: Tensor, product: Tensor, beta: Number, alpha: Number) -> Te
 @declare(in_place=True)
 @half_in_autocast
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """Return beta * input + alpha * mat1 @ mat2; with beta 0 the input does not count, be it NaN."""
+    """Return beta * input + alpha * mat1 @ mat2; if beta is 0, the values of `input` are ignored, even NaN."""
     return _added_to(input, mm(mat1, mat2), beta, alpha)
 
 
@@ -245,7 +245,7 @@ def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, 
 @declare(in_place=True)
 @half_in_autocast
 def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """Return beta * input + alpha * the sum of batch1 @ batch2 over batches of matrices (see `addmm`)."""
+    """Return beta * input + alpha * the sum over the batch of batch1 @ batch2 (see `addmm`)."""
     _require_dims("addbmm", ((batch1, 3), (batch2, 3)))
     if batch1.shape[0] != batch2.shape[0]:
         raise ShapeError(f"addbmm: got {batch1.shape} and {batch2.shape}; batches must be equally long")
@@ -268,7 +268,7 @@ def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Number = 1, alpha: 
 
 
 class _Linear(_Product):
-    """The product of rows with the transpose of a matrix, plus a row if there is one."""
+    """The product input @ weight.T, plus the bias if there is one."""
 
     def promoted(self, *arguments: Any) -> tuple[Tensor, ...]:
         check_linear(self.name, *arguments)
@@ -328,7 +328,7 @@ _linear: Operation = operation(
 _linear_without_bias: Operation = operation("linear", _Linear("linear", ("input", "weight")), **_OF_INPUT_AND_WEIGHT)
 
 
-# The functions that `linear` can apply to its result while that is in the cache.
+# The functions that `linear` can apply to its result while the result is in the cache.
 ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh")
 
 
@@ -338,10 +338,11 @@ def linear(
 ) -> Tensor:  # fmt: skip
     """Return activation(input @ weight.T + bias) + residual.
 
-    The activation ("relu", "silu", "gelu" or "gelu_tanh"), or without one the sum with `residual`, costs no pass over
-    memory of its own; gradients and what is saved for them are those of the operations one by one.
+    The kernel of the product also applies the activation ("relu", "silu", "gelu" or "gelu_tanh"), or, without one, adds
+    `residual`: neither needs a pass over memory of its own. Gradients and saved tensors are those of the separate
+    operations.
     Shapes: input (..., k), weight (n, k), bias (n,), residual and the result (..., n).
-    Raises ShapeError when they do not fit, DtypeError when dtypes differ, ArgumentError for another activation.
+    Raises ShapeError if shapes do not fit, DtypeError if dtypes differ, ArgumentError for another activation.
     """
     if activation is None and residual is None:
         if bias is None:
@@ -361,7 +362,7 @@ def linear(
 def check_linear(
     name: str, input: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
 ) -> None:
-    """Raise ShapeError or DtypeError unless these are operands of a linear layer."""
+    """Raise ShapeError or DtypeError unless shapes and dtypes fit together as in `linear`."""
     if not input.ndim or weight.ndim != 2 or input.shape[-1] != weight.shape[1]:
         raise ShapeError(
             f"{name}: got input {input.shape} and weight {weight.shape}; wanted (..., k) and (n, k) with one k"
@@ -380,7 +381,7 @@ def check_linear(
 def _fused_linear(
     input: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None
 ) -> Tensor:
-    """Compute in one kernel, and record several operations."""
+    """Compute `linear` in one kernel, and record its operations as if they had been called one by one."""
     operands = [x for x in (input, weight, bias, residual) if x is not None]
     if any([x.is_cuda for x in operands]):
         require_one_device("linear", operands)
@@ -394,7 +395,7 @@ def _fused_linear(
     following = OPERATIONS[name]
     rows = _as_rows(input.array)
     recorded = is_grad_enabled() and any(x is not None and x.requires_grad for x in (input, weight, bias))
-    # The product leaves the cache only where a derivative needs it.
+    # The product is written to memory only if a derivative needs it.
     product = None
     if recorded and any("self" in saved for saved in following.saves):
         product = empty_beside(rows, (rows.shape[0], weight.shape[0]), input.dtype)

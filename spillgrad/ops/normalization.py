@@ -25,10 +25,10 @@ Shape = tuple[int, ...]
 
 
 def run_on_tensors(kernel: Callable[..., Any], *tensors: Tensor | None, **options: bool) -> Any:
-    """Call a fused backward kernel on tensors; return its gradients as tensors of the first one's dtype.
+    """Call a fused backward kernel on tensors; return its gradients as tensors of the dtype of the first tensor.
 
-    With `exact_aux` only the first gradient is; the others, of parameters, are not rounded to half precision. The
-    options are those of `on_floats`.
+    `options` are those of `on_floats`. With `exact_aux`, only the first gradient has that dtype: the others, gradients
+    of parameters, are not rounded to half precision.
     """
     results = on_floats(kernel, *(t.array if isinstance(t, Tensor) else t for t in tensors), **options)
     return tuple(map(Tensor.wrap, results)) if isinstance(results, tuple) else Tensor.wrap(results)
@@ -98,7 +98,7 @@ def _layer_norm_fused(
 def composed_gradients(
     g: Any, input: Tensor, weight: Any, dims: Shape, eps: float, centre: bool = True
 ) -> tuple[Any, Any]:
-    """Return the gradient by the input of normalized, weighted elements, and those without the weight."""
+    """Return the gradient by `input` of a normalization over `dims`, and the normalized elements without the weight."""
     x = sub(input, mean(input, dims, True)) if centre else input
     rstd: Any = rsqrt(mean(square(x), dims, True) + eps)
     normalized: Any = mul(x, rstd)
@@ -119,7 +119,7 @@ def _layer_norm_composed(
 def _wanted(
     gradients: tuple[Tensor, ...], normalized_shape: Shape, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Return the wanted gradients; those of the parameters come flat from the kernels."""
+    """Return the gradients that `needs` asks for, else None; reshape those of parameters, which kernels return flat."""
     by_input, *by_parameters = gradients
     if len(normalized_shape) > 1:
         by_parameters = [reshape(part, normalized_shape) for part in by_parameters]
@@ -136,16 +136,17 @@ def layer_norm(
     input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
-    """Return each row shifted to mean 0 and scaled to variance 1, then scaled and shifted by the parameters.
+    """Return each row shifted to mean 0 and scaled to variance 1, then multiplied by `weight` and added to `bias`.
 
-    Shapes: rows are the trailing dimensions `normalized_shape`, which weight and bias have too. Source: Ba et al. 2016.
+    Shapes: a row is the trailing dimensions, of shape `normalized_shape`; weight and bias have that shape.
+    Source: Ba et al. 2016.
     """
     shape = _checked_rows("layer_norm", input, normalized_shape, weight=weight, bias=bias)
     return _layer_norm(input, weight, bias, shape, float(eps))
 
 
 def require_parameter_dtype(name: str, input: Tensor, what: str, parameter: Tensor) -> None:
-    """Raise DtypeError unless a normalization's parameter has the input's dtype, or float32 beside half precision."""
+    """Raise DtypeError unless the parameter has the dtype of the input, or float32 with an input of half precision."""
     if parameter.dtype != input.dtype and not (input.dtype in HALF and parameter.dtype == float32):
         raise DtypeError(f"{name}: got input {input.dtype} and {what} {parameter.dtype}; convert one with .to(dtype)")
 
@@ -153,7 +154,7 @@ def require_parameter_dtype(name: str, input: Tensor, what: str, parameter: Tens
 def _checked_rows(
     name: str, input: Tensor, normalized_shape: int | Sequence[int], **parameters: Tensor | None
 ) -> Shape:
-    """Return the rows' shape. Raises ShapeError or DtypeError for an input or parameters that do not have it."""
+    """Return `normalized_shape` as a tuple. Raises ShapeError or DtypeError if input or parameters do not fit it."""
     shape = shape_arguments((normalized_shape,))
     if not shape or input.shape[-len(shape) :] != shape:
         raise ShapeError(
@@ -201,9 +202,10 @@ _rms_norm: Callable[..., Tensor] = operation(
 def rms_norm(
     input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """Return each row scaled to mean square 1, then by the weight; `eps` is by default the dtype's rounding step.
+    """Return each row scaled to mean square 1, then multiplied by `weight`.
 
-    Shapes: rows are the trailing dimensions `normalized_shape`, which the weight has too.
+    `eps` is by default the machine epsilon of the dtype computed in: float64 for float64, else float32.
+    Shapes: a row is the trailing dimensions, of shape `normalized_shape`; the weight has that shape.
     Source: Zhang & Sennrich 2019.
     """
     shape = _checked_rows("rms_norm", input, normalized_shape, weight=weight)

@@ -32,9 +32,9 @@ Order = int | float | str | None
 def vector_norm(
     x: Tensor, ord: float = 2, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    """Return (sum |x|**ord)**(1/ord) over dimensions, all of them by default.
+    """Return (sum |x|**ord)**(1/ord) over dimensions, by default over all.
 
-    `ord` may be inf, -inf, or 0 for how many are not zero. Raises DtypeError, ArgumentError.
+    `ord` may also be inf, -inf, or 0, which counts the nonzero elements. Raises DtypeError, ArgumentError.
     """
     if isinstance(ord, str):
         raise ArgumentError(f"linalg.vector_norm: got ord {ord!r}; wanted a number: matrix_norm takes names")
@@ -44,11 +44,12 @@ def vector_norm(
 def matrix_norm(
     A: Tensor, ord: Order = "fro", dim: Sequence[int] = (-2, -1), keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    """Return the norm of matrices: "fro", "nuc", or by ord 1, 2, inf and their negatives.
+    """Return the norm `ord` of matrices: "fro", "nuc", 1, 2, inf, -1, -2 or -inf.
 
-    1 and inf are the largest sums of absolute values of a column and a row, 2 is the largest singular value, "nuc"
-    their sum; with a minus the smallest.
-    Shapes: A with the matrices' rows and columns in the dimensions `dim`. Raises ShapeError, DtypeError, ArgumentError.
+    Norm 1 is the largest sum of absolute values of a column, inf that of a row, 2 the largest singular value; -1, -inf
+    and -2 are the smallest. "nuc" is the sum of the singular values.
+    Shapes: the matrices' rows and columns are in the dimensions `dim` of A. Raises ShapeError, DtypeError,
+    ArgumentError.
     """
     name = "linalg.matrix_norm"
     A = A if dtype is None else to_dtype(A, dtype)
@@ -76,9 +77,9 @@ def matrix_norm(
 def norm(
     A: Tensor, ord: Order = None, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    """Return a vector norm, or, of two dimensions with an `ord`, a matrix norm.
+    """Return a matrix norm if `ord` is given and there are two dimensions, else a vector norm.
 
-    Without `ord` the square root of the sum of squares. Raises as `vector_norm` and `matrix_norm` do.
+    Without `ord`, the norm is the square root of the sum of squares. Raises as `vector_norm` and `matrix_norm` do.
     """
     if ord is None:
         return vector_norm(A, 2, dim, keepdim, dtype=dtype)
@@ -96,10 +97,11 @@ def norm(
 @float32_in_autocast
 @by_host
 def cond(A: Tensor, p: Order = None) -> Tensor:
-    """Return the condition number: by default the largest singular value over the smallest.
+    """Return the condition number of matrices: by default the largest singular value over the smallest.
 
-    With `p` the product of the matrix's and its inverse's norms; infinite for a singular matrix.
-    Shapes: A (..., m, n), square with a `p` other than 2 and -2. Raises ShapeError, DtypeError, ArgumentError.
+    -2 is the smallest over the largest. With another `p`, it is the product of the norms `p` of A and of its inverse,
+    infinite for a singular matrix.
+    Shapes: A (..., m, n), square if `p` is not None, 2 or -2. Raises ShapeError, DtypeError, ArgumentError.
     """
     require_matrices("linalg.cond", A)
     if p in (None, 2, -2):
@@ -119,7 +121,7 @@ def cond(A: Tensor, p: Order = None) -> Tensor:
 def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
     """Return the product of several matrices, multiplied in the order that takes the fewest operations.
 
-    The first and the last may be vectors. Raises ShapeError, ArgumentError.
+    The first and the last tensor may be vectors. Raises ShapeError, ArgumentError.
     """
     matrices = list(tensors)
     if len(matrices) < 2:
@@ -145,7 +147,10 @@ def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _in_best_order(matrices: list[Tensor]) -> Tensor:
-    """Source: Cormen et al., "Introduction to algorithms", section 14.2."""
+    """Return the product of matrices in the order that takes the fewest operations.
+
+    Source: Cormen et al., "Introduction to algorithms", section 14.2.
+    """
     sizes = [matrices[0].shape[0], *(matrix.shape[1] for matrix in matrices)]
     count = len(matrices)
     costs = {(i, i): 0 for i in range(count)}
@@ -170,7 +175,7 @@ def _in_best_order(matrices: list[Tensor]) -> Tensor:
 
 @declare(in_place=True)
 def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
-    """Return the tensor whose slices along `dim` are scaled, where their p-norm exceeds `maxnorm`, to just below it."""
+    """Return the tensor with each slice along `dim` whose p-norm exceeds `maxnorm` scaled to just below `maxnorm`."""
     dim = normalize_dim("renorm", dim, input.ndim)
     if input.ndim < 2:
         raise ShapeError(f"renorm: got a tensor of shape {input.shape}; input needs at least 2 dimensions")
@@ -182,12 +187,12 @@ def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
 
 
 def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
-    """Return the sums of products along a dimension. Raises ShapeError when shapes do not broadcast."""
+    """Return the dot products of vectors along a dimension. Raises ShapeError if shapes do not broadcast."""
     return sum(x * y, dim)
 
 
 def vander(x: Tensor, *, N: int | None = None) -> Tensor:
-    """Return the powers 0 to N - 1 of each element (N is by default as many as there are). Shapes: (..., n, N)."""
+    """Return the powers 0 to N - 1 of each element; N is by default n. Shapes: x (..., n), result (..., n, N)."""
     require_floats("linalg.vander", x.dtype)
     count = x.shape[-1] if N is None else int(N)
     if count < 2:

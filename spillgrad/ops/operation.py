@@ -1,4 +1,4 @@
-"""How an operation is defined: a forward function over arrays and one derivative per differentiable input.
+"""Define an operation: a forward function of arrays, and a derivative for each differentiable input.
 
     softmax = operation("softmax", kernels.softmax, self=lambda g, result, axis: softmax_backward(g, result, axis))
 
@@ -40,7 +40,7 @@ from spillgrad_kernels.device_array import ARRAYS, DeviceArray, NotOnDevice, is_
 
 @dataclass(frozen=True)
 class Derivative:
-    """The gradient of one input, or of several at once, as a function whose parameters name the values it needs."""
+    """A function that returns the gradient of one input or of several; its parameters name the values it needs."""
 
     inputs: tuple[str, ...]
     parameters: tuple[str, ...]
@@ -73,7 +73,7 @@ def _both(pair: Composed) -> tuple[tuple[str, ...], Callable[..., Any]]:
 
 
 def _share_memory(result: np.ndarray, array: np.ndarray) -> bool:
-    """Return whether an operation's result looks at its operand's memory."""
+    """Return whether the result of an operation may be a view of the memory of its operand `array`."""
     base = result.base
     if base is not None and (base is array or base is array.base) and result.size:
         return True
@@ -81,7 +81,7 @@ def _share_memory(result: np.ndarray, array: np.ndarray) -> bool:
 
 
 def view_of(source: Tensor, array: np.ndarray) -> Tensor:
-    """Return a tensor over `array`, part of the source's memory, that follows in-place changes of the source."""
+    """Return a view of `source` over `array`, a part of its memory; the view follows in-place changes of `source`."""
     view = Tensor.wrap(array, source._storage)
     base = source if source._base is None else source._base
     view._base = base
@@ -89,15 +89,15 @@ def view_of(source: Tensor, array: np.ndarray) -> Tensor:
     return view
 
 
-# All operations there are; some are made for a number of operands, and forgotten.
+# All live operations; some are made for a number of operands, and freed when they are not used.
 all_operations: "weakref.WeakSet[Operation]" = weakref.WeakSet()
 
 
 @dataclass(eq=False)
 class Operation:
-    """A differentiable operation; calling it computes, and records where gradients are wanted.
+    """A differentiable operation. A call computes the outputs, and records them if an input needs a gradient.
 
-    `view` says that the output may share the first input's memory; it then shares its storage and version.
+    `view` says that an output may share the memory of the first input; such an output has its storage and version.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Operation:
     outputs: tuple[str, ...] = ("result",)
     aux: tuple[str, ...] = ()
     view: bool = False
-    # Per derivative: the values it needs.
+    # For each derivative, the names of the values that are saved for it.
     saves: tuple[frozenset[str], ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -131,12 +131,12 @@ class Operation:
         self.__doc__ = None if isinstance(self.forward, Planned) else inspect.getdoc(self.forward)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Return the output tensor, or a tuple of them; `arguments` follow the forward function's parameters."""
+        """Return the output tensor, or a tuple of outputs; `arguments` are those of the forward function, in order."""
         return self.run(*arguments)
 
     @lazy_property
     def run(self) -> Callable[..., Any]:
-        """The function that a call runs; callers that use it directly save a call. It is written when first used."""
+        """The function that `__call__` runs; to call it directly saves a call. Its code is generated on first use."""
         return self._generated(operation_source.call_source(self.structure, made=False))
 
     @lazy_property
@@ -144,18 +144,18 @@ class Operation:
         return self._generated(operation_source.call_source(self.structure, made=True))
 
     def computed(self, arguments: Sequence[Any], result: np.ndarray) -> Tensor:
-        """Return the output tensor, recorded, of a call whose result a kernel of several operations already made.
+        """Record a call whose result a kernel of several operations has already computed; return the output.
 
-        Where no derivative names the output, its dtype and shape are all that count.
+        If no derivative names the output, only the shape and dtype of `result` matter.
         """
         return self._run_made(result, *arguments)  # type: ignore[no-any-return]
 
     def promoted(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """Return arguments with tensors of the dtype the forward function computes in."""
+        """Return the arguments with tensors converted to the dtype that the forward function computes in."""
         return self.forward.promoted(*arguments) if isinstance(self.forward, Planned) else tuple(arguments)
 
     def results(self, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], Sequence[np.ndarray]]:
-        """Return promoted arguments and all the forward function's results, auxiliaries included."""
+        """Return the promoted arguments, and all results of the forward function, those in `aux` included."""
         arguments = self.promoted(arguments)
         if isinstance(self.forward, Planned):
             return arguments, [self._result(arguments)]
@@ -163,12 +163,12 @@ class Operation:
         return arguments, found if isinstance(found, tuple | list) else [found]
 
     def again(self, arguments: Sequence[Any], results: Sequence[np.ndarray]) -> Any:
-        """Return and record the output for promoted arguments and known results, as a call would."""
+        """Record a call with promoted arguments whose results are known; return the output."""
         return self._run_made(*(results if self.structure.single else [results]), *arguments)
 
     @lazy_property
     def structure(self) -> operation_source.Structure:
-        """The properties that the operation's code depends on."""
+        """The properties that the operation's generated code depends on."""
         positions = {name: i for i, name in enumerate(self.parameters)}
         named = {name for derivative in self.derivatives for name in derivative.parameters}
         planned = isinstance(self.forward, Planned)  # a plan has the metadata of every input
@@ -189,7 +189,7 @@ class Operation:
 
     @lazy_property
     def _own_names(self) -> dict[str, Any]:
-        """The objects that the code of the call names and that are this operation's own."""
+        """The objects of this operation alone that the generated code of its call names."""
         own: dict[str, Any] = {"name": self.name, "symbolic": self._symbolic, "anew": self._anew}
         own["forward"] = self.forward.compute if isinstance(self.forward, Planned) else self.forward
         if self.derivatives:
@@ -206,7 +206,7 @@ class Operation:
         return record(self.name, self.promoted(arguments))
 
     def _anew(self, *arguments: Any) -> Tensor:
-        """Compute where there is no plan yet: promote the operands, and make a plan for the next call."""
+        """Compute a call that has no plan yet: promote the operands, and make a plan for the next call."""
         assert isinstance(self.forward, Planned)
         arguments = self.forward.promoted(*arguments)
         return self.computed(arguments, self._result(arguments))
@@ -226,23 +226,23 @@ class Operation:
 class OperationNode(Node):
     """A recorded call of an operation; `_saved_<name>` and `_raw_saved_<name>` show its saved values.
 
-    Each operation has a class of its own, whose `apply` is written for it; the operation's call fills in the rest.
+    Each operation has its own subclass, whose `apply` is generated for it. The operation's call sets the attributes.
     """
 
     operation: Operation
     _saved: dict[str, Any]  # in the order of packing
-    _inputs: tuple[tuple[tuple[int, ...], Any], ...]  # shapes and dtypes of those inputs of which a derivative asks
+    _inputs: tuple[tuple[tuple[int, ...], Any], ...]  # shapes and dtypes of inputs whose metadata a derivative names
 
     def name(self) -> str:
         return self.operation.node_name
 
     @property
     def next_functions(self) -> tuple[tuple[Node | None, int], ...]:
-        """Return (node, output number) per input that has a derivative, (None, 0) where no gradient flows."""
+        """(node, output number) for each input that has a derivative; (None, 0) if no gradient flows to the input."""
         return tuple([self.edges[position] for position in self.operation.differentiable])
 
     def recorded(self) -> None:
-        """Let anomaly detection note the operation's place, and hooks pack the saved tensors."""
+        """Let anomaly detection note where the operation was called, and let hooks pack the saved tensors."""
         anomaly_mode.note(self)
         for saved in self._saved.values():
             if isinstance(saved, SavedTensor):
@@ -255,7 +255,7 @@ class OperationNode(Node):
         }
 
     def zeros(self, output_nr: int) -> Tensor:
-        """Return the gradient of an output that nothing used."""
+        """Return zeros, the gradient of an output that nothing used."""
         meta = self.outputs[output_nr]
         return Tensor.wrap(filled(meta.device, meta.shape, meta.dtype, 0))
 
@@ -302,9 +302,9 @@ class OperationNode(Node):
 
 
 def _hold(gradient: Any, held: set[int]) -> Any:
-    """Return an input's gradient, marked where somebody else may hold it, so that a leaf must copy it.
+    """Return the gradient of an input. If other code may hold it, mark it as shared, so that a leaf copies it.
 
-    `held` are the ids of such tensors.
+    `held` are the ids of the tensors that other code may hold; the id of the gradient is added.
     """
     if gradient is None:
         return None
@@ -340,10 +340,10 @@ def operation(
     joint: tuple[tuple[str, ...], Callable[..., Any] | Composed] | None = None,
     **derivatives: Callable[..., Any] | Composed,
 ) -> Operation:  # fmt: skip
-    """Define an operation; keyword arguments name inputs of `forward` and give their derivatives.
+    """Define and return an operation. Each keyword argument in `derivatives` gives an input's derivative by its name.
 
-    `forward` takes arrays in place of tensors and returns the outputs, then the auxiliaries. `joint` gives one
-    derivative for several inputs, returning a gradient (or None) for each.
+    `forward` takes arrays in place of tensors; it returns the outputs, then the results that `aux` names. `joint` is
+    (names of inputs, function): one derivative for several inputs, which returns a gradient or None for each.
     """
     rows = [((key,), function) for key, function in derivatives.items()] + ([joint] if joint else [])
     parsed = []

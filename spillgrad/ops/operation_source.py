@@ -1,7 +1,7 @@
-"""The Python code of an operation: its call and its backward, written out for its inputs and saved values.
+"""Generate the Python code of an operation: its call and its backward, unrolled for its inputs and saved values.
 
-Loops over the inputs, over tensors among them and over those that need a gradient would take longer than the arithmetic
-of a thousand elements. So the code is written for each operation, as the kernels' loops are. This is the code of `mul`,
+Loops over the inputs, over the tensors and over the inputs that need a gradient would take longer than the arithmetic
+of a thousand elements. So code is generated for each operation, as the kernels' loops are. This is the code of `mul`,
 whose derivatives name the other input:
 
     def call(p0, p1):
@@ -60,9 +60,10 @@ whose derivatives name the other input:
             results[1] = hold(found, held)
         return results
 
-p are parameters, a their arrays, r the forward function's results and o output tensors; n says whether an input needs a
-gradient, and e is the edge where that flows. The host computes where a device has no kernel. With more than UNROLLED
-parameters, as `cat` may have, each of these is a list: every line that is written costs some microseconds, once.
+p is a parameter, a its array, r a result of the forward function, o an output tensor. n says whether an input needs a
+gradient, and e is the edge that this gradient flows to. `on_host` computes on the host if the device has no kernel.
+With more than UNROLLED parameters, as `cat` may have, p, a, n and e are lists: every generated line costs some
+microseconds, once.
 """
 
 import functools
@@ -74,12 +75,12 @@ UNROLLED = 8
 
 
 class Structure(NamedTuple):
-    """The properties that the code depends on; operations of one structure share its code."""
+    """The properties of an operation that its code depends on; operations with the same structure share code."""
 
     parameters: tuple[str, ...]
     outputs: tuple[str, ...]
     aux: tuple[str, ...]
-    # Per derivative: the positions of its inputs, and the names of its parameters.
+    # For each derivative: the positions of its inputs, and the names of its parameters.
     derivatives: tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]
     metadata: tuple[int, ...]  # inputs whose shape or dtype a derivative names
     view: bool
@@ -87,29 +88,29 @@ class Structure(NamedTuple):
 
     @property
     def single(self) -> bool:
-        """Whether there is one output; several are a list."""
+        """Whether there is exactly one output; the code holds several outputs in a list."""
         return len(self.outputs) == 1
 
     @property
     def results(self) -> str:
-        """The names of the forward function's results."""
+        """The variables to which the code assigns the results of the forward function."""
         return ", ".join([f"r{i}" for i in range(1 + len(self.aux))]) if self.single else "r"
 
     @property
     def listed(self) -> bool:
-        """Whether the parameters are a list."""
+        """Whether the code holds the parameters in a list, because there are more than UNROLLED."""
         return len(self.parameters) > UNROLLED
 
     def of(self, letter: str) -> list[str]:
-        """Return the expressions that a letter stands for, one for each parameter."""
+        """Return the code's variables of a letter, one for each parameter: p0, p1, … or p[0], p[1], … for "p"."""
         return [f"{letter}[{i}]" if self.listed else f"{letter}{i}" for i in range(len(self.parameters))]
 
     def all_of(self, letter: str) -> str:
-        """Return them all, as the arguments of a call."""
+        """Return the code's variables of a letter as the arguments of a call."""
         return f"*{letter}" if self.listed else ", ".join(self.of(letter))
 
     def needs(self, inputs: Iterable[int]) -> str:
-        """Return the condition that one of some inputs needs a gradient."""
+        """Return the condition that any of the inputs at these positions needs a gradient."""
         return " or ".join([f"{i} in n" if self.listed else f"n{i}" for i in inputs])
 
     @property
@@ -119,7 +120,7 @@ class Structure(NamedTuple):
 
 
 def call_source(structure: Structure, made: bool) -> str:
-    """Return the code of the call: its arguments in; with `made`, before them the results that another kernel made."""
+    """Return the code of the call. With `made`, its first arguments are the results, computed by another kernel."""
     array = "{0}._array if isinstance({0}, Tensor) else {0}"
     if structure.listed:
         arrays = [f"a = [{array.format('x')} for x in p]"]
@@ -145,7 +146,7 @@ def _tuple(parts: Sequence[str]) -> str:
 
 
 def _positions(numbers: tuple[int, ...]) -> str:
-    """Return the expression for positions: written one by one, ten thousand take 50 ms to compile."""
+    """Return the expression for positions. Many in a row become a range: a tuple of 10,000 takes 50 ms to compile."""
     if len(numbers) > UNROLLED and numbers == tuple(range(numbers[0], numbers[0] + len(numbers))):
         return f"range({numbers[0]}, {numbers[0] + len(numbers)})"
     return str(numbers)
@@ -254,7 +255,7 @@ def _attached(structure: Structure, planned: bool) -> Iterator[str]:
 
 
 def _saved(structure: Structure, position: int, name: str) -> str:
-    """Return the expression for the saved form of an input, output or auxiliary; only tensors are wrapped."""
+    """Return the expression that saves an input, output or auxiliary result; it wraps tensors in SavedTensor."""
     number = position - len(structure.parameters)
     if number < 0:
         p, e = structure.of("p")[position], structure.of("e")[position]
@@ -268,7 +269,7 @@ def _saved(structure: Structure, position: int, name: str) -> str:
 
 
 def apply_source(structure: Structure) -> str:
-    """Return the code of the backward: gradients of outputs in, those of inputs out."""
+    """Return the code of the backward, which takes the gradients of outputs and returns the gradients of inputs."""
     nothing = f"[None] * {len(structure.parameters)}"
     named = {name for _, parameters in structure.derivatives for name in parameters}
     lines = [
@@ -316,7 +317,7 @@ def _compiled(source: str) -> CodeType:
 
 
 def function(source: str, name: str, names: dict[str, Any]) -> Callable[..., Any]:
-    """Return the function that `source` defines, under another name; `names` are the objects it uses."""
+    """Return the function that `source` defines, renamed to `name`; `names` holds the objects that the source uses."""
     namespace = {"__name__": __name__, **names}
     exec(_compiled(source), namespace)
     made: Callable[..., Any] = namespace[source[len("def ") : source.index("(")]]

@@ -1,4 +1,4 @@
-"""Padding: a constant around a tensor, or its own elements, mirrored, repeated or taken from the other end."""
+"""Pad tensors with a constant, or with their own elements: mirrored, repeated or taken from the other end."""
 
 from collections.abc import Sequence
 
@@ -17,10 +17,10 @@ _OF_POSITIONS = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """Return the tensor with `value` (0) around it, or with its own elements in another mode.
+    """Return the tensor with `value` (by default 0) around it, or, in another mode, with its own elements around it.
 
-    `pad` lists (before, after) from the last dimension on; negative widths crop. "reflect" mirrors without the edge
-    itself, "replicate" repeats the edge, "circular" goes on at the other end.
+    `pad` lists the widths before and after, for the last dimension first; negative widths crop. "reflect" mirrors the
+    elements without the edge itself, "replicate" repeats the edge, "circular" continues with the other end.
 
     Raises ArgumentError for an odd or too long list, another mode, or more elements than the mode can give.
     """

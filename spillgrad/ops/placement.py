@@ -1,4 +1,4 @@
-"""Where operations compute: on the device of all operands, or on the host where the device has no kernel."""
+"""Compute operations on the device of all operands, or on the host if the device has no kernel."""
 
 import functools
 import warnings
@@ -14,9 +14,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def require_one_device(name: str, arguments: Iterable[Any]) -> None:
-    """Raise DeviceError when tensors are on different devices; 0-d tensors of the host fit any device.
+    """Raise DeviceError if tensors are on different devices.
 
-    They are numbers like Python's own. Arrays that are no tensors are settings of an operation, wherever they are.
+    0-d tensors on the host fit any device: they count as Python numbers. Arrays that are no tensors are settings of an
+    operation, and may be on any device.
     """
     found: dict[Device, Any] = {}
     for argument in arguments:
@@ -33,10 +34,10 @@ def require_one_device(name: str, arguments: Iterable[Any]) -> None:
 
 
 def compute_on_host(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function with copies of arrays or tensors in the host's memory, and return its results copied back.
+    """Call a function on copies of its arrays and tensors on the host; return its results, copied to the device.
 
-    Gradients of tensors go the same way. It warns the first time. Raises DeviceError for a function that changes its
-    arguments: the copies, of which nobody would hear.
+    Gradients of tensors are copied the same way. The first call for an operation warns.
+    Raises DeviceError if the function changes an argument: the change of the copy would be lost.
     """
     require_one_device(name, arguments)
     return _computed_on_host(name, function, arguments, {})
@@ -60,7 +61,7 @@ def _computed_on_host(
 
 
 def computed_anywhere(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of arrays or tensors that has no gradient, on the host where the device has no kernel."""
+    """Call a function that has no gradient on arrays or tensors, on the host if the device has no kernel."""
     try:
         return function(*arguments)
     except NotOnDevice:
@@ -68,7 +69,7 @@ def computed_anywhere(name: str, function: Callable[..., Any], *arguments: Any) 
 
 
 def by_host(function: Function) -> Function:
-    """Let the host compute a function that has no kernel for devices; results and gradients are copied back."""
+    """Decorate a function that has no kernel for the device: the host computes it; results and gradients are copied."""
 
     @functools.wraps(function)
     def computed(*arguments: Any, **options: Any) -> Any:
@@ -80,7 +81,7 @@ def by_host(function: Function) -> Function:
 
 
 def or_by_host(function: Function) -> Function:
-    """Let the host compute as `by_host` does, but only where a device has no kernel; the function changes nothing."""
+    """Decorate as `by_host` does, but use the host only if the device has no kernel; the function changes nothing."""
     on_host = by_host(function)
 
     @functools.wraps(function)
@@ -95,7 +96,7 @@ def or_by_host(function: Function) -> Function:
 
 
 def _any_on_device(function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    """Return whether a tensor is on a device. Raises DeviceError when others are not."""
+    """Return whether a tensor is on a device. Raises DeviceError if other tensors are not."""
     given = (*arguments, *options.values())
     if not any([isinstance(x, Tensor) and x.is_cuda for x in given]):
         return False
@@ -104,7 +105,7 @@ def _any_on_device(function: Callable[..., Any], arguments: tuple[Any, ...], opt
 
 
 def refuse_view(name: str, reason: NotOnDevice, *arguments: Any) -> NoReturn:
-    """Raise DeviceError: a copy made by the host would be no view."""
+    """Raise DeviceError for a view that a device cannot make; a copy made by the host would be no view."""
     raise DeviceError(f"{name}: {reason}; a tensor on {CUDA} has no such view: use cpu() first") from reason
 
 
@@ -123,7 +124,7 @@ def warn_of_host(name: str) -> None:
 
 
 def _moved(value: Any, device: Device) -> Any:
-    """Return a value with its arrays and tensors on a device; copies that the host gets are read-only."""
+    """Return a value with its arrays and tensors, also those in lists, moved to `device`; host copies are read-only."""
     if isinstance(value, Tensor):
         copied = value.to(device)
         if device is CPU and copied is not value:

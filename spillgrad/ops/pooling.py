@@ -39,7 +39,7 @@ def _max_forward(self: np.ndarray, down: Ranges, across: Ranges) -> tuple[np.nda
 
 @on_device("pooling")
 def spread_maxima(grad: np.ndarray, indices: np.ndarray, image: Pair, down: Ranges, across: Ranges) -> np.ndarray:
-    """Return zeros with the gradients of windows added at the places where their largest elements were.
+    """Return images of zeros with the gradient of each window added at the place of the window's largest element.
 
     Shapes: grad and indices (N, C, h, w), result (N, C, *image).
     """
@@ -84,7 +84,7 @@ def _mean_spread(
 
 
 def _as_taken(array: np.ndarray, *scales: Scales) -> Any:
-    """Return numbers as the kernels of an array's device take them: the CPU's as arrays."""
+    """Return the scales as the kernels take them: unchanged if `array` is on a device, as arrays for the CPU."""
     return scales if is_on_device(array) else [np.array(numbers) for numbers in scales]
 
 
@@ -105,7 +105,7 @@ def _scaled(images: Tensor, down: Ranges, across: Ranges, *scales: np.ndarray) -
 
 
 def _as_images(name: str, input: Tensor, dims: int) -> Tensor:
-    """Return signals or images, with or without a batch, as (N, C, H, W)."""
+    """Return signals (`dims` 1) or images (`dims` 2), with or without a batch, as (N, C, H, W)."""
     if input.ndim not in (dims + 1, dims + 2):
         raise ShapeError(
             f"{name}: got input {input.shape}; wanted {dims + 2} dimensions, or {dims + 1} without a batch"
@@ -137,7 +137,7 @@ def _pool_windows(
 
 
 def largest(name: str, input: Tensor, dims: int, return_indices: bool, *options: Any) -> Any:
-    """Return the largest element of each window of signals or images, and its place if asked for."""
+    """Return the largest element of each window of signals or images, and with `return_indices` its place."""
     images = _as_images(name, input, dims)
     windows = _pool_windows(name, images, dims, *options)
     down, across = _ranges(windows)
@@ -162,7 +162,7 @@ def max_pool2d(
     """Return the largest element of each window, and with `return_indices` its place in the flattened image.
 
     Shapes: input (N, C, H, W) or (C, H, W), result (N, C, h, w). The stride is by default the kernel's size. Of equal
-    elements the first counts, a NaN more than any number; padding never does.
+    elements the first counts. NaN counts as larger than any number; padding never counts.
     Raises ShapeError, DtypeError, ArgumentError.
     """
     return largest("max_pool2d", input, 2, return_indices, kernel_size, stride, padding, dilation, ceil_mode)
@@ -180,7 +180,7 @@ def averaged(
     name: str, input: Tensor, dims: int, kernel_size: Sizes, stride: Sizes | None, padding: Sizes, ceil_mode: bool,
     count_include_pad: bool, divisor_override: int | None,
 ) -> Tensor:  # fmt: skip
-    """Return the mean of each window of signals or images."""
+    """Return the mean of each window of signals or images (see `avg_pool2d`)."""
     images = _as_images(name, input, dims)
     windows = _pool_windows(name, images, dims, kernel_size, stride, padding, 1, ceil_mode)
     down, across = _ranges(windows)
@@ -202,8 +202,10 @@ def avg_pool2d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the mean of each window; padding counts as zeros, or not at all, or the sum is divided by a given number.
+    """Return the mean of each window.
 
+    Padding counts as zeros, or, without `count_include_pad`, not at all. `divisor_override` replaces the number of
+    elements by which the sum is divided.
     Shapes: input (N, C, H, W) or (C, H, W), result (N, C, h, w). The stride is by default the kernel's size.
     Raises ShapeError, DtypeError, ArgumentError.
     """
@@ -224,7 +226,7 @@ OutputSize = int | Sequence[int | None] | None
 
 
 def output_sizes(name: str, output_size: OutputSize, dims: int) -> tuple[int | None, ...]:
-    """Return the wanted size of each dimension. Raises ArgumentError for another number of them."""
+    """Return `output_size` as one size for each dimension. Raises ArgumentError unless it has one or `dims` values."""
     wanted = (output_size,) * dims if output_size is None or isinstance(output_size, int) else tuple(output_size)
     if len(wanted) != dims:
         raise ArgumentError(f"{name}: got output_size {output_size}; wanted {_COUNTS[dims]}")
@@ -246,14 +248,14 @@ _COUNTS = {1: "one integer", 2: "one or two integers", 3: "one or three integers
 
 
 def adapted_means(name: str, input: Tensor, output_size: OutputSize, dims: int) -> Tensor:
-    """Return the means of windows that share signals or images out."""
+    """Return the means of windows that cover signals or images in a grid of `output_size`; None keeps a size."""
     images, (down, across) = _adaptive(name, input, output_size, dims)
     scales = [1 / (found.stops - found.starts) for found in (down, across)]
     return _like_input(_scaled(images, down, across, *scales), input, dims)
 
 
 def adaptive_avg_pool2d(input: Tensor, output_size: OutputSize) -> Tensor:
-    """Return means of windows that share the image out to a result of the wanted size; None keeps the input's.
+    """Return the means of windows that cover the image in a grid of `output_size`; None keeps the input's size.
 
     Shapes: input (N, C, H, W) or (C, H, W), result (N, C, *output_size).
     """
@@ -261,18 +263,18 @@ def adaptive_avg_pool2d(input: Tensor, output_size: OutputSize) -> Tensor:
 
 
 def adaptive_avg_pool1d(input: Tensor, output_size: OutputSize) -> Tensor:
-    """Return means of windows that share a signal (N, C, L) or (C, L) out to a result of the wanted length."""
+    """Return the means of `output_size` windows that cover a signal (N, C, L) or (C, L)."""
     return adapted_means("adaptive_avg_pool1d", input, output_size, 1)
 
 
 def adapted_maxima(name: str, input: Tensor, output_size: OutputSize, dims: int, return_indices: bool) -> Any:
-    """Return the largest elements of windows that share signals or images out."""
+    """Return the largest elements of windows that cover signals or images in a grid of `output_size`."""
     images, (down, across) = _adaptive(name, input, output_size, dims)
     return _taken(images, input, dims, return_indices, down, across)
 
 
 def adaptive_max_pool2d(input: Tensor, output_size: OutputSize, return_indices: bool = False) -> Any:
-    """Return the largest elements of windows that share the image out to a result of the wanted size.
+    """Return the largest elements of windows that cover the image in a grid of `output_size`.
 
     Shapes: input (N, C, H, W) or (C, H, W), result (N, C, *output_size). The rest is as in `max_pool2d`.
     """
@@ -280,7 +282,7 @@ def adaptive_max_pool2d(input: Tensor, output_size: OutputSize, return_indices: 
 
 
 def adaptive_max_pool1d(input: Tensor, output_size: OutputSize, return_indices: bool = False) -> Any:
-    """Return the largest elements of windows that share a signal out to a result of the wanted length.
+    """Return the largest elements of `output_size` windows that cover a signal.
 
     Shapes: input (N, C, L) or (C, L), result (N, C, l). The rest is as in `max_pool1d`.
     """
@@ -298,7 +300,7 @@ def _power_mean(name: str, input: Tensor, norm_type: float, dims: int, options: 
 
 
 def root_of_sums(means: Tensor, kernel_size: tuple[int, ...], norm_type: float) -> Tensor:
-    """Return the roots of the sums whose means over windows these are; 0, with gradient 0, where not positive."""
+    """Return sum**(1 / norm_type) of each window, given its mean; 0, with gradient 0, if the sum is not positive."""
     sums = mul(means, math.prod(kernel_size))
     positive = gt(sums, 0)
     return where(positive, pow(where(positive, sums, 1.0), 1 / norm_type), 0.0)  # type: ignore[no-any-return]
@@ -307,7 +309,7 @@ def root_of_sums(means: Tensor, kernel_size: tuple[int, ...], norm_type: float) 
 def lp_pool2d(
     input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False
 ) -> Tensor:
-    """Return (sum x**p)**(1/p) of each window; of p = 1 the sum, of p = inf the largest element.
+    """Return (sum x**p)**(1/p) of each window, where p is `norm_type`: 1 gives the sum, inf the largest element.
 
     Where the sum is not positive the result is 0, and so is the gradient (PyTorch's is NaN).
     Shapes: input (N, C, H, W) or (C, H, W), result (N, C, h, w). The stride is by default the kernel's size.
@@ -326,7 +328,7 @@ def unpooled(
     name: str, input: Tensor, indices: Tensor, dims: int, kernel_size: Sizes, stride: Sizes | None, padding: Sizes,
     output_size: Sequence[int] | None,
 ) -> Tensor:  # fmt: skip
-    """Return zeros with the elements that pooling took at the places it took them from."""
+    """Return zeros with the elements of `input` at the places `indices` from which max pooling took them."""
     if input.ndim not in (dims + 1, dims + 2) or input.shape != indices.shape:
         raise ShapeError(
             f"{name}: Expected shape of indices to be that of the input ({dims + 2} dimensions, or {dims + 1} "
@@ -362,10 +364,10 @@ def max_unpool2d(
     input: Tensor, indices: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     output_size: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return zeros with the elements that `max_pool2d` took at the places it took them from.
+    """Return zeros with the elements of `input` at the places `indices` from which `max_pool2d` took them.
 
-    Shapes: input and indices (N, C, h, w) or (C, h, w), result (N, C, H, W); `output_size` chooses among the sizes that
-    pooling maps to one. Raises ShapeError, ArgumentError.
+    Shapes: input and indices (N, C, h, w) or (C, h, w), result (N, C, H, W) or (C, H, W). Images of several sizes give
+    the same pooled size; `output_size` chooses one of them. Raises ShapeError, ArgumentError.
     """
     return unpooled("max_unpool2d", input, indices, 2, kernel_size, stride, padding, output_size)
 
@@ -374,5 +376,5 @@ def max_unpool1d(
     input: Tensor, indices: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     output_size: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return zeros with the elements that `max_pool1d` took at the places it took them from (see `max_unpool2d`)."""
+    """Return zeros with the elements of `input` at the places that `max_pool1d` returned (see `max_unpool2d`)."""
     return unpooled("max_unpool1d", input, indices, 1, kernel_size, stride, padding, output_size)

@@ -1,4 +1,4 @@
-"""The operands of elementwise operations: their types, and the dtype they are computed in.
+"""Promote the operands of elementwise operations: their types, and the dtype that is computed in.
 
 They promote as in PyTorch; a Python number never widens a tensor.
 """
@@ -24,7 +24,7 @@ OPERANDS = (Tensor, bool, int, float, np.ndarray, np.generic)
 
 
 def as_operand(name: str, value: Any) -> Any:
-    """Return a tensor or Python number for an operand; NumPy arrays become tensors over their memory."""
+    """Return an operand as a tensor or Python number; NumPy arrays become tensors over their memory."""
     if isinstance(value, (Tensor, int, float)):
         return value
     if isinstance(value, ARRAYS):
@@ -46,12 +46,12 @@ def common_dtype(operands: list[Any]) -> dtypes.DType:
 
 
 def result_type(*operands: Operand) -> dtypes.DType:
-    """Return the dtype that arithmetic on these tensors and numbers has."""
+    """Return the dtype of the result of arithmetic on these tensors and numbers."""
     return common_dtype([as_operand("result_type", o) for o in operands])
 
 
 def promoted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return tensors and numbers of one dtype, of which at least one is a tensor; raise as `call` does."""
+    """Return the operands in the dtype that `name` computes in, at least one a tensor. Raises as `elementwise.call`."""
     if _share_a_float(operands):  # most calls: nothing to convert
         return operands
     tensors = [as_operand(name, o) for o in operands]
@@ -68,7 +68,7 @@ def promoted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _share_a_float(operands: tuple[Any, ...]) -> bool:
-    """Return whether operands are Python numbers and tensors of one floating dtype, which is then the result's."""
+    """Return whether operands are Python numbers and tensors of one floating-point dtype: that of the result."""
     dtype = None
     for operand in operands:
         if isinstance(operand, Tensor):
@@ -80,7 +80,7 @@ def _share_a_float(operands: tuple[Any, ...]) -> bool:
     return dtype in FLOATS or dtype in dtypes.HALF
 
 
-# Arithmetic that truth values do not have, in PyTorch neither.
+# Arithmetic that is not defined for bool, as in PyTorch.
 _NOT_FOR_BOOL = frozenset((
     "abs", "ceil", "clamp", "cube", "elu", "floor", "floor_divide", "fmod", "frac", "hardtanh",
     "leaky_relu", "lerp", "neg", "pow", "relu", "remainder", "round", "square", "sub", "trunc",
@@ -90,7 +90,7 @@ _MODULAR = frozenset(("add", "sub", "mul"))
 
 
 def _check_exact(name: str, dtype: dtypes.DType, operands: list[Any]) -> None:
-    """Raise DtypeError or ArgumentError for operations that bool, integers or complex numbers do not have."""
+    """Raise DtypeError or ArgumentError if the operation is not defined for these bool, integer or complex operands."""
     if dtypes.is_complex(dtype):
         raise DtypeError(
             f"{name}: got {dtype}; complex tensors can be stored and moved, not computed with: use their real and "

@@ -1,4 +1,4 @@
-"""Elements in other places: mirrored, turned, rolled, repeated, with a border; pixels and channels."""
+"""Rearrange elements: flip, rotate, roll, repeat, pad and crop; shuffle pixels and channels."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ _flip: Callable[..., Tensor] = operation("flip", _flipped, self=lambda g, dims: 
 
 @declare(method=True)
 def flip(input: Tensor, *reversed_dims: Any, dims: Any = None, axis: Any = None) -> Tensor:
-    """Return a copy with the order along some dimensions reversed."""
+    """Return a copy with the order of elements reversed along some dimensions."""
     named = axis if dims is None else dims
     named = None if named is None else as_tuple(named)
     return _flip(input, normalize_dims("flip", shape_arguments(reversed_dims, named), input.ndim))
@@ -64,9 +64,9 @@ _roll: Callable[..., Tensor] = operation(
 def roll(
     input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None, *, axis: Any = None
 ) -> Tensor:
-    """Return a copy whose elements moved along some dimensions, or along the flattened tensor.
+    """Return a copy with the elements moved by `shifts` along some dimensions, or along the flattened tensor.
 
-    Those pushed out come in again at the other end.
+    Elements that are moved beyond an end continue at the other end.
     """
     steps = as_tuple(shifts)
     dims = axis if dims is None else dims
@@ -98,7 +98,7 @@ constant_pad: Callable[..., Tensor] = operation("constant_pad_nd", _padded, self
 
 
 def _with_counts(counts: Shape, shape: Shape) -> tuple[Shape, Shape]:
-    """Return the shape of a repeated tensor with each count before its size, and the same with counts of 1."""
+    """Return the shapes (count, size, count, size, …) of a repeated tensor and (1, size, 1, size, …) of the tensor."""
     shape = (1,) * (len(counts) - len(shape)) + shape
     spread = tuple(size for pair in zip(counts, shape, strict=True) for size in pair)
     return spread, tuple(size for s in shape for size in (1, s))
@@ -122,7 +122,7 @@ _repeat: Callable[..., Tensor] = operation("repeat", _repeated, self=_repeat_gra
 
 @declare(method=True)
 def repeat(input: Tensor, *repeats: Any) -> Tensor:
-    """Return the tensor tiled `repeats` times along each dimension, new ones first."""
+    """Return the tensor repeated along each dimension; `repeats` has a count for each, new dimensions first."""
     counts = shape_arguments(repeats)
     if len(counts) < input.ndim:
         raise ShapeError(f"repeat: got {counts} for {input.ndim} dimensions; give a count for each")
@@ -131,7 +131,7 @@ def repeat(input: Tensor, *repeats: Any) -> Tensor:
 
 @declare(method=True)
 def tile(input: Tensor, *dims: Any) -> Tensor:
-    """Return the tensor tiled `dims` times along its last dimensions."""
+    """Return the tensor repeated along its last dimensions; `dims` has a count for each of these."""
     counts = shape_arguments(dims)
     return repeat(input, (1,) * (input.ndim - len(counts)) + counts)
 
@@ -140,9 +140,10 @@ def tile(input: Tensor, *dims: Any) -> Tensor:
 def repeat_interleave(
     input: Tensor, repeats: int | Tensor | None = None, dim: int | None = None, *, axis: int | None = None
 ) -> Tensor:
-    """Return each element (or slice along `dim`) repeated in place: all as often, or each by its entry of `repeats`.
+    """Return each element, or each slice along `dim`, repeated next to itself.
 
-    With `repeats` alone, return the places 0, 1, … each so often.
+    `repeats` is one count for all, or has a count for each. If it is None, `input` holds the counts: return the index
+    of each count, repeated that often.
     """
     dim = axis if dim is None else dim
     if repeats is None:
@@ -162,7 +163,7 @@ def repeat_interleave(
 
 @declare(method=True, numpy=True)
 def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
-    """Return a copy turned `k` times by 90 degrees, from the first of two dimensions towards the second."""
+    """Return a copy rotated `k` times by 90 degrees, from the first of two dimensions towards the second."""
     turned = normalize_dims("rot90", dims, input.ndim)
     if len(turned) != 2:
         raise ArgumentError(f"rot90: got dims {tuple(dims)}; wanted two")
@@ -189,7 +190,7 @@ def flipud(input: Tensor) -> Tensor:
 
 
 def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
-    """Return all ways to take `r` elements of a vector in their order, a row each."""
+    """Return all combinations of `r` elements of a vector, in their order; each row is a combination."""
     if input.ndim != 1:
         raise ShapeError(f"combinations: got a tensor of shape {input.shape}; wanted a vector")
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
@@ -198,7 +199,7 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
-    """Return images with `upscale_factor` squared channels each spread over an image that much larger.
+    """Return images in which r² channels become one channel of r times the height and width, r = `upscale_factor`.
 
     Shapes: (..., C r², H, W) gives (..., C, H r, W r). Source: Shi et al. 2016.
     """
@@ -230,7 +231,7 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
 
 
 def channel_shuffle(input: Tensor, groups: int) -> Tensor:
-    """Return images whose channels, in groups, are interleaved. Shapes: (N, C, ...). Source: Zhang et al. 2017."""
+    """Return images with the channels of all groups interleaved. Shapes: (N, C, ...). Source: Zhang et al. 2017."""
     if input.ndim < 3 or groups < 1 or input.shape[1] % groups:
         raise ShapeError(
             f"channel_shuffle: got a tensor of shape {input.shape} and {groups} groups; wanted (N, C, ...) with C a "
@@ -242,9 +243,9 @@ def channel_shuffle(input: Tensor, groups: int) -> Tensor:
 
 @declare(method=True)
 def sum_to_size(input: Tensor, *size: Any) -> Tensor:
-    """Return the sum over the dimensions along which `size` would broadcast to the tensor's shape.
+    """Return the tensor summed to the shape `size`: over the dimensions along which `size` would broadcast.
 
-    Raises ShapeError for a size that does not.
+    Raises ShapeError if `size` does not broadcast to the tensor's shape.
     """
     shape = shape_arguments(size)
     lead = input.ndim - len(shape)

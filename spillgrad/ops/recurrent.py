@@ -1,7 +1,7 @@
-"""Steps of recurrent networks, and running them over sequences of different lengths.
+"""Steps of recurrent networks, and runs of all steps over sequences of different lengths.
 
-A batch of sequences is its elements of the first time step, then those of the second, and so on, with the number of
-sequences that still run at each: sequences lie in descending order of length (`PackedSequence`).
+A batch of sequences is packed (see `PackedSequence`): the elements of the first time step, then those of the second,
+and so on. `counts` are the numbers of sequences that run at each step; sequences are in descending order of length.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def _relu_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None,
 
 
 def _lstm_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None, projection: Tensor | None) -> State:
-    """Source: Hochreiter & Schmidhuber 1997; Gers et al. 2000; projections: Sak et al. 2014."""
+    """Compute an LSTM step. Source: Hochreiter & Schmidhuber 1997; Gers et al. 2000; projections: Sak et al. 2014."""
     hidden, cell = state
     gates = linear(hidden, weight, bias, residual=gates)
     let_in, keep, new, let_out = chunk(gates, 4, -1)
@@ -42,7 +42,7 @@ def _lstm_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None,
 
 
 def _gru_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None, projection: Tensor | None) -> State:
-    """Source: Cho et al. 2014; the reset gate after the product, as in cuDNN."""
+    """Compute a GRU step with the reset gate after the product, as in cuDNN. Source: Cho et al. 2014."""
     (hidden,) = state
     input_reset, input_update, input_new = chunk(gates, 3, -1)
     hidden_reset, hidden_update, hidden_new = chunk(linear(hidden, weight, bias), 3, -1)
@@ -51,7 +51,7 @@ def _gru_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None, 
     return (add(new, mul(update, sub(hidden, new))),)
 
 
-# Per mode: its step, and how many gates it has.
+# For each mode, its step and its number of gates.
 STEPS: dict[str, tuple[Step, int]] = {
     "RNN_TANH": (_tanh_step, 1), "RNN_RELU": (_relu_step, 1), "LSTM": (_lstm_step, 4), "GRU": (_gru_step, 3),
 }  # fmt: skip
@@ -60,9 +60,9 @@ STEPS: dict[str, tuple[Step, int]] = {
 def run_steps(
     mode: str, data: Tensor, counts: Sequence[int], state: State, weights: Sequence[Tensor | None], reverse: bool
 ) -> tuple[Tensor, State]:
-    """Return the hidden states of all time steps, packed as the data are, and the last state of every sequence.
+    """Return the hidden states of all time steps, packed as `data` is, and the last state of every sequence.
 
-    Each step is recorded for itself; `recurrent_layer` has one operation for all, where it can.
+    Each step is recorded separately; `recurrent_layer` records one operation for all steps, if it can.
     Shapes: data (sum(counts), inputs), state (counts[0], hidden) each; weights are weight_ih, weight_hh, bias_ih,
     bias_hh, weight_hr.
     """

@@ -1,8 +1,8 @@
 """A layer of a recurrent network, in one direction, as one operation.
 
-The input's part of all gates is one product over all time steps, and so are the gradients of the weights and of the
-data; a step is one small product and one elementwise loop. Sequences lie as `recurrent` says; the state of one that has
-ended, or has not begun, waits in its row.
+One product over all time steps computes the input's part of all gates; each gradient of a weight or of the data is one
+product over all steps, too. A step is one small product and one elementwise loop. Sequences are packed as `recurrent`
+says. The state of a sequence that has ended, or has not begun, stays unchanged in its row.
 """
 
 import functools
@@ -29,13 +29,14 @@ from spillgrad_kernels.threads.dispatch import get_num_threads
 
 
 class _Mode(NamedTuple):
-    """The formulas of a step, on the parts of the gates.
+    """The elementwise formulas of a step.
 
-    `forward` takes the sums of the gates (with `apart` the input's, then the state's), then the last state; it returns
-    what `backward` needs, the last of which are the new cell state, if there is one, and the new hidden state.
-    `backward` takes the gradients of the output and of the new states, what `forward` returned and the states before;
-    it returns the gradients of the sums of the gates (with `apart` the input's, then the state's) and, if `carries`,
-    that of the cell state before or, without one, the part of the hidden state's that passes no product.
+    `forward` takes the sums of the gates, then the former state. It returns the `kept` values that `backward` needs;
+    the last of these are the new cell state, if there is one, and the new hidden state.
+    `backward` takes the gradients of the output and of the new states, the values that `forward` returned, and the
+    former states. It returns the gradients of the sums of the gates. If `carries`, it also returns the gradient of the
+    former cell state, or, in a mode without one, the part of the former hidden state's gradient that passes no product.
+    With `apart`, the sums of the gates are the input's sums, then the state's, instead of the totals.
     """
 
     forward: Formula
@@ -110,7 +111,7 @@ _MODES = {
 
 @functools.cache
 def _traced(formula: Formula, dtype: Any) -> Trace:
-    """Return the code of a formula of several results."""
+    """Return the trace of a formula of several results."""
     code = Trace([f"in_{name}" for name in parameters(formula)])
     results = code.apply(formula, [Symbol(code, name) for name in code.inputs], dtype.type)
     code.results = tuple(map(code.name_of, results))
@@ -118,9 +119,9 @@ def _traced(formula: Formula, dtype: Any) -> Trace:
 
 
 class _Loop:
-    """A formula of several results, run on arrays that lie in memory alike where they have as many rows.
+    """A formula of several results, run on arrays. Calls with the same number of rows must have the same layouts.
 
-    Results are no operands: a loop that may overwrite what it reads is not vectorised, and takes ten times as long.
+    Results must not be operands: a loop that may overwrite its operands is not vectorised, and takes ten times as long.
     """
 
     def __init__(self, formula: Formula, dtype: Any) -> None:
@@ -139,9 +140,9 @@ class _Loop:
 
 
 class _Product:
-    """A product with one matrix, of arrays that lie in memory alike where they have as many rows.
+    """The product rows @ matrix + addend. Calls with the same number of rows must have the same layouts.
 
-    The addend has the result's strides, or those of one row for all.
+    The addend has the strides of the result, or is one row that is added to every row.
     """
 
     def __init__(self, matrix: np.ndarray) -> None:
@@ -158,7 +159,7 @@ class _Product:
 
 
 def _steps(counts: Sequence[int], reverse: bool) -> list[tuple[int, int]]:
-    """Return the first row of each time step, in the order they run, and the row after its last."""
+    """Return (first row, row after the last) of each time step, in the order in which the steps run."""
     stops = np.cumsum(counts).tolist()
     steps = [(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
     return steps[::-1] if reverse else steps
@@ -176,10 +177,10 @@ def _forward(
     mode: _Mode, counts: Sequence[int], reverse: bool, data: np.ndarray, weight_ih: np.ndarray, weight_hh: np.ndarray,
     bias_ih: np.ndarray | None, bias_hh: np.ndarray | None, *first: np.ndarray | None,
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
-    """Return the hidden states of all steps, the last states, and what backward needs: (rows, what, hidden)."""
+    """Return the hidden states of all steps, the last states, and what backward needs: (rows, mode.kept, hidden)."""
     rows, width, dtype = len(data), weight_hh.shape[1], data.dtype
     if bias_ih is not None and not mode.apart:
-        bias_ih, bias_hh = bias_ih + bias_hh, None  # one cannot be without the other
+        bias_ih, bias_hh = bias_ih + bias_hh, None  # there are both biases or none
     elif bias_hh is not None:
         bias_hh = np.ascontiguousarray(bias_hh)
     inputs = products.linear(data, weight_ih, bias_ih)
@@ -248,7 +249,7 @@ def _backward(
 
 
 def _before(first: np.ndarray, values: np.ndarray, steps: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return the states before each step, given those before the first and those after each."""
+    """Return the states before each step, given the states `first` before the first and `values` after each step."""
     found = empty(values.shape, values.dtype)
     state = np.array(first)
     for start, stop in steps:
@@ -287,7 +288,7 @@ def _operation(name: str) -> Operation:
         state = tuple([part for part in inputs[5:] if part is not None])
         output, last = run_steps(name, inputs[0], counts, state, (*inputs[1:5], None), reverse)  # type: ignore[arg-type]
         wanted = [x for x, need in zip(inputs, needs, strict=True) if need and x is not None and x.requires_grad]
-        if not wanted:  # frozen since
+        if not wanted:  # frozen since forward
             return (None,) * len(inputs)
         found = dict(zip(map(id, wanted), grad((output, *last), wanted, grads, create_graph=True), strict=True))
         return tuple([found.get(id(x)) for x in inputs])
@@ -303,7 +304,7 @@ _OPERATIONS = {name: _operation(name) for name in _MODES}
 
 
 def _fits(mode: str, data: Tensor, counts: Sequence[int], state: State, weights: Sequence[Tensor | None]) -> bool:
-    """Return whether one operation computes the layer."""
+    """Return whether one operation can compute the layer: no projection, and shapes and dtypes that fit."""
     weight_ih, weight_hh, bias_ih, bias_hh, weight_hr = weights
     assert weight_ih is not None and weight_hh is not None
     width = weight_hh.shape[-1]
@@ -322,10 +323,10 @@ def _fits(mode: str, data: Tensor, counts: Sequence[int], state: State, weights:
 def run_layer(
     mode: str, data: Tensor, counts: Sequence[int], state: State, weights: Sequence[Tensor | None], reverse: bool
 ) -> tuple[Tensor, State]:
-    """Return the hidden states of all time steps, packed as the data are, and the last state of every sequence.
+    """Return the hidden states of all time steps, packed as `data` is, and the last state of every sequence.
 
-    Projections run step by step (`recurrent.run_steps`), and so do layers on a device, and what does not fit, which
-    raises there.
+    Layers with projections and layers on a device run step by step (`recurrent.run_steps`). So do operands that do not
+    fit together, for which `run_steps` raises.
     Shapes: data (sum(counts), inputs), state (counts[0], hidden) each; weights are weight_ih, weight_hh, bias_ih,
     bias_hh, weight_hr.
     """

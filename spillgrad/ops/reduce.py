@@ -58,7 +58,7 @@ class MinAndMax(NamedTuple):
 
 
 def _dims(name: str, dim: Dims, axis: Dims, ndim: int) -> Shape:
-    """Return the dimensions to reduce, counted from the front: all of them where none is named."""
+    """Return the dimensions to reduce, counted from the front; if none is named, all dimensions."""
     dim = axis if dim is None else dim
     if dim is None or as_tuple(dim) == ():
         return tuple(range(ndim))
@@ -80,7 +80,7 @@ def _count(shape: Shape, dims: Shape) -> int:
 
 
 class _Folded(Planned):
-    """A fold over dimensions: by a kernel for floating dtypes, by NumPy with `options` for integers and bool."""
+    """A fold over dimensions: by a kernel for floating-point dtypes, by NumPy with `options` for integers and bool."""
 
     def __init__(self, fold: str, numpy_function: Callable[..., Any], **options: Any) -> None:
         super().__init__(fold, ("self", "dims", "keepdim"), arrays=1)
@@ -124,9 +124,10 @@ _mean: Callable[..., Tensor] = operation("mean", _Folded("mean", np.mean), self=
 
 
 def _products_of_others(factors: Tensor) -> Tensor:
-    """Return, for each element of the last dimension, the product of all others: no division, so zeros are exact.
+    """Return, for each element of the last dimension, the product of all others, without division: zeros are exact.
 
-    Each half-length level multiplies neighbours, and hands each the product of the other pairs times its neighbour.
+    The products of pairs of neighbours are formed; the function calls itself on these. An element's result is the
+    product of all other pairs times its neighbour.
     """
     count = factors.shape[-1]
     if count <= 1:
@@ -172,7 +173,10 @@ def nansum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any
 
 @declare(method=True, numpy=True)
 def nanmean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
-    """Return the average over dimensions of the elements that are not NaN, or NaN. Raises DtypeError for integers."""
+    """Return the average over dimensions of the elements that are not NaN; NaN if there are none.
+
+    Raises DtypeError for integers.
+    """
     input = input if dtype is None else to_dtype(input, dtype)
     require_floats("nanmean", input.dtype)
     numbers = sum(logical_not(isnan(input)), dim, keepdim, axis=axis)
@@ -224,7 +228,7 @@ def _spread(
         correction = 1 if unbiased is None else int(unbiased)
     elif unbiased is not None:
         raise ArgumentError(f"{name}: got both unbiased={unbiased} and correction={correction}; give one")
-    # All dimensions of a 0-d tensor are none, and reductions of none are the tensor: kernels count one element.
+    # A 0-d tensor has no dimensions to reduce over; kernels then count one element.
     return function(input, _dims(name, dim, axis, input.ndim), keepdim, float(correction))  # type: ignore[no-any-return]
 
 
@@ -233,7 +237,10 @@ def var(
     input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False,
     *, correction: float | None = None, axis: Dims = None,
 ) -> Tensor:  # fmt: skip
-    """Return the variance over dimensions: squared deviations over n - correction (1, or 0 if not `unbiased`)."""
+    """Return the variance over dimensions: the sum of squared deviations over n - correction.
+
+    `correction` is by default 1, or 0 if `unbiased` is False.
+    """
     return _spread(_var, "var", input, dim, unbiased, keepdim, correction, axis)
 
 
@@ -266,7 +273,7 @@ def std_mean(
 
 
 def shared_among_ties(g: Any, self: Any, result: Any, dims: Shape) -> Any:
-    """Give each of the elements that equal the extreme the same part of its gradient."""
+    """Return the gradient of `self`: all elements that equal the extreme share its gradient evenly."""
     extreme = _kept(result, self.shape, dims).detach()
     is_extreme = (self.detach() == extreme) | (self.detach() != self.detach())
     share = _kept(g, self.shape, dims) / to_dtype(sum(is_extreme, dims, True), g.dtype)
@@ -307,7 +314,7 @@ def _extreme_along(
 
 
 def gradient_at_indices(g: Tensor, indices: Tensor, dim: int, self_shape: Shape) -> Tensor:
-    """Return the gradient of elements along a dimension that an operation took from `indices`."""
+    """Return the gradient of the input of an operation that took elements at `indices` along a dimension."""
     shape = _kept_shape(self_shape, (dim,))
     return spread_into_zeros(reshape(g, shape), dim, reshape(indices, shape), self_shape[dim])
 
@@ -350,13 +357,13 @@ def _over(name: str, operation: Any, input: Tensor, dim: Dims, keepdim: bool) ->
 
 @declare(method=True)
 def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
-    """Return the largest element; along a dimension (values, indices); with another tensor the elementwise maximum."""
+    """Return the largest element; along a `dim`, (values, indices); if `dim` is a tensor, the elementwise maximum."""
     return _extreme("max", _max_along, _max_of_all, maximum, input, dim, keepdim, axis)
 
 
 @declare(method=True)
 def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
-    """Return the smallest element; along a dimension (values, indices); with another tensor the elementwise minimum."""
+    """Return the smallest element; along a `dim`, (values, indices); if `dim` is a tensor, the elementwise minimum."""
     return _extreme("min", _min_along, _min_of_all, minimum, input, dim, keepdim, axis)
 
 
@@ -368,13 +375,13 @@ def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False, axi
 
 @declare(method=True)
 def amax(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
-    """Return the largest element over dimensions; equal ones share the gradient evenly."""
+    """Return the largest element over dimensions; equal largest elements share the gradient evenly."""
     return _over("amax", _amax, input, axis if dim is None else dim, keepdim)
 
 
 @declare(method=True)
 def amin(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
-    """Return the smallest element over dimensions; equal ones share the gradient evenly."""
+    """Return the smallest element over dimensions; equal smallest elements share the gradient evenly."""
     return _over("amin", _amin, input, axis if dim is None else dim, keepdim)
 
 
@@ -438,9 +445,9 @@ def norm(
     input: Tensor, p: float | str | None = 2.0, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None,
     axis: Dims = None,
 ) -> Tensor:  # fmt: skip
-    """Return the vector norm (sum |x|**p)**(1/p) over dimensions; p may be inf, -inf or 0 (how many are not zero).
+    """Return the vector norm (sum |x|**p)**(1/p) over dimensions; p may be inf, -inf or 0 (the nonzero count).
 
-    "fro" is 2. Raises ArgumentError for another name.
+    "fro" means 2. Raises ArgumentError for another name.
     """
     input = input if dtype is None else to_dtype(input, dtype)
     require_floats("norm", input.dtype)
@@ -464,17 +471,17 @@ def norm(
 
 @declare(method=True)
 def all(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
-    """Return whether all elements over dimensions are not zero."""
+    """Return whether all elements over dimensions are nonzero."""
     return Tensor.wrap(as_own(np.all(input.array, _dims("all", dim, axis, input.ndim), keepdims=keepdim)))
 
 
 @declare(method=True)
 def any(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
-    """Return whether any element over dimensions is not zero."""
+    """Return whether any element over dimensions is nonzero."""
     return Tensor.wrap(as_own(np.any(input.array, _dims("any", dim, axis, input.ndim), keepdims=keepdim)))
 
 
 @declare(method=True)
 def count_nonzero(input: Tensor, dim: Dims = None, *, axis: Dims = None) -> Tensor:
-    """Return how many elements over dimensions are not zero, as int64."""
+    """Return the number of nonzero elements over dimensions, as int64."""
     return Tensor.wrap(as_own(np.count_nonzero(input.array, _dims("count_nonzero", dim, axis, input.ndim))))

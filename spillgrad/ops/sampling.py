@@ -1,4 +1,4 @@
-"""Draws from distributions. None has a gradient: reparametrise, as in `mean + std * randn_like(mean)`."""
+"""Draw from distributions. Draws have no gradient: reparametrise, as in `mean + std * randn_like(mean)`."""
 
 import math
 from typing import Any
@@ -42,9 +42,9 @@ def _require_probabilities(name: str, p: np.ndarray) -> None:
 
 @declare(method=True)
 def bernoulli(input: Tensor, p: float | None = None, *, generator: Generator | None = None) -> Tensor:
-    """Return 1 with the probability that each element is (or `p`), else 0.
+    """Return, for each element, 1 with a probability equal to the element, or to `p` if that is given, else 0.
 
-    Raises ArgumentError for numbers outside [0, 1], except on a device.
+    Raises ArgumentError for probabilities outside [0, 1], unless they are on a device.
     """
     chances = input.array.astype(np.float64) if p is None else np.asarray(p, np.float64)
     if p is None:
@@ -55,7 +55,7 @@ def bernoulli(input: Tensor, p: float | None = None, *, generator: Generator | N
 
 @declare(method=True)
 def bernoulli_(tensor: Tensor, p: float | Tensor = 0.5, *, generator: Generator | None = None) -> Tensor:
-    """Overwrite the tensor with 1 with probability `p`, else 0; return the tensor."""
+    """Overwrite each element with 1, with probability `p`, or else with 0; return the tensor."""
     chances = (to_device(p, tensor.device).array if isinstance(p, Tensor) else np.asarray(p)).astype(np.float64)
     _require_probabilities("bernoulli_", chances)
     drawn = (_uniform(tensor.shape, generator, tensor.device) < chances).astype(tensor.dtype)
@@ -66,11 +66,11 @@ def bernoulli_(tensor: Tensor, p: float | Tensor = 0.5, *, generator: Generator 
 def multinomial(
     input: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None
 ) -> Tensor:
-    """Return indices drawn with the probabilities that weights stand for, each once unless `replacement`.
+    """Draw indices with probabilities proportional to the weights `input`, each at most once unless `replacement`.
 
     Shapes: input (n,) or (m, n), the result (num_samples,) or (m, num_samples); int64.
-    Raises ArgumentError for more samples than indices, and on the host for weights that are negative, not finite or all
-    0, at which it would have to wait to look on a device.
+    Raises ArgumentError for more samples without replacement than there are indices. On the host, it also raises
+    ArgumentError for weights that are negative, not finite or all 0; on a device, a check would wait for the device.
     """
     require_floats("multinomial", input.dtype)
     if input.ndim not in (1, 2):
@@ -109,9 +109,9 @@ def normal(
     mean: Tensor | float = 0.0, std: Tensor | float = 1.0, size: Any = None, *, generator: Generator | None = None,
     dtype: Any = None, shape: Any = None, device: Any = None,
 ) -> Tensor:  # fmt: skip
-    """Return draws from normal distributions: of each mean and standard deviation, or of one for a whole `size`.
+    """Return a draw for each mean and standard deviation in tensors, or `size` draws from one normal distribution.
 
-    Raises ArgumentError for numbers alone without a size, and for a negative `std`, unless that is on a device.
+    Raises ArgumentError for two numbers without a size, and for a negative `std`, unless `std` is on a device.
     """
     size = shape if size is None else size
     tensors = [x for x in (mean, std) if isinstance(x, Tensor)]
@@ -135,7 +135,7 @@ def normal(
 
 @by_host
 def poisson(input: Tensor, *, generator: Generator | None = None) -> Tensor:
-    """Return counts drawn from Poisson distributions of the rates `input`. Raises ArgumentError for negative ones."""
+    """Return counts drawn from Poisson distributions of the rates `input`. Raises ArgumentError for a negative rate."""
     require_floats("poisson", input.dtype)
     rates = input.array.astype(np.float64)
     if not bool((rates >= 0).all()):
@@ -147,7 +147,7 @@ def poisson(input: Tensor, *, generator: Generator | None = None) -> Tensor:
 
 @declare(method=True)
 def exponential_(tensor: Tensor, lambd: float = 1.0, *, generator: Generator | None = None) -> Tensor:
-    """Overwrite the tensor with draws of rate `lambd` from the exponential distribution; return the tensor."""
+    """Overwrite the tensor with draws from the exponential distribution of rate `lambd`; return the tensor."""
     if not lambd > 0:
         raise ArgumentError(f"exponential_: got lambd={lambd}; wanted a positive number")
     return _filled("exponential_", tensor, _exponential(tensor.shape, generator, tensor.device) / lambd)
@@ -155,7 +155,7 @@ def exponential_(tensor: Tensor, lambd: float = 1.0, *, generator: Generator | N
 
 @declare(method=True)
 def geometric_(tensor: Tensor, p: float, *, generator: Generator | None = None) -> Tensor:
-    """Overwrite the tensor with how many tries success at probability `p` takes; return the tensor."""
+    """Overwrite the tensor with numbers of tries until the first success of probability `p`; return the tensor."""
     if not 0 < p < 1:
         raise ArgumentError(f"geometric_: got p={p}; wanted a number between 0 and 1")
     draws = _uniform(tensor.shape, generator, tensor.device)
@@ -165,7 +165,7 @@ def geometric_(tensor: Tensor, p: float, *, generator: Generator | None = None) 
 
 @declare(method=True)
 def log_normal_(tensor: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Generator | None = None) -> Tensor:
-    """Overwrite the tensor with e to draws from N(mean, std²); return the tensor."""
+    """Overwrite the tensor with exp(x) of draws x from N(mean, std²); return the tensor."""
     draws = draw("log_normal_", kernels.normal, tensor.shape, dtypes.float64, generator, tensor.device)
     return _filled("log_normal_", tensor, np.exp(draws * std + mean))
 
@@ -186,7 +186,7 @@ def _filled(name: str, tensor: Tensor, draws: np.ndarray) -> Tensor:
 def random_(tensor: Tensor, *bounds: int, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with whole numbers drawn from [0, to) or [from, to); return the tensor.
 
-    Without bounds: all that the dtype holds exactly, from 0 on.
+    Without bounds, the range begins at 0 and holds the whole numbers that the dtype holds exactly.
     """
     if len(bounds) > 2:
         raise ArgumentError(f"random_: got {len(bounds)} bounds; give none, (to) or (from, to)")

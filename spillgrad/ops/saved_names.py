@@ -1,7 +1,7 @@
-"""Attributes `_saved_<name>` of nodes, which PyTorch's nodes have too: other names of saved values, and metadata.
+"""PyTorch's names of the attributes `_saved_<name>` of nodes: other names of saved values, and metadata.
 
-Programs that draw or explain graphs read these. A recorded operation pays nothing for them: they are worked out from
-the node's metadata when they are read. Dimensions count from the front, where PyTorch shows -1 as 2 ** 64 - 1.
+Programs that draw or explain graphs read these attributes. Recording an operation pays nothing for them: they are
+computed from the node when they are read. Dimensions count from the front, whereas PyTorch shows -1 as 2 ** 64 - 1.
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 
 from spillgrad.tensor import Tensor
 
-# By an operation's name, then PyTorch's: the name of a saved value, or a function of the node.
+# What an attribute shows: the saved value of this name, or the result of this function of the node.
 Shown = str | Callable[[Any], Any]
 
 
@@ -29,7 +29,7 @@ def _keeps_dims(node: Any) -> bool:
 
 
 def _limit(name: str) -> Callable[[Any], Any]:
-    """Return a bound of `clamp`; None where there is none."""
+    """Return a function of the node of `clamp` that returns a bound, or None if the bound is infinite."""
 
     def limit(node: Any) -> Any:
         value = node.value(name)
@@ -42,7 +42,7 @@ _NO_END = 2**63 - 1  # as PyTorch
 
 
 def _subscript(node: Any) -> tuple[int, Any]:
-    """Return the dimension that the last part of a basic index is about, and that part."""
+    """Return (dimension, part) of the last part of a basic index that does not take a dimension whole."""
     shape = node.input_shape("self")
     index = [part for part in node._saved["index"] if part is not None]
     if Ellipsis in index:
@@ -58,7 +58,7 @@ def _selected(node: Any) -> tuple[int, int]:
 
 
 def _sliced(node: Any) -> tuple[int, int, int, int]:
-    """Return dimension, start, end and step of a slice, by `narrow` or by an index."""
+    """Return dimension, start, end and step of a slice that `narrow` or an index took."""
     if "start" in node._saved:
         dim, start = node._saved["dim"], node._saved["start"]
         return dim, start, start + node.outputs[0].shape[dim], 1
@@ -85,7 +85,7 @@ def _size_before(node: Any) -> tuple[int, ...]:
 
 
 def _pad(node: Any) -> tuple[int, ...]:
-    """Return widths as `pad` takes them: the last dimension first, without whole ones at the end."""
+    """Return widths as `pad` takes them: the last dimension first; leading dimensions without padding are left out."""
     widths = list(node._saved["widths"])
     while widths and widths[0] == (0, 0):
         widths.pop(0)
@@ -96,7 +96,7 @@ _SIZES: dict[str, Shown] = {"self_sym_sizes": _shape_of("self")}
 
 
 def _only_dim(node: Any) -> Any:
-    """Return the dimension of a product, an integer in PyTorch."""
+    """Return the dimension of a product as an integer, as in PyTorch; several dimensions as a tuple."""
     dims = node._saved["dims"]
     return dims[0] if len(dims) == 1 else dims
 

@@ -1,4 +1,4 @@
-"""Running sums, products and extremes along a dimension, and the linear recurrence in which their derivatives end."""
+"""Running sums, products and extremes along a dimension, and the linear recurrence that computes derivatives."""
 
 import math
 from collections.abc import Callable
@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 
 
 def _along(operation: Any, input: Tensor, dim: int) -> Any:
-    """Apply an operation that needs a dimension to tensors without one, too."""
+    """Apply an operation along a dimension; a 0-d tensor counts as a vector of one element."""
     if input.ndim:
         return operation(input, dim)
     result = operation(reshape(input, 1), 0)
@@ -46,7 +46,7 @@ def _running(operation: Any, name: str, input: Tensor, dim: int | None, dtype: A
 
 
 def _moved_on(input: Tensor, dim: int, first: float) -> Tensor:
-    """Return the elements one place later along a dimension, `first` in front."""
+    """Return the elements moved one place on along a dimension, with `first` in front; the last is dropped."""
     if not input.shape[dim]:
         return input
     widths = tuple((int(i == dim), 0) for i in range(input.ndim))
@@ -126,7 +126,8 @@ def _logcumsumexp_forward(self: np.ndarray, dim: int) -> np.ndarray:
 
 
 def _logcumsumexp_gradient(g: Tensor, self: Any, result: Any, dim: int) -> Tensor:
-    # Each step's part of the next sum is at most 1; where the sum before is of nothing, it has no weight either.
+    # The former sum's part of each sum is at most 1. If the former sum is -inf, its elements have weight 0: any decay
+    # is right.
     before = _moved_on(result, dim, -math.inf)
     decay = exp(where(before > -math.inf, before - result, 0.0))
     weight = exp(where(self > -math.inf, self - result, -math.inf))
@@ -169,13 +170,13 @@ _cummax, _cummin = (
 
 @declare(method=True)
 def cummax(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> ValuesAndIndices:
-    """Return (values, indices) of the largest element so far along a dimension, the last of equal ones."""
+    """Return (values, indices) of the largest element so far along a dimension, the last of equal elements."""
     return ValuesAndIndices(*_along(_cummax, input, one_dim("cummax", dim, axis, input.ndim)))
 
 
 @declare(method=True)
 def cummin(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> ValuesAndIndices:
-    """Return (values, indices) of the smallest element so far along a dimension, the last of equal ones."""
+    """Return (values, indices) of the smallest element so far along a dimension, the last of equal elements."""
     return ValuesAndIndices(*_along(_cummin, input, one_dim("cummin", dim, axis, input.ndim)))
 
 
@@ -187,7 +188,7 @@ def diff(
     input: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None,
     *, axis: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the n-th differences of neighbours along a dimension, with further elements at either end."""
+    """Return the n-th differences of neighbours along a dimension, after adding `prepend` and `append` at the ends."""
     if not input.ndim:
         raise ShapeError("diff: got a 0-d tensor; it has no dimension with neighbours")
     dim = normalize_dim("diff", dim if axis is None else axis, input.ndim)
@@ -216,7 +217,7 @@ def _strips(name: str, y: Tensor, x: Tensor | None, dx: Any, dim: int) -> tuple[
 
 @declare(numpy="trapezoid")
 def trapezoid(y: Tensor, x: Tensor | None = None, *, dx: Any = None, dim: int = -1) -> Tensor:
-    """Return the area under `y` along a dimension by the trapezoidal rule; at places `x`, or `dx` (1) apart."""
+    """Return the area under `y` along a dimension by the trapezoidal rule; points lie at `x`, or `dx` (1) apart."""
     strips, dim = _strips("trapezoid", y, x, dx, dim)
     return sum(strips, dim)
 

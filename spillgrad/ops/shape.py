@@ -1,4 +1,4 @@
-"""Tensors under other shapes and in another order of dimensions: views where memory allows, copies where not."""
+"""Change shapes and the order of dimensions: as a view if the strides allow one, else as a copy."""
 
 import math
 import operator
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 def normalize_dim(name: str, dim: int, ndim: int) -> int:
-    """Return `dim` counted from the front. Raises DimensionError out of range, OperandError for other types."""
+    """Return `dim` counted from the front. Raises DimensionError if out of range, OperandError for a non-integer."""
     try:
         index = operator.index(dim)
     except TypeError as error:
@@ -44,7 +44,7 @@ def as_tuple(values: Any) -> tuple[Any, ...]:
 def normalize_dims(name: str, dims: Any, ndim: int) -> Shape:
     """Return several dimensions counted from the front.
 
-    Raises DimensionError when one is out of range or named twice.
+    Raises DimensionError if a dimension is out of range or named twice.
     """
     normalized = tuple(normalize_dim(name, d, ndim) for d in as_tuple(dims))
     if len(set(normalized)) != len(normalized):
@@ -53,7 +53,7 @@ def normalize_dims(name: str, dims: Any, ndim: int) -> Shape:
 
 
 def shape_arguments(values: tuple[Any, ...], named: Any = None) -> Shape:
-    """Return sizes given separately, as one sequence, or by keyword. Raises OperandError for other types."""
+    """Return the sizes in `values`, one by one or as a list, or in `named`. Raises OperandError for non-integers."""
     if named is not None:
         values = (named,)
     sizes = values[0] if len(values) == 1 and not isinstance(values[0], int | np.integer | Tensor) else values
@@ -64,7 +64,7 @@ def shape_arguments(values: tuple[Any, ...], named: Any = None) -> Shape:
 
 
 def one_dim(name: str, dim: int | None, axis: int | None, ndim: int) -> int:
-    """Return the dimension given under either name, counted from the front."""
+    """Return the dimension given as `dim` or `axis`, counted from the front. Raises ArgumentError if both are None."""
     chosen = axis if dim is None else dim
     if chosen is None:
         raise ArgumentError(f"{name}: got no dim; give one, such as -1 for the last")
@@ -72,7 +72,7 @@ def one_dim(name: str, dim: int | None, axis: int | None, ndim: int) -> int:
 
 
 def _complete(name: str, shape: Shape, count: int) -> Shape:
-    """Return the shape with its -1 worked out. Raises ShapeError when the number of elements does not fit."""
+    """Return the shape with -1 replaced by the size that fits. Raises ShapeError unless it has `count` elements."""
     if math.prod(shape) == count and min(shape, default=0) >= 0:
         return shape
     known = math.prod(s for s in shape if s != -1)
@@ -120,7 +120,7 @@ _t: Callable[..., Tensor] = operation("t", lambda self: self.T, view=True, self=
 
 @declare(method=True)
 def reshape(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
-    """Return the same elements in another shape: a view where memory allows, else a copy; one size may be -1."""
+    """Return the same elements in another shape: a view if the strides allow one, else a copy; one size may be -1."""
     wanted = _complete("reshape", shape_arguments(sizes, shape), input.numel())
     try:
         return _view(input, wanted)
@@ -130,9 +130,9 @@ def reshape(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
 
 @declare(method=True)
 def view(input: Tensor, *sizes: Any) -> Tensor:
-    """Return a view in another shape (one size may be -1), or, given a dtype, of the same bytes as that dtype.
+    """Return a view in another shape (one size may be -1), or, given a dtype, of the same bytes in that dtype.
 
-    Raises ShapeError when the memory does not allow a view; `reshape` copies then.
+    Raises ShapeError if the strides allow no view; `reshape` then copies.
     """
     if len(sizes) == 1 and isinstance(sizes[0], np.dtype | type | str):
         return _reinterpreted(input, dtypes.as_dtype(sizes[0]))
@@ -178,7 +178,7 @@ def ravel(input: Tensor) -> Tensor:
 def flatten(
     input: Tensor, start_dim: int = 0, end_dim: int = -1, *, start_axis: int | None = None, stop_axis: int | None = None
 ) -> Tensor:
-    """Return the dimensions from `start_dim` to `end_dim` (Paddle: `start_axis`, `stop_axis`) as one."""
+    """Return the tensor with dimensions `start_dim` to `end_dim` (Paddle: `start_axis`, `stop_axis`) joined to one."""
     start_dim = start_dim if start_axis is None else start_axis
     end_dim = end_dim if stop_axis is None else stop_axis
     start, end = normalize_dim("flatten", start_dim, input.ndim), normalize_dim("flatten", end_dim, input.ndim)
@@ -190,7 +190,7 @@ def flatten(
 
 @declare(method=True)
 def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-    """Return one dimension split into `sizes`."""
+    """Return the tensor with one dimension split into dimensions of `sizes`, of which one may be -1."""
     dim = normalize_dim("unflatten", dim, input.ndim)
     inner = _complete("unflatten", tuple(sizes), input.shape[dim])
     return reshape(input, (*input.shape[:dim], *inner, *input.shape[dim + 1 :]))
@@ -198,7 +198,7 @@ def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
 
 @declare(method=True)
 def squeeze(input: Tensor, dim: int | Sequence[int] | None = None, *, axis: Any = None) -> Tensor:
-    """Return a view without dimensions of size 1: all, or those of `dim` that have it."""
+    """Return a view without dimensions of size 1: without all of these, or without those that `dim` names."""
     dim = axis if dim is None else dim
     dims = range(input.ndim) if dim is None else normalize_dims("squeeze", dim, input.ndim)
     return _squeeze(input, tuple(s for i, s in enumerate(input.shape) if not (i in dims and s == 1)))
@@ -222,7 +222,7 @@ def permute(input: Tensor, *order: Any, dims: Any = None) -> Tensor:
 
 @declare(method=True)
 def transpose(input: Tensor, dim0: Any = None, dim1: int | None = None, *, perm: Sequence[int] | None = None) -> Tensor:
-    """Return a view with two dimensions swapped; given a list (Paddle's `perm`), with all of them reordered."""
+    """Return a view with two dimensions swapped; given a list (Paddle's `perm`), with all dimensions reordered."""
     if perm is not None or dim1 is None:
         return permute(input, dim0 if perm is None else perm)
     return _transpose(input, normalize_dim("transpose", dim0, input.ndim), normalize_dim("transpose", dim1, input.ndim))
@@ -233,7 +233,7 @@ swapaxes = swapdims = transpose
 
 @declare(method=True)
 def t(input: Tensor) -> Tensor:
-    """Return the transpose of a matrix; vectors and 0-d tensors as they are. Raises ShapeError above two dimensions."""
+    """Return the transpose of a matrix, or a vector or 0-d tensor unchanged. Raises ShapeError above two dimensions."""
     if input.ndim > 2:
         raise ShapeError(
             f"t: got a tensor of {input.ndim} dimensions; at most 2 are transposed: use transpose or permute"
@@ -243,7 +243,7 @@ def t(input: Tensor) -> Tensor:
 
 @declare(method=True)
 def movedim(input: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
-    """Return a view with some dimensions moved to other places, the others in their order."""
+    """Return a view with the dimensions `source` at the places `destination`; the others keep their order."""
     sources = normalize_dims("movedim", source, input.ndim)
     destinations = normalize_dims("movedim", destination, input.ndim)
     if len(sources) != len(destinations):
@@ -259,7 +259,7 @@ moveaxis = movedim
 
 @declare(method=True)
 def expand(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
-    """Return a view in which dimensions of size 1 repeat; -1 keeps a size."""
+    """Return a view of the given shape in which dimensions of size 1 repeat; a size of -1 keeps that of the input."""
     wanted = shape_arguments(sizes, shape)
     lead = len(wanted) - input.ndim
     if lead < 0 or any(size == -1 and i < lead for i, size in enumerate(wanted)):
@@ -276,7 +276,7 @@ def broadcast_to(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
 
 
 def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return views of the tensors in the shape that they broadcast to. Raises ShapeError when they do not."""
+    """Return views of the tensors in the shape that they broadcast to. Raises ShapeError if they do not."""
     shape = common_shape("broadcast_tensors", [x.shape for x in tensors])
     return tuple(expand_to(x, shape) for x in tensors)
 

@@ -1,4 +1,4 @@
-"""Windows that slide over dimensions, and sums of windows back into place: each is the other's derivative."""
+"""Sliding windows, and the addition of windows at the places they came from: each is the other's derivative."""
 
 import math
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def _windows(self: np.ndarray, dim: int, size: int, step: int, spacing: int) -> 
 
 
 def _strided(array: Any, shape: Shape, strides: Shape) -> np.ndarray:
-    """Return a view with other strides, in bytes."""
+    """Return a view of another shape and other strides, in bytes."""
     view, writeable = np.lib.stride_tricks.as_strided, array.flags.writeable
     if is_on_device(array):
         array = array.view_by(view, shape, strides, writeable=writeable)
@@ -43,7 +43,10 @@ def _strided(array: Any, shape: Shape, strides: Shape) -> np.ndarray:
 
 @on_device("windows")
 def sum_along(windows: np.ndarray, dim: int, step: int, spacing: int, length: int) -> np.ndarray:
-    """Return zeros of a length along a dimension with the elements of windows added where they are from."""
+    """Return zeros of size `length` along `dim`, with the elements of windows added at the places they came from.
+
+    Shapes: the last dimension of `windows` is a window. Windows are `step` apart, the elements of one `spacing` apart.
+    """
     count, size = windows.shape[dim], windows.shape[-1]
     out = zeros((*windows.shape[:dim], length, *windows.shape[dim + 1 : -1]), windows.dtype)
     for k in range(size):
@@ -91,9 +94,9 @@ def _patches(self: np.ndarray, kernel: Pair, dilation: Pair, stride: Pair, count
 
 @on_device("windows")
 def sum_over_images(patches: np.ndarray, dilation: Pair, stride: Pair, size: Pair) -> np.ndarray:
-    """Return images of zeros with the elements of patches added where they are from.
+    """Return images of zeros with the elements of patches added at the places they came from.
 
-    Shapes: patches (N, C, rows, columns, down, across), result (N, C, *size).
+    Shapes: patches (N, C, rows, columns, down, across) for a grid of down x across patches, result (N, C, *size).
     """
     n, c, rows, columns, *counts = patches.shape
     out = zeros((n, c, *size), patches.dtype)
@@ -123,7 +126,7 @@ _col2im: Callable[..., Tensor] = operation(
 def _image_windows(
     name: str, image: Shape, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes
 ) -> Windows:
-    """Return the windows that slide over images with zeros around them."""
+    """Return the windows that slide over images that are padded with zeros."""
     kernel, spread = sizes(name, "kernel_size", kernel_size, 2, 1), sizes(name, "dilation", dilation, 2, 1)
     border, step = sizes(name, "padding", padding, 2, 0), sizes(name, "stride", stride, 2, 1)
     return windows_over(name, image, kernel, step, border, border, spread)
@@ -136,7 +139,7 @@ def _borders(windows: Windows) -> tuple[tuple[int, int], ...]:
 def unfold_image(
     input: Tensor, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
 ) -> Tensor:
-    """Return the windows that slide over images as columns.
+    """Return the sliding windows of images; each column of the result is a window.
 
     Shapes: input (N, C, H, W) or (C, H, W), result (N, C * kernel elements, windows) or without N.
     """
@@ -154,7 +157,7 @@ def unfold_image(
 def fold(
     input: Tensor, output_size: Sizes, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
 ) -> Tensor:
-    """Return images into which windows, one in each column, are added where `unfold` would have taken them.
+    """Return images of zeros with windows, one in each column, added at the places where `unfold` takes them.
 
     Shapes: input (N, C * kernel elements, windows) or without N, result (N, C, H, W) or (C, H, W).
     """

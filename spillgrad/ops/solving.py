@@ -67,7 +67,7 @@ _solve: Callable[..., Tensor] = operation(
 
 
 def _is_vector(A: Tensor, B: Tensor) -> bool:
-    """Return whether right sides are vectors: one, or one for each matrix."""
+    """Return whether the right-hand sides B are vectors: one vector, or one for each matrix of A."""
     return B.ndim == 1 or (A.ndim - 1 == B.ndim and B.shape == A.shape[:-1])
 
 
@@ -85,10 +85,10 @@ def _require_rows(name: str, A: Tensor, B: Tensor) -> None:
 
 @float32_in_autocast
 def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
-    """Return X with A X = B, or, not `left`, with X A = B.
+    """Return X with A X = B; without `left`, X with X A = B.
 
-    Shapes: A (..., n, n), B (..., n, k) or, one vector or one for each matrix, (n,) or (..., n); result as B, batches
-    broadcast. Raises ShapeError, DtypeError; LinAlgError for a singular matrix.
+    Shapes: A (..., n, n), B (..., n, k), or (n,) for one vector, or (..., n) for a vector for each matrix of A; result
+    as B, batches broadcast. Raises ShapeError, DtypeError; LinAlgError for a singular matrix.
     """
     name = "linalg.solve"
     require_square(name, A)
@@ -112,9 +112,9 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
 
 @float32_in_autocast
 def solve_triangular(A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
-    """Return X with A X = B, or, not `left`, X A = B; only one triangle of A counts.
+    """Return X with A X = B, where A is the upper or lower triangle of `A`; without `left`, X with X A = B.
 
-    With `unitriangular` its diagonal counts as ones.
+    With `unitriangular`, the diagonal of A counts as ones.
     Shapes: A (..., n, n), B (..., n, k), result as B, batches broadcast. Raises as `solve` does.
     """
     name = "linalg.solve_triangular"
@@ -131,7 +131,7 @@ def solve_triangular(A: Tensor, B: Tensor, *, upper: bool, left: bool = True, un
 
 @float32_in_autocast
 def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False) -> Tensor:
-    """Return X with L Lᵀ X = B; `upper` says that the factor is Lᵀ. Shapes: B (..., n, k), L (..., n, n)."""
+    """Return X with L Lᵀ X = B; with `upper`, the argument `L` is Lᵀ. Shapes: B (..., n, k), L (..., n, n)."""
     factor = mT(L) if upper else L
     below = solve_triangular(factor, B, upper=False)
     return solve_triangular(mT(factor), below, upper=True)
@@ -139,7 +139,7 @@ def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False) -> Tensor:
 
 @float32_in_autocast
 def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
-    """Return the inverse of L Lᵀ; `upper` says that the factor is Lᵀ. Shapes: L (..., n, n)."""
+    """Return the inverse of L Lᵀ; with `upper`, the argument `L` is Lᵀ. Shapes: L (..., n, n)."""
     require_square("cholesky_inverse", L)
     return cholesky_solve(broadcast_to(identity_like(L), L.shape), L, upper)
 
@@ -147,7 +147,10 @@ def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
 @declare(numpy="linalg.tensorsolve")
 @float32_in_autocast
 def tensorsolve(A: Tensor, B: Tensor, dims: tuple[int, ...] | None = None) -> Tensor:
-    """Return X with tensordot(A, X, X.ndim) = B. Shapes: A (*B.shape, *X.shape), where both products are equal."""
+    """Return X with tensordot(A, X, X.ndim) = B, after moving the dimensions `dims` of A to its end.
+
+    Shapes: A (*B.shape, *X.shape), where B and X have equally many elements.
+    """
     if dims is not None:
         last = [d % A.ndim for d in dims]
         A = A.permute([d for d in range(A.ndim) if d not in last] + last)
@@ -162,7 +165,7 @@ def tensorsolve(A: Tensor, B: Tensor, dims: tuple[int, ...] | None = None) -> Te
 @declare(numpy="linalg.tensorinv")
 @float32_in_autocast
 def tensorinv(A: Tensor, ind: int = 2) -> Tensor:
-    """Return the inverse of A as a map from its dimensions behind `ind` to those before."""
+    """Return the inverse of A as a linear map from its dimensions `ind` and later to its first `ind` dimensions."""
     if ind < 1 or math.prod(A.shape[:ind]) != math.prod(A.shape[ind:]):
         raise ShapeError(
             f"linalg.tensorinv: got A {A.shape} and ind {ind}; the dimensions before and behind it must hold equally "
@@ -176,7 +179,7 @@ def tensorinv(A: Tensor, ind: int = 2) -> Tensor:
 
 
 def _cofactors(A: np.ndarray) -> Any:
-    """Return det(A) A⁻ᵀ, also where there is no inverse, from the singular value decomposition."""
+    """Return the cofactors det(A) A⁻ᵀ, also of singular matrices, from the singular value decomposition."""
     u, s, vh = np.linalg.svd(A)
     others = np.ones_like(s)
     for i in range(s.shape[-1]):
@@ -200,7 +203,7 @@ def _det_gradient_composed(g: Tensor, A: Tensor) -> Tensor:
 
 
 def _adjugate(A: Tensor) -> Tensor:
-    """Return the adjugate as a polynomial in A, which also singular matrices have.
+    """Return the adjugate of A, which singular matrices have, too, as a polynomial in A.
 
     Source: Faddeev & LeVerrier's recursion; accurate for the small matrices that are likely to be singular.
     """
@@ -223,7 +226,7 @@ _det: Callable[..., Tensor] = operation(
 @declare(method=True)
 @float32_in_autocast
 def det(A: Tensor) -> Tensor:
-    """Return the determinant of square matrices; its gradient is right where it is zero, too.
+    """Return the determinant of square matrices; its gradient is right for singular matrices, too.
 
     Shapes: A (..., n, n), result (...). Raises ShapeError, DtypeError.
     """
@@ -249,7 +252,8 @@ _slogdet: Callable[..., Any] = operation(
 def slogdet(A: Tensor) -> SignAndLogarithm:
     """Return the sign of the determinant and the logarithm of its absolute value, without overflow.
 
-    Shapes: A (..., n, n), results (...). A singular matrix has 0 and -inf, and no gradient: LinAlgError.
+    Shapes: A (..., n, n), results (...). For a singular matrix, they are 0 and -inf, and backward raises
+    LinAlgError.
     Raises ShapeError, DtypeError.
     """
     require_square("linalg.slogdet", A)
@@ -259,7 +263,7 @@ def slogdet(A: Tensor) -> SignAndLogarithm:
 @declare(method=True)
 @float32_in_autocast
 def logdet(input: Tensor) -> Tensor:
-    """Return the logarithm of the determinant; NaN where that is negative. Shapes: input (..., n, n), result (...)."""
+    """Return the logarithm of the determinant; NaN if that is negative. Shapes: input (..., n, n), result (...)."""
     require_square("logdet", input)
     sign, logarithm = slogdet(input)
     return where(sign < 0, math.nan, logarithm)  # type: ignore[no-any-return]
@@ -289,7 +293,7 @@ def _pseudoinverse(a: np.ndarray, atol: float | None, rtol: float | None, hermit
 
 
 def _pinv_gradient(g: Tensor, A: Tensor, result: Tensor) -> Tensor:
-    """Source: Golub & Pereyra 1973, equation 4.12."""
+    """Return the gradient by A. Source: Golub & Pereyra 1973, equation 4.12."""
     P, PT, gT = result, mT(result), mT(g)
     return (
         neg(matmul(matmul(PT, g), PT))
@@ -306,7 +310,8 @@ _pinv: Callable[..., Tensor] = operation("linalg_pinv", _pinv_forward, A=_pinv_g
 def pinv(A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False) -> Tensor:
     """Return the pseudoinverse; singular values up to max(atol, rtol · the largest) count as zero.
 
-    `rtol` is by default max(m, n) rounding steps, or 0 with `atol`. The gradient holds while the rank stays the same.
+    `rtol` is by default max(m, n) times the machine epsilon, or 0 if `atol` is given. The gradient is right as long as
+    the rank does not change.
     Shapes: A (..., m, n), result (..., n, m). Raises ShapeError, DtypeError.
     """
     (require_square if hermitian else require_matrices)("linalg.pinv", A)
@@ -316,7 +321,7 @@ def pinv(A: Tensor, *, atol: float | None = None, rtol: float | None = None, her
 @declare(numpy="linalg.matrix_rank")
 @float32_in_autocast
 def matrix_rank(A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False) -> Tensor:
-    """Return how many singular values are not as good as zero (see `pinv`). Shapes: A (..., m, n), result (...)."""
+    """Return how many singular values do not count as zero (see `pinv`). Shapes: A (..., m, n), result (...)."""
     name = "linalg.matrix_rank"
     (require_square if hermitian else require_matrices)(name, A)
 
@@ -340,10 +345,10 @@ class LeastSquares(NamedTuple):
 
 @float32_in_autocast
 def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> LeastSquares:
-    """Return X that makes the squares of A X - B least, and of such X the smallest.
+    """Return the X that minimizes the sum of squares of A X - B; of several such X, the X of the smallest norm.
 
-    The residuals are the sums of squares that are left, where A has more rows than columns and full rank, else empty.
-    One method serves every `driver`: the singular value decomposition.
+    The residuals are the minimal sums of squares if A has more rows than columns and full rank, else empty.
+    Every `driver` uses one method: the singular value decomposition.
     Shapes: A (..., m, n), B (..., m, k), or (m,) or (..., m) for vectors; solution (..., n, k). Raises ShapeError,
     DtypeError, ArgumentError.
     """
@@ -375,7 +380,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
 
 @declare(method=True)
 def matrix_power(A: Tensor, n: int) -> Tensor:
-    """Return the n-th power of square matrices; a negative one of their inverse.
+    """Return the n-th power of square matrices; if n is negative, that of their inverse.
 
     Shapes: A (..., n, n), result the same. Raises as `inv` does.
     """

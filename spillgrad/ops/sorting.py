@@ -30,13 +30,13 @@ Shape = tuple[int, ...]
 
 
 def _order(array: np.ndarray, dim: int) -> Any:
-    """Return the positions in stable ascending order."""
+    """Return the indices that sort an array along a dimension, in stable ascending order."""
     return in_order(array, dim, False, array.shape[dim])[1]
 
 
 @on_device("sorting")
 def in_order(a: np.ndarray, axis: int, descending: bool, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first `count` elements along `axis` in stable order, and where they were; NaN is the largest."""
+    """Return the first `count` sorted elements along `axis`, and their indices; stable order, NaN is the largest."""
     keys = a.astype(np.float32) if dtypes.is_floating_point(a.dtype) and a.itemsize == 2 else a
     if descending:
         order = a.shape[axis] - 1 - np.flip(np.argsort(np.flip(keys, axis), axis, kind="stable"), axis)
@@ -78,7 +78,7 @@ def _ordered(name: str, input: Tensor, dim: int, descending: bool, count: int | 
 def sort(
     input: Tensor, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None
 ) -> ValuesAndIndices:
-    """Return (values, indices) in order along a dimension; equal ones keep theirs, NaN counts as the largest."""
+    """Return (values, indices) sorted along a dimension; equal elements keep their order, NaN counts as the largest."""
     return _ordered("sort", input, dim if axis is None else axis, descending, None)
 
 
@@ -100,7 +100,7 @@ def msort(input: Tensor) -> Tensor:
 def topk(
     input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, axis: int | None = None
 ) -> ValuesAndIndices:
-    """Return (values, indices) of the k largest (or smallest) elements along a dimension, in order."""
+    """Return (values, indices) of the k largest (or smallest) elements along a dimension, sorted."""
     return _ordered("topk", input, dim if axis is None else axis, largest, k)
 
 
@@ -112,7 +112,7 @@ def _kth_position(array: np.ndarray, dim: int, k: int) -> Any:
 
 
 def _median_position(array: np.ndarray, dim: int, k: int) -> Any:
-    """Return the place of the lower median, of the first NaN where there is one."""
+    """Return the index of the lower median, or of the first NaN if there is one."""
     nans = np.sum(array != array, dim, keepdims=True)
     size = array.shape[dim]
     return np.take_along_axis(_order(array, dim), np.where(nans > 0, size - nans, (size - 1) // 2), dim)
@@ -124,7 +124,7 @@ def _nanmedian_position(array: np.ndarray, dim: int, k: int) -> Any:
 
 
 def _mode_position(array: np.ndarray, dim: int, k: int) -> Any:
-    """Return the place of the smallest of the most frequent values, where it stands last."""
+    """Return the index of the most frequent value (of several, the smallest), where it occurs last."""
     order = _order(array, dim)
     ordered = np.take_along_axis(array, order, dim)
     places = arange_beside(array, array.shape[dim]).reshape([-1 if i == dim else 1 for i in range(array.ndim)])
@@ -177,7 +177,7 @@ def kthvalue(
 
 @declare(method=True)
 def mode(input: Tensor, dim: int = -1, keepdim: bool = False, *, axis: int | None = None) -> ValuesAndIndices:
-    """Return (values, indices) of the most frequent element along a dimension: the smallest of several."""
+    """Return (values, indices) of the most frequent element along a dimension; of several, the smallest."""
     return _choose("mode", _mode, input, dim if axis is None else axis, keepdim)
 
 
@@ -206,13 +206,13 @@ def _middle(name: str, of_all: Any, along: Any, input: Tensor, dim: int | None, 
 
 @declare(method=True)
 def median(input: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
-    """Return the median, the lower of two; along a dimension (values, indices). NaN where there is one."""
+    """Return the median (the lower of two), NaN if an element is NaN; along a `dim`, return (values, indices)."""
     return _middle("median", _median_of_all, _median, input, dim, keepdim, axis)
 
 
 @declare(method=True)
 def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
-    """Return the median of the elements that are not NaN, the lower of two; along a dimension (values, indices)."""
+    """Return the median (the lower of two) of the elements other than NaN; along a `dim`, return (values, indices)."""
     return _middle("nanmedian", _nanmedian_of_all, _nanmedian, input, dim, keepdim, axis)
 
 
@@ -273,10 +273,10 @@ def quantile(
     input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear",
     axis: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the values below which the parts `q` of the elements lie, along a dimension; NaN where there is one.
+    """Return the quantiles `q`, from 0 to 1, of all elements or along a dimension; NaN if an element is NaN.
 
-    Between two elements, `interpolation` is "linear", "lower", "higher", "midpoint" or "nearest".
-    Shapes: q () or (n,), which is then the result's first dimension.
+    `interpolation` between two elements is "linear", "lower", "higher", "midpoint" or "nearest".
+    Shapes: q () or (n,); n is then the first dimension of the result.
     """
     return _quantile("quantile", input, q, axis if dim is None else dim, keepdim, interpolation, ignore_nan=False)
 

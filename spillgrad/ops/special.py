@@ -1,6 +1,6 @@
 """Functions with names of their own: gamma and error functions, entropies, sinc and steps.
 
-Most are rows of the kernels' table; `spillgrad.special` shows some under the names of `torch.special`.
+Most are rows of the kernels' table of elementwise functions; `spillgrad.special` has some under PyTorch's names.
 """
 
 import math
@@ -33,7 +33,7 @@ normal_cdf = row_function("normal_cdf", "Return the standard normal distribution
 
 @declare(in_place=True)
 def logit(input: Tensor, eps: float | None = None, *, out: Tensor | None = None) -> Tensor:
-    """Return log(x / (1 - x)), of x moved into [eps, 1 - eps] where that is given; else NaN outside [0, 1]."""
+    """Return log(x / (1 - x)), NaN outside [0, 1]; with `eps`, x is first clamped to [eps, 1 - eps]."""
     return call("logit", input if eps is None else clamp(input, eps, 1 - eps), out=out)
 
 
@@ -50,7 +50,7 @@ def _entropy(x: np.ndarray) -> np.ndarray:
 
 
 def entr(input: Tensor) -> Tensor:
-    """Return -x log(x), 0 at 0 and -inf below. Raises DtypeError for integers."""
+    """Return -x log(x), 0 for x = 0 and -inf for negative x. Raises DtypeError for integers."""
     require_floats("entr", input.dtype)
     return _entr(input)
 
@@ -68,7 +68,7 @@ def polygamma(n: int, input: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 @declare(in_place=True)
 def mvlgamma(input: Tensor, p: int) -> Tensor:
-    """Return the logarithm of the gamma function of p × p matrices. Raises ArgumentError unless x > (p - 1) / 2."""
+    """Return the logarithm of the p-variate gamma function. Raises ArgumentError unless all elements > (p - 1) / 2."""
     if p < 1 or bool((input.array <= (p - 1) / 2).any()):
         raise ArgumentError(f"mvlgamma: got p={p}; wanted p >= 1 and all elements above (p - 1) / 2")
     total: Any = p * (p - 1) / 4 * math.log(math.pi)
@@ -82,7 +82,7 @@ sinc = row_function("sinc", "Return sin(πx) / (πx), 1 at 0.", in_place=True, n
 
 @declare(in_place=True, numpy=True)
 def heaviside(input: Tensor, values: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return 0 below 0, 1 above, and of `values` at 0, which get its gradient."""
+    """Return 0 for negative elements, 1 for positive elements, and `values` for 0; only `values` gets a gradient."""
     return call("heaviside", input, values, out=out)
 
 

@@ -48,10 +48,10 @@ def _weights(name: str, weights: Tensor | None, observations: int, whole: bool) 
 def cov(
     input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """Return the covariances of variables, of which each row holds the observations.
+    """Return the covariances of variables; each row of `input` holds the observations of a variable.
 
-    `fweights` say how often each observation was made, `aweights` how much it counts. What is left of the number of
-    observations after `correction` divides; from 0 down, that is 0, and the result infinite or NaN.
+    `fweights` say how often each observation was made, `aweights` how much it counts. Sums are divided by the weighted
+    number of observations less `correction`; if that is not positive, by 0: the result is infinite or NaN.
     Shapes: input (variables, observations) gives (variables, variables); (observations,) and () give ().
     Raises ShapeError, DtypeError, ArgumentError.
     """
@@ -82,9 +82,9 @@ def cov(
 
 @declare(method=True, numpy=True)
 def corrcoef(input: Tensor) -> Tensor:
-    """Return the correlation coefficients of variables, of which each row holds the observations; 1 of a single one.
+    """Return the correlation coefficients of variables; each row of `input` holds the observations of a variable.
 
-    Shapes: input (variables, observations) gives (variables, variables); (observations,) and () give ().
+    Shapes: input (variables, observations) gives (variables, variables); (observations,) and () give (), which is 1.
     """
     covariances = cov(input)
     if not covariances.ndim:
@@ -101,9 +101,10 @@ def histogram(
 ) -> Histogram:  # fmt: skip
     """Return (hist, bin_edges): how many elements, or how much weight, lie in each bin.
 
-    With `density`, that is divided by the bin's width and by all that was counted.
-    `bins` is their number, equally wide over `range` (that of the data by default), or a vector of their edges in
-    order. Elements outside are not counted; the last bin has its right edge. Nothing here has a gradient.
+    With `density`, each count is divided by the width of its bin and by the sum of all counts.
+    `bins` is the number of bins of equal width over `range` (by default that of the data), or a vector of their sorted
+    edges. Elements outside all bins are not counted; the last bin includes its right edge. The results have no
+    gradient.
     Raises ArgumentError, ShapeError, DtypeError.
     """
     require_floats("histogram", input.dtype)

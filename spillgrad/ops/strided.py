@@ -1,4 +1,4 @@
-"""A tensor's memory under another shape: as a view at any strides, or in place: the tensor itself is the view."""
+"""Views of a tensor's memory of other shapes and strides, and functions that turn the tensor itself into a view."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def _read(self: np.ndarray, memory: np.ndarray, place: Geometry, own: Geometry) 
 
 
 def _span(place: Geometry) -> tuple[int, int]:
-    """Return the first element of a storage that a place reaches, and the one behind the last."""
+    """Return the range of elements of the storage that `place` covers: the first, and the one after the last."""
     size, strides, offset = place
     if 0 in size:
         return offset, offset
@@ -39,7 +39,7 @@ def _span(place: Geometry) -> tuple[int, int]:
 
 
 def _gradient(g: Tensor, place: Geometry, own: Geometry) -> Tensor:
-    """Add the gradient up over the memory that both reach, and read the input's part of it."""
+    """Sum the gradient in an array for the memory that input and output cover, and return the input's part of it."""
     spans = _span(place), _span(own)
     first, last = min(low for low, _ in spans), max(high for _, high in spans)
     length = (max(last - first, 0),)
@@ -61,7 +61,7 @@ _as_strided: Callable[..., Tensor] = operation("as_strided", _read, view=True, s
 def as_strided(input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
     """Return a view of the storage: elements `stride` apart from `storage_offset` on (by default where `input` begins).
 
-    Elements outside the input pass no gradient on. Raises ArgumentError for negative strides or elements
+    Gradients of elements outside the input are dropped. Raises ArgumentError for negative strides or elements
     outside the storage, GraphError for a storage that is not dense.
     """
     wanted, steps = shape_arguments((size,)), shape_arguments((stride,))
@@ -90,9 +90,9 @@ def as_strided(input: Tensor, size: Sequence[int], stride: Sequence[int], storag
 
 
 def _become(tensor: Tensor, name: str, view: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """Turn the tensor itself into a view of its memory, and return it.
+    """Turn the tensor itself into the view that the function `view` returns of it; return the tensor.
 
-    Raises GraphError for a leaf that requires a gradient, and for views of one.
+    Raises GraphError for a leaf that requires a gradient, and for a view of such a leaf.
     """
     if is_grad_enabled() and tensor.requires_grad:
         inplace.refuse(tensor, name)

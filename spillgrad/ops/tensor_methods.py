@@ -1,4 +1,4 @@
-"""Methods and operators of `Tensor`: declared operations, and those that differ from every function of `sg`."""
+"""Methods and operators of `Tensor`: declared operations, and methods that differ from every function of `sg`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,7 +41,7 @@ def _in_place(name: str, function: Callable[..., Tensor]) -> Callable[..., Tenso
 
 
 def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operator that leaves other types to the operator of the other side, as everywhere in Python."""
+    """Return `function` as an operator; for other types of operands it returns NotImplemented, as Python expects."""
 
     def operate(self: Tensor, other: Any) -> Any:
         return function(self, other) if isinstance(other, promotion.OPERANDS) else NotImplemented
@@ -104,22 +104,22 @@ def _conversion(dtype: dtypes.DType) -> Callable[[Tensor], Tensor]:
 
 
 class _Further(Tensor):
-    """The methods that differ from every function of `sg`, or have none; written as a subclass, `bind` moves them."""
+    """Methods that differ from the function of their name in `sg`, or have none; `bind` sets them on `Tensor`."""
 
     backward = differentiate.tensor_backward
 
     def cpu(self) -> Tensor:
-        """Return the tensor in the host's memory; itself where it is there."""
+        """Return a copy of the tensor on the host, or the tensor itself if it is there."""
         return convert.to(self, device="cpu")
 
     def cuda(self, device: Any = None, non_blocking: bool = False) -> Tensor:
-        """Return the tensor on a CUDA device; itself where it is there. Raises DeviceError where there is none."""
+        """Return a copy on a CUDA device, or the tensor itself if it is there. Raises DeviceError if there is none."""
         return convert.to(self, device="cuda" if device is None else device)
 
     def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor:
-        """Return the tensor on a device; itself where it is there.
+        """Return a copy of the tensor on a device, or the tensor itself if it is there.
 
-        Copies are in the order of streams: `stream` is None.
+        Raises ArgumentError unless `stream` is None: a copy is always in order with the computations.
         """
         if stream is not None:
             raise ArgumentError(
@@ -128,22 +128,22 @@ class _Further(Tensor):
         return convert.to(self, device=device)
 
     def type_as(self, other: Tensor) -> Tensor:
-        """Return the tensor in the dtype of `other` and on its device; itself where it is."""
+        """Return the tensor in the dtype and on the device of `other`, or the tensor itself if it has both."""
         return convert.to(self, other)
 
     def type(self, dtype: Any = None) -> Any:
-        """Return the tensor as a dtype, or without one the name of its own."""
+        """Return the tensor converted to `dtype`; if that is None, return the name of the tensor's dtype."""
         return str(self.dtype) if dtype is None else convert.to_dtype(self, dtype)
 
     def pin_memory(self) -> Tensor:
-        """Return the tensor: it is in the host's memory, which there is no device to pin for."""
+        """Return the tensor itself: its memory is not pinned for a device."""
         return self
 
     share_memory_ = pin_memory
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the memory is the host's."""
+        """Whether the memory is on the host."""
         return not self.is_cuda
 
     def is_nonzero(self) -> bool:
@@ -181,19 +181,19 @@ class _Further(Tensor):
 
     @property
     def real(self) -> Tensor:
-        """The real parts as a copy (PyTorch's are a view); a real tensor itself."""
+        """The real parts as a copy (in PyTorch, a view); of a real tensor, the tensor itself."""
         return complex_numbers.real(self)
 
     @property
     def imag(self) -> Tensor:
-        """The imaginary parts as a copy (PyTorch's are a view)."""
+        """The imaginary parts as a copy (in PyTorch, a view)."""
         return complex_numbers.imag(self)
 
 
 def bind(protocols: Mapping[str, Callable[..., Any]]) -> None:
-    """Put every operation that is declared so far onto `Tensor`, and further methods; tell the autograd core about it.
+    """Set all declared operations and further methods on `Tensor`, and register `Tensor` in the autograd core.
 
-    `protocols` are methods by which other libraries ask.
+    `protocols` are the methods that other libraries call, such as NumPy's `__array_function__`.
     """
     methods: dict[str, Any] = {}
     for declared in declarations:

@@ -34,11 +34,11 @@ atanh = arctanh = common_function(
 
 @declare(in_place=True, numpy="deg2rad radians")
 def deg2rad(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return angles in radians of angles in degrees."""
+    """Return angles converted from degrees to radians."""
     return mul(input, math.pi / 180, out=out)
 
 
 @declare(in_place=True, numpy="rad2deg degrees")
 def rad2deg(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return angles in degrees of angles in radians."""
+    """Return angles converted from radians to degrees."""
     return mul(input, 180 / math.pi, out=out)

@@ -1,6 +1,6 @@
-"""Pooling of volumes: of their slices as images, then along the depth.
+"""Pool volumes: first each of their slices as an image, then along the depth.
 
-The sum of a box is that of its slices' sums, and the first largest element that of the first slice which has it.
+The sum of a box is the sum of its slices' sums. Its first largest element is in the first slice that has that element.
 """
 
 import math
@@ -30,7 +30,7 @@ __all__ = ["adaptive_avg_pool3d", "adaptive_max_pool3d", "avg_pool3d", "lp_pool3
 
 
 def _slices(name: str, input: Tensor) -> Tensor:
-    """Return volumes, with or without a batch, as images whose channels are the slices of one channel."""
+    """Return volumes (N, C, D, H, W) or (C, D, H, W) as images (N * C, D, H, W) whose channels are slices."""
     if input.ndim not in (4, 5):
         raise ShapeError(f"{name}: got input {input.shape}; wanted 5 dimensions, or 4 without a batch")
     require_floats(name, input.dtype)
@@ -38,7 +38,7 @@ def _slices(name: str, input: Tensor) -> Tensor:
 
 
 def _columns(slices: Tensor) -> Tensor:
-    """Return pooled slices as images of one channel: the depth down, the places of a slice across."""
+    """Return pooled slices (n, D, h, w) as images (n, 1, D, h * w), whose columns run along the depth."""
     n, depth, height, width = slices.shape
     return reshape(slices, (n, 1, depth, height * width))
 
@@ -48,7 +48,7 @@ def _volumes(columns: Tensor, slices: Tensor, input: Tensor) -> Tensor:
 
 
 class _Boxes(NamedTuple):
-    """Options of windows, over slices or over columns."""
+    """The options of pooling windows, over slices or over columns."""
 
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -59,7 +59,7 @@ class _Boxes(NamedTuple):
 def _boxes(
     name: str, kernel_size: Sizes, stride: Sizes | None, padding: Sizes, dilation: Sizes = 1
 ) -> tuple[_Boxes, _Boxes]:
-    """Return the options over slices, and those over columns."""
+    """Return the options of boxes as the options of windows over slices, and of windows over columns."""
     whole = [
         sizes(name, option, value, 3, least)
         for option, value, least in (
@@ -74,7 +74,7 @@ def _boxes(
 def _with_places(
     values: Tensor, depths: Tensor, places: Tensor, slices: Tensor, input: Tensor, return_indices: bool
 ) -> Any:
-    """Return the largest elements, and where they were in their volumes, from their place in their slice and column."""
+    """Return the largest elements, and with `return_indices` their places in volumes, from those in slices."""
     result = _volumes(values, slices, input)
     if not return_indices:
         return result
@@ -105,7 +105,7 @@ def avg_pool3d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the mean of each box. Shapes as in `max_pool3d`, the rest is as in `avg_pool2d`."""
+    """Return the mean of each box. Shapes are as in `max_pool3d`, the rest is as in `avg_pool2d`."""
     name = "avg_pool3d"
     slices = _slices(name, input)
     over_slices, over_columns = _boxes(name, kernel_size, stride, padding)
@@ -120,7 +120,7 @@ def avg_pool3d(
 
 
 def adaptive_avg_pool3d(input: Tensor, output_size: OutputSize) -> Tensor:
-    """Return means of boxes that share the volume out to a result of the wanted size; None keeps the input's.
+    """Return the means of boxes that cover the volume in a grid of `output_size`; None keeps the input's size.
 
     Shapes: input (N, C, D, H, W) or (C, D, H, W), result (N, C, *output_size).
     """
@@ -131,7 +131,7 @@ def adaptive_avg_pool3d(input: Tensor, output_size: OutputSize) -> Tensor:
 
 
 def adaptive_max_pool3d(input: Tensor, output_size: OutputSize, return_indices: bool = False) -> Any:
-    """Return the largest elements of boxes that share the volume out to a result of the wanted size.
+    """Return the largest elements of boxes that cover the volume in a grid of `output_size`.
 
     Shapes: input (N, C, D, H, W) or (C, D, H, W), result (N, C, *output_size). The rest is as in `max_pool3d`.
     """
@@ -145,7 +145,7 @@ def adaptive_max_pool3d(input: Tensor, output_size: OutputSize, return_indices: 
 def lp_pool3d(
     input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False
 ) -> Tensor:
-    """Return (sum x**p)**(1/p) of each box. Shapes as in `max_pool3d`, the rest is as in `lp_pool2d`."""
+    """Return (sum x**p)**(1/p) of each box. Shapes are as in `max_pool3d`, the rest is as in `lp_pool2d`."""
     if norm_type == math.inf:
         return max_pool3d(input, kernel_size, stride, ceil_mode=ceil_mode)  # type: ignore[no-any-return]
     means = avg_pool3d(pow(input, float(norm_type)), kernel_size, stride, ceil_mode=ceil_mode)
@@ -156,5 +156,5 @@ def max_unpool3d(
     input: Tensor, indices: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     output_size: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return zeros with the elements that `max_pool3d` took at the places it took them from (see `max_unpool2d`)."""
+    """Return zeros with the elements of `input` at the places that `max_pool3d` returned (see `max_unpool2d`)."""
     return unpooled("max_unpool3d", input, indices, 3, kernel_size, stride, padding, output_size)

@@ -1,4 +1,4 @@
-"""The arguments of convolution and pooling: where windows lie over an image, one and two dimensions alike."""
+"""The arguments of convolution and pooling, in one and two dimensions, and the windows that they describe."""
 
 import operator
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ Sizes = int | Sequence[int]
 
 
 def sizes(name: str, option: str, value: Any, count: int, least: int) -> tuple[int, ...]:
-    """Return an option as `count` integers; one stands for all.
+    """Return an option as `count` integers; one integer stands for all.
 
-    Raises OperandError for other types than integers, ArgumentError for another number of them or one below `least`.
+    Raises OperandError for a non-integer, ArgumentError for another number of integers or an integer below `least`.
     """
     try:
         values = tuple(map(operator.index, value)) if hasattr(value, "__iter__") else (operator.index(value),)
@@ -31,9 +31,9 @@ def windows_over(
     name: str, image: Shape, size: Shape, stride: Shape, before: Shape, after: Shape, dilation: Shape,
     ceil_mode: bool = False,
 ) -> Windows:  # fmt: skip
-    """Return the windows that fit the image with its padding; `ceil_mode` adds one that only begins inside.
+    """Return the windows that fit into the padded image; `ceil_mode` adds a last window that only begins inside.
 
-    Raises ShapeError where not a single one fits.
+    Raises ShapeError if no window fits.
     """
     grid = []
     for d in range(2):
@@ -50,7 +50,7 @@ def windows_over(
 
 
 def as_pair(values: Sequence[int]) -> Pair:
-    """Return two sizes as a pair."""
+    """Return a sequence of two sizes as the pair (down, across)."""
     down, across = values
     return down, across
 

@@ -1,6 +1,7 @@
-"""Windows for spectra: how much each of some points in a row counts.
+"""Window functions for spectra: the weight of each of some evenly spaced points.
 
-A periodic window, the default, is a symmetric one with one more point, without its last: it continues at its beginning.
+A periodic window, the default, is a symmetric window of one more point, without its last point: it continues at its
+beginning.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ def _window(
     name: str, length: int, periodic: bool, values: Callable[[np.ndarray], np.ndarray], dtype: Any, device: Any,
     requires_grad: bool,
 ) -> Tensor:  # fmt: skip
-    """Return a window of places from 0 to 1."""
+    """Return the window `values(x)` for `length` places x from 0 to 1; a periodic window ends before 1."""
     place = as_device(device)
     wanted = dtypes.get_default_dtype() if dtype is None else dtypes.as_dtype(dtype)
     if not dtypes.is_floating_point(wanted):

@@ -1,10 +1,10 @@
-"""Plan training runs: `plan` says what to keep, spill and recompute in so much memory, and how long that takes.
+"""Plan training runs: choose what to keep, spill and recompute within a given memory, and predict a step's time.
 
 * `plan(model, batch, context, ram)` returns a `Plan`: `prediction`, `treatments`, `alternatives`;
-* `measure(directory)` returns this `Machine`: its products, and its `Disk`;
-* `observe(…)` returns the `Whole` that predicts any budget and choice, from a `Profile` of two layers.
+* `measure(directory)` returns a `Machine`: the speed of this machine's matrix products, and of its `Disk`;
+* `observe(…)` makes a `Profile` of two layers and returns a `Whole`, which predicts a step for any budget and choice.
 
-`save_on_disk(policy="auto")` makes the same choice in a running training, from its first steps.
+`save_on_disk(policy="auto")` makes the same choice during training, from measurements of the first steps.
 """
 
 from spillgrad.spill.planning.machine import Disk, Machine, measure

@@ -1,15 +1,15 @@
 """Stores keep arrays in RAM or on disk and give back the same bytes; inspection shows what they did and what it cost.
 
-* stores: `DiskStore` and `MemoryStore`, each a `Store`, with `Handle Label View StoreStats`;
-* disks: `preflight` returns a `Preflight`, `sweep` each `DeadRun` it removed; `free_bytes`, `is_ram_disk`; sizes as
-  text: `parse_bytes`, `format_bytes`;
-* runs: `inspect(path)` returns an `Inspection` of each `Run`, which has `Settings Origin OriginCounters Group
-  Step StepPlan Sample Shrinkage Failure`; `spans(run)` yields each `Span` that took time, `advise(run)` returns each
-  `Advice`;
-* files, whoever wrote them: `inspect_segment(path)` returns a `Segment`, with its `Item Chunk StoredArray`;
-  `array_contents(path, array)` returns the `ArrayContents` of one, with each `Bin`; `verify(path)` returns a
-  `Verification`, with each `Problem`;
-* files of one's own: `read_segment` yields each `Stored`, `read_journal` each event.
+* stores: `DiskStore` and `MemoryStore`, which follow the protocol `Store`, with `Handle Label View StoreStats`;
+* disks: `preflight` measures a directory and returns a `Preflight`; `sweep` removes the files of dead runs and returns
+  a `DeadRun` for each; `free_bytes`, `is_ram_disk`; sizes as text: `parse_bytes`, `format_bytes`;
+* runs: `inspect(path)` returns an `Inspection` with a `Run` for each run, which consists of `Settings Origin
+  OriginCounters Group Step StepPlan Sample Shrinkage Failure`; `spans(run)` yields a `Span` for each thing that took
+  time; `advise(run)` returns a list of `Advice`;
+* untrusted files: `inspect_segment(path)` returns a `Segment`, which consists of `Item Chunk StoredArray`;
+  `array_contents(path, array)` returns the `ArrayContents` of one array, with a histogram of `Bin`; `verify(path)`
+  returns a `Verification`, with each `Problem`;
+* files of your own runs: `read_segment` yields a `Stored` for each array, `read_journal` a dict for each line.
 """
 
 import importlib

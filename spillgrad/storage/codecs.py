@@ -15,18 +15,18 @@ from spillgrad_kernels.memory import buffers
 
 # Smaller arrays are not encoded: structure in the file and the work in Python would cost more than the bytes saved.
 MIN_BYTES = 4 * PAGE_BYTES
-# A sample of an array must shrink to this share. Normal floats shrink to 0.88 at 0.2 GB/s, outputs of ReLU to 0.57.
+# An array is compressed if a sample shrinks to this share. Normal floats: 0.88, at 0.2 GB/s; outputs of ReLU: 0.57.
 _PAYS = 0.8
 MAX_ITEM_BYTES = 64
 _SAMPLES, _SAMPLE_BYTES = 4, 16 << 10
 _ZSTD_LEVEL = 1
-# Every zstd decoder skips frames of this magic number; they fill up pages.
+# Every zstd decoder skips frames of this magic number; such frames pad chunks to whole pages.
 _SKIPPABLE = 0x184D2A50.to_bytes(4, "little")
 _SKIPPABLE_HEAD_BYTES = 8
-# The number of elements encoded at a time: intermediate results fit the processor's cache, and are too small to count.
+# The number of elements encoded at a time: intermediate results fit the processor's cache, and need not be counted.
 _STEP = 16 << 10
 INT8_BLOCK = 128
-# Larger values could become infinite. Below the second, the scale of a block could be subnormal, and so inexact.
+# Values above the first could become infinite. Below the second, the scale of a block could be subnormal, so inexact.
 _INT8_LARGEST = 3.4e38
 _INT8_SMALLEST = 127 * 2.0**-126
 # The dtypes that lossy codecs encode.
@@ -34,30 +34,30 @@ LOSSY_DTYPES = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
 
 class Undecodable(ValueError):
-    """The error for stored bytes that no encoder wrote."""
+    """Raised for stored bytes that cannot be decoded, because they are damaged or no encoder wrote them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Encoding:
-    """How an array was encoded: what decoding needs beside the stored bytes."""
+    """How an array was encoded: what `Codec.decode` needs in addition to the stored bytes."""
 
-    codec: str  # as files name it
+    codec: str  # the codec's name in files
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    nbytes: int  # stored
-    chunks: tuple[int, ...] = ()  # their sizes, if HDF5's own filters decode chunks
-    inner: "Encoding | None" = None  # that of the decrypted bytes
-    secret: bool = False
+    nbytes: int  # of the stored bytes
+    chunks: tuple[int, ...] = ()  # the bytes of each chunk, if HDF5's own filters decode them
+    inner: "Encoding | None" = None  # how the decrypted bytes are encoded
+    secret: bool = False  # labels and views stay out of the file
 
     @property
     def staging_bytes(self) -> int:
-        """How many bytes decoding needs beside the array."""
+        """How many bytes of memory decoding needs in addition to the decoded array."""
         return self.nbytes + (self.inner.staging_bytes if self.inner else 0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Encoded:
-    """The bytes that are stored instead of an array, and how to read them."""
+    """The bytes that are stored instead of an array, and the `Encoding` that says how to decode them."""
 
     payload: np.ndarray
     encoding: Encoding
@@ -67,20 +67,20 @@ class Codec(Protocol):
     """Turns arrays into stored bytes and back. Every method may be called from any thread."""
 
     def bound(self, array: np.ndarray | Handle | Remote) -> int:
-        """Return how many bytes encoding may take; 0 if such an array is stored as it is."""
+        """Return the most bytes of memory that encoding `array` may take; 0 if such an array is stored unencoded."""
         ...
 
     def encode(self, array: np.ndarray, handle: Handle) -> Encoded | None:
-        """Return the encoded form of a C-contiguous array; None to store it as it is."""
+        """Return the encoded form of a C-contiguous `array`, or None if the array is to be stored unencoded."""
         ...
 
     def decode(self, stored: np.ndarray, encoding: Encoding, handle: Handle, into: np.ndarray) -> None:
-        """Fill `into`, C-contiguous, from stored bytes. Raises Undecodable."""
+        """Decode `stored` into `into`, a C-contiguous array. Raises Undecodable for damaged bytes."""
         ...
 
 
 def codec_named(name: str | None) -> Codec | None:
-    """Return the codec of this name. Raises ArgumentError for an unknown one."""
+    """Return the codec of this name; None for None. Raises ArgumentError for an unknown name."""
     if name is None:
         return None
     if name not in _CODECS:
@@ -99,9 +99,10 @@ def stored_bytes(codec: str, size: int) -> int:
 
 
 class Lossless:
-    """HDF5's shuffle and zstd filters, without HDF5: `h5py` reads the chunks if `hdf5plugin` is imported.
+    """Encodes as HDF5's shuffle and zstd filters do, but without HDF5.
 
-    A chunk is filled up to whole pages with a frame that decoders skip, so that it moves past the page cache too.
+    `h5py` can read the chunks if `hdf5plugin` is imported. Each chunk is padded to whole pages with a frame that zstd
+    decoders skip, so that direct I/O can move it.
     """
 
     name = "lossless"
@@ -131,7 +132,7 @@ class Lossless:
         return Encoded(payload[:done], Encoding(self.name, array.shape, array.dtype, done, tuple(sizes)))
 
     def sample(self, array: np.ndarray) -> tuple[int, int]:
-        """Compress a sample of an array; return the sample's bytes, and its compressed bytes."""
+        """Compress a sample of an array; return the sample's bytes before and after compression."""
         if not self.bound(array) or not _pays(array):
             return array.nbytes, array.nbytes
         items = array.reshape(-1).view(np.uint8).reshape(-1, array.itemsize)
@@ -153,7 +154,7 @@ class Lossless:
 
 
 def decompress(frame: np.ndarray, length: int, items: np.ndarray) -> None:
-    """Fill `items`, a row of bytes for each, from a chunk of `length` items by `Lossless`. Raises Undecodable."""
+    """Decompress `frame`, a chunk of `length` items, into `items`, a row of bytes for each. Raises Undecodable."""
     itemsize = items.shape[1]
     try:
         if _zstd.content_bytes(frame.data) != length * itemsize:  # decoding would take as much memory as the frame says
@@ -176,9 +177,9 @@ class _Lossy:
 
 
 class Bfloat16(_Lossy):
-    """float32 and float64 as bfloat16, rounded to nearest even.
+    """Encodes float32 and float64 as bfloat16, rounded to nearest, ties to even.
 
-    NaN and infinities stay what they are. What is nearer to 2¹²⁸ than to the largest bfloat16, 3.39e38, becomes
+    NaN and infinities stay what they are. A value that is nearer to 2¹²⁸ than to the largest bfloat16, 3.39e38, becomes
     infinite.
     """
 
@@ -202,10 +203,11 @@ class Bfloat16(_Lossy):
 
 
 class Int8(_Lossy):
-    """float32 and float64 in blocks of 128 values that share a float32 scale: all scales, then a byte for each value.
+    """Encodes float32 and float64 as int8, in blocks of 128 values that share a float32 scale.
 
-    A value comes back within 0.4 % of its block's largest magnitude. An array with a value that is not finite, or
-    beyond ±3.4e38, is stored as it is; so is one with a block whose largest magnitude is below 1.5e-36, but not 0.
+    The encoded form is all scales, then one byte for each value. A decoded value is within 0.4 % of its block's largest
+    magnitude. An array is stored unencoded if a value is not finite or is beyond ±3.4e38, or if the largest magnitude
+    of a block is below 1.5e-36, but not 0.
     """
 
     name = "int8"
@@ -222,7 +224,7 @@ class Int8(_Lossy):
             rounded = np.abs(blocks)
             largest = rounded.max(1)
             scalable = (largest <= _INT8_LARGEST) & ((largest >= _INT8_SMALLEST) | (largest == 0))
-            if not scalable.all():  # NaN is none
+            if not scalable.all():  # comparisons with NaN are False
                 return None
             scale = (largest / 127).astype(np.float32)
             first = start // INT8_BLOCK
@@ -246,7 +248,7 @@ _CODECS: dict[str, Callable[[], Codec]] = {codec.name: codec for codec in (Lossl
 
 
 class _Zstd(threading.local):
-    """A compressor and a decompressor for each thread, as they must not be shared. Loaded on first use."""
+    """A zstd compressor and decompressor for each thread, as threads must not share them. Loaded on first use."""
 
     def __init__(self) -> None:
         import zstandard
@@ -261,13 +263,13 @@ _zstd = _Zstd()
 
 
 def filters(dtype: np.dtype[Any]) -> list[tuple[int, tuple[int, ...]]]:
-    """Return the numbers and parameters of the HDF5 filters that read what `Lossless` writes."""
+    """Return (filter number, parameters) of each HDF5 filter that is needed to read what `Lossless` writes."""
     shuffle, zstd = 2, 32015
     return [(shuffle, (dtype.itemsize,)), (zstd, (_ZSTD_LEVEL,))]
 
 
 def _pays(array: np.ndarray) -> bool:
-    """Return whether pieces from all over an array shrink enough to compress it."""
+    """Return whether an array is worth compressing: compress a few pieces, spread over it, and compare the sizes."""
     items = array.reshape(-1).view(np.uint8).reshape(-1, array.itemsize)
     length = max(1, _SAMPLE_BYTES // array.itemsize)
     before = after = 0
@@ -280,13 +282,13 @@ def _pays(array: np.ndarray) -> bool:
 
 
 def _frame(items: np.ndarray, length: int) -> bytes:
-    """Return a chunk of `length` items as it is stored, without the frame that fills up its last page."""
+    """Return the zstd frame of a chunk, without page padding; zeros pad `items` to the `length` of the chunk."""
     frame: bytes = _zstd.compressor.compress(_shuffled(items, length).data)
     return frame
 
 
 def _shuffled(items: np.ndarray, length: int) -> np.ndarray:
-    """Return all first bytes of items, then all second ones, and so on, as if there were at least `length` items."""
+    """Return the first bytes of all items, then all second bytes, and so on; zeros pad `items` to `length` items."""
     planes = np.zeros((items.shape[1], max(length, len(items))), np.uint8)
     for i, plane in enumerate(planes):
         plane[: len(items)] = items[:, i]
@@ -322,7 +324,9 @@ def _rounded_to_bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 def _rounded_to_odd(values: np.ndarray) -> np.ndarray:
-    """Return float32 bits that, rounded further, give the same result as rounding `values` at once.
+    """Round float64 `values` to float32 with rounding to odd, and return the bits.
+
+    Rounding these bits again, to bfloat16, gives the same result as rounding `values` at once.
 
     Source: Boldo, Melquiond (2008), Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to
     odd.

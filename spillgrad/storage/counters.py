@@ -1,4 +1,4 @@
-"""Count what a store moved, in all and by origin, and write it to the journal."""
+"""Count the bytes a store moved and the time callers waited, in total and by origin; add the events to the journal."""
 
 import dataclasses
 import operator
@@ -23,16 +23,16 @@ from spillgrad.storage.threads.busy_clock import BusyClock
 
 # The most step plans written to the journal; a training loop has a few.
 _PLANS_MAX = 16
-# Arrays of further origins are counted without origin; a model of thousands of modules has fewer origins.
+# The most origins; further arrays are counted without origin. A model of thousands of modules has fewer origins.
 _ORIGINS_MAX = 8192
 
 _OriginKey = tuple[str | None, str | None, str | None, np.dtype[Any] | None]
 
 
 class StepTraffic(NamedTuple):
-    """The bytes that a step moved, its length, and the seconds that the disk was busy and callers waited.
+    """The length of a step, the bytes that it moved, and the seconds that the disk was busy and that callers waited.
 
-    `cached_wait_s` of that was for arrays that went through the page cache.
+    `cached_wait_s` is the part of `waited_s` that was for arrays that went through the page cache.
     """
 
     seconds: float
@@ -49,15 +49,15 @@ class StepTraffic(NamedTuple):
         return self.written_bytes + self.read_bytes
 
     def since(self, before: "StepTraffic") -> "StepTraffic":
-        """Return the difference."""
+        """Return this traffic minus `before`, field by field."""
         return StepTraffic._make(now - then for now, then in zip(self, before, strict=True))
 
 
 class Counters:
-    """What a store moved, in all (`total`) and for each origin.
+    """Counts what a store moved, in total (`total`) and for each origin.
 
-    Invariant: `total` is the sum over origins. The store's lock guards everything, and every method is called with it
-    held, unless its docstring says otherwise.
+    Invariant: `total` is the sum over all origins. The store's lock guards everything. Every method is called with the
+    lock held, unless its docstring says otherwise.
     """
 
     def __init__(self, journal: Journal, tier: BudgetedTier[DiskEntry]) -> None:
@@ -69,7 +69,7 @@ class Counters:
         self._cached_wait_s = 0.0
         self._origins: dict[_OriginKey, tuple[Origin, OriginCounters]] = {}
         self._phase: str | None = None
-        self._steps = 0  # of training, if arrays say to which step they belong
+        self._steps = 0  # training steps, if the labels of arrays have a step
         self._step_label: int | None = None
         self._labelled: tuple[int | None, int] = None, 0  # the newest label, and the number of its step
         self._step_began_s = time.perf_counter()
@@ -80,7 +80,7 @@ class Counters:
     # What happened
 
     def packed(self, entry: DiskEntry) -> None:
-        """Count a new array."""
+        """Count a new array that was put."""
         origin, entry.counters = self._origin(entry.label, entry.dtype)
         for counters in (self.total, entry.counters):
             counters.arrays += 1
@@ -94,14 +94,14 @@ class Counters:
         self._journal.add(events.Pack(entry.nbytes, *origin, step, entry.sequence))
 
     def shared(self, entry: DiskEntry) -> None:
-        """Count an array that was put although the store had it already."""
+        """Count an array that was put again while the store still had it."""
         for counters in (self.total, entry.counters):
             counters.packed_bytes += entry.nbytes
             counters.deduplicated_bytes += entry.nbytes
         self._journal.add(events.Share(entry.sequence))
 
     def relabeled(self, entry: DiskEntry) -> None:
-        """Move the counts of an array to another origin than that of its first label."""
+        """Move the counts of an array from the origin of its former label to the origin of its new label."""
         former = entry.counters
         origin, entry.counters = self._origin(entry.label, entry.dtype)
         for counters, sign in ((former, -1), (entry.counters, 1)):
@@ -110,14 +110,14 @@ class Counters:
         self._journal.add(events.Label(entry.nbytes, *origin, self._step_of(entry.label), entry.sequence))
 
     def kept(self, nbytes: int, label: Label, dtype: np.dtype[Any]) -> None:
-        """Count bytes that stay in RAM beside the store."""
+        """Count the bytes of an array that stays in RAM outside the store."""
         origin, of_origin = self._origin(label, dtype)
         for counters in (self.total, of_origin):
             counters.kept_bytes += nbytes
         self._journal.add(events.Keep(nbytes, *origin, self._step_of(label)))
 
     def used(self, entry: DiskEntry, is_here: bool) -> None:
-        """Count a use of an array as a hit, if it is in RAM, or as a miss."""
+        """Count a use of an array: a hit if the array is in RAM (`is_here`), else a miss."""
         if is_here:
             self.hits += 1
         else:
@@ -126,7 +126,7 @@ class Counters:
             self.begin_phase("backward")
 
     def written(self, entry: DiskEntry, stored_bytes: int, began_s: float, where: tuple[Any, ...]) -> None:
-        """Count a finished write; `where` has the fields of `Extent.where`."""
+        """Count a finished write that began at `began_s`; `where` is the `Extent.where` of the written array."""
         for counters in (self.total, entry.counters):
             counters.written_bytes += entry.nbytes
             counters.stored_bytes += stored_bytes
@@ -134,7 +134,7 @@ class Counters:
         self._journal.add(events.Write(entry.sequence, *about, **self._if_freed(entry)))
 
     def read(self, entry: DiskEntry, began_s: float, prefetched: bool) -> None:
-        """Count a finished read."""
+        """Count a finished read that began at `began_s`; `prefetched` means that no caller had asked for the array."""
         for counters in (self.total, entry.counters):
             counters.read_bytes += entry.nbytes
         took_s, ahead = _seconds_since(began_s), prefetched or events.UNSET
@@ -143,7 +143,7 @@ class Counters:
     def waited_to_put(
         self, began_s: float, sequence: int, label: Label, dtype: np.dtype[Any] | None, cached: bool = False
     ) -> None:
-        """Count a caller's wait for room or for a write, which went through the page cache if `cached`."""
+        """Count a caller's wait since `began_s` for room, or for a write (`cached`: one through the page cache)."""
         waited_s = time.perf_counter() - began_s
         self._cached_wait_s += waited_s if cached else 0.0
         origin, of_origin = self._origin(label, dtype)
@@ -152,7 +152,7 @@ class Counters:
         self._journal.add(events.Wait(sequence, events.UNSET, *origin, round(waited_s, 6), "put"))
 
     def waited_to_get(self, began_s: float, entry: DiskEntry) -> None:
-        """Count a caller's wait for a read."""
+        """Count a caller's wait, since `began_s`, for a read of `entry`."""
         waited_s = time.perf_counter() - began_s
         for counters in (self.total, entry.counters):
             counters.wait_read_s += waited_s
@@ -160,35 +160,35 @@ class Counters:
         self._journal.add(events.Wait(entry.sequence, took=round(waited_s, 6), cause="get"))
 
     def changed(self, entry: DiskEntry) -> None:
-        """Tell the journal that an array has new values, which the disk does not have."""
+        """Record in the journal that an array has new values, which are not on disk."""
         self._journal.add(events.Change(entry.sequence))
 
     def freed(self, entry: DiskEntry) -> None:
-        """Count an array as freed, and tell the journal."""
+        """Count an array as freed, and record it in the journal."""
         self.live_bytes -= entry.nbytes
         self._journal.add(events.Free(entry.sequence))
 
     def flushed(self) -> None:
-        """Tell the journal that the structure of the files is complete."""
+        """Record in the journal that the structure of the files is complete."""
         self._journal.add(events.Flush())
 
     def shrunk(self, entry: DiskEntry, sampled_bytes: int, stored_bytes: int) -> None:
-        """Tell the journal how far a sample of an uncompressed array shrinks by lossless compression."""
+        """Record in the journal how far a sample of an uncompressed array shrinks by lossless compression."""
         told = self._if_freed(entry)
         self._journal.add(events.Shrink(entry.sequence, sampled=sampled_bytes, shrunk=stored_bytes, **told))
 
     def failed(self, entry: DiskEntry, error: SpillError) -> None:
-        """Count a write that the disk refused."""
-        reason = error if self._journal.with_origin else error.__cause__  # which names no origin
+        """Record in the journal that a write failed, and why."""
+        reason = error if self._journal.with_origin else error.__cause__  # the cause names no origin
         self._journal.add(events.Fail(entry.sequence, plain_text(str(reason))))
 
     def begin_phase(self, name: str | None) -> None:
-        """Begin a phase of a step: "forward", "backward" or "update"; None between steps."""
+        """Begin the phase `name` of a step: "forward", "backward" or "update"; None is the time between steps."""
         if name != self._phase:
-            if self._phase == "forward":  # readers who follow short steps see each of their phases
+            if self._phase == "forward":  # so that live readers see each phase of short steps
                 self._journal.write_soon()
             self._phase = name
-            self._journal.sample_next()  # between phases the most is held, or the least
+            self._journal.sample_next()  # at a change of phase the bytes held are at their most or least
             self._journal.add(events.Phase(name))
             if self.total.written_bytes:
                 trim_memory.trim_soon()
@@ -212,14 +212,14 @@ class Counters:
         self._total_before, self._step_began_s = dataclasses.replace(self.total), time.perf_counter()
 
     def forget(self, tier: BudgetedTier[DiskEntry]) -> None:
-        """Go on with an empty tier, in a forked child."""
+        """In a forked child: continue with the empty tier `tier`, no live arrays, and clocks at zero."""
         self._tier, self.live_bytes = tier, 0
         self.writing, self.reading = BusyClock(), BusyClock()
 
     # Origins
 
     def _origin(self, label: Label, dtype: np.dtype[Any] | None) -> tuple[Origin, OriginCounters]:
-        """Return the origin of arrays and its counters. The journal of a store that encrypts names no origins."""
+        """Return the origin of a label and dtype, and its counters. A journal without origins ignores the label."""
         if not self._journal.with_origin:
             label = NO_LABEL
         key: _OriginKey = label.module, label.op, label.slot, dtype
@@ -234,7 +234,7 @@ class Counters:
         return found
 
     def _if_freed(self, entry: DiskEntry) -> dict[str, Any]:
-        """Return the bytes and the origin of an array that was freed meanwhile; readers of the journal forgot them."""
+        """Return event fields for the bytes and origin of a freed array, which journal readers forgot; else none."""
         if entry.references > 0:
             return {}
         return {"bytes": entry.nbytes, **self._origin(entry.label, entry.dtype)[0]._asdict()}
@@ -251,13 +251,13 @@ class Counters:
     # Sums
 
     def traffic(self) -> StepTraffic:
-        """Return the traffic since the store was made."""
+        """Return the totals since the store was made; `seconds` is the present time."""
         total, busy_s = self.total, (self.writing.seconds, self.reading.seconds)
         waited_s = total.wait_s, self._cached_wait_s
         return StepTraffic(time.perf_counter(), total.written_bytes, total.read_bytes, *busy_s, *waited_s)
 
     def stats(self, disk_bytes: int, peak_disk_bytes: int) -> StoreStats:
-        """Return the counters; the two arguments are the bytes of disk in use now, and at most so far."""
+        """Return the store's statistics; `disk_bytes` are in use now, `peak_disk_bytes` are the most so far."""
         return StoreStats(
             **{name: getattr(self.total, name) for name in IN_STATS},
             live_bytes=self.live_bytes,
@@ -272,8 +272,8 @@ class Counters:
         )
 
     def sums(self, stats: StoreStats, live: Iterable[DiskEntry]) -> "events.Sums":
-        """Return the sums of all events until now, and the live arrays, for readers who lack the earlier lines."""
-        self._plans.clear()  # they are told again
+        """Return the sums of all events until now, and the live arrays, for journal readers who lack earlier lines."""
+        self._plans.clear()  # the journal gets them again
         numbers = {id(counters): number for number, (_, counters) in enumerate(self._origins.values())}
         return events.Sums(
             events.Stats(**dataclasses.asdict(stats)),
@@ -284,7 +284,7 @@ class Counters:
         )
 
     def sample(self, disk_bytes: int) -> "events.Event":
-        """Return the bytes held now. Called in any thread without the lock: the numbers may be of different moments."""
+        """Return the bytes held now. Called in any thread without the lock: numbers may be of different moments."""
         tier, total = self._tier, self.total
         return events.Sample(
             ram=tier.used_bytes,
@@ -305,7 +305,7 @@ class Counters:
 
 
 def rss_bytes() -> int:
-    """Return the bytes of this process that are in RAM; 0 if the system does not tell."""
+    """Return the resident set size of this process in bytes; 0 if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""The store that spills: newest arrays in RAM, the others in HDF5 files, under a byte-exact budget."""
+"""The store that spills: the newest arrays are in RAM, the others in HDF5 files, under a byte-exact budget."""
 
 import collections
 import contextlib
@@ -38,43 +38,46 @@ protect(__name__.rpartition(".")[0])
 
 
 class DiskStore(TieredStore[DiskEntry]):
-    """Keeps arrays in RAM up to `ram_budget` bytes and in HDF5 files below `directory` beyond it.
+    """Keeps arrays in RAM up to `ram_budget` bytes, and the others in HDF5 files below `directory`.
 
-    Each store has a thread, the writer, which alone touches the structure of the files. It has the I/O threads of the
-    process write the oldest arrays to disk, and read the newest of those back once arrays are asked for again. They
-    share a `StoreState` with callers, guarded by its lock; I/O and callbacks of callers run without the lock.
+    Each store has a thread, the writer, which alone touches the structure of the files. For the writer, the I/O threads
+    of the process write the oldest arrays to disk, and read the newest of these back once callers ask for arrays again.
+    All these threads share a `StoreState` with callers, guarded by its lock; I/O and callbacks of callers run without
+    the lock.
 
-    `direct_io` says whether to bypass the page cache, if the file system can. None chooses by a short measurement; then
-    arrays that do not fit the budget go through the page cache, and all arrays once two steps in succession waited for
-    the disk. When the disk refuses a write, `put` raises; with `on_full="ram"` it warns once, and keeps arrays in RAM
-    beyond the budget until the disk takes them.
+    `direct_io` says whether to bypass the page cache, if the file system can. With None, a short measurement decides;
+    then arrays that do not fit the budget go through the page cache, and so do all arrays once two steps in succession
+    waited for the disk. When the disk refuses a write, `put` raises; with `on_full="ram"`, `put` warns once, and the
+    store keeps arrays in RAM beyond the budget until the disk takes them.
 
     `codec` says how arrays are encoded in the files. Arrays that are still in RAM come back exact with any codec.
-    "lossless": HDF5's shuffle and zstd filters, where a sample says that they pay (masks, ReLU's outputs, indices).
-    "bf16": float32 and float64 rounded to bfloat16, each value within 1/256 of itself (or 2⁻¹³⁴, if that is more);
-    beyond 3.39e38, infinite. "int8": float32 and float64 in 128s that share a scale, each value within 0.4 % of the
-    largest of its 128; an array with a value that is not finite, or beyond 3.4e38, or with 128 neighbours all nearer to
-    0 than 1.5e-36, stays as it is. No codec changes arrays below 16 KiB, and the lossy
-    ones leave integers and bools alone too.
+    "lossless": HDF5's shuffle and zstd filters, for arrays of which a sample compresses well (masks, ReLU's outputs,
+    indices). "bf16": float32 and float64 rounded to bfloat16, each value within 1/256 of itself (or 2⁻¹³⁴, if that is
+    more); values beyond 3.39e38 become infinite. "int8": float32 and float64 in blocks of 128 values that share a
+    scale, each value within 0.4 % of the largest of its block. "int8" stores an array unencoded if a value is not
+    finite or is beyond 3.4e38, or if all values of a block are nearer to 0 than 1.5e-36 and not all are 0. No codec
+    changes arrays below 16 KiB, and the lossy codecs leave integers and bools alone too.
 
-    `encrypt=True` encrypts what goes to the files, with a key that only this object has; labels stay out of them, but
-    sizes, shapes and dtypes can be read. It needs the package cryptography.
+    `encrypt=True` encrypts the arrays in the files with a key that only this object has. The files hold no labels then,
+    but sizes, shapes and dtypes can be read. Encryption needs the package cryptography.
 
-    `keep_journal` names the file of the journal, which then stays when the store is closed, for `spillgrad inspect`. It
-    replaces the journal of a store that is closed. Without it, the journal goes with the other files.
+    `keep_journal` is the path of the journal, which then stays when the store is closed, for `spillgrad inspect`. It
+    replaces the journal of a closed store. Without `keep_journal`, the journal is removed with the other files.
 
-    `ram_bytes` counts what the store refers to, and what it made (copies, arrays read back) or took over (persistent
-    arrays), until its last alias dies. Any other array that a caller made stops counting once the store lets go of it.
+    `ram_bytes` counts the arrays that the store holds. Arrays that the store made (copies, arrays read back) or took
+    over (persistent arrays) count until their last alias dies. Any other array, which a caller made, stops counting
+    once the store lets go of it.
 
     Invariants: `ram_bytes` never exceeds the budget, with three exceptions. A `get` that must read the disk evicts what
     it can, and then adds its own array. A `put` of an array that does not fit and must be copied adds the copy. If
-    nothing else can make room, one array at a time is encoded beyond the budget. Methods wait for nothing but the
-    progress of these threads, and the threads wait for no caller.
+    nothing else can make room, one array at a time is encoded beyond the budget. Methods wait only for the progress of
+    these threads, and these threads wait for no caller.
 
-    A store closes when no reference to it is left, or when the process ends. In a forked child no store works.
+    A store closes when no reference to it is left, or when the process ends. A forked child cannot use the stores of
+    its parent.
 
-    Raises BudgetError for a budget that does not parse, ArgumentError for an unknown word or without a package it
-    needs, SpillError when `directory` cannot be used, or `keep_journal` is the journal of a store that lives.
+    Raises BudgetError if the budget cannot be parsed. Raises ArgumentError for an unknown word, or if a needed package
+    is missing. Raises SpillError if `directory` cannot be used, or if `keep_journal` is the journal of a live store.
     """
 
     _state: StoreState
@@ -138,17 +141,17 @@ class DiskStore(TieredStore[DiskEntry]):
 
     @property
     def drops(self) -> "collections.deque[Any]":
-        """The queue to which finalizers append handles; the store drops them at its next call, or soon."""
+        """The queue to which finalizers append handles to drop; the store drops them at its next call or soon after."""
         return self._state.posted
 
     def see_to_drops(self) -> None:
-        """Free the arrays that were dropped until now. Every other call does so first."""
+        """Free the arrays that were dropped until now. Calls that use arrays do so first."""
         self._state.try_drain_posts()
 
     def watch_drops(self, callback: Callable[[Handle], None] | None) -> None:
-        """Call `callback` whenever the last reference to an array is released; None ends that.
+        """Call `callback(handle)` whenever the last reference to an array is released; None stops that.
 
-        It is called in any thread, with locks held.
+        `callback` is called in any thread, with locks held.
         """
         with self._state.lock:
             self._state.on_drop = callback
@@ -168,10 +171,10 @@ class DiskStore(TieredStore[DiskEntry]):
         watcher: object | None = None,
         persistent: bool = False,
     ) -> Handle:
-        """Keep `array`; see `Store.put`. The handle refers weakly to `watcher`.
+        """Keep `array` and return its handle, as `Store.put` does. The handle refers weakly to `watcher`.
 
-        Waits for the writer when the budget is full. An array that cannot fit is written straight from the caller's
-        memory before this returns.
+        Waits for the writer while the budget is full. An array that cannot fit is written straight from the caller's
+        memory before `put` returns.
         """
         array = storable(array)
         state = self._state
@@ -194,7 +197,7 @@ class DiskStore(TieredStore[DiskEntry]):
         return entry
 
     def _warn(self, warning: str | None, entry: DiskEntry | None = None) -> None:
-        """Warn the caller, if there is a warning. Called without the lock."""
+        """Warn with `warning`, if there is one; if that raises, drop `entry`. Called without the lock."""
         if warning is not None:
             try:
                 warnings.warn(warning, stacklevel=3)
@@ -204,9 +207,9 @@ class DiskStore(TieredStore[DiskEntry]):
                 raise
 
     def begin(self, array: np.ndarray, label: Label) -> Handle:
-        """Keep an array that the caller is about to fill; it stays in RAM until `end_change`. Waits as `put` does.
+        """Keep an array that the caller is about to fill, and return its handle. Waits as `put` does.
 
-        Raises SpillError when an earlier write failed.
+        The array stays in RAM until `end_change`. Raises SpillError if an earlier write failed.
         """
         state = self._state
         with state.lock:
@@ -219,20 +222,20 @@ class DiskStore(TieredStore[DiskEntry]):
         return entry
 
     def count_with(self, handle: Handle, nbytes: int) -> None:
-        """Count bytes that a caller holds for the array of a handle, as long as the handle is live."""
+        """Count `nbytes` that a caller holds beside the array of `handle`, as long as the handle is live."""
         with self._state.lock:
             entry = self._state.open_entry("count_with", handle)
             entry.beside_bytes += nbytes
             self._state.tier.reserve(nbytes, pinned=True)
 
     def _begin_put(self, who: str) -> None:
-        """Raise SpillError if the store can take no array. Called with the lock held."""
+        """Raise SpillError if the store is closed or a write failed. Called with the lock held."""
         self._state.require_open(who)
         self._full_disk.answer_failures()
         self._state.schedule.pause()
 
     def _end_put(self) -> str | None:
-        """Return the text of a warning for the caller, if there is one. Called with the lock held."""
+        """Return the text of a warning for the caller, or None. Called with the lock held."""
         self._tell()
         return self._full_disk.warning()
 
@@ -245,7 +248,10 @@ class DiskStore(TieredStore[DiskEntry]):
         watcher: object | None,
         persistent: bool,
     ) -> tuple[DiskEntry, str | None]:
-        """Keep a copy, for which room is reserved; return its entry and a warning. Called without the lock."""
+        """Keep a copy of `array`, for which the caller has reserved room; return its entry, and a warning or None.
+
+        Called without the lock.
+        """
         state = self._state
         try:
             copy, arrival = dense_copy(array)
@@ -268,7 +274,7 @@ class DiskStore(TieredStore[DiskEntry]):
     def _keep(
         self, entry: DiskEntry, array: np.ndarray, fits: bool, watcher: object | None, is_copy: bool = False
     ) -> None:  # fmt: skip
-        """Hold the array of a new entry in RAM, or write it if it does not fit. Called with the lock held."""
+        """Hold the array of a new entry in RAM if it `fits`, else write it to disk. Called with the lock held."""
         if watcher is not None:
             entry.watcher = weakref.ref(watcher)
         try:
@@ -290,7 +296,7 @@ class DiskStore(TieredStore[DiskEntry]):
     def replace(self, handle: Handle, array: Remote) -> None:
         """Store the values of a remote array under a handle; see `Store.replace`. Waits as `put` does.
 
-        The copy is made without the lock; where that fails, the former values stay.
+        The copy is made without the lock. If the copy fails, the former values stay.
         """
         state, tier = self._state, self._state.tier
         with state.lock:
@@ -299,7 +305,7 @@ class DiskStore(TieredStore[DiskEntry]):
                 self._room.wait_for(entry.nbytes, entry.label, entry.dtype)
             self._wait_until_idle("replace", entry)
             has_former = entry.array is not None
-            if has_former:  # which stays meanwhile; a name for it here would have it count on afterwards
+            if has_former:  # it stays meanwhile; a local name would keep it counted afterwards
                 tier.begin_change(entry, cast(np.ndarray, entry.array))
             else:
                 tier.reserve(entry.nbytes)
@@ -312,7 +318,7 @@ class DiskStore(TieredStore[DiskEntry]):
                     if copied is not None:
                         state.open_entry("replace", handle)
                         self._wait_until_idle("replace", entry)
-                finally:  # only now, or the values on disk would be loaded into the room
+                finally:  # not earlier: the values on disk would be loaded into the room
                     if not has_former:
                         tier.unreserve(entry.nbytes)
                     elif entry.residence is CHANGING:
@@ -325,22 +331,22 @@ class DiskStore(TieredStore[DiskEntry]):
         self._warn(warning)
 
     def expect(self, nbytes: int) -> None:
-        """Announce the bytes of persistent arrays to come: arrays that fit beside them are then not written early."""
+        """Announce `nbytes` of persistent arrays to come, so that arrays that fit beside them are not written early."""
         with self._state.lock:
             self._state.schedule.expected_bytes = nbytes
 
     def begin_step(self) -> None:
         """Note that a training step begins; see `Store.begin_step`."""
-        keep_whole()  # also where the handler is another since, as in each cell of a notebook
+        keep_whole()  # again: handlers may have been replaced, as in each cell of a notebook
         with self._state.lock:
             self._state.require_open("begin_step")
             self._state.schedule.begin_step()
             self._state.counters.begin_phase("forward")
 
     def begin_phase(self, name: str | None) -> None:
-        """Tell the journal that a phase of a step begins: "forward", "backward" or "update"; None between steps.
+        """Record that a phase of a step begins: "forward", "backward" or "update"; None is the time between steps.
 
-        Without this, the forward phase is taken to begin with the first `put`, the backward phase with the first `get`.
+        Without this call, the forward phase begins with the first `put`, the backward phase with the first `get`.
         """
         with self._state.lock:
             self._state.counters.begin_phase(name)
@@ -354,7 +360,7 @@ class DiskStore(TieredStore[DiskEntry]):
             self._state.counters.relabeled(entry)
 
     def note_kept(self, nbytes: int, label: Label, dtype: np.dtype[Any]) -> None:
-        """Tell the journal that an array stays in RAM beside the store."""
+        """Record in the journal that an array stays in RAM outside the store."""
         with self._state.lock:
             self._state.counters.kept(nbytes, label, dtype)
             self._tell()
@@ -370,7 +376,7 @@ class DiskStore(TieredStore[DiskEntry]):
         return self._state.counters.total.wait_s
 
     def at_step_end(self, callback: Callable[[StepTraffic], None]) -> None:
-        """Call `callback` once, at the end of the step: in any thread, with locks held, so it must be quick."""
+        """Call `callback` once, at the end of the step: in any thread, with locks held, so `callback` must be quick."""
         with self._state.lock:
             self._state.at_step_end.append(callback)
 
@@ -382,7 +388,7 @@ class DiskStore(TieredStore[DiskEntry]):
             self._prefetcher.request([state.live_entry("prefetch", handle) for handle in handles])
 
     def flush(self) -> None:
-        """Wait until every live array is in the files, plain h5py can read them, and the journal says so."""
+        """Wait until plain h5py can read all live arrays in the files, and the journal has all events until now."""
         state = self._state
         with state.lock:
             state.require_open("flush")
@@ -431,12 +437,12 @@ class DiskStore(TieredStore[DiskEntry]):
     def close(self) -> None:
         """Stop the threads, free everything and remove the files.
 
-        Raises SpillError when they cannot be removed.
+        Raises SpillError if the files cannot be removed.
         """
         self._lifecycle.close()
 
     def _tell(self) -> None:
-        """Let the writer write the journal if many lines wait. Called with the lock held."""
+        """Wake the writer if many journal lines wait, or if one waits too long. Called with the lock held."""
         if self._state.journal.is_behind and not self._state.closing:
             self._state.bell.ring()
 

@@ -1,4 +1,4 @@
-"""Arrays that only this process can read, under a key that exists only in its RAM."""
+"""Encrypt arrays with a key that exists only in this process's RAM, so that no other process can read them."""
 
 import itertools
 from typing import Any
@@ -15,11 +15,12 @@ _NONCE_BYTES, _TAG_BYTES = 12, 16
 
 
 class Encrypted:
-    """AES-256 in Galois/Counter mode over the form that `inner` encodes, or over the array itself.
+    """Encrypts, by AES-256 in Galois/Counter mode, what the codec `inner` encodes, or, without that, the array itself.
 
-    An array is cut into pieces of a MiB, each between its nonce and its tag. The key never leaves this object. Nonces
-    count up, so none repeats. Authenticated with a piece are the array's number, label, dtype and shape, and the place
-    of the piece: bytes of another array or another piece are refused like damaged bytes.
+    An array is cut into pieces of 1 MiB; each is stored with its nonce before it and its tag behind it. The key never
+    leaves this object. Nonces count up, so none repeats. The tag of a piece also authenticates the number, label, dtype
+    and shape of the array, and the position of the piece. So bytes of another array or another piece are refused like
+    damaged bytes.
 
     Source: NIST SP 800-38D.
     """
@@ -67,7 +68,7 @@ class Encrypted:
 
 
 def _pieces(nbytes: int) -> list[tuple[int, int, int]]:
-    """Return number, plain offset and sealed offset of each piece."""
+    """Return (number, offset in the plain bytes, offset in the encrypted bytes) of each piece."""
     sealed = _PIECE_BYTES + _NONCE_BYTES + _TAG_BYTES
     return [(i, i * _PIECE_BYTES, i * sealed) for i in range(max(1, -(-nbytes // _PIECE_BYTES)))]
 

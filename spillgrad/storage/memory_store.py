@@ -35,7 +35,7 @@ class _Kept(Handle):
 class MemoryStore:
     """Keeps arrays in RAM, without bound.
 
-    The lock guards everything except `_dropped`, to which `drop` appends without it.
+    The lock guards everything except `_dropped`, to which `drop` appends without the lock.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class MemoryStore:
         self._try_drain()
 
     def _try_drain(self) -> None:
-        """Drop what waits to be dropped, unless a thread has the lock, be it this one."""
+        """Drop the handles in `_dropped`, unless any thread, this one included, has the lock."""
         if not self._lock.is_mine() and self._lock.acquire(blocking=False):
             try:
                 self._drain()

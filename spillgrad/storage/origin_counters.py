@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Origin(NamedTuple):
-    """Where arrays come from; None where it is unknown."""
+    """Where arrays come from; a field is None if it is unknown."""
 
     module: str | None = None
     op: str | None = None
@@ -19,11 +19,11 @@ NO_ORIGIN = Origin()
 
 @dataclasses.dataclass(slots=True)
 class OriginCounters:
-    """How many arrays came, and what became of them.
+    """Counts the arrays of an origin, and what happened to them.
 
-    Units: bytes and seconds. `packed_bytes` came to the store, `deduplicated_bytes` of them were there already;
-    `kept_bytes` stayed in RAM beside it. `written_bytes` went to disk, where a codec made `stored_bytes` of them, and
-    `read_bytes` came back. Callers waited `wait_write_s` for room, and `wait_read_s` for what was read.
+    Units: bytes and seconds. `packed_bytes` were put; the store had `deduplicated_bytes` of them already. `kept_bytes`
+    stayed in RAM outside the store. `written_bytes` were written to disk, where they took `stored_bytes` after
+    encoding, and `read_bytes` were read back. Callers waited `wait_write_s` for room, and `wait_read_s` for reads.
     """
 
     arrays: int = 0
@@ -42,7 +42,7 @@ class OriginCounters:
         return self.wait_write_s + self.wait_read_s
 
     def since(self, before: "OriginCounters") -> "OriginCounters":
-        """Return the difference."""
+        """Return these counters minus `before`."""
         return OriginCounters(*(now - then for now, then in zip(values(self), values(before), strict=True)))
 
 
@@ -51,12 +51,12 @@ IN_STATS = tuple(name for name in OriginCounters.__slots__ if name not in ("arra
 
 
 def values(moved: OriginCounters) -> tuple[Any, ...]:
-    """Return the fields in order, as journals have them."""
+    """Return the counters as a tuple, in the journal's order."""
     return tuple(getattr(moved, name) for name in OriginCounters.__slots__)
 
 
 def total(parts: Iterable[OriginCounters]) -> OriginCounters:
-    """Return the sum."""
+    """Return the sum of the counters in `parts`."""
     return (
         OriginCounters(*map(sum, zip(*map(values, parts), strict=True))) if (parts := list(parts)) else OriginCounters()
     )

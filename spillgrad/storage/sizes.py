@@ -1,4 +1,4 @@
-"""Sizes as text: byte counts as people write and read them."""
+"""Sizes as text: parse and format numbers of bytes."""
 
 import re
 
@@ -15,7 +15,7 @@ for _power, _letter in enumerate("kmgt", start=1):
 def parse_bytes(text: int | str) -> int:
     """Return how many bytes `text` means: `KiB` and `K` are 1024 bytes, `KB` is 1000.
 
-    Raises BudgetError, one line, when it means none.
+    Raises BudgetError, with a message of one line, if `text` is not a size.
     """
     if isinstance(text, bool) or not isinstance(text, int | str):
         raise BudgetError(f"budget: got {text!r}; wanted {_ACCEPTED}")

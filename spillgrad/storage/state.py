@@ -16,14 +16,15 @@ from spillgrad.storage.store import Handle
 from spillgrad.storage.threads import io_threads
 from spillgrad.storage.threads.bell import Bell
 
-# So many freed extents wake the writer, which gives them back; fewer wait until it wakes for another reason.
+# This many freed extents wake the writer, which gives them back; fewer wait until it wakes for another reason.
 _MANY_FREED = 16
 
 
 class StoreState(TierState[DiskEntry]):
     """The state of a store whose tier below is the disk.
 
-    If no other thread comes to drop what finalizers posted, the writer does, which looks at regular intervals.
+    The writer looks at regular intervals for handles that finalizers posted, and drops those that no other thread
+    dropped.
     """
 
     def __init__(self, budget_bytes: int, directory: Path, journal: Journal) -> None:
@@ -44,7 +45,7 @@ class StoreState(TierState[DiskEntry]):
         self.on_room: Callable[[], None] = lambda: None  # called when there may be room for a prefetch that waits
         self.at_step_end: list[Callable[[StepTraffic], None]] = []  # called once, at the end of the present step
         self._before = self.counters.traffic()
-        # References to the store and to its owner, which are posted too, once those are gone.
+        # Weak references to the store and to its owner; each is posted once its object is gone.
         self._store: weakref.ref[Any] = weakref.ref(self)
         self._owner: weakref.ref[Any] = self._store
         self._wakers: list[weakref.ref[Any]] = []
@@ -53,7 +54,7 @@ class StoreState(TierState[DiskEntry]):
     # Posts of finalizers
 
     def close_with(self, store: object) -> None:
-        """Close when the store object is gone: then nobody can get anything any more."""
+        """Close when the object `store` is gone: then no caller can get anything any more."""
         self._store = self._watch(store)
 
     def retire_with(self, owner: object) -> None:
@@ -61,7 +62,7 @@ class StoreState(TierState[DiskEntry]):
         self._owner = self._watch(owner)
 
     def _watch(self, watched: object) -> "weakref.ref[Any]":
-        """Return a reference that is posted once an object is gone; then the writer is woken."""
+        """Return a weak reference to an object; when the object is gone, it is posted and the writer is woken."""
         self._wakers.append(weakref.ref(watched, self.bell.ring_in_c))  # the newest reference is called first
         return weakref.ref(watched, self.posted.append)
 
@@ -72,12 +73,12 @@ class StoreState(TierState[DiskEntry]):
 
     @property
     def has_posts(self) -> bool:
-        """Whether something was posted, or an array that is still counted died. Called without the lock."""
+        """Whether something was posted, or an array died that is still counted. Called without the lock."""
         return bool(self.posted) or self.tier.has_dead
 
     @property
     def is_in_use(self) -> bool:
-        """Whether arrays are held, or arrays that the store made are alive. Called without the lock."""
+        """Whether entries, or arrays that the store made, are alive. Called without the lock."""
         return bool(self.entries) or self.tier.has_leases
 
     def drain_posts(self) -> None:
@@ -98,26 +99,26 @@ class StoreState(TierState[DiskEntry]):
     # Life
 
     def raise_failure(self) -> None:
-        """Raise the first error of failed writes, once."""
+        """Raise the first error of failed writes, if any, and forget all of them."""
         if self.failures:
             failures, self.failures = list(self.failures.values()), {}
             raise failures.pop(0)  # whose traceback holds this frame, and the callers'
 
     def close(self) -> None:
-        """Tell every thread that waits or works that the store closes."""
+        """Mark the store as closing, and wake all of its threads and the callers that wait."""
         if not self.closing:
             self.closing = True
             self.bell.ring()
             self.changed.notify_all()
 
     def end(self, why: SpillError) -> None:
-        """Make the store unusable: a thread died, or this is a forked child."""
+        """Make the store unusable because a thread died: from now on callers get the error `why`."""
         self.ended = why
         self.changed.notify_all()
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Have an I/O thread do something for the store, which stays open until that has ended."""
-        io_threads.submit(work, self._job_ended)  # which ends only after this thread gives up the lock
+        """Have an I/O thread call `work`; the files of the store stay open until that has ended."""
+        io_threads.submit(work, self._job_ended)  # `_job_ended` needs the lock, so it runs after this
         self._jobs += 1
 
     def _job_ended(self, error: SpillError | None) -> None:
@@ -128,7 +129,7 @@ class StoreState(TierState[DiskEntry]):
             self.changed.notify_all()
 
     def wait_for_io(self) -> None:
-        """Return once no thread reads or writes the files."""
+        """Wait until no thread reads or writes the files."""
         while self.readers or self._jobs:
             self.changed.wait()
 
@@ -141,9 +142,9 @@ class StoreState(TierState[DiskEntry]):
         self.freed.clear()
 
     def forget(self, why: SpillError) -> None:
-        """Become the unusable state of a forked child, which has no thread but this. Called without the lock.
+        """Reset the state in a forked child, which has no other thread, and make it unusable with the error `why`.
 
-        Another thread may have held the lock, and been in the middle of anything, when the process forked.
+        Called without the lock: another thread may have held it, in the middle of anything, when the process forked.
         """
         self.make_locks()
         self.tier = BudgetedTier("ram", self.tier.budget_bytes)
@@ -165,7 +166,10 @@ class StoreState(TierState[DiskEntry]):
         self.counters.shared(entry)
 
     def note_change(self, entry: DiskEntry) -> None:
-        """Note that an array has new values. Files know them by a new number: the old place may have the old one."""
+        """Record that an array has new values, and give these a new number in files.
+
+        The old place on disk is freed, but files may still know it by the old number.
+        """
         self.free_below(entry)
         self.tier.unwatch(entry)
         self.counters.changed(entry)

@@ -15,7 +15,7 @@ from spillgrad_kernels.memory import buffers
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """Where an array comes from; error messages and files carry it."""
+    """Where an array comes from; shown in error messages and stored in files."""
 
     op: str | None = None
     slot: str | None = None
@@ -33,7 +33,7 @@ NO_LABEL = Label()
 
 
 class View(NamedTuple):
-    """A tensor over a stored array that an operation saved; offset and strides in bytes."""
+    """A tensor that an operation saved as a view of a stored array. Units: offset and strides in bytes."""
 
     op: str | None
     slot: str | None
@@ -44,7 +44,7 @@ class View(NamedTuple):
 
 
 class Remote(Protocol):
-    """An array in other memory than the host's, which a store copies once it has room for it."""
+    """An array outside the host's memory; a store copies it once the store has room for it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -64,14 +64,14 @@ class Watcher(Protocol):
 
 
 def nobody() -> None:
-    """Stand for a weak reference to no object."""
+    """Return None, as a weak reference to a dead object does."""
 
 
 class Handle:
-    """Names one stored array; only the store that made it can use it.
+    """Names one stored array; only the store that made the handle can use it.
 
-    The caller of `put` may append to `views`; the file tells those that are there when it is described. `watcher()`
-    returns the object that counts the changes of the array in memory, or None.
+    The caller of `put` may append to `views`; the file gets the views that are in it when the array is described.
+    `watcher()` returns the object that counts the changes of the array in memory, or None.
     """
 
     __slots__ = ("__weakref__", "dtype", "label", "nbytes", "sequence", "shape", "views", "watcher")
@@ -93,11 +93,12 @@ class Handle:
 class StoreStats:
     """What a store did so far, and what it holds now.
 
-    Units: bytes and seconds. `packed_bytes` were given to `put`; `deduplicated_bytes` of them were stored already.
-    `written_bytes` of arrays went to disk, where a codec made `stored_bytes` of them. `live_bytes` counts each live
-    array once, wherever it is. The budget bounds `ram_bytes`; the files occupy `disk_bytes`. A hit found its array in
-    RAM, or on its way there; a miss had to read the disk itself. `writing_s` and `reading_s` are how long at least one
-    array was being written or read, checksums included: bytes divided by them are the speed of the disk.
+    Units: bytes and seconds. `packed_bytes` were given to `put`; the store had `deduplicated_bytes` of them already.
+    `written_bytes` of arrays were written to disk, as `stored_bytes` after encoding. `live_bytes` counts each live
+    array once, wherever it is. The budget bounds `ram_bytes`; the files occupy `disk_bytes`. A hit is a use whose array
+    was in RAM, or on its way there; a miss had to read the disk itself. `writing_s` and `reading_s` are how long at
+    least one array was being written or read, checksums included: bytes divided by these seconds are the speed of the
+    disk.
     """
 
     packed_bytes: int = 0
@@ -133,70 +134,72 @@ class Store(Protocol):
         """Keep `array` and return its handle, which holds one reference.
 
         With the `key` of a live handle, that handle is returned again, with one more reference. The array itself is
-        kept, not a copy, unless it is read-only, unaligned or not C-contiguous. If the caller may write to it
-        afterwards, `unchanged` must tell. A remote array is copied as soon as there is room, and must not change before
-        that is done. A `persistent` array lives longer than a training step, as parameters do, and is used in each.
+        kept, not a copy, unless it is read-only, unaligned or not C-contiguous. If the caller may write to the array
+        afterwards, `unchanged` must return False once the caller has. A remote array is copied as soon as there is
+        room, and must not change before that is done. A `persistent` array lives longer than a training step, as
+        parameters do, and is used in each step.
 
-        Raises SpillError when an earlier write failed, or this one did.
+        Raises SpillError if this write or an earlier one failed.
         """
         ...
 
     def get(self, handle: Handle) -> np.ndarray:
-        """Return an array with the shape, dtype and bytes that were put; all callers that hold it share it.
+        """Return an array with the shape, dtype and bytes that were put; all callers that hold it share one array.
 
-        Raises SpillError when the array was changed before it was stored, or its handle was dropped, and
-        SpillCorruptionError when other bytes came back than were written.
+        Raises SpillError if the array was changed before it was stored, or if its handle was dropped. Raises
+        SpillCorruptionError if the bytes read are not the bytes written.
         """
         ...
 
     def use(self, handle: Handle) -> None:
-        """Note that a caller uses the array of `handle`, which it has already. Raises what `get` raises."""
+        """Record that a caller uses the array of `handle`, which it holds already. Raises what `get` raises."""
         ...
 
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
-        """Note that `array`, which is that of `handle`, is about to be modified; it stays in RAM until `end_change`.
+        """Announce that `array`, the array of `handle`, is about to be modified; it stays in RAM until `end_change`.
 
-        Meanwhile nothing is asked whether it is unchanged, and not again if it has new values then.
-        A caller that will overwrite all of it may give another array of the same shape and dtype; `handle` has that
-        array from then on.
+        Until then, the store does not check whether the array is unchanged; after that, only if the array has no new
+        values. A caller that will overwrite the whole array may give another array of the same shape and dtype, which
+        becomes the array of `handle`.
 
         Raises what `get` raises.
         """
         ...
 
     def end_change(self, handle: Handle, changed: bool = True) -> None:
-        """Note that the array has its new values, or, unless `changed`, still its old ones.
+        """Announce that the array has its new values, or, with `changed=False`, still its old values.
 
         Does nothing for an array that is not being changed.
         """
         ...
 
     def replace(self, handle: Handle, array: Remote) -> None:
-        """Store the values of a remote array, of the same shape and dtype, under a handle.
+        """Replace the values of the array of `handle` by those of a remote array of the same shape and dtype.
 
-        It is copied as soon as there is room, and must not change before that is done. Raises what `get` raises.
+        The remote array is copied as soon as there is room, and must not change before that is done. Raises what `get`
+        raises.
         """
         ...
 
     def begin_step(self) -> None:
-        """Note that a training step begins, in which persistent arrays are expected to be used as in the one before.
+        """Announce a training step, in which persistent arrays are expected to be used as in the last step.
 
         A store without persistent arrays begins a step by itself when all its arrays were dropped.
         """
         ...
 
     def drop(self, handle: Handle) -> None:
-        """Release one reference; the last one frees the array. Never blocks, so finalizers may call it."""
+        """Release one reference of `handle`; the last one frees the array. Never blocks, so finalizers may call it."""
         ...
 
     def prefetch(self, handles: Iterable[Handle]) -> None:
-        """Load these, in this order, as far as the budget allows without evicting what is needed sooner."""
+        """Load `handles` in this order, as far as the budget allows without evicting arrays needed sooner."""
         ...
 
     def flush(self) -> None:
-        """Return when every live array is in the store's files.
+        """Wait until every live array is in the store's files.
 
-        Raises SpillError when one could not be written.
+        Raises SpillError if an array could not be written.
         """
         ...
 
@@ -205,7 +208,7 @@ class Store(Protocol):
         ...
 
     def check(self) -> list[SpillCorruptionError]:
-        """Read back everything on disk; return an error for each array that is not what was written."""
+        """Read back all arrays on disk; return an error for each array whose bytes are not those written."""
         ...
 
     def retire(self) -> None:
@@ -218,9 +221,9 @@ class Store(Protocol):
 
 
 def storable(array: np.ndarray | Remote) -> np.ndarray | Remote:
-    """Return `array` as a NumPy array, or a remote one as it is.
+    """Return `array` as a NumPy array; return a remote array as it is.
 
-    Raises SpillError if it does not consist of plain bytes, or has more dimensions than HDF5 allows.
+    Raises SpillError if the array does not consist of plain bytes, or has more dimensions than HDF5 allows.
     """
     if not hasattr(array, "fetch"):
         array = np.asarray(array)
@@ -239,7 +242,7 @@ def may_be_kept(array: np.ndarray | Remote) -> bool:
 
 
 def dense_copy(array: np.ndarray | Remote) -> tuple[np.ndarray, Callable[[], None] | None]:
-    """Return a copy that a store may keep; for a remote array, also a function that returns once it is complete."""
+    """Return a copy that a store may keep; for a remote array, also a function that waits until it is complete."""
     return (buffers.copy(array), None) if isinstance(array, np.ndarray) else array.fetch()
 
 
@@ -252,7 +255,7 @@ def changed_error(handle: Handle) -> SpillError:
 
 
 def gone_error(who: str, handle: Handle) -> SpillError:
-    """Return the error for a handle that names nothing here."""
+    """Return the error for a handle that was dropped, or that belongs to another store."""
     return SpillError(
         f"{who}: {handle.label} is not in this store; its handle was dropped, or belongs to another store"
     )

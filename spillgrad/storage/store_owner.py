@@ -1,4 +1,4 @@
-"""Own a store, or share that of another owner: the base of `save_on_disk` and `disk_offload`."""
+"""Own a store, or share the store of another owner: the base of `save_on_disk` and `disk_offload`."""
 
 import functools
 import inspect
@@ -14,9 +14,9 @@ from spillgrad.storage.store import StoreStats
 
 # A smaller tensor costs more in bookkeeping than it frees.
 MIN_BYTES = 4096
-# How many views of an array the files tell: HDF5 keeps an attribute below 64 KiB with the structure.
+# The most views of an array that files list: HDF5 keeps an attribute below 64 KiB with the structure.
 MAX_VIEWS = 32
-# The options that leave a store as it is; an owner that shares a store may give no others.
+# The default options of a store; an owner that shares a store may give no other values.
 _OPTIONS_OF_STORE = {
     **{name: option.default for name, option in inspect.signature(DiskStore).parameters.items()},
     "ram_budget": None,
@@ -38,10 +38,12 @@ class StoreOwner:
         stacklevel: int = 3,
         **options: Any,
     ) -> None:
-        """Make a store, which closes when this object and all that it put are gone; or share that of another owner.
+        """Make a store in `directory`; or, if `directory` is another owner, share its store.
 
-        `shared` has the function that makes such owners, by name, and their class. `stacklevel` says whose line
-        warnings name. Raises ArgumentError for options that do not go with the store.
+        A store made here closes when this object and all handles of the store are gone. `shared` is the name of the
+        function that makes owners whose stores can be shared, and the class of these owners. `who` begins messages, and
+        `stacklevel` says whose line warnings name. Raises ArgumentError if a shared store is given options, or a new
+        one no `ram_budget`.
         """
         offload, owners = shared or (None, ())
         if isinstance(directory, owners):
@@ -78,9 +80,9 @@ class StoreOwner:
         return self._store.stats()
 
     def flush(self) -> None:
-        """Return when all arrays that were put are in the files, and all events are in the journal.
+        """Wait until all arrays that were put are in the files, and all events are in the journal.
 
-        Raises SpillError when something could not be written.
+        Raises SpillError if something could not be written.
         """
         self._store.flush()
 

@@ -16,9 +16,9 @@ from spillgrad.storage.threads.store_lock import interrupted_error
 
 
 class TieredStore(Generic[E]):
-    """What stores of two tiers have in common; those that derive from it say what the tier below is.
+    """The base of stores of two tiers; a class that derives from it defines the tier below.
 
-    The lock of the state guards everything. Reads, writes and callbacks of callers run without it.
+    The lock of the state guards everything. Reads, writes and callbacks of callers run without the lock.
     """
 
     _state: TierState[E]
@@ -26,11 +26,11 @@ class TieredStore(Generic[E]):
     # What the tier below does
 
     def _wait_for_room(self, nbytes: int, label: Label, dtype: np.dtype[Any] | None) -> bool:
-        """Wait until so many bytes fit; return False if only callers could make them fit. Called with the lock held."""
+        """Wait until `nbytes` fit; return False if only callers could make room. Called with the lock held."""
         raise NotImplementedError
 
     def _begin_load(self, entry: E) -> None:
-        """Reserve room for an array that a caller needs, and is below only. Called with the lock held."""
+        """Reserve room for an array that a caller needs from the tier below. Called with the lock held."""
         raise NotImplementedError
 
     def _load(self, entry: E) -> np.ndarray:
@@ -38,21 +38,21 @@ class TieredStore(Generic[E]):
         raise NotImplementedError
 
     def _note_use(self, entry: E, is_here: bool) -> None:
-        """Note that a caller uses an array, which is in the tier or is being read. Called with the lock held."""
+        """Called when a caller uses an array that is in the tier (`is_here`) or is being read, with the lock held."""
 
     def _begin_change(self, entry: E) -> None:
-        """Note that an array is about to be modified. Called with the lock held."""
+        """Called when an array is about to be modified, with the lock held."""
 
     def _end_change(self, entry: E, changed: bool) -> None:
         """Let the array of an entry be written and evicted again. Called with the lock held."""
         raise NotImplementedError
 
     def own(self, array: np.ndarray) -> np.ndarray:
-        """Return an array that the store can take over as a persistent one: this one, or a copy."""
+        """Return an array that the store can take over as a persistent one: `array` or a copy."""
         raise NotImplementedError
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        """Return new memory in the tier, for an array that a change is to give a handle."""
+        """Return an uninitialized array in the tier, which a caller can fill and give to `begin_change`."""
         raise NotImplementedError
 
     # What callers do
@@ -63,7 +63,7 @@ class TieredStore(Generic[E]):
         return self._state.tier.budget_bytes
 
     def get(self, handle: Handle) -> np.ndarray:
-        """Return the array of `handle`; see `Store.get`. Reads the tier below unless the array is here, or coming."""
+        """Return the array of `handle`; see `Store.get`. Reads the tier below unless it is here or on its way."""
         state, tier = self._state, self._state.tier
         checked = None
         while True:
@@ -72,11 +72,11 @@ class TieredStore(Generic[E]):
                 entry = state.live_entry("get", handle)
                 if entry.residence is LOADING:
                     self._wait_for_load(entry)
-                    continue  # it may have left since, and another thread may be loading it again
+                    continue  # it may have been evicted since, and another thread may be loading it again
                 if entry.persistent and entry.is_below_only:
                     self._wait_for_room(entry.loading_bytes, entry.label, entry.dtype)
                     if not entry.is_below_only:
-                        continue  # it came meanwhile, or was dropped
+                        continue  # it was loaded meanwhile, or was dropped
                 array, unchanged = tier.held(entry)
                 if unchanged is None or array is checked:
                     self._use(entry, array)
@@ -91,7 +91,7 @@ class TieredStore(Generic[E]):
         return array
 
     def _use(self, entry: E, array: np.ndarray | None) -> None:
-        """Note that a caller gets the array of an entry, or begin to load it. Called with the lock held."""
+        """Record that a caller gets `array`, or begin to load it if it is None. Called with the lock held."""
         self._state.tier.schedule.get(entry)
         if array is None:
             self._begin_load(entry)
@@ -101,7 +101,7 @@ class TieredStore(Generic[E]):
         self._note_use(entry, array is not None)
 
     def use(self, handle: Handle) -> None:
-        """Note that a caller uses an array that it has already; see `Store.use`."""
+        """Record that a caller uses an array that it holds already; see `Store.use`."""
         state = self._state
         with state.lock:
             entry = state.open_entry("use", handle)
@@ -109,7 +109,7 @@ class TieredStore(Generic[E]):
             self._note_use(entry, is_here=True)
 
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
-        """Note that `array`, which is that of `handle`, is about to be modified; see `Store.begin_change`."""
+        """Announce that `array`, the array of `handle`, is about to be modified; see `Store.begin_change`."""
         state = self._state
         with state.lock:
             entry = state.open_entry("begin_change", handle)
@@ -121,7 +121,7 @@ class TieredStore(Generic[E]):
                 self._begin_change(entry)
 
     def end_change(self, handle: Handle, changed: bool = True) -> None:
-        """Note that the array has its new values; see `Store.end_change`. Waits while the budget is exceeded."""
+        """Announce that the array has its new values; see `Store.end_change`. Waits while the budget is exceeded."""
         state = self._state
         with state.lock:
             entry = state.open_entry("end_change", handle)
@@ -133,7 +133,7 @@ class TieredStore(Generic[E]):
 
     @contextlib.contextmanager
     def room(self, nbytes: int) -> Iterator[None]:
-        """Count bytes that the caller uses inside the block; wait as `put` does until they fit, if they can."""
+        """Context manager: count `nbytes` for the caller; first wait, as `put` does, until they fit, if they can."""
         state = self._state
         with state.lock:
             state.require_open("room")
@@ -146,11 +146,11 @@ class TieredStore(Generic[E]):
                 state.tier.unreserve(nbytes, pinned=True)
 
     def watch(self, handle: Handle, array: np.ndarray, watcher: Watcher, instead_of: object) -> Any:
-        """Have `watcher` asked, before `array`, got from `handle`, is handed out again, whether it is unchanged.
+        """Ask `watcher`, before `array` of `handle` is handed out again, whether the array is unchanged.
 
-        Return the watcher that the array has then: another one if another thread has replaced `instead_of` meanwhile.
-        The store holds the watcher as long as it holds the array. If the watcher dies before the array, the store
-        presumes that the array changed, and reads its own copy.
+        Return the watcher of the array: another one if another thread has replaced `instead_of` meanwhile. The store
+        holds the watcher as long as it holds the array. If the watcher dies before the array, the store presumes that
+        the array changed, and reads its own copy.
         """
         state = self._state
         with state.lock:
@@ -174,7 +174,7 @@ class TieredStore(Generic[E]):
             return not entry.is_below_only and entry.residence is not LOADING
 
     def _wait_until_idle(self, who: str, entry: E) -> None:
-        """Return once no thread reads or writes an entry's array or place below. Called with the lock held."""
+        """Wait until no thread reads or writes an entry's array or its place below. Called with the lock held."""
         state = self._state
         while entry.is_in_use:
             _require_another_thread(entry)
@@ -182,15 +182,15 @@ class TieredStore(Generic[E]):
             state.open_entry(who, entry)
 
     def _wait_for_load(self, entry: E) -> None:
-        """Wait until another thread has read the array of `entry`. Called with the lock held, which it releases."""
+        """Wait until another thread has read the array. Called with the lock held, which is released meanwhile."""
         _require_another_thread(entry)
         while entry.residence is LOADING:
             self._state.changed.wait()
 
     def _discard_changed(self, entry: E, array: np.ndarray, unchanged: Callable[[], bool]) -> None:
-        """Forget an array that a caller modified; the values below still hold. Called without the lock.
+        """Forget an array that a caller modified; values in the tier below stay valid. Called without the lock.
 
-        Do nothing if `unchanged`, which said so, is not what tells any more: the caller may have begun to change it.
+        Does nothing if the array is no longer checked by `unchanged`: the caller may have begun to change it.
         """
         tier = self._state.tier
         with self._state.lock:
@@ -205,6 +205,6 @@ class TieredStore(Generic[E]):
 
 
 def _require_another_thread(entry: Entry) -> None:
-    """Raise SpillError if this thread moves the array: a finalizer or a signal handler interrupted it there."""
+    """Raise SpillError if this thread, interrupted by a finalizer or signal handler, reads or writes the array."""
     if entry.moving_thread == threading.get_ident():
         raise interrupted_error()

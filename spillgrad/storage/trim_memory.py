@@ -1,11 +1,11 @@
-"""Give memory that malloc holds free back to the system, before a training step needs the most."""
+"""Give free memory that malloc holds back to the system, before a training step needs the most memory."""
 
 import time
 
 from spillgrad.storage.threads import io_threads
 from spillgrad_kernels.memory import buffers
 
-# No more often than this, as short steps need little; and with no more than this share of a processor's time.
+# The shortest time between checks, as short steps need few, and the largest share of a processor's time for them.
 _EVERY_S = 0.1
 _SHARE = 1 / 20
 
@@ -13,9 +13,9 @@ _next_trim_s = 0.0
 
 
 def trim_soon() -> None:
-    """Have an I/O thread give memory back if it is scarce, unless one looked just before.
+    """Have an I/O thread give memory back if it is scarce, unless a thread checked just before.
 
-    It takes no lock: finalizers call it too. Two threads that come at the same time may both have it done.
+    It takes no lock, because finalizers call it too. Two threads that call it at the same time may both start a check.
     """
     global _next_trim_s
     now_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Helpers around training, under PyTorch's names: `checkpoint`, which recomputes instead of keeping, and `data`."""
+"""PyTorch's package `torch.utils`: `checkpoint`, which recomputes tensors instead of keeping them, and `data`."""
 
 from spillgrad.utils import checkpoint, data
 

@@ -1,4 +1,4 @@
-"""PyTorch's module for recomputing instead of keeping; `spillgrad.autograd.recompute` defines what is here."""
+"""PyTorch's module `torch.utils.checkpoint`; `spillgrad.autograd.recompute` defines all these names."""
 
 from spillgrad.autograd.recompute.region import (
     CheckpointError,

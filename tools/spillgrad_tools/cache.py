@@ -16,7 +16,7 @@ from spillgrad_tools.named_values import named_values
 from spillgrad_tools.train.options import TrainSettings
 from spillgrad_tools.train.training import Training
 
-# Training on so much of the default text reaches every kernel of a training run.
+# Training on this much text reaches every kernel of a training run.
 _TEXT_BYTES = 1 << 16
 Operation = Callable[[sg.Tensor, sg.Tensor], sg.Tensor]
 _METHODS = ("abs", "exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "relu")

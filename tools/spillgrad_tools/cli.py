@@ -1,4 +1,4 @@
-"""The command `spillgrad`: each command's options and help here, its work in the module that `runs` names."""
+"""The command `spillgrad`: options and help of its commands; the decorator `runs` names the module of each command."""
 
 import contextlib
 import errno
@@ -189,7 +189,7 @@ def _errors_of_the_user() -> tuple[type[Exception], ...]:
 
 
 def _output_is_lost() -> bool:
-    """Return whether standard output still refuses its contents; if so, close it."""
+    """Flush standard output; if the output cannot be written, replace it by /dev/null and return True."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,4 +1,4 @@
-"""Call a function in a process that compiles no kernel: a process that compiled one keeps 200 MiB until it ends."""
+"""Call a function in a process that compiles no kernel: compiling a kernel takes 200 MiB until the process ends."""
 
 import os
 import pickle
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 def call(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function of a module in a process of its own, and return its result.
+    """Call a function of a module in a process of its own, and return the function's result.
 
-    If that process had to compile kernels, a second process repeats the call with the kernels from the disk. Where the
-    kernel cache cannot be written, the second process compiles the kernels, too. Raises the exceptions of `function`;
-    ChildProcessError when the process ends without an answer.
+    If that process had to compile kernels, a second process repeats the call with the kernels from the disk. If the
+    kernel cache cannot be written, the second process compiles the kernels again. Raises the exceptions of `function`.
+    Raises ChildProcessError if the process ends without an answer.
     """
     request = pickle.dumps((function, args, kwargs))
     for _ in range(2):
@@ -35,11 +35,11 @@ def call(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def _ask(request: bytes, name: str) -> tuple[bytes, str]:
-    """Return the answer of a new process to `request`, and what it printed; `name` is for the error."""
+    """Send `request` to a new process; return its answer and what it printed. `name` appears in the error."""
     process = subprocess.Popen(
         [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        start_new_session=True,  # Ctrl-C reaches it from here alone, and not from the terminal, too
+        start_new_session=True,  # Ctrl-C on the terminal must not reach it; this process passes the signal on
     )  # fmt: skip
     try:
         answer, complaints = process.communicate(request)
@@ -54,7 +54,7 @@ def _ask(request: bytes, name: str) -> tuple[bytes, str]:
 
 
 def _answer() -> None:
-    """Make the call that standard input holds, and write its outcome and the number of compiled kernels to stdout."""
+    """Read a call from stdin and make it; write its outcome and the number of compiled kernels to stdout."""
     function, args, kwargs = pickle.load(sys.stdin.buffer)
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # what the function prints goes to stderr, apart from the answer

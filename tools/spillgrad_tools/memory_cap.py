@@ -1,4 +1,4 @@
-"""Run programs within a memory limit, and tell how much memory a process has used."""
+"""Run programs within a memory limit, and measure the peak memory of processes."""
 
 import contextlib
 import secrets
@@ -15,10 +15,10 @@ _EMPTY_S = 10.0
 
 
 class _Hierarchy(NamedTuple):
-    """The folder of one version of control groups, and the names of its files that limit and tell memory.
+    """The folder of one version of control groups, and the names of the files that limit and report memory.
 
-    `swap` is the file that limits swap; `swap_bytes` is its limit, or None where the file limits swap and memory
-    together.
+    `swap` is the file that limits swap; `swap_bytes` is the limit to write there. It is None if the file limits the sum
+    of memory and swap.
     """
 
     controller: str
@@ -40,11 +40,11 @@ _HIERARCHIES = (
 
 
 class MemoryCap:
-    """Limits the memory of programs that are started by what `command` returns.
+    """Limits the memory of the programs that are started with the command lines that `command` returns.
 
-    A memory control group limits all programs together, page cache included, and kills a process that needs more. Where
-    no group can be made (`is_group` is False), RLIMIT_DATA limits each process, whose allocations then fail. Leaving
-    the context removes the group; its processes must have ended.
+    A memory control group limits all programs together, page cache included, and kills a process that needs more. If
+    no group can be made (`is_group` is False), RLIMIT_DATA limits each process, and its allocations beyond the limit
+    fail. Leaving the context removes the group; its processes must have ended.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -53,17 +53,17 @@ class MemoryCap:
 
     @property
     def is_group(self) -> bool:
-        """Whether a control group limits the programs, and not RLIMIT_DATA."""
+        """Whether a control group limits the programs; if not, RLIMIT_DATA does."""
         return self._group is not None
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """Return the command that runs the command `words` within the limit."""
+        """Return the command line that runs the command line `words` within the limit."""
         if self._group is None:
             return ["sh", "-c", f'ulimit -d {(self.limit_bytes + _UNTOUCHED_BYTES) >> 10} && exec "$@"', "sh", *words]
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._group / "cgroup.procs"), *words]
 
     def peak_bytes(self) -> int | None:
-        """Return the peak memory of all programs together, page cache included; None where Linux does not count it."""
+        """Return the peak memory of all programs together, page cache included; None if Linux does not count it."""
         files = [] if self._group is None else [self._group / hierarchy.peak for hierarchy in _HIERARCHIES]
         counted = [file.read_text() for file in files if file.exists()]  # version 2 counts it since Linux 5.19
         return int(counted[0]) if counted else None
@@ -83,7 +83,7 @@ class MemoryCap:
 
 
 def _make_group(limit_bytes: int) -> Path | None:
-    """Return a new control group with this limit, in a group that this process is in; None where none can be made."""
+    """Make a control group with this limit, in a group that this process is in; return None if none can be made."""
     for hierarchy in _HIERARCHIES:
         for parent in _own_and_outer(hierarchy):
             group = parent / f"spillgrad-cap-{secrets.token_hex(4)}"
@@ -121,7 +121,7 @@ def _own_and_outer(hierarchy: _Hierarchy) -> Iterator[Path]:
 
 
 def peak_rss_bytes() -> int:
-    """Return this process's peak resident memory; getrusage would count its parent's before the fork, too."""
+    """Return this process's peak resident memory; getrusage would include the parent's memory before the fork."""
     status = Path("/proc/self/status").read_text()
     (kibibytes,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(kibibytes) * 1024

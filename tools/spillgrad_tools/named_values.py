@@ -1,4 +1,4 @@
-"""A table of two columns: names and their values."""
+"""A table with two columns: names and values."""
 
 from collections.abc import Mapping
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Commands, whose options are parameters or fields of a dataclass, and whose work is imported when they run."""
+"""Make commands: their options are parameters or fields of a dataclass, and their work is imported when they run."""
 
 import copy
 import dataclasses
@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from typer.models import ParameterInfo
 
-# Exit statuses of a command that found what it looked at damaged, and of one that was interrupted.
+# The exit statuses of a command that found damage, and of a command that was interrupted.
 WRONG, INTERRUPTED = 1, 130
 
 
@@ -22,16 +22,16 @@ NOBODY_READS = 141
 
 
 def close_output() -> int:
-    """Replace standard output, whose reader is gone, by /dev/null, and return the exit status for that.
+    """Replace standard output, whose reader is gone, by /dev/null, and return the exit status for a closed pipe.
 
-    Python flushes standard output once more at exit.
+    Without the replacement, Python's last flush at exit would fail.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return NOBODY_READS
 
 
 def named_path(text: str) -> Path:
-    """Return the path that a command line names. Raises typer.BadParameter for an empty name."""
+    """Parse a path on the command line. Raises typer.BadParameter for an empty name."""
     if not text:
         raise typer.BadParameter("got an empty name; wanted that of a folder or file, such as . for the current folder")
     return Path(text)
@@ -48,12 +48,13 @@ def runs(
     module: str, record: type | None = None, settings: type | None = None, first: Sequence[str] = (),
     status: int = WRONG,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:  # fmt: skip
-    """Make a command of a function without a body: it imports `module` of the tools and calls that module's `run`.
+    """Return a decorator that makes a command of a function without a body; the command calls `run` of `module`.
 
-    `run` gets the function's parameters or, with `record`, one object of that dataclass: each of its fields annotated
-    with an option becomes that option. The fields of `settings` become options too. Those that the command line names
-    reach the record's field `settings` as a dictionary; the others are left out, so that a resumed run keeps its own.
-    `first` names the options that the help shows first. If `run` returns False, the command exits with `status`.
+    Without `record`, `run` gets the function's parameters. With `record`, a dataclass, `run` gets one object of it, and
+    each of its fields annotated with an option becomes that option. The fields of `settings` become options, too: those
+    that the command line names are a dictionary in the record's field `settings`; the others are left out, so that
+    a resumed run keeps its own. `first` names the options that the help shows first. If `run` returns False, the
+    command exits with `status`.
     """
     optional = [] if settings is None else list(map(_left_out, _parameters(settings)))
 
@@ -79,7 +80,7 @@ def runs(
 
 
 def _parameters(record: type) -> list[inspect.Parameter]:
-    """Return a parameter for each field that is annotated with an option or argument."""
+    """Return a parameter for each field of a dataclass that is annotated with an option or argument."""
     hints = get_type_hints(record, include_extras=True)
     return [
         inspect.Parameter(
@@ -94,7 +95,7 @@ def _parameters(record: type) -> list[inspect.Parameter]:
 
 
 def _left_out(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return the parameter with the default None; its help still shows the default that it had."""
+    """Return the parameter with None as its default; the help still shows the former default."""
     kind, option = get_args(parameter.annotation)
     option = copy.copy(option)
     if option.show_default is True:

@@ -1,4 +1,4 @@
-"""Print long answers: through a pager on a terminal; into a pipe, without a complaint when its reader closes it."""
+"""Print long answers: through a pager on a terminal, or into a pipe, without an error if the reader closes the pipe."""
 
 import os
 import pydoc
@@ -16,9 +16,9 @@ _ENDLESS = 1 << 30
 
 
 def show(console: Console, answer: RenderableType, soft_wrap: bool = False) -> None:
-    """Print an answer; if it is longer than the terminal, run the pager that `PAGER` names, or `less`.
+    """Print an answer; if it has more lines than the terminal, run the pager that `PAGER` names, or `less`.
 
-    With `soft_wrap`, no line is broken, however long.
+    With `soft_wrap`, even long lines are not broken.
     """
     if soft_wrap:
         console.width = _ENDLESS
@@ -34,7 +34,7 @@ def show(console: Console, answer: RenderableType, soft_wrap: bool = False) -> N
 
 
 def write(text: str) -> None:
-    """Write text to standard output, with escapes for what its encoding lacks. Raises typer.Exit without a reader."""
+    """Write text to stdout, with escapes for characters that its encoding lacks. Raises typer.Exit at a closed pipe."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
         for start in range(0, len(text), _PIECE):

@@ -1,4 +1,4 @@
-"""Warnings as the command line prints them: one line, without the code that warned."""
+"""Print warnings as the command line does: in one line, without the place in the source."""
 
 import contextlib
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def warnings_for_users() -> Iterator[None]:
-    """Inside the block, print only the message of a warning."""
+    """Context manager: print of each warning only its message, in one line."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         print(f"spillgrad: warning: {' '.join(str(message).split())}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Durations, counts and shares as people read them; `spillgrad.storage.sizes` writes bytes."""
+"""Format durations, counts and shares for people to read; `spillgrad.storage.sizes` formats bytes."""
 
 # Stands for an unknown value.
 UNKNOWN = "–"
@@ -35,12 +35,15 @@ def short_bytes(nbytes: float) -> str:
 
 
 def many(count: int, noun: str) -> str:
-    """Return a count with its noun, which is in the plural unless the count is 1."""
+    """Return a count with its noun: `1 array`, `2 arrays`."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def percent(part: float, whole: float) -> str:
-    """Return `part` as a share of `whole`: 0% only for no part, 100% only for all; UNKNOWN if `whole` is 0."""
+    """Return `part` as a percentage of `whole`; UNKNOWN if `whole` is 0.
+
+    A part below 1 % is `<1%`, and a part above 99 % is `>99%`, so that 0% and 100% are exact.
+    """
     if not whole:
         return UNKNOWN
     if 0 < part < whole * 0.01:

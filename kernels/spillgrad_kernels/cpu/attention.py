@@ -84,7 +84,7 @@ def _drop_row(row: np.ndarray, words: np.ndarray, threshold: int, factor: float)
 
 @jit
 def pitch(like: np.ndarray, width: int) -> int:
-    """Return the row stride in bytes for `width` elements: an odd number of vectors, to spread rows in the cache."""
+    """Return the stride, in bytes, of rows of `width` elements: an odd number of vectors, to spread over the cache."""
     return round_up(width, tile_columns(like)) * like.itemsize + VECTOR_BYTES  # type: ignore[no-any-return]
 
 
@@ -92,10 +92,10 @@ def pitch(like: np.ndarray, width: int) -> int:
 def load_rows(
     like: np.ndarray, rows: int, width: int, source: int, row: int, col: int, target: int, pitch: int, factor: float
 ) -> None:
-    """Copy a matrix, times `factor`, to contiguous rows. Zeros pad each row, and the number of rows, to whole tiles.
+    """Copy a matrix, multiplied by `factor`, to contiguous rows, and pad the copy with zeros to whole tiles.
 
-    The matrix has `rows` x `width` elements from address `source` on, with strides `row` and `col` in bytes. Copied
-    rows begin at address `target`, `pitch` bytes apart.
+    The matrix has `rows` x `width` elements and begins at address `source`, with strides `row` and `col` in bytes. The
+    copy begins at address `target`; its rows are `pitch` bytes apart. Both rows and columns are padded.
     """
     size = like.itemsize
     padded = round_up(width, tile_columns(like))
@@ -121,7 +121,7 @@ def load_rows(
 def store_rows(
     like: np.ndarray, rows: int, width: int, source: int, pitch: int, target: int, row: int, col: int, factor: float
 ) -> None:
-    """Copy contiguous rows, times `factor`, to a matrix of any strides.
+    """Copy contiguous rows, multiplied by `factor`, to a matrix of any strides.
 
     The rows have `width` elements, and begin at address `source`, `pitch` bytes apart. The matrix begins at address
     `target`, with strides `row` and `col` in bytes.
@@ -138,8 +138,8 @@ def store_rows(
 
 
 # In the functions below, parameters such as `tile`, `a`, `b`, `c` and `panels` are addresses; `tile_row`, `a_row`,
-# `b_row` and `c_row` are the bytes from row to row. Only the dtype of `like` counts. The first query of a tile is
-# `ahead` positions after its first key, so query i of the tile sees the tile's keys up to i + ahead. Products skip the
+# `b_row` and `c_row` are row strides in bytes. Only the dtype of `like` counts. The first query of a tile is `ahead`
+# positions after the tile's first key, so query i of the tile sees the tile's keys up to i + ahead. Products skip the
 # keys that no query of a micro-kernel's tile sees. Without a causal mask, `ahead` is the number of keys.
 
 
@@ -148,7 +148,10 @@ def multiply_by_panels(
     like: np.ndarray, rows: int, columns: int, depth: int, a: int, a_row: int, panels: int, tile: int, tile_row: int,
     ahead: int,
 ) -> None:  # fmt: skip
-    """Set a tile to the products of `rows` queries at `a` and `columns` keys in `panels`, of `depth` elements each."""
+    """Set a tile of scores to the dot products of `rows` queries at address `a` and `columns` keys in `panels`.
+
+    Queries and keys have `depth` elements each.
+    """
     size, width = like.itemsize, tile_columns(like)
     for j in range(0, columns, width):
         for i in range(0, rows, TILE_ROWS):
@@ -164,9 +167,9 @@ def multiply_tile(
     like: np.ndarray, rows: int, columns: int, width: int, tile: int, tile_row: int, b: int, b_row: int, c: int,
     c_row: int, accumulate: bool, ahead: int,
 ) -> None:  # fmt: skip
-    """Set C to the product of a `rows` x `columns` tile and B, or add the product to C if `accumulate`.
+    """Set C to the matrix product of a tile and B; if `accumulate`, add the product to C instead.
 
-    B has `columns` rows and C has `rows` rows, of `width` elements.
+    Shapes: tile (rows, columns), B (columns, width), C (rows, width).
     """
     size = like.itemsize
     for j in range(0, width, tile_columns(like)):
@@ -269,8 +272,8 @@ def _forward(
 ) -> None:  # fmt: skip
     """Compute `out` and `lse` for chunks `start` to `stop` of `chunk` queries each, numbered over all heads.
 
-    `places` holds, for each head, the addresses of its q, k, v, out, lse and mask; `strides` holds their strides (see
-    `common_operands`).
+    `places` holds the addresses of each head's q, k, v, out, lse and mask; `strides` holds the strides of these
+    operands (see `common_operands`).
     """
     size, number = empty.itemsize, empty.dtype.type
     chunks = (queries + chunk - 1) // chunk
@@ -349,7 +352,7 @@ def attention_forward(
     With `causal`, query i sees the keys up to i. The result of a query that sees no key is 0.
     Shapes: q (..., T, D), k (..., S, D), v (..., S, E); out (..., T, E), lse (..., T). Any strides. The mask broadcasts
     to (..., T, S). Its elements are bool, True for the keys to see, or numbers to add to the scores.
-    Raises ValueError for shapes and TypeError for dtypes that do not fit.
+    Raises ValueError for shapes that do not match. Raises TypeError for dtypes that do not match.
     """
     q, k, v = checked(q, k, v)
     out = empty_in_order_of(q, v.shape[-1])
@@ -377,7 +380,10 @@ def checked(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np
 
 
 def checked_mask(mask: np.ndarray | None, lse: np.ndarray, keys: int) -> tuple[np.ndarray, int]:
-    """Return `mask` as (..., T, S) with contiguous rows, and its kind; for None, return an unused array and NO_MASK."""
+    """Return `mask`, broadcast to (..., T, S) with contiguous rows, and the mask's kind: CHOICE for bool, else BIAS.
+
+    If `mask` is None, return NO_MASK as the kind, and an array that kernels do not read.
+    """
     if mask is None:
         return lse[..., None], NO_MASK
     if mask.dtype not in (np.bool_, lse.dtype):
@@ -395,9 +401,9 @@ def checked_mask(mask: np.ndarray | None, lse: np.ndarray, keys: int) -> tuple[n
 
 
 def empty_in_order_of(array: np.ndarray, width: int) -> np.ndarray:
-    """Return an uninitialised array shaped like `array`, but `width` long in the last dimension.
+    """Return an uninitialised array of the shape of `array`, except that its last dimension has size `width`.
 
-    The other dimensions have the same order in memory as in `array`.
+    The last dimension is contiguous. The other dimensions have the same order in memory as in `array`.
     """
     lead = array.shape[:-1]
     order = sorted(range(len(lead)), key=lambda axis: -abs(array.strides[axis]))
@@ -406,10 +412,10 @@ def empty_in_order_of(array: np.ndarray, width: int) -> np.ndarray:
 
 
 def common_operands(*operands: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return four arrays by which kernels find the matrices of the operands.
+    """Return four arrays that tell kernels the dtypes, addresses and strides of the operands' matrices.
 
-    The first two are empty, of the operands' dtype and of bool, and only tell dtypes. The third holds the address of
-    each operand's matrix for every head, as (head, operand). The last holds the row stride and the column stride of
+    The first two are empty: one has the operands' dtype, the other is bool. The third, of shape (heads, operands),
+    holds the address of each operand's matrix for each head. The last holds the row stride and the column stride of
     each operand, in bytes.
     """
     starts = np.array([operand.ctypes.data for operand in operands], np.int64)

@@ -1,4 +1,4 @@
-"""The gradients of scaled dot-product attention, by the tiles of the forward pass (see `attention.py`)."""
+"""The gradients of scaled dot-product attention, computed tile by tile as in the forward pass (see `attention.py`)."""
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from spillgrad_kernels.threads.dispatch import parallel_for
 
 @jit
 def _score_gradients(weights: np.ndarray, grads: np.ndarray, normalizer: float, mean_grad: float) -> None:
-    """Compute one query's weights and the gradients of its scores, both in place.
+    """Compute the weights of one query and the gradients of the query's scores, both in place.
 
     Replace each score x in `weights` by the weight 2**(x - `normalizer`). Replace each gradient g of a weight in
     `grads` by the gradient of the score: weight * (g - `mean_grad`). `mean_grad` is the sum of weight * g over all
@@ -55,10 +55,10 @@ def _add_transposed_product(
     like: np.ndarray, rows: int, columns: int, width: int, tile: int, tile_row: int, b: int, b_row: int, c: int,
     c_row: int, ahead: int,
 ) -> None:  # fmt: skip
-    """Add to C the product of the transpose of a `rows` x `columns` tile and B.
+    """Add transpose(tile) @ B to C, in place.
 
-    B has `rows` rows and C has `columns` rows, of `width` elements. `tile`, `b` and `c` are addresses; `tile_row`,
-    `b_row` and `c_row` are the bytes from row to row.
+    Shapes: tile (rows, columns), B (rows, width), C (columns, width). `tile`, `b` and `c` are addresses; `tile_row`,
+    `b_row` and `c_row` are row strides in bytes. `ahead` has the same meaning as in `attention.py`.
     """
     size = like.itemsize
     for j in range(0, width, tile_columns(like)):
@@ -78,11 +78,11 @@ def _backward(
     keys: int, width: int, value_width: int, parts: int, scale: float, causal: bool, mask_kind: int, dropout: bool,
     threshold: int, kept_factor: float, seed: int, counter: int, dq_offsets: np.ndarray,
 ) -> None:  # fmt: skip
-    """Compute the gradients of parts `start` to `stop`: a part is every `parts`-th block of a head's keys.
+    """Compute the gradients for tasks `start` to `stop`. A task is one part of a head: every `parts`-th block of keys.
 
-    `places` and `strides` (see `common_operands`) are for grad_out, q, k, v, out, lse, mask, dq, dk and dv. Each part
-    writes its own gradient of q, `dq_offsets[part]` bytes after dq. Every gradient is a sum of tiles in ascending
-    order.
+    `places` and `strides` (see `common_operands`) describe grad_out, q, k, v, out, lse, mask, dq, dk and dv. Each part
+    writes a separate gradient of q, `dq_offsets[part]` bytes after dq. The tiles of a gradient are added up in
+    ascending order.
     """
     size, number = empty.itemsize, empty.dtype.type
     key_blocks = (keys + KEYS - 1) // KEYS
@@ -190,9 +190,9 @@ def attention_backward(
     grad_out: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, scale: float,
     causal: bool, mask: np.ndarray | None = None, dropout: Dropout | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    """Return the gradients of `attention_forward` by q, k and v. `out` and `lse` are its results.
+    """Return (dq, dk, dv), the gradients of `attention_forward`. `out` and `lse` are what `attention_forward` returned.
 
-    Raises ValueError for shapes and TypeError for dtypes that do not fit.
+    Raises ValueError for shapes that do not match. Raises TypeError for dtypes that do not match.
     """
     q, k, v = checked(q, k, v)
     check_results(q, v, grad_out, out, lse)

@@ -1,9 +1,10 @@
 """Convolution and its two derivatives, as matrix products over patches that are gathered a block at a time.
 
-The convolution and its derivative by the input are one computation, `_correlate`. At each position of a grid, it
-multiplies weights with the elements at a list of offsets from the position, called taps. For the derivative with a
-stride, the positions of the image are divided into stride x stride phases. All positions of a phase have the same taps,
-so each element of the result is one sum, which one thread computes. Results do not depend on the number of threads.
+The convolution and its derivative by the input are one computation, `_correlate`. At each position of a grid,
+`_correlate` multiplies weights with the image's elements at fixed offsets from the position, called taps. For the
+derivative with a stride, the positions of the image are divided into stride x stride phases. All positions of a phase
+have the same taps, so each element of the result is one sum, which one thread computes. Results do not depend on the
+number of threads.
 Source: Chetlur et al. 2014, "cuDNN: efficient primitives for deep learning" (the implicit matrix product).
 """
 
@@ -51,9 +52,10 @@ def _copy_every_second(source: Any, target: Any) -> None:
 
 @jit
 def _span(across: int, step: int, width: int, columns: int) -> Any:
-    """Return the range (first, stop) of a grid's columns from which a tap falls inside the image, of `width` columns.
+    """Return the range (first, stop) of the grid columns from which a tap reaches a column inside the image.
 
-    From grid column j, the tap falls on column j * `step` + `across` of the image. The grid has `columns` columns.
+    The image has `width` columns, the grid has `columns`. From grid column j, the tap reaches column
+    j * `step` + `across` of the image.
     """
     low = min(max(-(across // step), 0), columns)
     return low, min(max((width - across + step - 1) // step, low), columns)
@@ -65,9 +67,10 @@ def _find_runs(
 ) -> None:  # fmt: skip
     """Write to `runs` the elements that each tap reaches from grid positions `first` to `first` + `count` - 1.
 
-    A run is a row of elements of the image: the offset in bytes of its first element in group 0 and channel 0, the grid
-    position of that element minus `first`, and the number of elements. `ends[t]` is set to the number of runs of taps 0
-    to t. Positions are numbered along the columns of the grid, then its rows, then the images.
+    A run is a series of the image's elements. Three numbers describe a run: the offset in bytes of the first element in
+    group 0 and channel 0, the grid position of the first element minus `first`, and the number of elements. `ends[t]`
+    is set to the number of runs of taps 0 to t. Positions are numbered along the columns of the grid, then its rows,
+    then the images.
     """
     height, width, size = images.shape[3], images.shape[4], images.itemsize
     found = 0
@@ -106,10 +109,10 @@ def _find_runs(
 
 @jit
 def _gather(images: Any, group: int, channel: int, step: int, runs: Any, ends: Any, patches: Any) -> None:
-    """Copy the runs of all taps, channel by channel from `channel` on, to the rows of `patches`.
+    """Copy the runs of all taps to the rows of `patches`: first all taps of `channel`, then those of the next channel.
 
-    Elements of `patches` outside the runs are left as they are: zero. Elements of a run are `step` columns apart in the
-    image.
+    Elements of `patches` outside the runs are not written; the caller has set them to 0. Elements of a run are `step`
+    columns apart in the image.
     """
     size = images.itemsize
     for first_row in range(0, patches.shape[0], ends.size):
@@ -137,7 +140,7 @@ def _gather(images: Any, group: int, channel: int, step: int, runs: Any, ends: A
 def _scatter(block: Any, bias: Any, group: int, channel: int, step: int, runs: Any, count: int, out: Any) -> None:
     """Write the rows of `block`, plus the bias of each row's channel, to the first `count` runs of `out`.
 
-    Row r has channel `channel` + r of `group`. Elements of a run are `step` columns apart in `out`.
+    Row r is channel `channel` + r of `group`. Elements of a run are `step` columns apart in `out`.
     """
     for r in range(block.shape[0]):
         target = np.intp(out.ctypes.data) + group * out.strides[1] + (channel + r) * out.strides[2]
@@ -200,7 +203,10 @@ def _correlate_gradients(
     start: int, stop: int, grads: Any, images: Any, taps: Any, no_tap: Any, steps: Any, no_steps: Any, grid: Any,
     channel_block: int, block: int, chunk: int, scratch_size: int, out: Any,
 ) -> None:  # fmt: skip
-    """Set `out` to sums of products of the output's gradient and patches, in a part for each chunk of positions."""
+    """Set each part of `out` to the share of the weight's gradient that one chunk of grid positions contributes.
+
+    The share is the matrix product of the output's gradient and the patches, summed over the chunk's positions.
+    """
     chunks, outputs, channels, tap_count = out.shape[0], out.shape[2], out.shape[3], out.shape[4]
     positions = images.shape[0] * grid[0] * grid[1]
     channel_blocks = (channels + channel_block - 1) // channel_block
@@ -317,7 +323,7 @@ def _depthwise_weight(start: int, stop: int, grads: Any, images: Any, taps: Any,
 
 
 def _taps(windows: Windows) -> np.ndarray:
-    """Return the offset (down, across) of each element of a window from the window's position, as (element, 2)."""
+    """Return the offsets (down, across) of a window's elements from the window's position, as array (elements, 2)."""
     lines = [
         np.arange(size) * dilation - padding
         for size, dilation, padding in zip(windows.size, windows.dilation, windows.padding, strict=True)
@@ -326,7 +332,7 @@ def _taps(windows: Windows) -> np.ndarray:
 
 
 def _every(elements: list[int]) -> slice:
-    """Return the slice with the evenly spaced indices `elements`. Copying a slice is much faster than indexing."""
+    """Return a slice that selects the evenly spaced indices `elements`. Copying a slice is faster than indexing."""
     step = elements[1] - elements[0] if len(elements) > 1 else 1
     return slice(elements[0], elements[-1] + 1, step) if elements else slice(0)
 
@@ -336,12 +342,12 @@ def _grouped(images: np.ndarray, groups: int) -> np.ndarray:
 
 
 def _grain(work: int) -> int:
-    """Return how many tasks of `work` multiply-adds pay for another thread."""
+    """Return how many tasks, of `work` multiply-adds each, pay for another thread."""
     return max(1, _GRAIN // max(work, 1))
 
 
 def _split(positions: int, outputs: int, groups: int) -> tuple[int, int, int]:
-    """Return the number of rows and of positions of a task's block of results, and the number of tasks."""
+    """Return the numbers of rows and of positions in the block of results that a task computes, and of tasks."""
     blocks = max(1, -(-positions // _BLOCK_POSITIONS))
     block = round_up(-(-positions // blocks), 2 * VECTOR_BYTES // 4)
     blocks = -(-positions // block)
@@ -385,7 +391,7 @@ def conv(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Wi
 def conv_input(
     grad: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Windows, groups: int
 ) -> np.ndarray:
-    """Return the gradient of `conv` by its input, plus a bias: the transposed convolution.
+    """Return the gradient of `conv` with respect to its input, plus a bias: the transposed convolution.
 
     Shapes: grad (N, M, *grid), weight (M, C / groups, *size), bias (C,), result (N, C, *image). Any strides.
     """
@@ -402,8 +408,8 @@ def conv_input(
             np.ascontiguousarray(weight).reshape(groups, -1, len(taps)), shift, taps, _pair(windows.stride), out,
         )  # fmt: skip
         return out
-    # For each dimension and phase: the elements of windows that fall on the phase's positions, and the offset of their
-    # window from the position's number in the phase.
+    # For each dimension and phase: the window elements that fall on the phase's positions. Each is paired with an
+    # offset: the window's number minus the position's number in the phase.
     reach = [
         [
             [(t, (phase + padding - t * dilation) // stride) for t in range(size)
@@ -430,7 +436,7 @@ def _run(
     images: np.ndarray, weights: np.ndarray, bias: np.ndarray, taps_of: list[np.ndarray], phases: np.ndarray,
     in_steps: Pair, out_steps: Pair, grid: Pair, groups: int, out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Compute `out` by `_correlate`. `weights` holds an array (groups, outputs, channels, taps) per phase, in order."""
+    """Compute `out` by `_correlate`. `weights` is flat: an array (groups, outputs, channels, taps) for each phase."""
     images, out = _grouped(images, groups), _grouped(out, groups)
     counts = np.array([len(taps) for taps in taps_of])
     taps = np.zeros((len(taps_of), max(counts), 2), np.int64)
@@ -449,7 +455,7 @@ def _run(
 
 @on_device("conv")
 def conv_weight(grad: np.ndarray, x: np.ndarray, windows: Windows, groups: int) -> np.ndarray:
-    """Return the gradient of `conv` by its weight.
+    """Return the gradient of `conv` with respect to its weight.
 
     Shapes: grad (N, M, *grid), x (N, C, *image), result (M, C / groups, *size). Any strides.
     """

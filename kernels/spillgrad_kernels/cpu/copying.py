@@ -29,7 +29,7 @@ _WORDS = {size: np.zeros(1, kind) for size, kind in {1: "u1", 2: "u2", 4: "u4", 
 if DISABLE_JIT:
 
     def _stream_line(target: int, source: int) -> None:
-        """Copy a cache line between addresses, past the caches. `target` must be aligned to a line."""
+        """Copy a cache line from address `source` to `target`, past the caches. `target` must be aligned to a line."""
         ctypes.memmove(int(target), int(source), _LINE)
 
 else:
@@ -44,13 +44,16 @@ else:
 
 @jit
 def _copy_dense(start: int, stop: int, source: int, target: int, nbytes: int, streamed: bool) -> None:
-    """Copy blocks `start` to `stop` of dense arrays; `source` and `target` are the ids of the arrays."""
+    """Copy blocks `start` to `stop` of a dense array to another dense array, past the caches if `streamed`.
+
+    `source` and `target` are the ids of the arrays.
+    """
     first, last = start * _BLOCK, min(stop * _BLOCK, nbytes)
     source, target = data_of(source), data_of(target)
     if not streamed:
         copy_bytes(target + first, source + first, last - first)
         return
-    # The target may begin within a cache line. Each block copies those of the target's cache lines that begin in it.
+    # The target may begin within a cache line. A block copies the target's cache lines that begin in this block.
     skewed = -target % _LINE
     if first == 0:
         copy_bytes(target, source, min(skewed, last))
@@ -81,9 +84,9 @@ def _copy_tiles(start: int, stop: int, loops: Any, source: int, target: int, lik
 
 
 def copy(source: np.ndarray, target: np.ndarray) -> None:
-    """Copy `source` into `target`, of its shape and dtype, both of any strides, in tiles that stay in the cache.
+    """Copy `source` into `target`, in tiles that stay in the cache.
 
-    The arrays must not overlap.
+    Both arrays have the same shape and dtype, and any strides. They must not overlap.
     """
     if source.flags.c_contiguous and target.flags.c_contiguous:
         nbytes = source.nbytes

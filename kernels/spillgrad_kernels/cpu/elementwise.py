@@ -1,8 +1,8 @@
 """Elementwise loops for the CPU, for dense, strided, broadcast and scalar operands and for several results.
 
 A loop walks over the operands' common shape in tiles of rows, along the dimension in which most arrays are dense, so
-that LLVM vectorises it. If the rows of an array still have gaps, as in one transposed operand among others, an operand
-is copied to dense memory before the loop, and a result is copied from dense memory after it.
+that LLVM vectorises it. The rows of an array may still have gaps, for example if only one operand is transposed. Such
+an operand is copied to dense memory before the loop, and such a result is copied from dense memory after the loop.
 """
 
 import functools
@@ -29,8 +29,8 @@ from spillgrad_kernels.tile_walk import locate, tile_walk
 def _source(body: Trace, pattern: str, dtypes: Sequence[np.dtype[Any]]) -> str:
     """Return the Python code of the loop that computes `body` over a tile.
 
-    `dtypes` are the dtypes of operands and results. `pattern` has a letter for each operand: "v" if its elements vary
-    along a row, "s" if a row has one value. The loop's argument is the address of int64 words: each array's address in
+    `dtypes` are the dtypes of operands and results. `pattern` has a letter for each operand: "v" if the elements of a
+    row vary, "s" if they are all the same. The loop's argument is the address of int64 words: each array's address in
     the tile, the tile's numbers of rows and columns, and each array's row stride in bytes.
     """
     arrays = len(dtypes)
@@ -81,10 +81,10 @@ def build(body: Trace, name: str, pattern: str, dtypes: tuple[np.dtype[Any], ...
 
 @functools.cache
 def _walker(arrays: int) -> Kernel:
-    """Return the kernel that walks over the tiles of `arrays` arrays, and calls the loop of any formula for each tile.
+    """Return the kernel that walks over the tiles of `arrays` arrays, and calls a formula's loop for each tile.
 
-    The kernel takes a range of tiles, the address `CallPlan.words`, and the arrays' ids. Since it calls the loop by its
-    address, only the loop is compiled for each formula, in 80 ms. Compiling walk and loop together would take 320 ms.
+    The kernel takes a range of tiles, the address `CallPlan.words`, and the arrays' ids. The kernel calls the loop by
+    address, so only the loop is compiled for each formula, in 80 ms. Compiling both together would take 320 ms.
     """
     ids = [f"a{i}" for i in range(arrays)]
     source = "\n".join([
@@ -119,10 +119,10 @@ _trace: Callable[[Formula, Any], Trace] = functools.cache(trace)
 
 
 class CallPlan(NamedTuple):
-    """The prepared kernel for calls with the same layouts.
+    """The prepared kernel for all calls whose arrays have the same layouts.
 
-    `copied` lists the arrays that are copied to or from dense memory: pairs of an array's index and the order of the
-    copy's dimensions.
+    `copied` lists the arrays that are copied to or from dense memory. Each entry is the index of an array and the order
+    of the dimensions in the copy's memory.
     """
 
     kernel: Kernel
@@ -172,7 +172,8 @@ def prepare(
 ) -> CallPlan:  # fmt: skip
     """Return the plan for computing a formula, or a trace with several results, over operands of these layouts.
 
-    Raises ValueError if the shapes of the operands do not broadcast together, or not to the shapes of `outs`.
+    Raises ValueError if the operands' shapes do not broadcast together, or if an array of `outs` has another shape than
+    the result. Raises TypeError for an array in another machine's byte order.
     """
     foreign = [layout.dtype for layout in (*operands, *outs) if not layout.dtype.isnative]
     if foreign:  # kernels identify a dtype by its name, which does not show the byte order
@@ -206,7 +207,7 @@ def prepare(
 
 
 def _own_order(order: Shape, ndim: int, own_ndim: int) -> Shape:
-    """Return the `order` of `ndim` dimensions without the dimensions that an array of `own_ndim` dimensions lacks."""
+    """Return `order`, an order of `ndim` dimensions, as an order of only the last `own_ndim` of these dimensions."""
     lead = ndim - own_ndim
     return tuple([d - lead for d in order if d >= lead])
 
@@ -219,7 +220,7 @@ def compute(
     """Compute a formula, or a trace with several results, over broadcast operands into new arrays or into `outs`.
 
     Shapes: the operands broadcast together to the shape of each of `outs`, which may have any strides. One of `outs`
-    may be an operand itself; otherwise `outs` must not overlap operands. Raises ValueError if shapes do not fit.
+    may be an operand itself; otherwise `outs` must not overlap operands. Raises the errors of `prepare`.
     """
     operands = [np.asarray(a) for a in operands]  # a NumPy scalar has the attributes of an array, but no address
     call = prepare(formula, name, dtypes, tuple(map(layout_of, operands)), tuple(map(layout_of, outs)))

@@ -17,16 +17,16 @@ from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, trace
 
 NO_EPILOGUE = 0
 
-# For a block of `rows` x `columns` elements: the addresses of product, other and result, and the row stride in bytes of
-# each.
+# For a block of `rows` x `columns` elements: the addresses of the matrices product, other and result, each followed by
+# the matrix's row stride in bytes.
 _PARAMETERS = ("rows", "columns", "product", "product_row", "other", "other_row", "result", "result_row")
 
 
 @functools.cache
 def epilogue(formula: Formula, name: str, dtype: np.dtype[Any]) -> int:
-    """Return the address of the machine code that applies `formula` to a block of a product, float32 or float64.
+    """Compile the code that applies `formula` to a block of a product; return the code's address, which stays valid.
 
-    The code takes `_PARAMETERS`. The address stays valid.
+    `dtype` is float32 or float64. The code takes the parameters that `_PARAMETERS` names.
     """
     body = trace(formula, dtype.type)
     inputs = dict(zip(("product", "other"), body.inputs, strict=False))

@@ -1,7 +1,7 @@
-"""Rows and elements at integer indices, and sums into such rows and elements.
+"""Kernels that read the rows or elements at integer indices, and kernels that add to them.
 
-Threads divide the columns or rows of a sum, never its indices: each element is added up by one thread, in the order of
-the indices. So repeated indices need no atomic operations, and results do not depend on the number of threads.
+Threads divide the columns or rows of a sum, never the indices: one thread adds up each element, in the order of the
+indices. So repeated indices need no atomic operations, and results do not depend on the number of threads.
 """
 
 import math
@@ -74,7 +74,7 @@ def _add_elements(out: Any, index: Any, values: Any) -> None:
 
 
 def _checked(who: str, index: np.ndarray, size: int) -> np.ndarray:
-    """Return `index` as contiguous int64. Raises IndexError, with the first element outside [0, `size`), if any."""
+    """Return `index` as a contiguous int64 array. Raises IndexError if an element is outside [0, `size`)."""
     index = np.asarray(index, np.int64, order="C")
     if index.size and (index.min() < 0 or index.max() >= size):
         wrong = index[(index < 0) | (index >= size)][0]
@@ -99,7 +99,7 @@ def embedding(weight: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 @on_device("indexing")
 def embedding_backward(grad: np.ndarray, index: np.ndarray, rows: int) -> np.ndarray:
-    """Return the gradient of `embedding` by its weight, which has `rows` rows.
+    """Return the gradient of `embedding` with respect to its weight, which has `rows` rows.
 
     Shapes: grad index.shape + (D,), result (rows, D). Raises IndexError for an index outside [0, rows).
     """
@@ -149,9 +149,9 @@ def _around(axis: int, a: np.ndarray) -> np.ndarray:
 def gather(a: np.ndarray, axis: int, index: np.ndarray) -> np.ndarray:
     """Return, for each element of `index`, the element of `a` at that index along `axis`.
 
-    In all other dimensions, the element of `a` has the position of the element of `index`.
+    In all other dimensions, the element of `a` is at the same position as the element of `index`.
 
-    Shapes: index as `a`, smaller or equal except along `axis`; result as index.
+    Shapes: index has as many dimensions as `a`, each at most as large as in `a`, except `axis`; result as index.
     Raises IndexError for an index outside the dimension, ValueError for shapes that do not fit.
     """
     reachable = reachable_part("gather", a, axis, index.shape)
@@ -167,12 +167,12 @@ def gather(a: np.ndarray, axis: int, index: np.ndarray) -> np.ndarray:
 
 @on_device("indexing")
 def scatter_add(a: np.ndarray, axis: int, index: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """Return a copy of `a` to which elements of `source` are added, each at its index along `axis`.
+    """Return a copy of `a` to which each element of `source` is added at the index that `index` gives along `axis`.
 
-    In all other dimensions, an element is added at the position that it and its index have.
+    In all other dimensions, an element of `source` is added at its own position, where `index` holds its index.
 
-    Shapes: index as `a`, smaller or equal except along `axis`; source at least as large as index. Elements of source
-    beyond the index are not used.
+    Shapes: index has as many dimensions as `a`, each at most as large as in `a`, except `axis`; source at least as
+    large as index. Elements of source beyond the shape of index are not used.
     Raises IndexError for an index outside the dimension, ValueError for shapes that do not fit.
     """
     reachable = reachable_part("scatter_add", a, axis, index.shape)

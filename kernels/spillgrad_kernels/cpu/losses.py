@@ -20,7 +20,7 @@ from spillgrad_kernels.tables.scalar_math import exp
 from spillgrad_kernels.threads.dispatch import grain_of, parallel_for
 
 # Bytes of logits that the fused product and loss hold at once: 166 rows of 50257 classes. Twice as many rows are 5 %
-# faster, half as many 8 % slower: each block of rows reads the weight and updates its gradient once.
+# faster, half as many 8 % slower: for each block of rows, the weight is read and its gradient updated once.
 _WORKSPACE_BYTES = 32 << 20
 # A product of fewer rows would wait for memory, however many classes there are.
 _MIN_BLOCK_ROWS = 48
@@ -155,8 +155,9 @@ def cross_entropy_backward(
     grad: np.ndarray, logits: np.ndarray, target: np.ndarray, lse: np.ndarray, ignore_index: int,
     label_smoothing: float = 0.0, weight: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Return the gradient of `cross_entropy` by the logits, given `grad` by the losses and `lse`, its second result.
+    """Return the gradient of `cross_entropy` with respect to the logits.
 
+    `grad` is the gradient with respect to the losses; `lse` is the second result of `cross_entropy`.
     Shapes: grad (N,), logits (N, C), target int64 (N,), lse (N,), weight (C,).
     """
     target = _checked_target(target, logits.shape[1], ignore_index)
@@ -174,7 +175,7 @@ def linear_cross_entropy(
     a: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, target: np.ndarray, ignore_index: int,
     label_smoothing: float = 0.0,
 ) -> np.ndarray:  # fmt: skip
-    """Return the losses of `cross_entropy` for the logits a @ weight.T + bias, held one block of rows at a time.
+    """Return the losses of `cross_entropy` for the logits a @ weight.T + bias, computed one block of rows at a time.
 
     Shapes: a (N, K), weight (C, K), bias (C,), target int64 (N,), losses (N,). Any strides.
     Raises IndexError for a target outside [0, C) that is not `ignore_index`.
@@ -191,10 +192,10 @@ def linear_cross_entropy_with_gradients(
     grad: np.ndarray, a: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, target: np.ndarray,
     ignore_index: int, label_smoothing: float = 0.0, needs: tuple[bool, ...] = (True, True, True),
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray | None]:  # fmt: skip
-    """Return (losses, da, dweight, dbias) of `linear_cross_entropy`, given `grad`, the gradient by each row's loss.
+    """Return (losses, da, dweight, dbias): the losses of `linear_cross_entropy`, and its gradients.
 
-    `needs` says which of the three gradients to compute; a gradient that is not needed is None. Sums over rows and
-    classes do not depend on the number of threads.
+    `grad` is the gradient with respect to the losses. `needs` says which of the three gradients to compute; a gradient
+    that is not needed is None. Sums over rows and classes do not depend on the number of threads.
     Shapes: grad and losses (N,), the others as in `linear_cross_entropy`.
     """
     target = _checked_target(target, weight.shape[0], ignore_index)

@@ -1,7 +1,7 @@
-"""The matrix product for any strides and broadcast batches: its public functions, and the cut of a product.
+"""The matrix product for any strides and broadcast batches: the public functions, and how a product is cut into parts.
 
 Most products are cut into separate blocks; a thread packs the operands of its own blocks. Threads share a large product
-tile by tile, and share its packed operands too (see `product.py`).
+tile by tile, and share the packed operands too (see `product.py`).
 """
 
 import functools
@@ -63,12 +63,13 @@ _SUMS: dict[np.dtype[Any], np.dtype[Any]] = {
 
 @on_device("matmul")
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, accumulate: bool = False) -> np.ndarray:
-    """Return a @ b, written to `out` or, with `accumulate`, added to `out`, which must not overlap the operands.
+    """Return a @ b in `out`, or in a new array. If `accumulate`, add the product to `out` instead.
 
-    All dtypes are float32, or all are float64. Or `a` and `b` are uint16, the bits of bfloat16 numbers, and `out` is
-    float32.
+    `out` must not overlap the operands. All dtypes are float32, or all are float64. Or `a` and `b` are uint16, the bits
+    of bfloat16 numbers, and `out` is float32.
     Shapes: a (..., M, K), b (..., K, N), out (..., M, N); batch dimensions broadcast. Any strides.
-    Raises ValueError for shapes and TypeError for dtypes that do not fit.
+    Raises ValueError for shapes that do not match, for an `out` that is read-only or not aligned, and for `accumulate`
+    without `out`. Raises TypeError for other dtypes.
     """
     a, b = aligned(a), aligned(b)
     call = prepare(layout_of(a), layout_of(b), None if out is None else layout_of(out), get_num_threads())
@@ -84,10 +85,10 @@ def linear(
     rows: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None, *, other: np.ndarray | None = None,
     formula: Formula | None = None, name: str = "", product: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Return formula(rows @ weight.T + bias, other), computing each block while its product is in the cache.
+    """Return formula(rows @ weight.T + bias, other). The formula is applied to each block while it is in the cache.
 
     `name` names the formula in generated code. If the formula has one parameter, `other` is not used. Without a
-    formula, the product plus bias is returned. If `product` is given, rows @ weight.T + bias is stored there. Dtypes
+    formula, the product plus bias is returned. If `product` is given, rows @ weight.T + bias is stored in it. Dtypes
     are the same as for `matmul`; `bias`, `other` and `product` have the dtype of the result.
     Shapes: rows (M, K), weight (N, K), bias (N,), other, product and result (M, N); `product` is C-contiguous.
     """
@@ -114,10 +115,11 @@ _SHARED = {dtype: shared_product(dtype) for dtype in _SEPARATE}
 
 
 class CallPlan(NamedTuple):
-    """The prepared kernel for products of the same layouts, with the result's shape and dtype and the cut of products.
+    """The prepared kernel for all products whose operands have the same layouts.
 
-    `code` computes a range of blocks on the calling thread. It takes start, stop, the address of the geometry, and the
-    ids of A, B, the addend (0 for no addend) and C. It is None if several threads should compute the product.
+    `code` computes a range of blocks on the calling thread. Its arguments are start, stop, the address of the geometry,
+    and the ids of A, B, the addend (0 for no addend) and C. `code` is None if several threads should compute the
+    product.
     """
 
     code: Kernel | None
@@ -159,9 +161,10 @@ class CallPlan(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shape | None = None) -> CallPlan:
-    """Return the plan of a product of these layouts. `addend` holds the strides, in bytes, of an addend of C's shape.
+    """Return the plan for products of operands with the layouts `a` and `b`.
 
-    If the rows of C are contiguous, the rows of the addend must be contiguous too. Raises the errors of `matmul`.
+    `addend` holds the strides, in bytes, of an addend of C's shape; if it is None, the addend has the layout of C. If
+    the rows of C are contiguous, the rows of the addend must be contiguous too. Raises the errors of `matmul`.
     """
     batch, out = _checked(a, b, out)
     numbers, shape, dtype = a.dtype, out.shape, out.dtype
@@ -195,7 +198,7 @@ def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shap
 
 
 def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:
-    """Return the batch shape of a product, and the layout `out`, which is dense by default. Raises as `matmul` does."""
+    """Return a product's batch shape and result layout, which is `out` or dense. Raises the errors of `matmul`."""
     a_shape, b_shape, numbers, other = a.shape, b.shape, a.dtype, b.dtype
     if numbers != other or numbers not in _SUMS:
         raise TypeError(
@@ -219,18 +222,18 @@ def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:
 
 
 def _is_better_swapped(m: int, n: int, plain: bool, b_steps: Shape, out_steps: Shape, size: int) -> bool:
-    """Return whether to compute the transpose of C, from the transposes of B and A.
+    """Return whether it is faster to compute the transpose of C, from the transposes of B and A.
 
-    The kernel writes rows of C, which should be contiguous. A swap also pays if A has few rows and B is contiguous
-    along the depth: as the left operand, B is read without packing. `plain` is explained in `_cut`. `b_steps` and
-    `out_steps` are the row stride and column stride of B and of C, in bytes; elements have `size` bytes.
+    The kernel writes rows of C, which should be contiguous. The transpose also pays if A has few rows and B is
+    contiguous along the depth: as the left operand, B is read without packing. `plain` is explained in `_cut`.
+    `b_steps` and `out_steps` are the row stride and column stride of B and of C, in bytes; elements have `size` bytes.
     """
     thin = plain and 1 < m <= TILE_ROWS and m < n and b_steps[0] == size
     return n > 1 and (thin or out_steps[1] != size == out_steps[0])
 
 
 def _rows_are_regular(layout: Layout) -> bool:
-    """Return whether all dimensions but the last can be viewed as one dimension."""
+    """Return whether all dimensions except the last can be viewed as one dimension, without a copy."""
     pairs = zip(layout.shape[1:-1], layout.strides[:-2], layout.strides[1:-1], strict=True)
     return all(outer == size * inner for size, outer, inner in pairs)
 
@@ -243,7 +246,7 @@ class ProductCut(NamedTuple):
     scratch: int  # elements of scratch memory, for a block or for the shared product
     blocks: int  # the number of blocks, or of threads of a shared product
     grain: int  # how many blocks a thread takes at once
-    phases: int = 0  # of a shared product: see `product.py`
+    phases: int = 0  # the number of phases of a shared product: see `product.py`
     words: int = 0
 
 
@@ -284,7 +287,7 @@ def _cut(
 
 
 def _blocks_of(m: int, n: int, itemsize: int, wanted: int) -> tuple[int, int]:
-    """Return the numbers of rows and columns of a block, so that there are at least `wanted` blocks if possible.
+    """Return the numbers of rows and columns of a block that give at least `wanted` blocks, if possible.
 
     Blocks hold whole tiles. Columns are cut first, because each of several blocks with the same columns would pack
     these columns.
@@ -316,6 +319,6 @@ def _shared_cut(m: int, n: int, k: int, itemsize: int, threads: int) -> ProductC
 
 
 def _even_part(size: int, largest: int, multiple: int) -> int:
-    """Return the size of even parts of `size`, as few as `largest` allows, rounded up to a multiple of `multiple`."""
+    """Cut `size` into as few equal parts as `largest` allows; return a part, rounded up to a multiple of `multiple`."""
     parts = -(-size // largest)
     return round_up(-(-size // parts), multiple)  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
 """The inner loops of the matrix product, as LLVM vector code: LLVM's auto-vectoriser reaches under half their speed.
 
 `a`, `b`, `c` and `addend` are addresses, so that one machine code serves every layout. `a_row`, `b_row`, `c_row` and
-`addend_row` are the bytes from row to row of these matrices, `a_col` the bytes from column to column of A. `like` tells
-the dtype, as in `product_tile.py`. With `NUMBA_DISABLE_JIT=1`, plain NumPy functions take the place of LLVM's code.
+`addend_row` are the row strides of these matrices in bytes; `a_col` is the column stride of A. `like` tells the dtype,
+as in `product_tile.py`. With `NUMBA_DISABLE_JIT=1`, plain NumPy functions take the place of LLVM's code.
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
@@ -31,9 +31,9 @@ _POINTERS = 2
 if DISABLE_JIT:
 
     def _numbers(array: np.ndarray) -> np.ndarray:
-        """Return an array of pairs as float32 numbers, the halves of a pair after each other along the first axis.
+        """Return an array of bfloat16 pairs as float32 numbers; return an array of other numbers unchanged.
 
-        Return an array of other numbers unchanged.
+        The first axis becomes twice as long: the second half of each pair follows the first half.
         """
         if array.dtype != BFLOAT16_PAIR:
             return array
@@ -43,9 +43,10 @@ if DISABLE_JIT:
     def multiply_panels(
         like: np.ndarray, k: int, a: int, b: int, b_row: int, c: int, c_row: int, addend: int, addend_row: int
     ) -> None:
-        """Set a tile of C to the product of a packed panel of A and `k` rows of B, plus the tile at `addend`, if not 0.
+        """Set a tile of C to the product of a packed panel of A and `k` rows of B, plus the addend's tile.
 
-        An element of C is a chain of multiply-adds in the order of k, then one addition of the addend.
+        If `addend` is 0, nothing is added. An element of C is a chain of multiply-adds in the order of k, then one
+        addition of the addend.
         """
         columns = tile_columns(like)
         rows = _numbers(np.stack([array_at(like, b + i * b_row, columns) for i in range(k)]))
@@ -60,10 +61,10 @@ if DISABLE_JIT:
         like: np.ndarray, rows: int, columns: int, k: int, a: int, a_row: int, a_col: int, b: int, b_row: int,
         c: int, c_row: int, addend: int, addend_row: int,
     ) -> None:  # fmt: skip
-        """Set `rows` x `columns` elements of C, at most a tile, as `multiply_panels` does, without packing A and B.
+        """Compute at most a tile of C as `multiply_panels` does, to the bit, from an A and a B that are not packed.
 
-        `rows` and `columns` are at least 1. Only rows of A may have gaps. Sums equal those of `multiply_panels` to the
-        bit.
+        The part of C has `rows` x `columns` elements; both numbers are at least 1. Rows of B, C and the addend are
+        contiguous.
         """
         for i in range(rows):
             total = np.zeros(columns, like.dtype)
@@ -77,7 +78,7 @@ if DISABLE_JIT:
         like: np.ndarray, k: int, a: int, a_row: int, a_col: int, b: int, b_row: int, c: int, c_row: int,
         addend: int, addend_row: int,
     ) -> None:  # fmt: skip
-        """Set a tile of C as `multiply_panels` does, for an A of any strides, without packing A."""
+        """Compute a tile of C as `multiply_panels` does, from an A of any strides that is not packed."""
         columns = tile_columns(like)
         multiply_in_place(like, TILE_ROWS, columns, k, a, a_row, a_col, b, b_row, c, c_row, addend, addend_row)
 
@@ -85,14 +86,14 @@ if DISABLE_JIT:
         """Load the cache line at `address` into the cache; the address need not be valid."""
 
     def copy_tile_line(like: np.ndarray, width: int, source: int, target: int) -> None:
-        """Copy `width` elements from address to address; `width` is the number of rows or of columns of a tile."""
+        """Copy `width` elements from address `source` to `target`; `width` is a tile's number of rows or of columns."""
         array_at(like, target, width)[:] = array_at(like, source, width)
 
     def transpose_block(like: np.ndarray, source: int, stride: int, rows: int, target: int, width: int) -> None:
         """Transpose `rows` vectors, `stride` bytes apart at address `source`, into columns at address `target`.
 
         Columns are `width` elements apart, and are stored in ascending order, each as a full vector, padded with zeros.
-        Where a vector exceeds `width`, the next column overwrites it.
+        If a vector is longer than `width`, the next column overwrites the excess.
         """
         lanes = VECTOR_BYTES // like.itemsize
         block = np.zeros((lanes, lanes), like.dtype)
@@ -108,7 +109,7 @@ else:
         emit: Emitter, k: Any, a: Any, b: Any, b_row: Any, c: Any, c_row: Any, addend: Any, addend_row: Any
     ) -> None:
         builder, integer = emit.builder, k.type
-        # The tile of C is needed only at the end. Until then, it is loaded into the cache.
+        # The tile of C is needed only at the end, so it is loaded into the cache meanwhile.
         for i in range(TILE_ROWS):
             row = builder.add(c, builder.mul(c_row, ir.Constant(integer, i)))
             prefetch_line(builder, row, to_write=True)

@@ -1,7 +1,7 @@
 """Softmax, layer normalization and root-mean-square normalization, forward and backward, row by row.
 
 A row is read from memory once: later passes find it in the first-level cache. Kernels start the first pass over the
-next row while the sum and the division of this row are under way, which takes a tenth less time.
+next row before they finish the sum and the division of this row, which takes a tenth less time.
 """
 
 import math
@@ -35,7 +35,7 @@ _inlined = register_jitable(error_model="numpy", fastmath=REASSOCIATE, forceinli
 
 @_inlined
 def _largest_number(row: Any) -> Any:
-    """Return the largest value of a row, or any value if the row holds NaN: its sum of exponentials is NaN anyway."""
+    """Return a row's largest value; for a row with NaN, any value, because its sum of exponentials is NaN anyway."""
     largest = row.dtype.type(-np.inf)
     for j in range(row.size):
         largest = larger_number(largest, row[j])
@@ -129,7 +129,7 @@ def _swapped(a: np.ndarray, outer: int, n: int, inner: int) -> np.ndarray:
 
 
 def _row_by_row(kernel: Any, axis: int, *operands: np.ndarray) -> np.ndarray:
-    """Run `kernel` over the rows along `axis`; return a contiguous array of the operands' shape."""
+    """Run `kernel` on the rows along `axis` of the operands; return its result as a contiguous array of their shape."""
     shape, axis = operands[0].shape, axis % operands[0].ndim
     outer, n, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     if inner == 1:
@@ -149,19 +149,19 @@ def softmax(a: np.ndarray, axis: int) -> np.ndarray:
 
 @on_device("normalization")
 def softmax_backward(grad: np.ndarray, result: np.ndarray, axis: int) -> np.ndarray:
-    """Return the gradient of `softmax` by its input; `result` is its result."""
+    """Return the gradient of `softmax` with respect to its input; `result` is what `softmax` returned."""
     return _row_by_row(_softmax_backward, axis, grad, result)
 
 
 @on_device("normalization")
 def log_softmax(a: np.ndarray, axis: int) -> np.ndarray:
-    """Return log(softmax(a)) along `axis`, accurate even where softmax underflows."""
+    """Return log(softmax(a)) along `axis`, accurate even if softmax underflows."""
     return _row_by_row(_log_softmax, axis, a)
 
 
 @on_device("normalization")
 def log_softmax_backward(grad: np.ndarray, result: np.ndarray, axis: int) -> np.ndarray:
-    """Return the gradient of `log_softmax` by its input; `result` is its result."""
+    """Return the gradient of `log_softmax` with respect to its input; `result` is what `log_softmax` returned."""
     return _row_by_row(_log_softmax_backward, axis, grad, result)
 
 
@@ -260,7 +260,7 @@ def _rms_norm_backward(
 
 
 def _parameter(value: np.ndarray | None, n: int, dtype: Any, default: float) -> np.ndarray:
-    """Return a weight or bias as n contiguous numbers; if `value` is None, n times `default`."""
+    """Return the weight or bias `value` as n contiguous numbers; if `value` is None, each number is `default`."""
     return np.full(n, default, dtype) if value is None else np.ascontiguousarray(value).reshape(n)
 
 
@@ -269,9 +269,9 @@ def _normalized_rows(a: np.ndarray, n: int) -> np.ndarray:
 
 
 def _partial_sums(partials: int, n: int, dtype: Any, offset_bytes: int) -> np.ndarray:
-    """Return `partials` uninitialised rows for sums of n numbers, each beginning `offset_bytes` into a page.
+    """Return an uninitialised array of `partials` rows for n sums each; a row begins `offset_bytes` into a page.
 
-    The rest of a row's pages is unused, so rows are longer than n.
+    Rows fill whole pages, so they are longer than n; the rest is unused.
     """
     page, offset = _PAGE_BYTES // dtype.itemsize, offset_bytes // dtype.itemsize
     pitch = -(-n // page) * page
@@ -282,7 +282,10 @@ def _backward(
     kernel: Any, grad: np.ndarray, a: np.ndarray, weight: np.ndarray | None, statistics: tuple[np.ndarray, ...],
     offsets_bytes: tuple[int, ...],
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
-    """Return da and the gradients of the parameters, whose partial sums begin `offsets_bytes` into a page."""
+    """Run the backward `kernel`; return da and the gradient of each parameter.
+
+    The partial sums of parameter i's gradient begin `offsets_bytes[i]` into a page.
+    """
     groups = statistics[0].size
     n = a.size // groups if groups else 0 if weight is None else weight.size
     rows, grad_rows = _normalized_rows(a, n), _normalized_rows(grad, n)
@@ -320,7 +323,7 @@ def layer_norm(
 def layer_norm_backward(
     grad: np.ndarray, a: np.ndarray, weight: np.ndarray | None, mean: np.ndarray, rstd: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (da, dweight, dbias). The last two are flat, and are computed also where weight or bias is None.
+    """Return (da, dweight, dbias). The last two are flat, and are computed even if weight or bias is None.
 
     Shapes: grad and da as `a`; mean and rstd (rows,) as `layer_norm` returned them; dweight and dbias (n,).
     """
@@ -348,7 +351,7 @@ def rms_norm(a: np.ndarray, n: int, weight: np.ndarray | None, eps: float) -> tu
 def rms_norm_backward(
     grad: np.ndarray, a: np.ndarray, weight: np.ndarray | None, rstd: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (da, dweight). dweight is flat, and is computed also where weight is None.
+    """Return (da, dweight). dweight is flat, and is computed even if weight is None.
 
     Shapes: grad and da as `a`; rstd (rows,) as `rms_norm` returned it; dweight (n,).
     """

@@ -1,4 +1,4 @@
-"""Optimizer updates in place, in one pass over the memory of all arrays; and sums of squares, to clip gradients."""
+"""Optimizer updates, in place and in one pass over the memory of all arrays; and sums of squares to clip gradients."""
 
 import functools
 import itertools
@@ -23,9 +23,10 @@ _GRAIN = 2 * _CHUNK
 
 
 def _loop(formula: Formula, states: int) -> Any:
-    """Return the compiled loop that applies a formula with `states` states, in place, to parts of five arrays.
+    """Return the compiled loop that applies an optimizer's formula, in place, to parts of five arrays.
 
-    The arrays are the parameter, its gradient and three states. The loop does not read a state that the formula lacks.
+    The arrays are the parameter, its gradient and three states. The formula has `states` states, from 0 to 3; the loop
+    does not read a state that the formula lacks.
     """
     arrays = ["param", "grad", "state0", "state1", "state2"]
     operands = [f"{array}[j]" for array in arrays[: 2 + states]]
@@ -45,8 +46,8 @@ def _loop(formula: Formula, states: int) -> Any:
 def _over_arrays(formula: Formula, states: int) -> Kernel:
     """Return the kernel that applies a formula with `states` states to chunks of many parameters, in place.
 
-    The kernel's argument `table` has a row for each parameter: the number of its first chunk, its size in elements, and
-    the ids of its five arrays (see `_loop`).
+    The kernel's argument `table` has a row for each parameter: the number of the parameter's first chunk, its size in
+    elements, and the ids of its five arrays (see `_loop`).
     """
     loop = _loop(formula, states)
 
@@ -114,7 +115,7 @@ def _sums_of_squares(start: int, stop: int, like: Any, table: Any, partials: Any
 
 @on_device("optim")
 def sums_of_squares(arrays: Sequence[np.ndarray]) -> list[float]:
-    """Return the sum of the squared elements of each array, added up in float64; all arrays have one dtype."""
+    """Return each array's sum of squares, added up in float64. Raises TypeError unless all have the same float type."""
     flat = [np.ascontiguousarray(a) for a in arrays]
     if not flat:
         return []

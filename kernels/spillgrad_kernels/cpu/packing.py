@@ -1,8 +1,8 @@
 """Packing: copies of a matrix's blocks as panels, in which the numbers that are multiplied together are neighbours.
 
 A panel holds the rows of A or the columns of B that a tile of C needs, over the depth of a block. Below, rows of A and
-columns of B are both called lines. `like` is an array of the panels' dtype: float32, float64, or `BFLOAT16_PAIR`, which
-holds two neighbours along the depth, whose products the micro-kernel adds up in float32.
+columns of B are both called lines. `like` is an array of the panels' dtype: float32, float64 or `BFLOAT16_PAIR`. A
+`BFLOAT16_PAIR` holds two neighbours along the depth; the micro-kernel adds up their products in float32.
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
@@ -25,8 +25,8 @@ def pack(
 ) -> None:
     """Copy `count` lines of `depth` elements at address `source` into panels of `width` lines at address `target`.
 
-    In a panel, the elements of all lines at the same depth are neighbours. In memory, lines are `across` bytes apart,
-    and the elements of a line `along` bytes. The last panel is filled up with zeros.
+    In a panel, the elements of all lines at the same depth are neighbours. At the source, lines are `across` bytes
+    apart, and the elements of a line are `along` bytes apart. The last panel is filled up with zeros.
     """
     size = like.itemsize
     lanes = VECTOR_BYTES // size
@@ -96,7 +96,7 @@ def _pack_pairs(
 
 
 def packer(like: np.ndarray) -> Callable[..., None]:
-    """Return the function that packs numbers into elements of the dtype of `like`. It has the parameters of `pack`."""
+    """Return the function that packs into panels of the dtype of `like`. It has the same parameters as `pack`."""
     return _pack_pairs if like.dtype == BFLOAT16_PAIR else pack  # type: ignore[no-any-return]
 
 

@@ -1,8 +1,8 @@
-"""Access to the memory of NumPy arrays by address. One machine code serves all layouts, and integers are cheap to pass.
+"""Access to the memory of NumPy arrays by address: one machine code serves all layouts, and integers are cheap to pass.
 
 No function here checks an address or an id. The caller ensures that the array lives as long as the call, and that it
-has the dtype that the kernel reads, in this machine's byte order. Its elements must be aligned, and writeable where the
-kernel writes.
+has the dtype that the kernel reads, in this machine's byte order. The array's elements must be aligned. An array that
+the kernel writes must be writeable.
 """
 
 import ctypes
@@ -43,15 +43,15 @@ if DISABLE_JIT:
     row_at = array_at
 
     def words_on_stack(count: int) -> Any:
-        """Return a function for kernels that returns an array of `count` int64, valid until the calling kernel ends."""
+        """Return a function for kernels. It returns an array of `count` int64, valid until the calling kernel ends."""
         return lambda: np.empty(count, np.int64)
 
     def element(row: Any, i: int) -> Any:
-        """Return element `i` of a `row` from `row_at`."""
+        """Return element `i` of `row`, a result of `row_at`."""
         return row[i]
 
     def set_element(row: Any, i: int, value: Any) -> None:
-        """Set element `i` of a `row` from `row_at` to `value`."""
+        """Set element `i` of `row`, a result of `row_at`, to `value`."""
         row[i] = value
 
     def copy_bytes(target: int, source: int, count: int) -> None:
@@ -62,9 +62,10 @@ else:
 
     @intrinsic
     def row_at(typing_context: Any, like: Any, address: Any, count: Any) -> Any:
-        """Return a row, the `count` elements at `address` of the dtype of `like`, for `element` and `set_element`.
+        """Return a row: a pointer to `count` elements at `address`, of the dtype of `like`.
 
-        A row is only a pointer. A loop over a row compiles in two thirds of the time that a loop over an array takes.
+        `element` and `set_element` access the row. A loop over a row compiles in two thirds of the time that a loop
+        over an array takes.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -112,5 +113,5 @@ else:
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
-    """Return `array`, or a copy if its elements are not aligned, as in packed records."""
+    """Return `array`, or a copy of it if the elements are not aligned, as in packed records."""
     return array if array.flags.aligned else array.copy()

@@ -1,7 +1,7 @@
-"""Means and largest elements of windows over images.
+"""Mean and maximum pooling over windows of images.
 
-Windows are given by their `Ranges` in each dimension, which lie inside the image. So regular and adaptive pooling are
-one computation.
+Two `Ranges`, one for each dimension of an image, describe the windows; all ranges lie inside the image. So regular and
+adaptive pooling are one computation.
 """
 
 from typing import Any
@@ -18,9 +18,10 @@ from spillgrad_kernels.windows import Pair, Ranges
 
 @jit
 def _fold_row(line: Any, y: int, best: Any, rows: Any) -> None:
-    """Update `best`, the largest element of each column so far, and `rows`, its row, by `line`, the image's row y.
+    """Update the largest element of each column so far with `line`, which is row y of the image.
 
-    Of equal elements, the first is kept; of NaN, the last.
+    `best` holds the largest elements, and `rows` the numbers of their rows; both are updated in place. Of equal
+    elements, the first is kept; of several NaN, the last.
     """
     for z in range(best.size):
         value = line[z]
@@ -111,7 +112,7 @@ def _planes(images: np.ndarray) -> np.ndarray:
 
 
 def _grain(down: Ranges, across: Ranges) -> int:
-    """Return how many planes (one channel of one image) pay for another thread."""
+    """Return how many planes pay for another thread. A plane is one channel of one image."""
     work = (down.stops - down.starts).sum() * (across.stops - across.starts).sum() // (down.step * across.step)
     return grain_of(int(work))
 
@@ -135,10 +136,10 @@ def max_pool(x: np.ndarray, down: Ranges, across: Ranges) -> tuple[np.ndarray, n
 
 @on_device("pooling")
 def mean_pool(x: np.ndarray, down: Ranges, across: Ranges, y_scales: np.ndarray, x_scales: np.ndarray) -> np.ndarray:
-    """Return the sum of each window's elements, times the scales of the window's row and column in the grid.
+    """Return the sum of each window's elements, times two scales.
 
-    Windows must have no dilation.
-
+    The scales of the window at row i and column j of the grid are y_scales[i] and x_scales[j]. Windows must have no
+    dilation.
     Shapes: x (N, C, H, W), y_scales (h,), x_scales (w,), result (N, C, h, w).
     """
     out = buffers.empty((*x.shape[:2], down.starts.size, across.starts.size), x.dtype)
@@ -151,7 +152,7 @@ def mean_pool(x: np.ndarray, down: Ranges, across: Ranges, y_scales: np.ndarray,
 def mean_pool_backward(
     grad: np.ndarray, image: Pair, down: Ranges, across: Ranges, y_scales: np.ndarray, x_scales: np.ndarray
 ) -> np.ndarray:
-    """Return the gradient of `mean_pool` by its input.
+    """Return the gradient of `mean_pool` with respect to its input.
 
     Shapes: grad (N, C, h, w), result (N, C, *image).
     """

@@ -112,9 +112,9 @@ def reads_in_place(like: np.ndarray, m: int, n: int, b_col: int) -> bool:
 
 @register_jitable
 def reads_b_in_place(like: np.ndarray, m: int, b_row: int, b_col: int) -> bool:
-    """Return whether B is read without packing, given that A is. `b_row` and `b_col` are the strides of B in bytes.
+    """Return whether B is read without packing, if A is. `b_row` and `b_col` are the strides of B in bytes.
 
-    B is packed if several tiles of rows would read it while all its rows share few sets of the L1 cache.
+    B is packed if several tiles of rows would read it, and all rows of B share few sets of the L1 cache.
     """
     return b_col == like.itemsize and (m <= TILE_ROWS or b_row % _L1_WAY_BYTES != 0)
 
@@ -124,10 +124,10 @@ def _multiply_in_place(
     like: np.ndarray, m: int, n: int, k: int, a: Matrix, b: int, b_row: int, b_step: int, c: Matrix, addend: Matrix,
     tile: int,
 ) -> None:  # fmt: skip
-    """Set the m x n matrix C to the product of A, without packing, and `k` rows of B, plus the addend if there is one.
+    """Set the m x n matrix C to the product of A and `k` rows of B, plus the addend if there is one. A is not packed.
 
-    `b` is the address of B. Its rows are `b_row` bytes apart, and the columns of successive tiles `b_step` bytes.
-    `tile` is the address of scratch memory for one tile, which is used if rows of C are not contiguous.
+    `b` is the address of B. The rows of B are `b_row` bytes apart, and the columns of successive tiles are `b_step`
+    bytes apart. `tile` is the address of scratch memory for one tile, which is used if rows of C are not contiguous.
     """
     size = like.itemsize
     columns = tile_columns(like)
@@ -299,7 +299,10 @@ def _dot(x: np.ndarray, y: np.ndarray) -> float:
 
 @jit
 def _combine_columns(like: np.ndarray, m: int, k: int, a: Matrix, x: np.ndarray, sums: np.ndarray) -> None:
-    """Set sums[:m] to the product of the m x k matrix A and x, four columns at a time to store sums less often."""
+    """Set sums[:m] to the product of the m x k matrix A and the vector x.
+
+    If possible, add up four columns at a time, to store the sums less often.
+    """
     numbers = numbers_of(like)
     at_a, a_row, a_col = a
     sums[:m] = 0
@@ -395,11 +398,11 @@ def separate_products(dtype: np.dtype[Any]) -> Kernel:
 
 
 def shared_product(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel that shares one product of a batch among threads; its range numbers the threads.
+    """Return the kernel with which threads share one product of a batch. The kernel's range numbers the threads.
 
-    After the parameters of the kernel of `separate_products`, it takes the id of an array of scratch memory, the
-    product's number in the batch, and the address of the product's words. A thread's number is its third parameter,
-    `worker`.
+    The kernel's third parameter, `worker`, is the number of the thread. After the parameters that it has in common with
+    the kernel of `separate_products`, it takes the id of an array of scratch memory, the product's number in the batch,
+    and the address of the product's words.
     """
     like: Any = np.zeros(1, dtype)
 

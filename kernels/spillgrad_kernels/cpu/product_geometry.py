@@ -28,7 +28,7 @@ _FIELDS = (
     "batch_dims",
 )  # fmt: skip
 _GEOMETRY: Any = np.zeros(1, np.dtype((np.record, [(name, np.int64) for name in _FIELDS])))
-# The numbers that follow for each dimension of the batch: its size, and the stride of each operand in bytes.
+# The numbers that follow `_FIELDS` for each dimension of the batch: its size, and the stride of each operand in bytes.
 _BATCH_FIELDS = ("count", "a", "b", "addend", "c")  # the bytes between matrices
 _BATCH: Any = np.zeros(1, np.dtype((np.record, [(name, np.int64) for name in _BATCH_FIELDS])))
 _EXTRAS = _FIELDS.index("epilogue")
@@ -39,7 +39,7 @@ NO_EXTRAS: Extras = (NO_EPILOGUE, 0, 0)
 
 
 def with_extras(geometry: np.ndarray, extras: Extras) -> np.ndarray:
-    """Return a copy of `geometry` with the epilogue `extras`."""
+    """Return a copy of `geometry` with the epilogue that `extras` describes."""
     geometry = geometry.copy()
     geometry[_EXTRAS : _EXTRAS + 3] = extras
     return geometry
@@ -93,7 +93,7 @@ def matrices_of(address: int, number: int, operands: Operands) -> tuple[Matrix, 
 
 @register_jitable
 def part(matrix: Matrix, i: int, j: int) -> Matrix:
-    """Return the part of a matrix from row i and column j on. If the address is 0 (no matrix), it stays 0."""
+    """Return the part of `matrix` that begins at row i and column j. If the address is 0 (no matrix), it stays 0."""
     address, row, col = matrix
     return (address + i * row + j * col if address != 0 else address), row, col
 

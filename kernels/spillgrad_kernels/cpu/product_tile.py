@@ -15,9 +15,9 @@ from spillgrad_kernels.jit.compile import DISABLE_JIT, emitted, overload, types
 
 
 def _tile_of_host() -> tuple[int, int]:
-    """Return the bytes of a vector register and the number of rows of a tile.
+    """Return the number of bytes of a vector register, and the number of rows of a tile.
 
-    A tile must fit the registers beside a row of B.
+    A tile and a row of B must fit the vector registers together.
     """
     features = llvmlite.binding.get_host_cpu_features()
     if features.get("avx512f"):
@@ -70,9 +70,10 @@ def sums_of(like: np.ndarray) -> np.ndarray:
 
 
 def like_of(array: np.ndarray) -> np.ndarray:
-    """Return `array`, or inside kernels the same array for all arrays of its dtype, float32 or float64.
+    """Return an array to pass as `like`, of the dtype of `array`: float32 or float64.
 
-    Numba then compiles functions of `like` once for each dtype.
+    In Python, this is `array`. Inside kernels, it is a constant array, the same one for all arrays of the dtype. So
+    Numba compiles functions of `like` once for each dtype.
     """
     return array
 
@@ -91,7 +92,7 @@ overload(like_of)(lambda array: (lambda array: _SUMS) if array.dtype == types.fl
 if DISABLE_JIT:
 
     def widened(number: Any) -> Any:
-        """Return a number in the dtype in which its products are added up."""
+        """Convert `number` to the dtype in which its products are added up: bits of bfloat16 (uint16) to float32."""
         if number.dtype != np.uint16:
             return number
         return np.array(np.uint32(number) << np.uint32(16)).view(np.float32)[()]

@@ -1,4 +1,4 @@
-"""Random numbers from a counter. Element i depends on (seed, offset, i) alone, so it can be drawn again, not stored.
+"""Random numbers from a counter. Element i depends only on (seed, offset, i): it can be drawn again, not stored.
 
 The words and their order are defined in `tables/random.py`.
 """
@@ -32,7 +32,7 @@ _GRAIN_CHUNKS = 8
 
 @jit
 def draw(words: Any, counter: Any, stream: Any, seed: Any) -> None:
-    """Fill `words`, an array of uint32 whose size is a multiple of 4, with random words from `counter` on."""
+    """Fill `words` (uint32, of a size divisible by 4) with the four random words of each counter from `counter` on."""
     key0, key1 = seed & MASK32, seed >> HALF
     for i in range(words.size // 4):
         at = counter + np.uint64(i)
@@ -47,7 +47,7 @@ def draw(words: Any, counter: Any, stream: Any, seed: Any) -> None:
 def _draw_uniform(values: Any, high: Any, low: Any, counter: Any, seed: Any) -> None:
     """Fill `values` with multiples of 2**-24 (float32) or 2**-53 (float64) in [0, 1).
 
-    `high` and `low` are arrays for the random words, from `counter` on.
+    `high` and `low` are scratch arrays for the random words. `counter` is the first counter.
     """
     draw(high, counter, np.uint64(0), seed)
     if values.itemsize == 4:
@@ -169,9 +169,10 @@ def permutation(n: int, seed: int, offset: int) -> np.ndarray:
 
 @on_device("random")
 def dropout(a: np.ndarray, p: float, seed: int, offset: int, residual: np.ndarray | None = None) -> np.ndarray:
-    """Return `a` with each element, even NaN, zeroed with probability `p`, and other elements scaled by 1 / (1 - p).
+    """Return a copy of `a` in which each element, even NaN, is 0 with probability `p`, else scaled by 1 / (1 - p).
 
-    A `residual` of the shape and dtype of `a` is added in the same pass. Raises ValueError unless 0 <= p <= 1.
+    If there is a `residual`, of the shape and dtype of `a`, it is added in the same pass. Raises ValueError unless
+    0 <= p <= 1.
     """
     require_probability(p)
     out = buffers.empty(a.shape, a.dtype)

@@ -89,7 +89,10 @@ def _kernel(name: str, dtype: np.dtype[Any]) -> Kernel:
 
 
 def _flat(a: np.ndarray, permutation: tuple[int, ...] | None) -> np.ndarray:
-    """Return the elements of `a`, permuted, as a flat array in the order of (outer, n, inner)."""
+    """Return the elements of `a`, in the order (outer, n, inner), as a flat array.
+
+    `permutation` brings the axes into this order; None if they are in this order already.
+    """
     if permutation is not None:
         a = a.transpose(permutation)
     return aligned(a if a.flags.c_contiguous else np.ascontiguousarray(a)).reshape(-1)
@@ -141,7 +144,7 @@ class Fold(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def prepare(name: str, operand: Layout, axes: tuple[int, ...], keepdims: bool) -> Fold:
-    """Return the prepared fold, by the rule `name`, of `axes` of arrays with the layout `operand`."""
+    """Return the prepared fold over `axes`, by the rule `name`, for arrays with the layout `operand`."""
     shape, dtype, rule = operand.shape, operand.dtype, RULES[name]
     order = fold_order(shape, axes)
     columns = builtins.max(1, builtins.min(order.inner, _BLOCK_COLUMNS))
@@ -158,7 +161,7 @@ def prepare(name: str, operand: Layout, axes: tuple[int, ...], keepdims: bool) -
 
 
 def _reduce(name: str, axes: tuple[int, ...], keepdims: bool, *operands: np.ndarray) -> np.ndarray:
-    """Return the fold of `axes` of operands[0]. If the fold has shifts, operands[1] has one for each result."""
+    """Fold operands[0] over `axes` by the rule `name`. If the rule has shifts, operands[1] has one for each result."""
     fold = prepare(name, layout_of(operands[0]), axes, keepdims)
     out = buffers.empty(fold.shape, fold.dtype)
     fold.run(operands, (out,))
@@ -259,7 +262,7 @@ def logsumexp(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> n
 
 @jit
 def _cumsum_rows(start: int, stop: int, a: Any, before: Any, out: Any, n: int, blocks: int, length: int) -> None:
-    """Write the running sums of blocks of rows of `a` to `out`. `before` holds the sum of the row before each block."""
+    """Write the running sums of blocks of rows of `a` to `out`. `before` has the sum of the row before each block."""
     for unit in range(start, stop):
         first = unit % blocks * length
         begin, size = unit // blocks * n + first, length if length < n - first else n - first

@@ -9,7 +9,7 @@ from spillgrad_kernels.jit.compile import REASSOCIATE, jit, register_jitable
 from spillgrad_kernels.tables.reductions import NOT_FOUND, larger_number, smaller_number
 from spillgrad_kernels.tables.scalar_math import exp, where
 
-# The number of elements of a run, which is summed in the precision of its row.
+# The number of elements of a run. A run is summed in the precision of the row.
 RUN = 1024
 # The number of elements that are searched together for a value.
 _SCAN = 256
@@ -36,7 +36,7 @@ row_max, row_min = _row_extreme("max", larger_number, -np.inf), _row_extreme("mi
 
 
 def _row_total(name: str, term: Callable[..., Any]) -> Any:
-    """Return a kernel of a row and of numbers: the sum of term(x, *numbers) over the elements x of the row."""
+    """Return a kernel of (row, *numbers) that returns the sum of term(x, *numbers) over the elements x of the row."""
     register_jitable(term)
 
     @jit(fastmath=REASSOCIATE, name=f"rows.run_{name}")

@@ -140,10 +140,11 @@ class Emitter:
     def sums_of_products(
         self, k: Any, a: tuple[list[Any], Any], b: tuple[Any, Any], a_at: Any, b_at: Any, rows: int, vectors: int
     ) -> dict[tuple[int, int], Any]:
-        """Emit a loop of `k` steps; return for (i, j) the sum over the steps of A's element i times B's vector j.
+        """Emit a loop of `k` steps that adds up products of elements of A and vectors of B; return the sums.
 
-        `a` is a list of addresses and the bytes by which they grow at each step, `b` one address and its bytes.
-        `a_at(addresses, i)` returns the address of element i, and `b_at(address, j)` loads vector j.
+        Sum (i, j) adds up, over the steps, element i of A times vector j of B. `a` holds a list of addresses, and by
+        how many bytes these grow at each step; `b` holds one address, and its bytes for each step. `a_at(addresses, i)`
+        returns the address of element i, and `b_at(address, j)` loads vector j.
         """
         builder, integer = self.builder, k.type
         tile = [(i, j) for i in range(rows) for j in range(vectors)]
@@ -173,7 +174,7 @@ class Emitter:
         return updated
 
     def store_tile(self, sums: dict[tuple[int, int], Any], c: Any, c_row: Any, addend: Any, added_row: Any) -> None:
-        """Emit code that sets the tile of C at address `c` to `sums`, plus the tile at address `addend`, if not 0."""
+        """Emit code that sets the tile of C at address `c` to `sums`, plus the tile at `addend` (0: no addend)."""
         builder = self.builder
         with builder.if_else(cgutils.is_not_null(builder, addend)) as (add, overwrite):
             for branch, is_add in ((add, True), (overwrite, False)):

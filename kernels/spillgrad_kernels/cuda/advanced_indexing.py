@@ -1,7 +1,7 @@
-"""Read, overwrite and fold into elements of device arrays at index arrays, by NumPy's rules.
+"""Read, overwrite and combine the elements that index arrays select from device arrays, by NumPy's rules.
 
-An index outside its dimension reads NaN, or 0 if the dtype has no NaN, and writes nothing. For a mask, the host must
-know the number of True elements and waits for the device, except if one value is written to all elements of the mask.
+An index outside its dimension reads NaN, or 0 if the dtype has no NaN, and writes nothing. If the index has a mask, the
+host waits for the device to count the True elements, except if a single value is written to the elements of one mask.
 """
 
 import math
@@ -19,11 +19,11 @@ from spillgrad_kernels.tables.scalar_math import where
 
 
 class _Chosen(NamedTuple):
-    """The rows that an index selects. A row of `view` holds the dimensions without an index array, of shape `rest`.
+    """The rows that an index selects from `view`.
 
-    `place` has the number of each selected row, from 0 to `rows` - 1, or -1 for an index outside its dimension. In the
-    result, the dimensions of `place` are inserted before dimension `at` of a row. `once` says that no row is selected
-    twice.
+    A row has the dimensions without an index array; its shape is `rest`. `place` holds the number of each selected row,
+    from 0 to `rows` - 1, or -1 for an index outside its dimension. In the result, the dimensions of `place` come before
+    dimension `at` of a row. `once` says that no row is selected twice.
     """
 
     view: DeviceArray
@@ -39,7 +39,7 @@ class _Chosen(NamedTuple):
         return (*self.rest[: self.at], *self.place.shape, *self.rest[self.at :])
 
     def as_result(self, picked: DeviceArray) -> DeviceArray:
-        """Return a view of `picked`, whose first dimensions are the dimensions of `place`, in the result's order."""
+        """Return a view of `picked`, of shape (*place.shape, *rest), with its dimensions in the order of the result."""
         lead = self.place.ndim
         others = range(lead, picked.ndim)
         return picked.transpose([*others[: self.at], *range(lead), *others[self.at :]]) if self.at else picked
@@ -76,8 +76,8 @@ def put(a: DeviceArray, key: Any, value: Any) -> None:
 def fold(a: DeviceArray, key: Any, value: Any, rule: str) -> None:
     """Combine the elements of `a` at the index `key`, which contains arrays, with the broadcast `value`, in place.
 
-    `rule` is the reduction that combines an element with its values, in their order. Raises ValueError if the value
-    does not broadcast.
+    `rule` names the reduction that combines an element with its values, in the values' order. Raises ValueError if
+    `value` does not broadcast.
     """
     chosen = _choose(a, key)
     values = _values(chosen, value if isinstance(value, ARRAYS) else np.asarray(value), a.dtype)
@@ -115,7 +115,7 @@ def _is_mask(part: Any) -> bool:
 
 
 def _values(chosen: _Chosen, value: Any, dtype: Any) -> DeviceArray:
-    """Return the broadcast value as a dense array, with one row for each row that the index selects."""
+    """Return `value`, broadcast, as a dense array of `dtype`, with one row for each row that the index selects."""
     if isinstance(value, DeviceArray) and (value.shape, value.dtype, chosen.at) == (chosen.shape, dtype, 0):
         return copy(value) if may_share_memory(value, chosen.view) else contiguous(value)
     extra = value.ndim - len(chosen.shape)
@@ -127,7 +127,7 @@ def _values(chosen: _Chosen, value: Any, dtype: Any) -> DeviceArray:
 
 
 def _complete(parts: tuple[Any, ...], ndim: int) -> list[Any]:
-    """Return the index with a part for every dimension, or one mask for several; numbers become arrays."""
+    """Return the parts of an index: one for each dimension, or a mask for several. Integers become arrays."""
     whole = [np.asarray(part) if isinstance(part, int | np.integer) else part for part in parts]
     named = [part for part in whole if part is not None and part is not Ellipsis]
     missing = ndim - sum([part.ndim if _is_mask(part) else 1 for part in named])
@@ -139,7 +139,7 @@ def _complete(parts: tuple[Any, ...], ndim: int) -> list[Any]:
 
 
 def _sliced(a: DeviceArray, parts: list[Any]) -> tuple[DeviceArray, list[int]]:
-    """Return the view by the slices and None in `parts`, and for each index array its first dimension in the view."""
+    """Return the view that the slices and None in `parts` make, and the first dimension of each index array in it."""
     sliced: list[Any] = []
     dimensions, places = 0, []
     for part in parts:
@@ -159,7 +159,7 @@ def _require_shape(mask: Any, shape: Shape, places: list[int]) -> None:
 
 
 def _choose(a: DeviceArray, key: Any) -> _Chosen:
-    """Return the rows that `key`, an index with arrays, selects. Raises IndexError if it does not fit `a`."""
+    """Return the rows of `a` at the index `key`, which contains arrays. Raises IndexError if the index does not fit."""
     parts = _complete(key if isinstance(key, tuple) else (key,), a.ndim)
     view, places = _sliced(a, parts)
     numbers = [i for i, part in enumerate(parts) if isinstance(part, ARRAYS)]
@@ -180,7 +180,7 @@ def _choose(a: DeviceArray, key: Any) -> _Chosen:
         place = elementwise(_row, "row", [place, index, np.int64(size)], np.int64)
     others = [i for i in range(view.ndim) if i not in indexed]
     order = [*indexed, *others]
-    apart = numbers[-1] - numbers[0] + 1 != len(numbers)  # NumPy then puts their dimensions first
+    apart = numbers[-1] - numbers[0] + 1 != len(numbers)  # NumPy then puts the dimensions of `place` first
     return _Chosen(
         view if order == [*range(view.ndim)] else view.transpose(order), place, rows,
         tuple([view.shape[i] for i in others]), 0 if apart else places[0],
@@ -189,9 +189,9 @@ def _choose(a: DeviceArray, key: Any) -> _Chosen:
 
 
 def _row(place: Any, index: Any, size: Any) -> Any:
-    """Return the position of `index`, which may be negative, in the next dimension, of `size`, of row `place`.
+    """Return the number of the row at `index` in the next dimension, of size `size`, of row number `place`.
 
-    The position is -1 if the row or the index is outside its dimension.
+    `index` may be negative. The result is -1 if `place` is -1, or if `index` is outside the dimension.
     """
     is_outside = (place < 0) | (index >= size) | (index < -size)
     return where(is_outside, -1, place * size + where(index < 0, index + size, index))

@@ -13,43 +13,43 @@ from spillgrad_kernels.memory.holder import Holder
 
 
 class _Lent(Holder):
-    """The owner of a block of memory. When the owner dies, the block returns to the allocator."""
+    """The owner of a block of device memory. When the owner dies, the block returns to the allocator."""
 
     __slots__ = ("__weakref__",)
 
 
 class Fresh(NamedTuple):
-    """The size and layout of new dense arrays of one shape and dtype."""
+    """The size in bytes and the layout of new dense arrays of one shape and dtype."""
 
     nbytes: int
     layout: Layout
 
     def array(self) -> DeviceArray:
-        """Return a new uninitialised array. Raises OutOfMemory."""
+        """Return a new uninitialised array. Raises OutOfMemory if the device has no room."""
         allocator = driver.allocator()
         block = allocator.allocate(self.nbytes)
         return DeviceArray(block.address, self.layout, _Lent(allocator.release, block))
 
 
 def is_own(array: Any) -> bool:
-    """Return whether an array owns a block of the allocator: it is no view, and its memory is not another library's."""
+    """Return whether an array owns a block of the allocator; False for a view, and for another library's memory."""
     return array.base is None and type(array.owner) is _Lent
 
 
 @functools.lru_cache(maxsize=4096)
 def fresh(shape: Shape, dtype: Any) -> Fresh:
-    """Return the size and layout of dense arrays of a shape and dtype."""
+    """Return the size in bytes and the layout of new dense arrays of a shape and dtype."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     return Fresh(nbytes, Layout.of(Layout.made((nbytes,), (1,), np.dtype(np.uint8)).at().view(dtype).reshape(shape)))
 
 
 def empty(shape: Shape, dtype: Any) -> DeviceArray:
-    """Return an uninitialised dense array. Raises OutOfMemory."""
+    """Return an uninitialised dense array. Raises OutOfMemory if the device has no room."""
     return fresh(shape, dtype).array()
 
 
 def zeros(shape: Shape, dtype: Any) -> DeviceArray:
-    """Return a dense array of zeros. Raises OutOfMemory."""
+    """Return a dense array of zeros. Raises OutOfMemory if the device has no room."""
     made = empty(shape, dtype)
     if made.size:
         driver.fill_with_zeros(made.address, made.nbytes)
@@ -67,7 +67,7 @@ def to_device(array: np.ndarray) -> DeviceArray:
 
 @functools.lru_cache(maxsize=64)
 def table(content: bytes) -> DeviceArray:
-    """Return `content` as an array on the device. Do not change it: later calls with equal content return it again."""
+    """Return `content` as an array of bytes on the device. Do not change it: equal contents share one array."""
     return to_device(np.frombuffer(content, np.uint8))
 
 

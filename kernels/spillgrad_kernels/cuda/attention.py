@@ -37,7 +37,7 @@ from spillgrad_kernels.tables.random import counters_needed
 from spillgrad_kernels.tables.scalar_math import exp, log
 
 BLOCK_THREADS = 8 if SIMULATED else 128
-# The number of features in a thread's registers, for each of the two arrays of which the thread holds a part of a row.
+# A thread holds parts of rows of two arrays in registers. This is the largest number of features of a part.
 _FEATURES = 4 if SIMULATED else 32
 # The most rows of the other side that are in shared memory at once, and the most bytes of these rows.
 _TILE = 4 if SIMULATED else 32
@@ -50,8 +50,7 @@ _MASK32, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 class Variant(NamedTuple):
     """The properties of a call that change a kernel's code.
 
-    Queries and keys have `width` features, values `value_width`. `mask` is the kind of mask, one of the constants
-    above.
+    Queries and keys have `width` features, values have `value_width` features. `mask` is NO_MASK, CHOICE or BIAS.
     """
 
     dtype: str
@@ -77,7 +76,7 @@ class Cut(NamedTuple):
 
 
 def cut_of(variant: Variant, features: int, scores: int) -> Cut:
-    """Return the cut with parts of at most `features` features. Each score takes `scores` numbers of shared memory."""
+    """Return the cut with parts of at most `features` features. In shared memory, a score takes `scores` numbers."""
     itemsize = np.dtype(variant.dtype).itemsize
     lanes = ACCESS_BYTES // itemsize
     splits = 1
@@ -95,7 +94,7 @@ PLACE = 5
 
 
 def number_types(sums: Any) -> list[Any]:
-    """Return the types of the arguments that each kernel takes before the arguments for arrays."""
+    """Return the types of the first arguments of each attention kernel, those before the arguments for arrays."""
     return [*[types.int64] * 4, sums, sums, types.int64, types.uint64, types.int64, types.int64]
 
 
@@ -133,9 +132,10 @@ def functions(variant: Variant, cut: Cut) -> Functions:
 
     @device
     def find_rows(blocks: int, size1: int) -> Any:
-        """Return a thread's part of its row, its row in the block, its head, the block's first row, and its batch.
+        """Return (split, row, head, first, b0, b1) of a thread.
 
-        The batch is the head's index in each of two batch dimensions; the last of them has size `size1`.
+        `split` is the thread's part of its row, `row` the number of the row in the block, and `first` the block's first
+        row. `b0` and `b1` are the head's indices in two batch dimensions. The last batch dimension has size `size1`.
         """
         split, head = quotient(cuda.threadIdx.x, rows), quotient(cuda.blockIdx.x, blocks)
         b0, first = quotient(head, size1), (cuda.blockIdx.x - head * blocks) * rows
@@ -143,7 +143,7 @@ def functions(variant: Variant, cut: Cut) -> Functions:
 
     @device
     def fill_part(part: Any, address: int, step: int, first: int, width: int, is_inside: bool) -> None:
-        """Load a part of a row into registers."""
+        """Load a part of a row, which begins at feature `first`, into the registers `part`."""
         for i in range(len(part)):
             part[i] = load(address + (first + i) * step) if is_inside and first + i < width else zero
 
@@ -151,7 +151,7 @@ def functions(variant: Variant, cut: Cut) -> Functions:
     def fill_tile(
         shared: Any, address: int, row_step: int, step: int, begin: int, count: int, width: int, padded: int
     ) -> None:
-        """Load rows into shared memory."""
+        """Load rows, from row `begin` on, into shared memory. Each row is padded with zeros to `padded` features."""
         place = cuda.threadIdx.x
         while place < tile * padded:
             j = quotient(place, padded)
@@ -162,7 +162,7 @@ def functions(variant: Variant, cut: Cut) -> Functions:
 
     @device
     def dot(part: Any, address: int) -> Any:
-        """Return the dot product of registers and a row in shared memory."""
+        """Return the dot product of the registers `part` and a row in shared memory."""
         total = zero
         for i in range(0, len(part), lanes):
             values = load_shared(address + i * size)
@@ -172,7 +172,7 @@ def functions(variant: Variant, cut: Cut) -> Functions:
 
     @device
     def add(part: Any, factor: Any, address: int) -> None:
-        """Add a multiple of a row in shared memory to registers."""
+        """Add `factor` times a row in shared memory to the registers `part`."""
         for i in range(0, len(part), lanes):
             values = load_shared(address + i * size)
             for lane in range(lanes):
@@ -180,14 +180,14 @@ def functions(variant: Variant, cut: Cut) -> Functions:
 
     @device
     def store_part(part: Any, factor: Any, address: int, step: int, first: int, width: int) -> None:
-        """Store a multiple of registers in a row."""
+        """Store `factor` times the registers `part` in a row, from feature `first` on."""
         for i in range(len(part)):
             if first + i < width:
                 store(address + (first + i) * step, part[i] * factor)
 
     @device
     def score(value: Any, query: int, key: int, queries: int, keys: int, mask: int) -> Any:
-        """Return a score with the mask applied."""
+        """Return the score `value` with the mask applied: -inf for a key that the query must not see."""
         if query >= queries or key >= keys or (causal and key > query):
             return lowest
         if kind == CHOICE:
@@ -198,7 +198,7 @@ def functions(variant: Variant, cut: Cut) -> Functions:
 
     @device
     def factor(seed: int, counter: int, key: int, threshold: int, kept_factor: Any) -> Any:
-        """Return the factor of dropout for a weight."""
+        """Return the factor by which dropout multiplies a weight: 0 for a dropped weight, 1 without dropout."""
         if drops:
             return kept_factor if _random_word(seed, counter, key) >= np.uint64(threshold) else zero
         return one
@@ -294,14 +294,14 @@ def forward_kernel(variant: Variant) -> Kernel:
 
 
 class Call(NamedTuple):
-    """The arguments that the kernels of the forward and backward pass take, and q, k, v and the mask."""
+    """The arguments that the forward and the backward kernels share, and `arrays`: q, k, v and the mask."""
 
     variant: Variant
     numbers: tuple[Any, ...]
     arrays: list[DeviceArray]
 
     def launch(self, kernel: Kernel, rows: int, strided: list[DeviceArray], dense: list[DeviceArray]) -> None:
-        """Run `kernel`, in which a block computes the results for `rows` rows of the first of the arrays `strided`.
+        """Launch `kernel`, in which a block computes the results for `rows` rows of the array strided[0].
 
         The kernel takes `strided`, each as an address and strides, then `dense`, each as an address only.
         """
@@ -323,7 +323,10 @@ def short_batch(array: DeviceArray) -> DeviceArray:
 
 
 def _place(array: DeviceArray) -> tuple[int, ...]:
-    """Return the `PLACE` arguments for an array, with stride 0 for batch dimensions that the array does not have."""
+    """Return a kernel's arguments for an array: the address, and the strides of two batch dimensions, rows, features.
+
+    A batch dimension that the array does not have gets stride 0.
+    """
     strides = array.strides[:-2]
     outer = strides[-2] if len(strides) > 1 else 0
     return array.address, outer, strides[-1] if strides else 0, *array.strides[-2:]
@@ -333,7 +336,7 @@ def prepare(
     q: DeviceArray, k: DeviceArray, v: DeviceArray, scale: float, causal: bool, mask: DeviceArray | None,
     dropout: Dropout | None,
 ) -> Call:  # fmt: skip
-    """Return the arguments for these operands. Raises ValueError or TypeError if the mask does not fit."""
+    """Return the call for these operands. Raises TypeError or ValueError if the mask's dtype or shape does not fit."""
     kind, shape = NO_MASK, (*q.shape[:-1], k.shape[-2])
     if mask is None:
         mask = q  # stands for the mask, which the kernel then does not read
@@ -354,7 +357,7 @@ def attention_forward(
     q: DeviceArray, k: DeviceArray, v: DeviceArray, scale: float, causal: bool, mask: DeviceArray | None = None,
     dropout: Dropout | None = None,
 ) -> tuple[DeviceArray, DeviceArray]:  # fmt: skip
-    """Return softmax(scale q k^T + mask) v, and the logarithm of each query's sum of exponentials, for backward."""
+    """Return softmax(scale q k^T + mask) v and, for backward, the logarithm of each query's sum of exponentials."""
     check_operands(q, k, v)
     out, lse = empty((*q.shape[:-1], v.shape[-1]), q.dtype), empty(q.shape[:-1], q.dtype)
     if lse.size:

@@ -17,19 +17,19 @@ from spillgrad_kernels.tables.attention import Dropout, check_operands, check_re
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.scalar_math import exp
 
-# The number of features in a thread's registers, for each of the three or four arrays of which it holds a part of a
-# row.
+# A thread holds parts of rows of three or four arrays in registers. This is the largest number of features of a part.
 _BACKWARD_FEATURES = 4 if SIMULATED else 16
 
 
 @functools.cache
 def backward_kernel(variant: Variant, by_keys: bool) -> Kernel:
-    """Return the kernel in which a block computes the gradients of some queries of a head, or of some keys and values.
+    """Return the kernel of the gradients of queries or, if `by_keys`, of the gradients of keys and values.
 
-    A block has rows `a` and `b` of its own, and walks along the rows `c` and `d` of the other side. A score is the
-    product of rows of `a` and `c`, the gradient of a weight is the product of rows of `b` and `d`. For queries, the
-    arrays are q, the gradient of the result, k and v; `by_keys`, they are k, v, q and the gradient of the result. The
-    mask has a row for each row of `a`. The results are the gradients of `a` and, `by_keys`, of `b`.
+    A block has some rows of the arrays `a` and `b` of a head, and walks along the rows of the arrays `c` and `d`. A
+    score is the dot product of a row of `a` and a row of `c`. The gradient of a weight is the dot product of a row of
+    `b` and a row of `d`. If `by_keys`, the arrays are k, v, q and the gradient of the result, and the kernel computes
+    the gradients of `a` and `b`. Otherwise, the arrays are q, the gradient of the result, k and v, and the kernel
+    computes the gradient of `a`. The mask has a row for each row of `a`.
     """
     dtype = np.dtype(variant.dtype)
     size, number, sums = dtype.itemsize, dtype.type, kernel_types[variant.dtype]
@@ -124,7 +124,7 @@ def attention_backward(
     grad_out: DeviceArray, q: DeviceArray, k: DeviceArray, v: DeviceArray, out: DeviceArray, lse: DeviceArray,
     scale: float, causal: bool, mask: DeviceArray | None = None, dropout: Dropout | None = None,
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:  # fmt: skip
-    """Return the gradients of `attention_forward` by q, k and v. `out` and `lse` are its results."""
+    """Return the gradients of `attention_forward` by q, k and v. `out` and `lse` are the results of that function."""
     check_operands(q, k, v)
     check_results(q, v, grad_out, out, lse)
     dq, dk, dv = (empty(array.shape, array.dtype) for array in (q, k, v))

@@ -2,7 +2,7 @@
 
 The elements that share a mean and a variance are called a unit. A unit consists of runs of adjacent elements: a group
 of one sample is one run, a channel of a batch has a run in every sample. Blocks of threads add up parts of a unit, and
-then one thread per unit adds the sums of the parts. Sums are float64, and add distances from the unit's first element,
+then one thread per unit adds the sums of the parts. Sums are float64 sums of distances from the unit's first element,
 so that a large mean costs no accuracy. The backward pass adds up each channel in the same way, and computes the sums of
 units and the gradients of parameters from the channels' sums.
 """
@@ -22,12 +22,12 @@ from spillgrad_kernels.cuda.pointers import WORD_BYTES, computing_dtype, loaders
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.layout import Shape
 
-# The number of elements of a unit that one block adds up. It is the same on all devices, so that the results are too.
+# The number of elements of a unit that one block adds up. It is the same on all devices, and so are the results.
 _PART_ELEMENTS = 1 << 14
 
 
 def _beginning(dtype: np.dtype[Any], backward: bool) -> Callable[..., Any]:
-    """Return the device function that loads two numbers of a unit, from which its elements' terms are computed.
+    """Return the device function that loads the two numbers of a unit that the terms of its elements depend on.
 
     In the backward pass, the numbers are the mean and the reciprocal deviation; in the forward pass, the first element,
     and an unused number.
@@ -124,7 +124,7 @@ _load_sums = loaders["float64", 2]
 
 @device
 def _join(sums: int, unit: int, parts: int) -> Any:
-    """Return both sums of a unit: the sums of its parts, added up."""
+    """Return both sums of a unit, added up from the sums of the unit's parts."""
     first, second = np.float64(0), np.float64(0)
     for part in range(unit * parts, (unit + 1) * parts):
         one, other = _load_sums(sums + 2 * part * WORD_BYTES)
@@ -235,12 +235,12 @@ def normalize(
     x: DeviceArray, weight: DeviceArray | None, bias: DeviceArray | None, places: Shape, dims: Shape, eps: float,
     running: tuple[DeviceArray | None, ...], momentum: float, formula: Callable[..., Any],
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:  # fmt: skip
-    """Return (out, mean, rstd), and update the running statistics.
+    """Normalize `x`, and update the running statistics in place; return (out, mean, rstd).
 
-    `out` is `formula` of elements, mean, rstd, weight and bias. `dims` are the dimensions of `places` that a unit
-    spans.
-    Shapes: x (samples, groups * inner, ...), seen as `places`: (samples, groups, inner, places); weight, bias and each
-    of `running` (groups * inner,); mean and rstd as `places` with 1 for each of `dims`.
+    `out` is `formula` of elements, mean, rstd, weight and bias. `places` is the shape as which x is seen: (samples,
+    groups, inner, elements of a channel). `dims` are the dimensions of `places` that a unit spans.
+    Shapes: x (samples, groups * inner, ...); weight, bias and each array of `running` (groups * inner,); mean and rstd
+    as `places`, with 1 in place of the sizes of `dims`.
     """
     groups, inner = places[1:3]
     number = computing_dtype(x.dtype)

@@ -108,7 +108,7 @@ class _Piece(NamedTuple):
 
 
 def _pieces(count: int, rows: int, row_bytes: int) -> list[_Piece]:
-    """Return pieces of `count` images of `rows` rows, of about equal size, and at most `_PIECE_BYTES` or one row."""
+    """Cut `count` images of `rows` rows into about equal pieces, each of one row or at most `_PIECE_BYTES` bytes."""
     at_once = max(1, _PIECE_BYTES // row_bytes)
     if at_once >= rows:
         images = -(-count // -(-count // min(count, at_once // rows)))
@@ -166,14 +166,15 @@ def _matrices(weight: DeviceArray, groups: int) -> DeviceArray:
 
 
 def _parts(groups: int, rows: int, depth: int, columns: int) -> int:
-    """Return the number of parts to cut a product's depth into, so that a product of few tiles fills a device too."""
+    """Return the number of parts into which to cut the depth of a product, so that few tiles fill a device too."""
     tiles = groups * -(-rows // _TILE) * -(-columns // _TILE)
     return max(1, min(_WANTED_TILES // tiles, depth // _SHARED_DEPTH))
 
 
 def _products(a: DeviceArray, b: DeviceArray, parts: int, before: DeviceArray | None = None) -> DeviceArray:
-    """Return the products of the groups, one for each part of the depth. If `before` is given, add them to it in place.
+    """Return the product a @ b of each group and each part of the depth.
 
+    If `before` is given, the products are added to `before` in place, and `before` is returned.
     Shapes: a (groups, rows, depth), b (groups, depth, columns), result and before (parts, groups, rows, columns).
     """
     groups, depth, columns = b.shape
@@ -205,7 +206,7 @@ def _finish(product: DeviceArray, bias: DeviceArray | None, out: DeviceArray) ->
 
 
 def _is_pointwise(windows: Windows, itemsize: int) -> bool:
-    """Return whether `matmul` can read images without a copy: each element is a window, and accesses are aligned."""
+    """Return whether `matmul` can read images without a copy: each element is a window; accesses are aligned."""
     places = math.prod(windows.image)
     is_every = windows.size == windows.stride == (1, 1) and windows.grid == windows.image and not any(windows.padding)
     return is_every and places * itemsize % ACCESS_BYTES == 0 and places >= _TILE
@@ -249,7 +250,7 @@ def conv(x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, windows:
 
 
 def _windows_over(windows: Windows, first: int, last: int) -> tuple[int, int]:
-    """Return the range of the grid's rows with windows that contain some of the image's rows `first` to `last` - 1."""
+    """Return (begin, end): the grid's rows of windows that contain any of the image's rows `first` to `last` - 1."""
     reach, step = (windows.size[0] - 1) * windows.dilation[0], windows.stride[0]
     begin = max(0, -(-(first + windows.padding[0] - reach) // step))
     end = min(windows.grid[0], (last - 1 + windows.padding[0]) // step + 1)

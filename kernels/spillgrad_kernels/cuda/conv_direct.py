@@ -61,7 +61,7 @@ def adding_windows(dtype: np.dtype[Any]) -> Kernel:
 
 @functools.cache
 def adding_inputs(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel of the gradient by the input, in which a thread adds up all windows' terms for one element."""
+    """Return the kernel of the gradient by the input: a thread adds up the terms of all windows for one element."""
     load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
     nothing = computing_dtype(dtype).type(0)
 

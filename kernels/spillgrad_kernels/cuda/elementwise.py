@@ -1,8 +1,8 @@
 """Elementwise loops for a device, for dense, strided, broadcast and scalar operands, and for several results.
 
 A loop walks over the operands' common shape in the order in which most arrays are dense, and merges dimensions if the
-strides of all arrays permit it. If all arrays permit it, a thread computes as many adjacent elements at once as an
-access of 16 bytes holds. The thread then skips the elements of all other threads, and computes again.
+strides of all arrays permit it. If the layouts of all arrays permit it, a thread computes as many adjacent elements at
+once as an access of 16 bytes holds. The thread then skips the elements of all other threads, and computes again.
 """
 
 import functools
@@ -39,7 +39,7 @@ class Loop(NamedTuple):
 
     @property
     def arrays(self) -> list[int]:
-        """The positions of arrays in the list of operands, then results."""
+        """The positions of arrays, not of numbers, in the list of operands, then results."""
         return [i for i in range(len(self.dtypes)) if i >= len(self.pattern) or self.pattern[i] != "n"]
 
     @property
@@ -52,9 +52,9 @@ class Loop(NamedTuple):
 
 
 def device_function(body: Trace, kept: Callable[[Any], Any] | None = None) -> Callable[..., Any]:
-    """Return a function for kernels that computes `body`; several results are returned as a tuple.
+    """Return a device function that computes the trace `body`. It returns several results as a tuple.
 
-    If `kept` is given, each line's result is replaced by `kept` of the result.
+    If `kept` is given, it is applied to the result of each line.
     """
     namespace: dict[str, Any] = {
         **FUNCTIONS, **{kind.__name__: kind for kind in CONVERSIONS.values()}, **logic.FUNCTIONS, **body.constants,
@@ -102,7 +102,7 @@ def _source(loop: Loop) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def build(body: Trace, name: str, loop: Loop, computed: np.dtype[Any] | None = None) -> Kernel:
-    """Return the kernel that computes `body` in a loop. In an integer dtype `computed`, results wrap around."""
+    """Return the kernel that computes `body` in a loop. If `computed` is an integer dtype, results wrap around."""
     wraps = computed is not None and computed.name not in CONVERSIONS
     formula = device_function(body, scalar_math.integers_kept_in(computed) if wraps else None)
     namespace: dict[str, Any] = {"cuda": cuda, "quotient": quotient, "formula": formula}
@@ -122,7 +122,7 @@ _trace = functools.cache(trace)
 def _computed_in(operands: Sequence[np.dtype[Any]], result: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype in which a formula computes: the first float dtype of `operands`, else their promoted dtype.
 
-    If all operands are bool, it is the dtype `result`.
+    If all operands are bool, return `result`.
     """
     for dtype in operands:
         if dtype.name in CONVERSIONS:
@@ -145,7 +145,7 @@ def traced(formula: Formula, computed: np.dtype[Any]) -> Trace:
 
 
 class CallPlan(NamedTuple):
-    """The prepared kernel for calls with the same layouts. `words` are sizes and strides, `results` make new arrays."""
+    """The prepared kernel for calls with equal layouts. `words` are sizes and strides; `results` make new arrays."""
 
     kernel: Kernel
     turns: int
@@ -207,7 +207,7 @@ def prepare(
 def _lanes(sizes: list[int], strides: list[list[int]], layouts: Sequence[Layout]) -> int:
     """Return how many adjacent elements a thread computes.
 
-    There are several if, along the last dimension, each array is dense or has stride 0.
+    The number is more than 1 only if, along the last dimension, each array is dense or has stride 0.
     """
     lanes = ACCESS_BYTES // max(layout.dtype.itemsize for layout in layouts)
     for own, layout in zip(strides, layouts, strict=True):
@@ -231,8 +231,8 @@ def compute(
 ) -> Sequence[DeviceArray]:  # fmt: skip
     """Compute a formula, or a trace with several results, over broadcast operands into new arrays or into `outs`.
 
-    Shapes: operands broadcast together, to the shape of each of `outs`, which may have any strides. An array of `outs`
-    may be an operand itself; otherwise it must not overlap an operand. Raises ValueError if shapes do not fit.
+    Shapes: operands broadcast together, to the shape of every array in `outs`. An array in `outs` may have any strides.
+    It may be an operand itself; otherwise it must not overlap an operand. Raises ValueError if shapes do not fit.
     """
     addresses = 0
     for x in (*operands, *outs):

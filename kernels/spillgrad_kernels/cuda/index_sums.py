@@ -1,7 +1,7 @@
 """Add values to the rows that an index selects, on a device.
 
 Sums have a fixed order, so results do not depend on the device. The index is sorted, and cut into parts of a fixed
-length; in each part, one thread adds up the values for one element. Then the parts' sums are added in their order.
+length; in each part, one thread adds up the values for one element. Then the sums of the parts are added in order.
 """
 
 import functools
@@ -27,8 +27,8 @@ def _adder(
 ) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., None]]:
     """Return the device functions load(address), add(sums, address) and store(address, sums).
 
-    `sums` is a tuple of `lanes` adjacent elements. `load` returns it, `add` returns it combined with the elements at an
-    address, and `store` writes it. `rule` is the reduction that combines elements.
+    `sums` is a tuple of `lanes` adjacent elements. `load` returns the elements at an address, `add` returns `sums`
+    combined with the elements at an address, and `store` writes `sums`. `rule` names the reduction that combines them.
     """
     load, store = lane_loader(dtype.name, lanes), storers[dtype.name, lanes]
     both = "".join(f"combine(sums[{i}], more[{i}]), " for i in range(lanes))
@@ -41,10 +41,10 @@ def _adder(
 def adding(dtype: np.dtype[Any], lanes: int, index: str, rule: str = "sum") -> Kernel:
     """Return the kernel that adds values to the rows that a sorted index selects.
 
-    The index is (outer, length), sorted along `length`; `places` holds the position of each index's value. In each
-    part, one thread adds up the values for one row. If a part begins with the row with which the previous part ends,
-    the sum for this row is written to `partials`, which has a row for each part. `rule` is the reduction that combines
-    elements.
+    The index has shape (outer, length), and is sorted along `length`; `places` holds the position of each index's
+    value. In each part, one thread adds up the values for one row. If a part begins with the row with which the
+    previous part ends, the sum for this row is written to `partials`, which has a row for each part. `rule` names the
+    reduction that combines elements.
     """
     load, add, store = _adder(dtype, lanes, rule)
     partial = computing_dtype(dtype)
@@ -142,7 +142,7 @@ def adding_columns(dtype: np.dtype[Any], index: str) -> Kernel:
 
 
 def checked_index(who: str, index: DeviceArray) -> DeviceArray:
-    """Return `index`, or a dense copy if it is not dense. Raises TypeError unless it holds integers."""
+    """Return `index`, or a dense copy if it is not dense. Raises TypeError if its dtype is not an integer dtype."""
     if index.dtype.kind not in "iu":
         raise TypeError(f"{who}: got an index of {index.dtype}; wanted integers; convert it")
     return contiguous(index)
@@ -152,10 +152,10 @@ def add_rows_at(
     who: str, out: DeviceArray, index: DeviceArray, values: DeviceArray, outer: int, n: int, width: int,
     rule: str = "sum",
 ) -> None:  # fmt: skip
-    """Add rows of `values` to the rows of `out` at `index`, in place. `rule` is the reduction that combines elements.
+    """Add rows of `values` to the rows of `out` at `index`, in place. `rule` names the reduction that combines rows.
 
-    Shapes: out (outer * n, width) and dense, index (outer, length), values (outer * length, width), each with any
-    dimensions of that size. Raises ValueError unless there is a row of values for every index.
+    Shapes: out (outer * n, width) and dense, index (outer, length), values (outer * length, width), or other shapes of
+    the same sizes. Raises ValueError if `values` does not have one row for each index.
     """
     index, count = checked_index(who, index), index.size
     if values.size != count * width:

@@ -1,8 +1,8 @@
 """Read, overwrite and add to the rows and elements that an integer index selects, on a device.
 
-Unlike on the CPU, an index outside its dimension raises no error, as the host would have to wait for the device to see
-it. Such an index reads NaN, or 0 if the dtype has no NaN, and writes nothing. Values that do not fit the index raise
-ValueError. The order of sums is documented in `index_sums`.
+Unlike on the CPU, an index outside its dimension raises no error: to check indices, the host would have to wait for the
+device. Such an index reads NaN, or 0 if the dtype has no NaN, and writes nothing. Functions raise ValueError for values
+that do not fit the index. The order of sums is documented in `index_sums`.
 """
 
 import functools
@@ -49,17 +49,17 @@ def _mover(nbytes: int) -> Callable[..., None]:
 
 
 def _nothing(dtype: np.dtype[Any]) -> DeviceArray:
-    """Return elements of the value that an index outside its dimension reads."""
+    """Return 16 bytes of elements: each is the value, NaN or 0, that an index outside its dimension reads."""
     value = np.nan if dtype.kind == "f" or dtype.name in HALF else 0
     return table(np.full(ACCESS_BYTES // dtype.itemsize, value, dtype).tobytes())
 
 
 @functools.cache
 def choosing(nbytes: int, index: str) -> Kernel:
-    """Return the kernel that reads pieces of `nbytes` bytes at the positions in an index of the dtype `index`.
+    """Return the kernel that reads the pieces, of `nbytes` bytes, that an index of the dtype `index` selects.
 
-    The kernel reads (outer, span / inner, inner) pieces from (outer, n, inner) pieces. Each element of the index
-    selects `width` adjacent pieces. An index outside its dimension reads the piece at the address `nothing`.
+    Shapes, in pieces: a (outer, n, inner), out (outer, span / inner, inner). Each element of the index selects `width`
+    adjacent pieces. An index outside its dimension reads the piece at the address `nothing`.
     """
     move = _mover(nbytes)
     load, index_bytes = loaders[index, 1], np.dtype(index).itemsize
@@ -78,7 +78,7 @@ def choosing(nbytes: int, index: str) -> Kernel:
 @Kernel
 @for_each_turn
 def count_up(turn: int, out: int) -> None:
-    """Write the number of each turn."""
+    """Write the number of the turn to its position in the array at `out`."""
     _store_word(out + turn * WORD_BYTES, turn)
 
 
@@ -92,11 +92,11 @@ def arange(count: int) -> DeviceArray:
 
 @functools.cache
 def overwriting(nbytes: int, index: str) -> Kernel:
-    """Return the kernel that writes pieces of `nbytes` bytes to the places in a sorted index (outer, length, inner).
+    """Return the kernel that writes pieces of `nbytes` bytes to the places that a sorted index selects.
 
-    There are (outer, n, inner) places of `width` pieces each. `positions` is the address of the position along `length`
-    that each index had before the sort. Of equal indices, the last one writes. If `positions` is 0, the index was not
-    sorted, and no two indices are equal.
+    Shapes: index `chosen` (outer, length, inner), `out` (outer, n, inner, width) in pieces. `positions` is the address
+    of an array of the shape of the index: the position along `length` that each index had before the sort. Of equal
+    indices, the last one writes. If `positions` is 0, the index was not sorted, and no two indices are equal.
     """
     move = _mover(nbytes)
     load, index_bytes = loaders[index, 1], np.dtype(index).itemsize
@@ -123,13 +123,13 @@ def overwriting(nbytes: int, index: str) -> Kernel:
 @Kernel
 @for_each_turn
 def list_places(turn: int, mask: int, counts: int, out: int) -> None:
-    """List the positions of True in a mask, given the address of running counts of True."""
+    """List the positions of True in the mask at address `mask`. `counts` is the address of running counts of True."""
     if _load_byte(mask + turn) != 0:
         _store_word(out + (_load_word(counts + turn * WORD_BYTES) - 1) * WORD_BYTES, turn)
 
 
 def places_where(mask: DeviceArray) -> DeviceArray:
-    """Return the positions of True in the flattened mask. Waits for the device, to learn the number of positions."""
+    """Return the positions of True in the flattened mask. Waits until the device has counted the positions."""
     mask = contiguous(mask).reshape(mask.size)
     if not mask.size:
         return empty((0,), np.int64)
@@ -185,7 +185,7 @@ def index_add_flat(out: DeviceArray, index: DeviceArray, values: DeviceArray) ->
 def spread(self: DeviceArray, dim: int, index: DeviceArray, size: int) -> DeviceArray:
     """Return zeros with the elements of `self` written at `index` along `dim`; no two indices may be equal.
 
-    Shapes: index as `self`; the result too, but with `size` along `dim`. An index outside [0, size) writes nothing.
+    Shapes: index as `self`; result as `self`, but with `size` along `dim`. An index outside [0, size) writes nothing.
     """
     outer, length, inner = _sizes_around(dim, index.shape)
     out = zeros((*index.shape[:dim], size, *index.shape[dim + 1 :]), self.dtype)
@@ -195,7 +195,7 @@ def spread(self: DeviceArray, dim: int, index: DeviceArray, size: int) -> Device
 
 
 def fold_rows(out: DeviceArray, index: DeviceArray, values: DeviceArray, rule: str) -> None:
-    """Combine the rows of `out` at `index` with the rows of `values`, in place, by the `rule` of a reduction.
+    """Combine the rows of `out` at `index` with the rows of `values`, in place, by the reduction `rule`.
 
     Shapes: out (V, D) and dense, index (n,), values (n, D). An index outside [0, V) changes nothing.
     """
@@ -207,7 +207,7 @@ def fold_rows(out: DeviceArray, index: DeviceArray, values: DeviceArray, rule: s
 
 
 def overwrite(out: DeviceArray, index: DeviceArray, values: DeviceArray, once: bool = False) -> None:
-    """Write `values` to `out` at `index` along its second dimension, in place. Of equal indices, the last one writes.
+    """Write `values` at `index` along the second dimension of `out`, in place. Of equal indices, the last one writes.
 
     `once` says that no two indices are equal. An index outside [0, n) writes nothing.
     Shapes: out (outer, n, inner, width) and dense, index (outer, length, inner), values (outer, length, inner, width).
@@ -248,9 +248,9 @@ def gather(a: DeviceArray, axis: int, index: DeviceArray) -> DeviceArray:
 
 
 def scatter_add(a: DeviceArray, axis: int, index: DeviceArray, source: DeviceArray) -> DeviceArray:
-    """Return a copy of `a` to which elements of `source` are added, each at its index along `axis`.
+    """Return a copy of `a` to which each element of `source` with an index is added, at this index along `axis`.
 
-    In all other dimensions, an element is added at the position that it and its index have.
+    In all other dimensions, an element keeps its position.
     """
     reachable_part("scatter_add", a, axis, index.shape)
     require_source(index.shape, source.shape)

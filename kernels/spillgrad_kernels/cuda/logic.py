@@ -1,4 +1,4 @@
-"""Bitwise and logical formulas for a device; the CPU calls NumPy for these.
+"""Formulas of bitwise and logical operations for a device; the CPU calls NumPy for these operations.
 
 The formulas are written like the formulas of the elementwise table, and `cuda.elementwise` computes them.
 """
@@ -14,7 +14,7 @@ from spillgrad_kernels.tables.formula import Formula, Symbol
 
 
 def _named(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` for use in formulas: while a formula is traced, a call adds code to the trace."""
+    """Return `function` in a form for formulas: called with a symbol of a trace, it adds code to the trace."""
 
     @functools.wraps(function)
     def call(*operands: Any) -> Any:
@@ -37,14 +37,14 @@ def in_one(x: Any, y: Any) -> Any:
 
 
 def shifted_left(x: Any, bits: Any) -> Any:
-    """Return x shifted left by `bits`; 0 if `bits` is the width of x or more."""
+    """Return x shifted left by `bits`; 0 if `bits` is at least the width of x."""
     return np.left_shift(x, bits)
 
 
 def shifted_right(x: Any, bits: Any) -> Any:
     """Return x shifted right by `bits`, keeping the sign.
 
-    If `bits` is the width of x or more, the result is 0, or -1 for x < 0.
+    If `bits` is at least the width of x, the result is 0, or -1 for x < 0.
     """
     return np.right_shift(x, bits)
 

@@ -1,8 +1,8 @@
 """Cross entropy between rows of logits and class indices on a device, forward and backward.
 
-Only the kernel reads targets: if the host read them, it would have to wait, which costs more than the loss. So, unlike
-on the CPU, a target outside the classes raises no error; the loss and the gradient of its row are NaN. Targets have any
-integer dtype.
+Only the kernel reads targets. If the host read targets, it would have to wait, which costs more than the loss. Unlike
+on the CPU, therefore, a target outside the classes raises no error; the loss and the gradient of its row are NaN.
+Targets have any integer dtype.
 
 `linear_cross_entropy` computes logits by a matrix product without holding all logits in memory: it takes rows in
 blocks, and overwrites each block's logits with their gradients in one workspace.
@@ -97,7 +97,7 @@ def cross_entropy(
 ) -> tuple[DeviceArray, DeviceArray]:  # fmt: skip
     """Return (losses, lse): the weighted negative log probability of each row's target, and log(sum(exp(row))).
 
-    For rows of half precision, lse is float32. If `losses` is given, the losses are written there.
+    For rows of half precision, lse is float32. If `losses` is given, the losses are written to it.
     """
     losses = empty(logits.shape[:1], logits.dtype) if losses is None else losses
     lse = empty(losses.shape, CONVERSIONS[logits.dtype.name])
@@ -112,9 +112,10 @@ def cross_entropy_backward(
     grad: DeviceArray, logits: DeviceArray, target: DeviceArray, lse: DeviceArray, ignore_index: int,
     label_smoothing: float = 0.0, weight: DeviceArray | None = None, out: DeviceArray | None = None,
 ) -> DeviceArray:  # fmt: skip
-    """Return the gradient of `cross_entropy` by the logits, given `grad` by the losses and `lse`, its second result.
+    """Return the gradient of `cross_entropy` by the logits. `grad` is the gradient by the losses.
 
-    If `out` is given, the gradient is written there. It may be `logits` itself, if that is dense.
+    `lse` is the second result of `cross_entropy`. If `out` is given, the gradient is written to `out`, which may be
+    `logits` itself if `logits` is dense.
     """
     out = empty(logits.shape, logits.dtype) if out is None else out
     operands = [contiguous(logits), _weights(weight), contiguous(grad), contiguous(target), contiguous(lse)]
@@ -141,7 +142,8 @@ def linear_cross_entropy_with_gradients(
 ) -> tuple[DeviceArray, DeviceArray | None, DeviceArray | None, DeviceArray | None]:  # fmt: skip
     """Return (losses, da, dweight, dbias) of `linear_cross_entropy`, given `grad`, the gradient by each row's loss.
 
-    Gradients of half precision are summed in float32.
+    `needs` says whether da, dweight and dbias are needed; a gradient that is not needed is None. Gradients of half
+    precision are summed in float32.
     """
     losses, summed_in = empty(target.shape, a.dtype), CONVERSIONS[a.dtype.name]
     da = empty(a.shape, a.dtype) if needs[0] else None

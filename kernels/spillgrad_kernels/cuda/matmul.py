@@ -1,4 +1,4 @@
-"""The matrix product on a device, for any strides and any broadcast batch, with a formula applied before it is stored.
+"""The matrix product on a device, for any strides and any broadcast batch; a formula may be applied before storing.
 
 A block of threads computes a tile of C. The block walks along K in steps: while its threads multiply the parts of A and
 B in one half of shared memory, they fetch the parts of the next step into registers, and then store them in the other
@@ -42,7 +42,7 @@ _GROUP_ROWS = 8
 
 
 class Tile(NamedTuple):
-    """How a product is cut: how many rows and columns of C are for a block and for a thread, and a step's depth."""
+    """The sizes of a product's parts: the rows and columns of C of a block and of a thread, and the depth of a step."""
 
     rows: int
     columns: int
@@ -66,7 +66,7 @@ _LOW_TILES = {**_TILES, "float32": Tile(4, 16, 4, 4, 4) if SIMULATED else Tile(6
 
 
 class Operand(NamedTuple):
-    """How a kernel reads A or B: elements of `dtype`, `lanes` adjacent elements at a time, `along` K or across it."""
+    """How a kernel reads A or B: `lanes` adjacent elements of `dtype` at a time, along K if `along`, else across K."""
 
     dtype: str
     along: bool
@@ -92,12 +92,12 @@ class Variant(NamedTuple):
 
     @property
     def sums(self) -> str:
-        """The dtype of sums."""
+        """The name of the dtype in which products are summed."""
         return "float64" if self.result == "float64" else "float32"
 
     @property
     def arrays(self) -> list[str]:
-        """The names of the kernel's arrays: A, B, the result, and those of addend, other and kept that it has."""
+        """The names of the kernel's arrays: a, b, result, then addend, other and kept, if the kernel has them."""
         further = {"addend": self.addend, "other": self.other, "kept": self.kept}
         return ["a", "b", "result", *[name for name, is_there in further.items() if is_there]]
 
@@ -114,9 +114,10 @@ class Variant(NamedTuple):
 def _fetched(
     side: str, operand: Operand, tile: Tile | tensor_cores.Tile, across: int, width: int, held: int
 ) -> Iterator[str]:
-    """Yield the code by which a thread fetches its share of a step's part of A or B into registers; 0 beyond the edges.
+    """Yield the code by which a thread fetches its share of a step's part of A or B into registers.
 
     The part has `across` rows of A or columns of B. A group of `held` registers holds `width` adjacent elements.
+    Elements beyond the edges of A or B are 0.
     """
     size, first = ("m", "row0") if side == "a" else ("n", "column0")
     step_across, step_along = (f"{side}_row", f"{side}_column") if side == "a" else (f"{side}_column", f"{side}_row")
@@ -311,7 +312,7 @@ def build(variant: Variant, tile: Tile | tensor_cores.Tile, formula: Formula | N
 
 
 class CallPlan(NamedTuple):
-    """The prepared kernel for products of the same layouts, its number of blocks, and its arguments but addresses."""
+    """The prepared kernel for products of the same layouts, the number of blocks, and all arguments but addresses."""
 
     kernel: Kernel
     blocks: int
@@ -325,7 +326,7 @@ def prepare(
 ) -> CallPlan:  # fmt: skip
     """Return the plan for operands of these layouts; `further` has the names and layouts of addend, other and kept.
 
-    `is_aligned` says for A, for B and for all other arrays whether they begin at multiples of 16 bytes.
+    `is_aligned` says whether A, whether B, and whether all other arrays begin at multiples of 16 bytes.
     `on_tensor_cores` are the dtypes that tensor cores multiply if accesses of 16 bytes are possible.
     """
     batch, (m, n), k = result.shape[:-2], result.shape[-2:], a.shape[-1]
@@ -370,7 +371,7 @@ def prepare(
 
 
 def _steps(dims: int, layout: Layout) -> list[int]:
-    """Return the strides in bytes of an operand that broadcasts: of `dims` batch dimensions, rows and columns."""
+    """Return an operand's strides, in bytes: of `dims` batch dimensions, rows and columns; 0 for size 1."""
     own = [0 if size == 1 else stride for size, stride in zip(layout.shape, layout.strides, strict=True)]
     return [*[0] * (dims + 2 - len(own)), *own]
 
@@ -390,7 +391,7 @@ def _product(
     a: DeviceArray, b: DeviceArray, result: DeviceArray, formula: Formula | None, name: str,
     **further: DeviceArray | None,
 ) -> None:  # fmt: skip
-    """Compute a product into `result`; `further` are the arrays addend, other and kept, or None."""
+    """Compute a product into `result`. `further` has the arrays addend, other and kept by name, None if missing."""
     given = {each: array for each, array in further.items() if array is not None}
     addresses = [array.address for array in (a, b, result, *given.values())]
     is_aligned = [address % ACCESS_BYTES == 0 for address in addresses]
@@ -428,8 +429,8 @@ def linear(
 ) -> DeviceArray:  # fmt: skip
     """Return formula(rows @ weight.T + bias, other), where the formula is applied while the product is in registers.
 
-    `name` is the formula's name. The formula may have one parameter, without `other`. If `product` is given, rows @
-    weight.T + bias is written to it. Without a formula, this value is the result.
+    `name` is the formula's name. Without `other`, the formula has one parameter. If `product` is given, rows @
+    weight.T + bias is written to it. Without a formula, rows @ weight.T + bias is the result.
     Shapes: rows (M, K), weight (N, K), bias (N,), other, product and result (M, N).
     """
     across = weight.T
@@ -443,7 +444,10 @@ def linear(
 
 @functools.lru_cache(maxsize=4096)
 def _checked(a: Layout, b: Layout) -> tuple[Shape, np.dtype[Any]]:
-    """Return the batch shape and the dtype of a product. Raises as `matmul` does."""
+    """Return the batch shape and the dtype of a product.
+
+    Raises TypeError if the dtypes do not fit, and ValueError if the shapes do not fit.
+    """
     if a.dtype != b.dtype or a.dtype.name not in (*HALF, *_TILES):
         raise TypeError(f"matmul: got {a.dtype} and {b.dtype}; wanted both of one floating-point dtype; convert one")
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:

@@ -17,7 +17,7 @@ from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.tables.formula import CONVERSIONS
 from spillgrad_kernels.tables.scalar_math import exp, log, sqrt, where
 
-# Gradients of parameters are sums over rows, computed in parts: the fewest rows of a part, and the most parts.
+# Gradients of parameters are sums over rows, in at most `_MAX_PARTIALS` parts of at least `_PARTIAL_ROWS` rows.
 _PARTIAL_ROWS, _MAX_PARTIALS = 64, 512
 
 
@@ -61,7 +61,7 @@ def softmax_backward(grad: DeviceArray, result: DeviceArray, axis: int) -> Devic
 
 
 def log_softmax(a: DeviceArray, axis: int) -> DeviceArray:
-    """Return log(softmax(a)) along `axis`, accurate even where softmax underflows."""
+    """Return log(softmax(a)) along `axis`, accurate even if softmax underflows."""
     return _along(axis, _LOG_SOFTMAX, a)
 
 
@@ -113,8 +113,8 @@ _RMS_NORM_BACKWARD = RowLoop(
     element=lambda grad, a, weight, rstd, slope: rstd * (grad * weight - a * rstd * slope),
 )  # fmt: skip
 
-# Gradients of parameters are folds down the columns. Here a column is a row of the loop, so the numbers of rows are a
-# `columns` operand.
+# Gradients of parameters are folds down the columns of an array. A column of the array is a row of the loop, so the
+# numbers that belong to the array's rows are `columns` operands of the loop.
 _LAYER_NORM_PARAMETERS = RowLoop(
     "layer_norm_parameters", ["grad", "a"], columns={"mean": 0, "rstd": 1},
     fold=Fold({"dweight": 0, "dbias": 0}, lambda grad, a, mean, rstd: (grad * ((a - mean) * rstd), grad)),
@@ -127,7 +127,7 @@ _RMS_NORM_PARAMETERS = RowLoop(
 
 
 def _number(a: DeviceArray) -> Any:
-    """Return the NumPy type of the numbers, such as means, of an array's rows."""
+    """Return the NumPy type of the numbers, such as means, that belong to the rows of `a`."""
     return _numbers[a.dtype]
 
 
@@ -158,7 +158,7 @@ def _backward(
     loop: RowLoop, parameters: RowLoop, grad: DeviceArray, a: DeviceArray, weight: DeviceArray | None,
     *numbers: DeviceArray,
 ) -> list[DeviceArray]:  # fmt: skip
-    """Return the gradients by `a`, computed by `loop`, and by the parameters; `numbers` has a value for each row."""
+    """Return the gradient by `a`, then the gradients by the parameters. Each of `numbers` has a value for each row."""
     count = numbers[0].size
     n = a.size // count if count else 0 if weight is None else weight.size
     rows, da = _rows(a, n), empty(a.shape, a.dtype)

@@ -1,4 +1,4 @@
-"""NumPy's functions for device arrays: the functions that operations use, as far as the device has kernels for them."""
+"""NumPy's functions for device arrays: the functions that operations call and that the device has kernels for."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ def _where(condition: Any, x: Any, y: Any) -> DeviceArray:
 
 
 def _joined(arrays: Sequence[Any], axis: int = 0, out: DeviceArray | None = None) -> DeviceArray:
-    """Return the concatenation of `arrays`, in `out` if it is given."""
+    """Concatenate `arrays` along `axis` into a new array, or into `out` if it is given; return the result."""
     _all_on_device("concatenate", *arrays, out)
     first = arrays[0]
     axis %= first.ndim
@@ -146,7 +146,7 @@ def _take_along_axis(arr: DeviceArray, indices: DeviceArray, axis: int = -1) -> 
 
 
 def _put_along_axis(arr: DeviceArray, indices: Any, values: Any, axis: int) -> None:
-    """Write `values` to `arr` at `indices` along `axis`, in place; of equal indices, the last one writes."""
+    """Write `values` to `arr` at `indices` along `axis`, in place. For equal indices, the last value stays."""
     _all_on_device("put_along_axis", arr, indices, values)
     axis %= arr.ndim
     order = fold_order(arr.shape, (axis,))
@@ -310,7 +310,7 @@ _LOGIC = {
 
 
 def call_ufunc(ufunc: np.ufunc, method: str, *operands: Any, out: Any = None, **options: Any) -> Any:
-    """Return the result of a universal function, or of one of its methods. Raises NotOnDevice without a kernel."""
+    """Call a universal function, or its method `method`, and return the result. Raises NotOnDevice without a kernel."""
     if method == "at" and ufunc in reductions.FOLD_OF_UFUNC:
         a, key, values = operands
         _all_on_device(f"{ufunc.__name__}.at", a)
@@ -341,7 +341,7 @@ def _common_dtype(operands: Sequence[Any]) -> np.dtype[Any]:
 
 
 def _on_device(*operands: Any) -> list[Any]:
-    """Return the operands, with host arrays copied to the device, and Python's numbers converted to NumPy's."""
+    """Return the operands: host arrays are copied to the device, Python's numbers are converted to NumPy's."""
     dtype = _common_dtype(operands)
     return [
         x if isinstance(x, DeviceArray) else to_device(x) if isinstance(x, np.ndarray) and x.ndim else

@@ -26,7 +26,7 @@ from spillgrad_kernels.tables.scalar_math import sqrt, where
 
 __all__ = ["adam", "adamw", "clipping", "lion", "run", "scaled", "sgd", "squares_on_device", "sums_of_squares"]
 
-# The number of elements that one block adds up or updates. It is the same on all devices, so that the results are too.
+# The number of elements of a part, which a block adds up or updates. It is the same on all devices, and so are results.
 _PART_ELEMENTS = 1 << 14
 # The number of words that one launch writes to the device.
 _WORDS_AT_ONCE = 128
@@ -68,7 +68,7 @@ def _run_alone(update: Update) -> None:
 
 
 def _run_together(group: list[Update], lanes: int) -> None:
-    """Run updates by one formula with the same numbers, in place; all arrays are dense and of one dtype."""
+    """Run updates with the same formula and numbers, in place. All arrays are dense and have one dtype."""
     first, words, parts = group[0], [], 0
     for update in group:
         arrays = (update.param, update.grad, *update.state)
@@ -90,9 +90,10 @@ def updating(
 ) -> Kernel:
     """Return the kernel that updates many parameters by `formula`, `lanes` adjacent elements at a time, in place.
 
-    The kernel's argument `table` is the address of a row of words for each parameter: the number of its first part, its
-    size, and the addresses of the parameter, its gradient and its state, `arrays` in all. `numbers` has None for a
-    number that is passed by value, and a dtype's name for a number that is passed by address.
+    The kernel's argument `table` is the address of a table with a row of words for each parameter: the number of the
+    parameter's first part, the parameter's size, and the addresses of `arrays` arrays (parameter, gradient and state).
+    `numbers` has None for each number that is passed by value, and a dtype's name for each number that is passed by
+    address.
     """
     size, every = dtype.itemsize, range(lanes)
     values = [[f"x{i}_{lane}" for lane in every] for i in range(arrays)]
@@ -129,14 +130,14 @@ def updating(
 
 @functools.cache
 def row_finder(words: int) -> Any:
-    """Return the device function that returns the address of the table row of a part.
+    """Return the device function find_row(table, rows, part): the address of the table's row that `part` belongs to.
 
     A row has `words` words; the first word is the number of the row's first part.
     """
     load_word, row_bytes = loaders["int64", 1], words * WORD_BYTES
 
     def find_row(table: int, rows: int, part: int) -> int:
-        row, beyond = 0, rows  # bisect for the last row whose first part is not behind this one
+        row, beyond = 0, rows  # bisect for the last row whose first part is not after `part`
         while beyond - row > 1:
             middle = quotient(row + beyond, 2)
             if load_word(table + middle * row_bytes) <= part:
@@ -160,7 +161,7 @@ def writing() -> Kernel:
 
 @functools.lru_cache(maxsize=64)  # gradients mostly have the same addresses as in the previous step
 def _on_device(words: tuple[int, ...]) -> DeviceArray:
-    """Return a device array that begins with `words`. Do not change it, as later calls return it again."""
+    """Return a device array that begins with `words`. Do not change it: later calls with equal words return it."""
     made = empty((-(-len(words) // _WORDS_AT_ONCE) * _WORDS_AT_ONCE,), np.int64)
     for start in range(0, len(words), _WORDS_AT_ONCE):
         some = words[start : start + _WORDS_AT_ONCE]
@@ -170,10 +171,10 @@ def _on_device(words: tuple[int, ...]) -> DeviceArray:
 
 @functools.cache
 def adding(dtype: np.dtype[Any], squares: bool) -> Kernel:
-    """Return the kernel that adds up the elements, or their squares, of each part of many arrays, in float64.
+    """Return the kernel that adds up the elements, or their squares if `squares`, of each part of many arrays.
 
-    The kernel's argument `table` is the address of three words for each array: the number of its first part, its size
-    and its address.
+    Sums are float64. The kernel's argument `table` is the address of three words for each array: the number of the
+    array's first part, the array's size and the array's address.
     """
     load, load_word, store, size = loaders[dtype.name, 1], loaders["int64", 1], storers["float64", 1], dtype.itemsize
     find_row = row_finder(3)
@@ -200,7 +201,7 @@ def adding(dtype: np.dtype[Any], squares: bool) -> Kernel:
 
 
 def squares_on_device(arrays: Sequence[DeviceArray]) -> DeviceArray:
-    """Return the sums of `sums_of_squares` as an array on the device, without waiting for the device.
+    """Compute `sums_of_squares` without waiting for the device, and return the sums as an array on the device.
 
     Shapes: result (n,), float64, for n arrays.
     """
@@ -223,7 +224,7 @@ def _add(
     dtype: np.dtype[Any], squares: bool, starts: Sequence[int], arrays: list[tuple[int, int]], length: int,
     sums: DeviceArray,
 ) -> None:  # fmt: skip
-    """Write the sum of each part of `length` elements to `sums`.
+    """Write the sum of each part, of `length` elements, to `sums`; if `squares`, the sum of the squares.
 
     `arrays` holds (size, address) of each array. `starts` holds the number of each array's first part, then the number
     of parts.
@@ -249,7 +250,7 @@ def _clipping(total: Any, max_norm: Any) -> Any:
 def clipping(squares: DeviceArray, max_norm: float, dtype: Any) -> tuple[DeviceArray, DeviceArray]:
     """Return (norm, factor) on the device: the total norm of all arrays, and the factor that limits it to `max_norm`.
 
-    Shapes: squares as `squares_on_device` returns them; norm (float64) and factor (of `dtype`) have no dimensions.
+    Shapes: squares (n,), returned by `squares_on_device`; norm (float64) and factor (of `dtype`) have no dimensions.
     """
     total = sum_over(squares, (0,))
     norm, factor = compute(_clipping, "clipping", [total, np.float64(max_norm)], (np.float64, dtype))

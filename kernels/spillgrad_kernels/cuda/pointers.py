@@ -3,9 +3,9 @@
 `loaders[dtype, lanes](address)` and `storers[dtype, lanes](address, *values)` access device memory. `shared_loaders`
 and `shared_storers` access a block's shared memory, whose address is `shared_address(array)`.
 
-Several lanes are adjacent elements, which move in one access of up to 16 bytes; the address must be a multiple of the
-access's size. In a kernel, float16 and bfloat16 become float32; in memory, a bool is one byte. Stores convert as NumPy
-does: floats lose their fraction in integers, and integers wrap around. No address is checked.
+`lanes` is the number of adjacent elements that one access moves, at most 16 bytes; the address must be a multiple of
+the access's size. In a kernel, float16 and bfloat16 become float32; in memory, a bool is one byte. Stores convert as in
+NumPy: floats lose their fraction in integers, and integers wrap around. No address is checked.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ def _lanes_of(itemsize: int) -> list[int]:
 
 
 def widest(itemsize: int, *places: int) -> int:
-    """Return the most lanes of `itemsize` bytes in one access that all `places`, addresses and strides, permit."""
+    """Return the most lanes, of `itemsize` bytes, for which all `places` (addresses and strides) are aligned."""
     return max(lanes for lanes in _lanes_of(itemsize) if not any(place % (lanes * itemsize) for place in places))
 
 
@@ -99,7 +99,7 @@ else:
         return value
 
     def _truncated(builder: Any, dtype: np.dtype[Any], x: Any) -> Any:
-        """Emit code that converts a float to an integer: the lowest one for a float out of range, as on x86-64."""
+        """Emit code that converts a float to an integer: to the lowest integer if out of range, as on x86-64."""
         word = ir.IntType(64 if dtype.itemsize == 8 or dtype.name == "uint32" else 32)
         # The lower half of uint64's range is converted as int64. The upper half is converted as int64 after subtracting
         # 2**63.
@@ -115,7 +115,7 @@ else:
         return builder.trunc(found, ir.IntType(8 * dtype.itemsize)) if word.width > 8 * dtype.itemsize else found
 
     def _stored(context: Any, builder: Any, dtype: np.dtype[Any], kind: Any, value: Any) -> Any:
-        """Return the bits that represent a value of a kernel's type in memory."""
+        """Emit code that converts `value`, of the kernel type `kind`, to the bits that represent it in memory."""
         if isinstance(kind, types.Float) and dtype.kind in "iu":
             return _truncated(builder, dtype, value)
         if kind == types.float64 and dtype.name == "float16":  # converted in one step, so as to round once
@@ -210,6 +210,6 @@ shared_storers = {(dtype.name, lanes): _storer(dtype, lanes, _SHARED) for dtype,
 
 
 def lane_loader(dtype: str, lanes: int) -> Callable[[int], Any]:
-    """Return the device function load(address), whose result is a tuple even if `lanes` is 1."""
+    """Return the device function load(address) for `lanes` elements. It returns a tuple even if `lanes` is 1."""
     load = loaders[dtype, lanes]
     return load if lanes > 1 else device(lambda address: (load(address),))

@@ -29,7 +29,10 @@ _load_word = loaders["int64", 1]
 
 @device
 def _ranges(turn: int, down: int, across: int, ranges: int) -> Any:
-    """Return a turn's plane, its row and column there, and the start and stop of its ranges down and across."""
+    """Return (plane, row, column, y, y_stop, x, x_stop) of a turn: its position, and its ranges down and across.
+
+    `ranges` is the address of a table of ranges on the device.
+    """
     row = quotient(turn, across)
     plane = quotient(row, down)
     i, j = row - plane * down, turn - row * across
@@ -68,7 +71,7 @@ def finding(dtype: np.dtype[Any]) -> Kernel:
 
 @functools.cache
 def spreading(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel that adds up, for each element, the gradients of windows in which it is the largest."""
+    """Return the kernel that adds up, for each element, the gradients of the windows whose largest element it is."""
     load, store, size = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
     nothing = computing_dtype(dtype).type(0)
 
@@ -123,13 +126,13 @@ def adding(dtype: np.dtype[Any], result: np.dtype[Any], backward: bool) -> Kerne
 
 
 def _words(*ranges: Spans) -> bytes:
-    """Return starts and stops, down and across, as the bytes of a table of words."""
+    """Return ranges as the bytes of a table of int64 words: for each of `ranges`, its starts, then its stops."""
     return np.concatenate([part for pair in ranges for part in pair]).astype(np.int64).tobytes()
 
 
 @functools.lru_cache(maxsize=256)
 def _seeing(starts: bytes, stops: bytes, size: int) -> Spans:
-    """Return, for each of `size` elements, the range of windows that begin at or before it and stop after it."""
+    """Return the windows of each of `size` elements: a range from the first to the last window with the element."""
     begins, ends = np.frombuffer(starts, np.int64), np.frombuffer(stops, np.int64)
     lengths = np.maximum(ends - begins, 0)
     windows = np.repeat(np.arange(lengths.size), lengths)
@@ -141,7 +144,7 @@ def _seeing(starts: bytes, stops: bytes, size: int) -> Spans:
 
 
 def _seen(found: Ranges, size: int) -> Spans:
-    """Return, for each of `size` elements, the range of windows that may contain it."""
+    """Return, for each of `size` elements, the range of the windows in `found` that may contain the element."""
     return _seeing(found.starts.astype(np.int64).tobytes(), found.stops.astype(np.int64).tobytes(), size)
 
 

@@ -1,10 +1,10 @@
-"""The precision of float32 products on a device; this module imports no CUDA package."""
+"""The setting for the precision of float32 products on a device. This module imports no CUDA package."""
 
 _tf32 = [False]
 
 
 def allow_tf32(allowed: bool) -> None:
-    """Permit or forbid tensor cores to round float32 to tf32 (10 fraction bits) in products; forbidden at first."""
+    """Set whether tensor cores may round float32 operands of products to tf32 (10 fraction bits); by default, no."""
     _tf32[0] = allowed
 
 

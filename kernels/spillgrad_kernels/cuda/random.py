@@ -182,7 +182,7 @@ def dropping(dtype: np.dtype[Any], lanes: int, adds: bool) -> Kernel:
 
 
 def _signed(word: int) -> int:
-    """Return the int64 with the same low 64 bits as `word`, as kernels take int64."""
+    """Return the int64 with the same low 64 bits as `word`, because kernels take int64."""
     return ((word & (1 << 64) - 1) ^ 1 << 63) - (1 << 63)
 
 
@@ -218,13 +218,13 @@ def words64(shape: Shape, seed: int, offset: int) -> DeviceArray:
 
 
 def randint(low: int, high: int, shape: Shape, seed: int, offset: int) -> DeviceArray:
-    """Return int64 uniform in [low, high); the relative error of probabilities is below (high - low) / 2**64."""
+    """Return uniform int64 in [low, high). The relative error of probabilities is below (high - low) / 2**64."""
     require_range(low, high)
     return _drawn("randint", shape, np.int64, np.int64, seed, offset, low, high - low)
 
 
 def permutation(n: int, seed: int, offset: int) -> DeviceArray:
-    """Return the numbers 0 to n - 1 in random order; int64."""
+    """Return the numbers 0 to n - 1 in random order, as int64."""
     words = _drawn("words64", (n,), np.int64, np.int64, seed, offset)
     return in_order(words.view(np.uint64), 0, False, n)[1]
 
@@ -232,7 +232,8 @@ def permutation(n: int, seed: int, offset: int) -> DeviceArray:
 def dropout(a: DeviceArray, p: float, seed: int, offset: int, residual: DeviceArray | None = None) -> DeviceArray:
     """Return `a` with each element, even NaN, set to 0 with probability `p`, and other elements scaled by 1 / (1 - p).
 
-    Raises ValueError also for a residual of another shape or dtype.
+    `residual`, if given, is added to the result. Raises ValueError also if the shape or dtype of `residual` is not the
+    shape or dtype of `a`.
     """
     require_probability(p)
     if residual is not None and (residual.shape, residual.dtype) != (a.shape, a.dtype):

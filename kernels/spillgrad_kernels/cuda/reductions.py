@@ -34,7 +34,8 @@ _PART_ELEMENTS = 1 << 14
 # The length of a part of a column in a running fold. One thread walks along a part.
 _COLUMN_ELEMENTS = 1 << 8
 
-# The rules that are universal functions. For the universal function of any rule, its rule folds the results of parts.
+# The rules that fold elements by a universal function. If a fold is cut into parts, the results of the parts are
+# folded by the rule for the fold's universal function.
 FOLD_OF_UFUNC: dict[np.ufunc, str] = {np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min"}
 
 RULES = {
@@ -56,7 +57,7 @@ for _function in {f for rule in RULES.values() for f in (rule.term, rule.combine
 
 @device
 def add_up_block(shared: Any) -> None:
-    """Add up a block's numbers in shared memory, one for each thread, into the first number.
+    """Add up `shared`, an array in shared memory with a number for each thread of a block, into its first element.
 
     All threads of the block must call this function.
     """
@@ -157,7 +158,7 @@ class _Folding(NamedTuple):
         self, name: str, finished_as: str | None, count: int, a: DeviceArray, shift: DeviceArray | None,
         out: DeviceArray,
     ) -> None:  # fmt: skip
-        """Fold `a` into `out`. `count` is the number of elements that the rule `finished_as` is told."""
+        """Fold `a` by the rule `name` into `out`. The rule `finished_as` gets `count` as the number of elements."""
         columns = THREADS // self.width
         beside, apart = (1, self.width) if self.inner == 1 else (columns, 1)
         kernel(name, finished_as, a.dtype, out.dtype).run_blocks(
@@ -167,7 +168,7 @@ class _Folding(NamedTuple):
 
 
 def _in_order(a: DeviceArray, permutation: Shape | None) -> DeviceArray:
-    """Return a dense array with the elements in the order of (outer, n, inner)."""
+    """Return `a` as a dense array, with its dimensions in the order `permutation` if it is given."""
     return contiguous(a if permutation is None else a.transpose(*permutation))
 
 
@@ -178,7 +179,7 @@ def _result_dtype(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _reduce(name: str, axes: Shape, keepdims: bool, a: DeviceArray, shift: DeviceArray | None = None) -> DeviceArray:
-    """Return the fold of `axes` of `a`. For a rule with shifts, `shift` has a value for each result."""
+    """Return `a` folded over `axes` by the rule `name`. If the rule takes shifts, `shift` has one for each result."""
     order = fold_order(a.shape, axes)
     out = empty(reduced_shape(a.shape, axes, keepdims), _result_dtype(name, a.dtype))
     fold = _Folding(order.outer, order.n, order.inner, _PART_ELEMENTS)
@@ -235,7 +236,7 @@ def argmin(a: DeviceArray, axis: int, keepdims: bool = False) -> DeviceArray:
 
 
 def var(a: DeviceArray, axes: Shape, correction: float = 1, keepdims: bool = False) -> tuple[DeviceArray, DeviceArray]:
-    """Return (variance, mean) over `axes`; squared deviations are divided by max(0, n - `correction`)."""
+    """Return (variance, mean) over `axes`. The sum of squared deviations is divided by max(0, n - `correction`)."""
     freedom = math.prod(a.shape[axis] for axis in axes) - correction
     centre = mean(a, axes, keepdims)
     squares = _reduce("squares", axes, keepdims, a, centre)
@@ -263,7 +264,10 @@ def norm(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArray:
 
 
 def join_exponentials(largest: Any, total: Any, other_largest: Any, other_total: Any) -> Any:
-    """Return the largest value of two parts of a row, and the sum of exp(value - largest), which is NaN for any NaN."""
+    """Join the folds of two parts of a row: return the largest value, and the sum of exp(value - largest).
+
+    The sum is NaN if any value is NaN.
+    """
     # The difference of two equal infinities is NaN.
     scale = where(other_largest == largest, 1, exp(-abs(other_largest - largest)))
     is_larger = other_largest > largest
@@ -311,7 +315,7 @@ def logsumexp(a: DeviceArray, axes: Shape, keepdims: bool = False) -> DeviceArra
 
 @functools.cache
 def scan(name: str, dtype: np.dtype[Any], is_dense: bool) -> Kernel:
-    """Return the kernel of a running fold by the rule `name`, along a dimension that is dense in memory or not."""
+    """Return the kernel of running folds by the rule `name`. `is_dense` says whether rows are dense in memory."""
     identity, result = _identity(name, dtype), _result_dtype(name, dtype)
     return scans.kernel(RULES[name].combine, identity, dtype, result, is_dense, f"running_{name}_{dtype.name}")
 

@@ -15,10 +15,11 @@ from spillgrad_kernels.device_array import DeviceArray
 
 @functools.cache
 def summing(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel that computes (outer, results, inner) from (outer, size, inner), one thread per result.
+    """Return the kernel that computes weighted sums along the second dimension, one thread per sum.
 
-    The kernel's argument `indices` is the address of a table of the positions of all results' first terms, then of
-    their second terms, and so on. The weights follow in the same order.
+    Shapes: x (outer, size, inner), out (outer, results, inner). The kernel's argument `indices` is the address of a
+    table: the position of each result's first term, then of each result's second term, and so on, then the weights in
+    the same order.
     """
     load, store, itemsize = loaders[dtype.name, 1], storers[dtype.name, 1], dtype.itemsize
     number = computing_dtype(dtype)
@@ -43,7 +44,7 @@ def summing(dtype: np.dtype[Any]) -> Kernel:
 
 @functools.lru_cache(maxsize=256)
 def _tabled(taps: Any, number: np.dtype[Any]) -> tuple[int, bytes]:
-    """Return the number of terms of each sum, and the bytes of the kernel's table."""
+    """Return the number of terms of each sum, and the content of the table that the kernel reads (see `summing`)."""
     indices = np.array(taps.indices, np.int64)
     weights = np.ones(indices.shape) if taps.weights is None else np.array(taps.weights)
     used = weights.any(1)

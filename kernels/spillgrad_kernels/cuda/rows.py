@@ -32,10 +32,10 @@ _NEIGHBOURS = 32
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """A fold of the elements of a row: `start` has the names of the accumulators and their first values.
+    """A fold of the elements of a row: `start` maps the name of each accumulator to its first value.
 
     `term` returns the accumulators for one element. `join` takes the accumulators of two parts of a row, and returns
-    the accumulators of both parts together. Accumulators that `join` does not take, the last ones, are sums.
+    the accumulators of both parts together. The last accumulators, which `join` does not take, are sums.
     """
 
     start: Mapping[str, float]
@@ -45,14 +45,14 @@ class Fold:
 
 @dataclass(frozen=True, eq=False)
 class RowLoop:
-    """A computation over rows, made of formulas. A formula's parameters are names of values.
+    """A computation over rows, made of formulas. The parameters of a formula are names of values.
 
-    A name is an operand, an accumulator of the fold, a result of `finish` (listed in `finished`), `n`, the length of a
-    row, or `j`, the position of an element in its row. There are four kinds of operands: `elements` have the shape of
-    the rows; `columns` have a value for each position in a row, and a default for a missing array; `numbers` have a
-    value for each row; `constants` are single values. `picked` names further values: each is an element or column at
-    one position, which is given as a number or as one of `numbers`. A picked value is NaN if its position is outside
-    the row.
+    A name stands for an operand, an accumulator of the fold, a result of `finish` (listed in `finished`), `n` (the
+    length of a row) or `j` (the position of an element in its row). There are four kinds of operands: `elements` have
+    the shape of the rows; `columns` have a value for each position in a row, and a default for a missing array;
+    `numbers` have a value for each row; `constants` are single values. `picked` maps the name of a further value to
+    (operand, position): the value of an element or column operand at a position, which is a number or one of `numbers`.
+    A picked value is NaN if its position is outside the row.
     """
 
     name: str
@@ -78,8 +78,8 @@ class RowLoop:
         return [*(f"{name}_out" for name in self.stored), *(["element_out"] if self.element else [])]
 
 
-# A row has `width` threads, its members, at a distance of 1 << beside. The distance of threads of consecutive rows is 1
-# << apart.
+# A row has `width` threads, its members, at a distance of 1 << beside. The distance of threads of consecutive rows is
+# 1 << apart.
 _KERNEL = """
 def kernel(rows, extent, inner, parts, part_extent, width, beside, apart, {parameters}):
     {shared}
@@ -130,7 +130,7 @@ cuda.syncthreads()
 
 
 def _filled(template: str, **parts: str | Sequence[str]) -> list[str]:
-    """Return the lines of a template. A field on a line of its own becomes several lines, with its indentation."""
+    """Return the lines of a template with filled fields. A field on its own line may become several indented lines."""
     lines: list[str] = []
     for line in template.strip().splitlines():
         part = parts.get(line.strip()[1:-1]) if line.strip().startswith("{") else None
@@ -142,12 +142,13 @@ def _filled(template: str, **parts: str | Sequence[str]) -> list[str]:
     return lines
 
 
-# A function of a formula's calls (as code) and the positions of their elements; returns the code that uses the results.
+# A function that takes the code of a formula's calls, and the code of the positions of their elements, and returns the
+# code that uses the results of the calls.
 _Used = Callable[[list[str], list[str]], list[str]]
 
 
 class _Writer:
-    """A writer of a loop's kernel code, for dtypes of operands and results, with `lanes` elements in an access."""
+    """The writer of the kernel code of `loop`, for the dtypes of operands and results, and for `lanes` lanes."""
 
     def __init__(self, loop: RowLoop, dtypes: Sequence[np.dtype[Any] | None], lanes: int) -> None:
         self.loop, self.lanes = loop, lanes
@@ -162,7 +163,7 @@ class _Writer:
             self.namespace[name] = self.number(default)
 
     def parameters(self) -> dict[str, Any]:
-        """Return the kernel's parameters that follow the shape's (addresses and constants), with their types."""
+        """Return names and types of the kernel's addresses and constants: the parameters after the shape's."""
         found = {}
         for name, dtype in self.dtypes.items():
             if name in self.loop.constants:
@@ -175,7 +176,7 @@ class _Writer:
         return self.dtypes[name].itemsize
 
     def _place(self, name: str, position: str | int) -> str:
-        """Return the code for the address of the value, at `position`, of the element or column operand `name`."""
+        """Return the code for an address: of the element or column operand `name`, at `position` in the row."""
         if name in self.loop.columns:
             return f"at_{name} + ({position}) * {self._size(name)}"
         step = "" if self.lanes > 1 else " * inner"  # with several lanes, rows are dense
@@ -193,14 +194,14 @@ class _Writer:
         return name in self.loop.elements or (name in self.loop.columns and name in self.dtypes)
 
     def _function(self, name: str, formula: Formula) -> None:
-        """Add a formula to the kernel's namespace, as a function of this name."""
+        """Add a formula to the kernel's namespace, as the function `name`."""
         record = Trace([f"in_{parameter}" for parameter in parameters(formula)])
         result = record.apply(formula, [Symbol(record, parameter) for parameter in record.inputs], self.number)
         record.results = tuple(map(record.name_of, result if isinstance(result, tuple) else (result,)))
         self.namespace[name] = device_function(record)
 
     def _pass(self, name: str, formula: Formula, used: _Used) -> list[str]:
-        """Return the code of a pass over a thread's elements, and add its formula to the namespace."""
+        """Add `formula` to the namespace as `name`; return the code of a pass that calls it for a thread's elements."""
         self._function(name, formula)
         one = [f"j + {lane}" for lane in range(self.lanes)] if self.lanes > 1 else ["j"]
         lines = [f"j = part * part_extent + member * {self.lanes}"]
@@ -210,7 +211,7 @@ class _Writer:
         return [*lines, "while j < last:", *self._turn(name, formula, one, used)]
 
     def _turn(self, name: str, formula: Formula, positions: list[str], used: _Used) -> list[str]:
-        """Return the body of a pass: load the elements at `positions`, call the formula for each, use the results."""
+        """Return the body of a pass: load the elements at `positions`, call the formula, use the results by `used`."""
         moving = [each for each in parameters(formula) if self._moves(each)]
         lines, calls = [], []
         for each in moving:
@@ -298,14 +299,14 @@ class _Writer:
 
 @functools.cache
 def kernel(loop: RowLoop, dtypes: tuple[np.dtype[Any] | None, ...], lanes: int) -> Kernel:
-    """Return the kernel of a loop for operands and results of these dtypes, with None for a missing column."""
+    """Return the kernel of a loop for these dtypes of operands and results. A missing column has None as its dtype."""
     writer = _Writer(loop, dtypes, lanes)
     exec(compile(writer.source(), f"<{loop.name}>", "exec"), writer.namespace)
     return Kernel(writer.namespace["kernel"], loop.name, [*[types.int64] * 8, *writer.parameters().values()])
 
 
 class Rows(NamedTuple):
-    """The rows of an (outer, n, inner) array along n. If `parts` > 1, rows are only folded, part by part."""
+    """The rows of an (outer, n, inner) array along n. If `parts` > 1, rows are only folded, each in `parts` parts."""
 
     outer: int
     n: int
@@ -356,10 +357,11 @@ def _prepare(
 def run(
     loop: RowLoop, rows: Rows, operands: Sequence[DeviceArray | np.generic | None], results: Sequence[DeviceArray]
 ) -> None:
-    """Compute `results`, in place, from `operands`, in the order of `loop.results` and `loop.operands`.
+    """Run `loop`: compute `results`, in place, from `operands`.
 
-    Arrays are dense. A constant is given as a number, a missing column as None. If rows have several parts, each result
-    in `loop.stored` gets a value for each part of each row: first all values of the first part, and so on.
+    Results are in the order of `loop.results`, operands in the order of `loop.operands`. Arrays are dense. A constant
+    is given as a number, a missing column as None. If rows have several parts, each result in `loop.stored` gets a
+    value for each part of each row: first all values of the first part, and so on.
     """
     if not rows.units:
         return

@@ -29,7 +29,7 @@ _LOG_2 = math.log(2)
 
 
 def _as(x: Any, constant: Any) -> Any:
-    """Return `constant` in the dtype of x. A plain constant is float64 and would make the result float64."""
+    """Return `constant` in the dtype of x. A plain constant would be float64, and make the result float64."""
     return type(x)(constant)
 
 
@@ -82,7 +82,7 @@ def _integer_fmod(x: Any, divisor: Any) -> Any:
 
 
 def _integer_pow(x: Any, exponent: Any) -> Any:
-    """Return x**exponent for integers, wrapped around in the dtype of x; fractions are truncated, as in PyTorch."""
+    """Return x**exponent for integers, wrapped around in the dtype of x. As in PyTorch, a fraction is truncated."""
     power = _as(x, 1)
     if exponent < 0:
         odd = exponent & 1
@@ -97,9 +97,9 @@ def _integer_pow(x: Any, exponent: Any) -> Any:
 
 @functools.cache
 def integers_kept_in(dtype: np.dtype[Any]) -> Any:
-    """Return a function for kernels that wraps integers around in `dtype`, as Numba computes in 64 bits; floats stay.
+    """Return the device function that wraps an integer around in `dtype`, and returns a float unchanged.
 
-    Return None in the simulator, whose numbers are NumPy's.
+    Numba computes integers in 64 bits. Return None in the simulator, where numbers are NumPy's.
     """
     if SIMULATED:
         return None
@@ -131,7 +131,7 @@ if not SIMULATED:
         return lambda x, constant: number(constant)
 
     def _implementation(name: str, of_floats: Callable[..., Any] | None, of_integers: Any, *kinds: Any) -> Any:
-        """Return the implementation of a function for these types. libdevice computes integers in float64."""
+        """Return the implementation of `name` for arguments of types `kinds`. libdevice takes integers as float64."""
         if of_integers is not None and all(isinstance(kind, types.Integer | types.Boolean) for kind in kinds):
             return of_integers
         if of_floats is not None:

@@ -24,9 +24,9 @@ TILE = THREADS * _THREAD_ELEMENTS
 def kernel(
     combine: Callable[..., Any], identity: Any, dtype: np.dtype[Any], result: np.dtype[Any], is_dense: bool, name: str
 ) -> Kernel:
-    """Return the kernel for `inner` = 1 if `is_dense`, else the kernel for any `inner`.
+    """Return the kernel of running folds by `combine`: for `inner` = 1 if `is_dense`, else for any `inner`.
 
-    The kernels' argument `before` is the address of the running folds of whole parts.
+    A fold starts from `identity`. The kernel's argument `before` is the address of the running folds of whole parts.
     """
     number, accumulated = type(identity), np.dtype(type(identity))
     in_shared = getattr(types, accumulated.name)

@@ -3,7 +3,7 @@
 A block of threads sorts a tile in shared memory: several short rows, or a part of a long row. Then pairs of sorted runs
 are merged, for all rows in one launch, in which each block computes one tile of the result. Equal elements keep their
 order, and NaN counts as the largest, so the result does not depend on the device. If only the first elements are
-wanted, each run is cut to the wanted number.
+wanted, each run is cut to the number of wanted elements.
 """
 
 import functools
@@ -20,7 +20,7 @@ from spillgrad_kernels.cuda.pointers import WORD_BYTES, kernel_types, loaders, q
 from spillgrad_kernels.device_array import DeviceArray, NotOnDevice
 from spillgrad_kernels.tables.reductions import fold_order
 
-# The numbers of adjacent elements of a thread, and of the tile that a block has in shared memory.
+# The number of adjacent elements of a thread, and the number of elements in the tile that a block has in shared memory.
 _THREAD_KEYS = 8
 _TILE = THREADS * _THREAD_KEYS
 
@@ -29,7 +29,7 @@ _store_word, _load_word = storers["int64", 1], loaders["int64", 1]
 
 @device
 def _place(row: int, j: int, n: int, inner: int) -> int:
-    """Return the position in a dense (outer, n, inner) array of element j of row number `row`."""
+    """Return the position of element `j` of row number `row` in a dense (outer, n, inner) array with rows along n."""
     o = quotient(row, inner)
     return (o * n + j) * inner + row - o * inner
 
@@ -41,7 +41,7 @@ def _between(number: int, least: int, most: int) -> int:
 
 @functools.cache
 def _comparison(descending: bool) -> Callable[[Any, Any], bool]:
-    """Return the device function that says whether x comes before y in sorted order; equal elements do not."""
+    """Return the device function is_before(x, y): whether x comes before y in sorted order; False if equal."""
 
     @device
     def ascends(x: Any, y: Any) -> bool:
@@ -57,7 +57,7 @@ def _comparison(descending: bool) -> Callable[[Any, Any], bool]:
 def _splitting(is_before: Callable[[Any, Any], bool], read: Callable[[Any, Any, int], Any]) -> Callable[..., int]:
     """Return the device function that finds how many of the first `count` elements of a merge come from the first run.
 
-    The function reads elements by `read(memory, order, place)`.
+    The runs begin at positions `a` and `b`. The function reads elements by `read(memory, order, place)`.
     """
 
     @device
@@ -77,7 +77,10 @@ def _splitting(is_before: Callable[[Any, Any], bool], read: Callable[[Any, Any, 
 
 @functools.cache
 def _merging(descending: bool) -> Callable[..., None]:
-    """Return the device function by which a thread merges its part, from `begin` on, of two runs in shared memory."""
+    """Return the device function by which a thread merges its part of two runs in shared memory.
+
+    The part begins at position `begin` of the merged run, and is written to `merged` from position `to` on.
+    """
     is_before = _comparison(descending)
 
     @device
@@ -108,10 +111,10 @@ def _merging(descending: bool) -> Callable[..., None]:
 
 @functools.cache
 def sorting_tiles(dtype: str, descending: bool) -> Kernel:
-    """Return the kernel that sorts tiles of (outer, n, inner) along n, and keeps the first `run` elements of each sort.
+    """Return the kernel that sorts tiles of an (outer, n, inner) array along n.
 
-    A tile consists of segments. A segment holds a row or a part of a row. The length of a segment is a power of two
-    times the number of elements of a thread.
+    A tile consists of segments. A segment holds a row or a part of a row, is sorted by itself, and is cut to its first
+    `run` elements. The length of a segment is a power of two times the number of elements of a thread.
     """
     load, store, size = loaders[dtype, 1], storers[dtype, 1], np.dtype(dtype).itemsize
     kind, is_before, merge = kernel_types[dtype], _comparison(descending), _merging(descending)
@@ -177,7 +180,7 @@ def sorting_tiles(dtype: str, descending: bool) -> Kernel:
 
 @functools.cache
 def merging_runs(dtype: str, descending: bool) -> Kernel:
-    """Return the kernel that merges pairs of adjacent runs in each row, and keeps the first `merged_run` elements."""
+    """Return the kernel that merges pairs of adjacent runs of each row. It cuts results to `merged_run` elements."""
     load, store, size = loaders[dtype, 1], storers[dtype, 1], np.dtype(dtype).itemsize
     kind, is_before, merge = kernel_types[dtype], _comparison(descending), _merging(descending)
     threads, tile, own_count = THREADS, _TILE, _THREAD_KEYS
@@ -256,7 +259,7 @@ def in_order(a: DeviceArray, axis: int, descending: bool, count: int) -> tuple[D
         segment *= 2
 
     def results(runs: int, length: int) -> tuple[int, DeviceArray, DeviceArray]:
-        """Return (inner, values, positions) to write runs to: the final results for one run per row, else new ones."""
+        """Return (inner, values, positions) to write to: new arrays or, if a row has one run, the final results."""
         if runs == 1:
             return inner, values, positions
         return 1, empty((rows, length), a.dtype), empty((rows, length), np.int64)
@@ -283,7 +286,10 @@ def in_order(a: DeviceArray, axis: int, descending: bool, count: int) -> tuple[D
 
 @functools.cache
 def searching(dtype: str, after: bool) -> Kernel:
-    """Return the kernel that finds where to insert elements in sorted rows: before equal elements or `after` them."""
+    """Return the kernel that finds the positions at which to insert elements into sorted rows.
+
+    A position is after equal elements if `after` is true, else before equal elements.
+    """
     load, size, is_before = loaders[dtype, 1], np.dtype(dtype).itemsize, _comparison(False)
 
     def search(turn: int, n: int, length: int, keys: int, sought: int, out: int) -> None:
@@ -305,7 +311,7 @@ def searching(dtype: str, after: bool) -> Kernel:
 def places_among(keys: DeviceArray, sought: DeviceArray, after: bool) -> DeviceArray:
     """Return, as int64, the positions at which to insert `sought` into the sorted rows `keys`.
 
-    A position is before equal elements, or `after` them.
+    A position is after equal elements if `after` is true, else before equal elements.
 
     Shapes: keys (n,) with any sought, or (..., n) with (..., k). Raises NotOnDevice for complex numbers.
     """

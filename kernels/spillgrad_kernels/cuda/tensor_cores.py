@@ -24,11 +24,11 @@ from spillgrad_kernels.cuda.precision import tf32_is_allowed
 
 NEIGHBOURS = 2  # a thread holds pairs of adjacent sums of a row of C
 _WARP = 32
-_ROWS, _COLUMNS = 16, 8  # of one multiplication
+_ROWS, _COLUMNS = 16, 8  # the rows and columns of the result of one multiplication
 
 
 class Tile(NamedTuple):
-    """How a product is cut: how many rows and columns of C are for a block and for a warp, and a step's depth."""
+    """The sizes of a product's parts: the rows and columns of C of a block and of a warp, and the depth of a step."""
 
     rows: int
     columns: int
@@ -65,7 +65,7 @@ KINDS = {
 
 
 def used_for() -> tuple[str, ...]:
-    """Return the dtypes that tensor cores multiply, an empty tuple if the device has no tensor cores."""
+    """Return the names of the dtypes that tensor cores multiply: none if the device has no tensor cores."""
     if not at_hand():
         return ()
     return ("bfloat16", "float16", "float32") if tf32_is_allowed() else ("bfloat16", "float16")
@@ -81,7 +81,10 @@ if SIMULATED:
     _held: dict[int, Any] = {}  # for each thread of the running block: its argument, then its result
 
     def _by_warp(own: Any, work: Callable[[list[Any]], list[Any]]) -> Any:
-        """Let one thread of each warp do `work` for all its threads. All threads of the block call this."""
+        """Let one thread of each warp call `work` with the warp's values of `own`; return this thread's result.
+
+        All threads of the block must call this function.
+        """
         thread = cuda.threadIdx.x
         _held[thread] = own
         cuda.syncthreads()
@@ -128,7 +131,7 @@ else:
     _INT32, _FLOAT = ir.IntType(32), ir.FloatType()
 
     def _assembled(builder: Any, code: str, result: Any, constraints: str, arguments: list[Any]) -> list[Any]:
-        """Emit an instruction with four results and return them."""
+        """Emit the instruction `code`, which has four results; return the results."""
         kind = ir.LiteralStructType([result] * 4)
         function = ir.FunctionType(kind, [argument.type for argument in arguments])
         assembly = ir.InlineAsm(function, code, constraints, side_effect="memory" in constraints)
@@ -198,7 +201,10 @@ def names(dtype: str, a_along: bool, b_along: bool) -> dict[str, Any]:
 
 
 class _Side(NamedTuple):
-    """The layout in shared memory of a step's part of A or B, with `across` rows of A or columns of B."""
+    """The layout in shared memory of a step's part of A or B: `across` rows of A or columns of B.
+
+    `along` says that adjacent elements are adjacent along K.
+    """
 
     name: str
     kind: Kind
@@ -217,7 +223,7 @@ class _Side(NamedTuple):
 
     @property
     def by_matrices(self) -> bool:
-        """Whether fragments are read as whole matrices. Reading matrices cannot transpose elements of 4 bytes."""
+        """Whether fragments are read by ldmatrix, as matrices. It cannot transpose elements of 4 bytes."""
         return self.along or self.kind.itemsize == 2
 
     def stashed(self) -> Iterator[str]:
@@ -233,7 +239,10 @@ class _Side(NamedTuple):
             yield f"store_words({self._address('at')}, {', '.join(words)})"
 
     def lane(self, first: str) -> str:
-        """Return the code for the place of a lane's first fragment. Matrices go down first in A, along K first in B."""
+        """Return the code for the place of a lane's first fragment.
+
+        A read takes four matrices, which are ordered down first in A, along K first in B.
+        """
         own = f"{self.name}_lane"
         if not self.by_matrices:
             return f"{own} = (lane & 3) * {self.pitch} + {first} + quotient(lane, 4)"
@@ -245,7 +254,7 @@ class _Side(NamedTuple):
         return f"{own} = ({deep} + (lane & 7)) * {self.pitch} + {at})"
 
     def read(self, first: int, deep: int, words: list[str]) -> Iterator[str]:
-        """Yield the code that reads four words of fragments: 16 rows or columns, as deep as one multiplication."""
+        """Yield the code that reads four words of fragments: 16 rows or columns, of the depth of one multiplication."""
         own = f"{self.name}_lane"
         if self.by_matrices:
             at = first * self.pitch + deep if self.along else deep * self.pitch + first
@@ -291,9 +300,9 @@ def source(
     kind: Kind, a_along: bool, b_along: bool, opening: list[str], fetch: list[str],
     finished: Callable[[str, list[str]], Iterator[str]],
 ) -> list[str]:  # fmt: skip
-    """Return the body of a kernel, given code that finds the tile, code that fetches a step, and `finished`.
+    """Return the body of a kernel. `opening` is code that finds the block's tile, `fetch` code that fetches a step.
 
-    `finished` returns the code that stores finished sums.
+    `finished(column, sums)` returns the code that stores finished sums.
     """
     tile = kind.tile
     a, b = _Side("a", kind, a_along, tile.rows), _Side("b", kind, b_along, tile.columns)

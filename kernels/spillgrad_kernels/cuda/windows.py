@@ -28,7 +28,7 @@ def first_window(position: int, reach: int, step: int) -> int:
 
 @functools.cache
 def laying(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
-    """Return the kernel that adds up, for each element, its values in the windows that contain it, and a bias.
+    """Return the kernel that computes each element of an image: the sum of its values in all windows, plus a bias.
 
     The strides of the values are in bytes (see `Strides`). Window i begins at i * step - pad.
     """
@@ -77,8 +77,8 @@ def laying(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
 class Strides(NamedTuple):
     """The strides of windows' values. Units: bytes.
 
-    The strides are for the image, the channel's group, the channel in its group, the row and the element of a window,
-    and the window's place down and across.
+    `channel` is the stride between channels of a group. `row` and `element` are strides between the rows of a window,
+    and between the elements of a row. `down` and `across` are strides between windows.
     """
 
     image: int
@@ -94,10 +94,10 @@ def lay(
     source: DeviceArray | None, strides: Strides, groups: int, windows: Windows, bias: DeviceArray | None,
     out: DeviceArray,
 ) -> None:  # fmt: skip
-    """Write to each element of `out` the sum of its values in the windows that contain it, plus its channel's bias.
+    """Set each element of `out` to the sum of its values in the windows that contain it, plus its channel's bias.
 
-    `source` is None if the grid has no windows.
-    Shapes: out (N, C, *windows.image); there may be gaps between its planes.
+    `source` holds the windows' values, with the given strides; it is None if the grid has no windows.
+    Shapes: out (N, C, *windows.image); there may be gaps between the images of channels.
     """
     if out.size:
         laying(out.dtype if source is None else source.dtype, out.dtype).run(
@@ -110,7 +110,7 @@ def lay(
 def sum_over_images(patches: DeviceArray, dilation: Pair, stride: Pair, size: Pair) -> DeviceArray:
     """Return images in which each element of `patches` is added at the place from which it was taken.
 
-    Shapes: patches (N, C, rows, columns, down, across), result (N, C, *size). Any strides.
+    Shapes: patches (N, C, rows, columns, down, across), result (N, C, *size). `patches` may have any strides.
     """
     n, channels, rows, columns, down, across = patches.shape
     out = empty((n, channels, *size), patches.dtype)
@@ -122,7 +122,7 @@ def sum_over_images(patches: DeviceArray, dilation: Pair, stride: Pair, size: Pa
 def sum_along(windows: DeviceArray, dim: int, step: int, spacing: int, length: int) -> DeviceArray:
     """Return an array in which each element of `windows` is added at the place from which it was taken.
 
-    Window i along `dim` holds the elements i * step + t * spacing.
+    Element t of window i along `dim` is added at position i * step + t * spacing.
     Shapes: windows (..., count, ..., size), result (..., length, ...).
     """
     *shape, size = windows.shape

@@ -11,10 +11,10 @@ _uncompiled: dict[int, Any] = {}  # keys stand for addresses; entries stay, as m
 
 
 def code_address(kernel: Any, parameters: int) -> int:
-    """Return the address of the machine code of `kernel`, compiled for `parameters` int64 arguments.
+    """Compile `kernel` for `parameters` int64 arguments; return the address of the machine code.
 
-    The address stays valid and is never 0. Without compilation, return a number that stands for the address. A kernel
-    that is called only by its address is made with `jit(by_address=True)`.
+    The address stays valid and is never 0. With `NUMBA_DISABLE_JIT=1`, return a number that stands for the address. A
+    kernel that is called only by its address is made with `jit(by_address=True)`.
     """
     if DISABLE_JIT:
         _uncompiled[id(kernel)] = kernel
@@ -31,14 +31,14 @@ def code_address(kernel: Any, parameters: int) -> int:
 if DISABLE_JIT:
 
     def call(address: int, arguments: tuple[int, ...]) -> None:
-        """Call the kernel whose machine code is at an address."""
+        """Call the kernel whose machine code is at `address`, with int64 `arguments`."""
         _uncompiled[address](*arguments)
 
 else:
 
     @intrinsic
     def call(typing_context: Any, address: Any, arguments: Any) -> Any:
-        """Call the kernel whose machine code is at an address."""
+        """Call the kernel whose machine code is at `address`, with int64 `arguments`."""
 
         integers = types.UniTuple(types.int64, len(arguments))
 

@@ -49,7 +49,7 @@ _SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DEBUGINFO
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """The numbers of files and bytes in the cache, for the kernels' current version and for all other versions."""
+    """The state of the cache: files and bytes of the kernels' current version, number and bytes of other versions."""
 
     directory: Path
     writable: bool
@@ -61,10 +61,10 @@ class CacheInfo:
 
 @dataclass(frozen=True)
 class Place:
-    """A place for machine code: the user chooses `base`; the directories below it are the cache's own.
+    """A place for machine code: the user chooses the directory `base`; the cache owns the path `names` below it.
 
-    Raises OSError if a directory is missing and cannot be made. If another user may write to a directory, warns and
-    raises OSError.
+    Methods raise OSError if a directory is missing and cannot be made. If another user may write to a directory or
+    file, they warn and raise OSError.
     """
 
     base: Path
@@ -77,7 +77,10 @@ class Place:
 
     @contextlib.contextmanager
     def opened(self, *names: str, create: bool = False) -> Iterator[int]:
-        """Yield a file descriptor of the cache's directory, or of its sub-directory at the path `names`."""
+        """Context manager: open the cache's directory, or its sub-directory at the path `names`; yield the descriptor.
+
+        With `create`, make the directories that are missing.
+        """
         if create:
             self.base.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
@@ -93,7 +96,7 @@ class Place:
             yield directory
 
     def read(self, version: str, name: str) -> bytes:
-        """Return the contents of a file, and set the time of its last use."""
+        """Return the contents of a file, and record that it was used now."""
         with self.opened(version) as directory:
             descriptor = self._open(self.path / version / name, directory)
             with open(descriptor, "rb") as file:
@@ -117,7 +120,10 @@ class Place:
                 raise
 
     def _open(self, path: Path, directory: int, flags: int = 0) -> int:
-        """Open a file or directory that must be this user's own, without blocking if `path` is a pipe."""
+        """Open the file or directory `path` in the open `directory`; return its descriptor. Does not block on a pipe.
+
+        Warns and raises PermissionError if `path` is a link, does not belong to this user, or can be written by others.
+        """
         try:
             descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | flags, dir_fd=directory)
         except OSError as error:
@@ -152,7 +158,7 @@ _refused: set[Path] = set()  # places that this process has warned about
 
 
 def places() -> tuple[Place, ...]:
-    """Return the places for machine code: the user's cache directory, then another if that cannot be written."""
+    """Return the places for machine code, best first: in the user's cache directory, and in the temporary directory."""
     temporary = Place(Path(tempfile.gettempdir()), (f"spillgrad-kernels-{os.geteuid()}",))
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # the XDG Base Directory Specification says to ignore relative paths
@@ -200,7 +206,7 @@ def read(name: str) -> bytes | None:
 
 
 def write(name: str, payload: bytes) -> bool:
-    """Write `payload` as `name` to the first place that can be written; return whether any place could be."""
+    """Write `payload` as `name` to the first place that can be written; return False if none can be written."""
     content = hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest() + payload
     for place in places():
         # On an error, the place is read-only, full, unsafe or no directory. The kernel works without the file.
@@ -212,7 +218,7 @@ def write(name: str, payload: bytes) -> bool:
 
 @functools.cache
 def _prune_once(place: Place) -> None:
-    """Prune the cache before it grows, once in a process: one process adds little to it."""
+    """Prune the cache before this process first writes to it. Once is enough, because one process adds little."""
     prune(place)
 
 
@@ -270,7 +276,7 @@ def info() -> CacheInfo:
 
 
 def _files(directory: int) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the files in the sub-directories of an open directory. Links are not followed."""
+    """Yield (path, status) for each file in the sub-directories of an open directory. Links are not followed."""
     for inner, _, names, descriptor in os.fwalk(".", dir_fd=directory):
         for name in names if inner != "." else ():
             try:

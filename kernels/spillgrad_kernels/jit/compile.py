@@ -1,4 +1,4 @@
-"""The decorators and types that kernels are written with: `jit`, and Numba's by their own names.
+"""The decorators and types for writing kernels: `jit`, and Numba's decorators and types under their own names.
 
 `import spillgrad` calls no kernel, and importing Numba takes longer than all other imports. So a `Deferred` stands for
 each kernel and each of Numba's types and functions. When the first kernel is used, Numba is imported and all of these
@@ -125,7 +125,7 @@ def c_function(name: str, parameters: int) -> Any:
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """Return a function for use in kernels, for which `function` emits LLVM code, as Numba's `intrinsic` does."""
+    """Return a function that kernels can call. `function` emits the LLVM code of a call, as for Numba's `intrinsic`."""
     return Deferred(lambda compiler: compiler.intrinsic(function))
 
 
@@ -152,7 +152,7 @@ def emitted(signature: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any
 
 
 def overload(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Let the decorated function choose, by the arguments' types, the implementation of `function` inside kernels."""
+    """Decorator: the decorated function chooses, by the arguments' types, how `function` is implemented in kernels."""
 
     def decorate(choose: Callable[..., Any]) -> Callable[..., Any]:
         Deferred(lambda compiler: compiler.overload(function, **options)(choose))
@@ -176,7 +176,7 @@ def jit(
     name: str | None = None,
     by_address: bool = False,
 ) -> Any:
-    """Compile `function` on first use; it runs without the GIL, and its machine code is cached on disk.
+    """Decorator: compile `function` on first use, to run without the GIL; cache its machine code on disk.
 
     `name` identifies the kernel in the cache; the default is its module and qualified name. If one source line makes
     several kernels (closures over a scalar), their names must differ. With `by_address`, the kernel can only be called

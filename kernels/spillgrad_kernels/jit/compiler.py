@@ -38,7 +38,7 @@ __all__ = ["carray", "cgutils", "dispatcher", "intrinsic", "overload", "type_of"
 
 
 def _number_functions_apart() -> None:
-    """Start Numba's numbering of functions elsewhere in each process: equal symbols would confuse the linker."""
+    """Let Numba number functions from a random number on: equal symbols of two processes would confuse the linker."""
     FunctionIdentity._unique_ids = itertools.count(secrets.randbits(60))
 
 
@@ -54,7 +54,7 @@ first_fork_lock, last_fork_lock = global_compiler_lock, ffi.lib._lock
 
 
 class _DiskCache(NullCache):  # type: ignore[misc]
-    """A kernel's cache on disk, in Numba's interface: Numba loads machine code from it and saves machine code to it."""
+    """The disk cache of one kernel, with the interface of Numba's caches: Numba loads and saves machine code in it."""
 
     def __init__(self, function: Any, counts: Any) -> None:
         self._counts = counts
@@ -92,9 +92,9 @@ class _DiskCache(NullCache):  # type: ignore[misc]
 
 
 def dispatcher(function: Callable[..., Any], options: dict[str, Any], counts: Any) -> Any:
-    """Return Numba's callable for `function`, which it compiles or loads from disk for each new signature.
+    """Return Numba's callable for `function`. For each new signature, it compiles machine code or loads it from disk.
 
-    Each compiled signature adds 1 to `counts.compiled`, each loaded one to `counts.loaded`.
+    Each compiled signature adds 1 to `counts.compiled`; each loaded signature adds 1 to `counts.loaded`.
     """
     compiled = njit(nogil=True, error_model="numpy", **options)(function)
     compiled._cache = _DiskCache(function, counts)

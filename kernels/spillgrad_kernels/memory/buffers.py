@@ -1,4 +1,4 @@
-"""A pool of page-aligned buffers under every large array.
+"""A pool of page-aligned buffers, the memory of every large array.
 
 Page faults of fresh memory are most of what an eager library spends on large arrays. Here a buffer returns to the pool
 when the last array in it dies, and is lent again without page faults.
@@ -40,8 +40,8 @@ _LENT_PER_PERIOD = 4
 _LOW_SHARE = 1 / 16
 # Malloc's free memory goes back to the system if less than this share is left when a phase of a training step begins.
 _SCARCE_SHARE = 1 / 4
-# When the system's free memory is read, which takes 0.1 ms: after this time, after this many newly mapped bytes, and
-# after this many lent buffers (a power of two).
+# The system's free memory is read after this time, after this many newly mapped bytes, and after this many lent buffers
+# (a power of two). Reading takes 0.1 ms.
 _PRESSURE_EVERY_S = 0.1
 _PRESSURE_EVERY_BYTES = 32 << 20
 _LENT_PER_LOOK = 1024
@@ -101,9 +101,9 @@ class BufferPool:
         self._unlooked_bytes = 0  # bytes mapped since the system's memory was read
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Return an uninitialised C-contiguous array; one of at least `POOLED_MIN_BYTES` is page-aligned.
+        """Return an uninitialised C-contiguous array; an array of at least `POOLED_MIN_BYTES` is page-aligned.
 
-        Raises MemoryError when the system gives no more memory even after all idle buffers went back to it.
+        Raises MemoryError if the system gives no memory, even after the pool gave all idle buffers back.
         """
         nbytes = _buffer_bytes(shape, dtype)
         if nbytes == 0:
@@ -166,9 +166,9 @@ class BufferPool:
             return self._trim_all()
 
     def before_fork(self) -> None:
-        """Take the lock, so that no other thread is changing the pool: in the child, nobody would finish the change.
+        """Take the lock, so that no other thread is changing the pool: nobody would finish the change in the child.
 
-        Wait for the lock only a limited time: a finalizer in the other thread may itself wait for this thread.
+        Wait for the lock only a limited time: a finalizer in the thread that holds it may wait for this thread.
         """
         self._lock.acquire(timeout=_PATIENCE_S)
 
@@ -178,7 +178,7 @@ class BufferPool:
             self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Release the lock. If `before_fork` did not get it, reset the pool: another thread may have been changing it.
+        """Release the lock. If `before_fork` did not get the lock, reset the pool: its state may be inconsistent.
 
         Buffers that were lent before the reset go back to the system when their arrays die.
         """
@@ -220,7 +220,7 @@ class BufferPool:
     def _give_back_unneeded(self, wanted_bytes: int = 0) -> mmap.mmap | None:
         """Trim idle memory to what recent use explains, or to less if the system has little left.
 
-        If an idle buffer would go back, resize one to `wanted_bytes` and return it. Otherwise return None.
+        If an idle buffer would go back, resize an idle buffer to `wanted_bytes` and return it. Otherwise return None.
         """
         now_s = time.monotonic()
         mapped_bytes = self._live_bytes + self._idle_bytes
@@ -247,7 +247,7 @@ class BufferPool:
         return resized
 
     def _resize_idle(self, nbytes: int) -> mmap.mmap | None:
-        """Resize the idle buffer nearest in size to `nbytes`, keeping its pages; return it, or None on failure."""
+        """Resize the idle buffer nearest in size to `nbytes`, keeping its pages; return it. On failure, return None."""
         nearest = min((size for size, blocks in self._idle.items() if blocks), key=lambda size: abs(size - nbytes))
         block = self._idle[nearest].pop()
         self._idle_bytes -= nearest

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def later(append: Callable[[Any], None], held: Any) -> types.MethodType:
-    """Return a function that calls `append(held)` and runs no Python code. `append` must be the method of a deque."""
+    """Return a function that calls `append(held)` without running Python code. `append` must be a deque's method."""
     return types.MethodType(append, held)
 
 
@@ -18,7 +18,7 @@ finalizer = property(operator.attrgetter("_drop"))
 
 
 class Holder:
-    """A holder of an object. When the holder dies, it appends the object to a deque, whose owner handles it later.
+    """A holder of an object. When the holder dies, the object is appended to a deque, whose owner handles it later.
 
     The finalizer runs no Python code. Signal handlers run between lines of Python: if a handler raised within a
     finalizer, Python would print the exception and ignore it, and the finalizer's work would be left undone.
@@ -42,7 +42,7 @@ class _Death(weakref.ref):  # type: ignore[type-arg]
 
 
 class Deaths:
-    """A queue of values to handle after objects died. Like `Holder`, it runs no Python code when an object dies."""
+    """A queue that receives a value when an object dies. Like `Holder`, it runs no Python code at that moment."""
 
     def __init__(self) -> None:
         self._expected: dict[int, _Death] = {}

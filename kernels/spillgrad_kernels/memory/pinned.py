@@ -18,7 +18,7 @@ _IDLE_BYTES = 256 << 20
 
 
 class _Lent(Holder):
-    """Lent memory, from which NumPy makes an array. The memory returns to the cache when this object dies."""
+    """Pinned memory that is lent to a NumPy array. The memory returns to the cache when this object dies."""
 
     __slots__ = ("__array_interface__",)
 
@@ -28,12 +28,13 @@ class _Lent(Holder):
 
 
 class PinnedMemory:
-    """Arrays of pinned bytes, in eight sizes per power of two.
+    """A cache of pinned memory, which it lends as arrays of bytes, in eight sizes per power of two.
 
-    `pin(nbytes)` allocates `nbytes` pinned bytes and returns their address, or None; `unpin(address)` frees them.
+    `pin(nbytes)` allocates pinned bytes and returns their address, or None on failure; `unpin(address)` frees them.
 
-    Invariant: lent and idle memory is pinned, and no other memory. The lock guards the lists. An array may die in any
-    thread, even in the thread that holds the lock. So its death takes no lock: the memory is appended to `_returned`.
+    Invariant: the cache has pinned its lent and idle memory, and no other memory. The lock guards the lists. An array
+    may die in any thread, even in the thread that holds the lock. So its death takes no lock: the memory is appended to
+    `_returned`.
     """
 
     def __init__(self, pin: Callable[[int], int | None], unpin: Callable[[int], None]) -> None:
@@ -44,7 +45,7 @@ class PinnedMemory:
         self._idle_bytes = 0
 
     def empty(self, nbytes: int) -> np.ndarray:
-        """Return an uninitialised array of `nbytes` pinned bytes. Raises MemoryError if the system pins no more."""
+        """Return an uninitialised array of `nbytes` pinned bytes. Raises MemoryError if the system can pin no more."""
         size = size_class(max(1, nbytes))
         with self._lock:
             self._drain()

@@ -11,7 +11,7 @@ _OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 class _Hierarchy(NamedTuple):
-    """The names of files and fields from which one version of control groups tells memory limits."""
+    """The names of the files and fields in which one version of control groups reports memory limits and use."""
 
     controller: str
     root: Path
@@ -41,7 +41,7 @@ class SystemMemory:
 def system_memory() -> SystemMemory | None:
     """Return the memory of the machine or of a control group, whichever has the fewest available bytes.
 
-    Return None if the system tells neither.
+    Return None if neither can be read.
     """
     return min((*_machine(), *_control_groups()), key=lambda found: found.available_bytes, default=None)
 
@@ -53,7 +53,7 @@ def _machine() -> Iterator[SystemMemory]:
 
 
 def _control_groups() -> Iterator[SystemMemory]:
-    """Yield the memory of each control group of this process, and of the groups' parents, that has a limit."""
+    """Yield the memory of each control group that has a limit, of the process's groups and all their parents."""
     try:
         lines = [line.split(":", 2) for line in _OWN_GROUPS.read_text().splitlines()]
     except OSError:

@@ -1,4 +1,4 @@
-"""Attention's checks of its arguments, and its dropout, for the CPU and for devices."""
+"""Checks of attention's arguments, and attention's dropout, for the CPU and for devices."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from spillgrad_kernels.tables.random import threshold_and_scale
 
 
 class Dropout(NamedTuple):
-    """Which weights are zeroed: each with probability `p` < 1. The random numbers depend on `seed` and `offset`.
+    """Dropout of attention weights: each weight is zeroed with probability `p` < 1, as `seed` and `offset` determine.
 
     Each row of S weights uses `counters_needed(S)` counters of its own. Counters begin at `offset`, in the order of
     heads and queries.
@@ -21,7 +21,7 @@ class Dropout(NamedTuple):
 
 
 def check_operands(q: Any, k: Any, v: Any) -> None:
-    """Raise ValueError for shapes and TypeError for dtypes of q, k and v that `attention_forward` does not take."""
+    """Check q, k and v for `attention_forward`. Raises ValueError for wrong shapes, TypeError for wrong dtypes."""
     shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
     if q.ndim < 2 or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
         raise ValueError(f"attention: got {shapes}; wanted the same dimensions before positions and features; expand")
@@ -32,7 +32,7 @@ def check_operands(q: Any, k: Any, v: Any) -> None:
 
 
 def check_results(q: Any, v: Any, grad_out: Any, out: Any, lse: Any) -> None:
-    """Raise ValueError or TypeError if the shapes or dtypes of the last three arguments do not fit `q` and `v`."""
+    """Check grad_out, out and lse for these q and v. Raises ValueError for wrong shapes, TypeError for wrong dtypes."""
     wanted = (*q.shape[:-1], v.shape[-1])
     if grad_out.shape != wanted or out.shape != wanted or lse.shape != wanted[:-1]:
         raise ValueError(
@@ -44,10 +44,10 @@ def check_results(q: Any, v: Any, grad_out: Any, out: Any, lse: Any) -> None:
 
 
 def dropout_operands(dropout: Dropout | None, dtype: np.dtype) -> tuple[bool, np.uint32, Any, np.uint64, np.uint64]:
-    """Return what kernels need to know of dropout, as a tuple.
+    """Return the arguments with which kernels compute dropout. Raises ValueError unless p is in [0, 1).
 
-    The tuple holds whether weights are dropped, the least random word for which a weight is kept, the factor for kept
-    weights, the seed, and the first counter. Raises ValueError unless p is in [0, 1).
+    These are whether weights are dropped, the least random word for which a weight is kept, the factor for kept
+    weights, the seed, and the first counter.
     """
     if dropout is None:
         return False, np.uint32(0), dtype.type(1), np.uint64(0), np.uint64(0)

@@ -74,7 +74,7 @@ def row(name: str, forward: Formula, *, result: str = "same", **derivatives: For
 
 
 def _zero(g: Any) -> Any:
-    """Return the gradient by the operand of a step function: 0, as in PyTorch. 0 * g would be NaN for an infinite g."""
+    """Return 0, the gradient of a step function, as in PyTorch. 0 * g would be NaN for an infinite g."""
     return where(g > g, g, 0)
 
 

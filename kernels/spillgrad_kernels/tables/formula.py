@@ -42,7 +42,7 @@ class Trace:
         self._number: Callable[[float], Any] = float
 
     def apply(self, formula: Formula, arguments: Sequence[Any], number: Callable[[float], Any] = float) -> Any:
-        """Add the code of `formula` for `arguments`, symbols or numbers; return its results.
+        """Add the code that applies `formula` to `arguments`, which are symbols or numbers; return the results.
 
         `number` converts the constants of the formula. Raises TypeError if the formula branches on a symbol's value.
         """
@@ -55,7 +55,7 @@ class Trace:
         return lambda *operands: self.emit(f"{function}({', '.join(['{}'] * len(operands))})", *operands)
 
     def emit(self, expression: str, *operands: Any) -> "Symbol":
-        """Add a line that computes `expression`, and return its symbol. Each `{}` in it stands for an operand."""
+        """Add a line that computes `expression`; return the result's symbol. Each `{}` stands for an operand."""
         names = tuple(map(self.name_of, operands))
         text = expression.format(*names)
         name = self._names.get(text)
@@ -140,9 +140,9 @@ def with_names(formula: Formula, names: dict[str, Any]) -> Formula:
 
 
 def trace(formula: Formula, number: Callable[[float], Any] = float) -> Trace:
-    """Run `formula` on symbols and return its straight-line code; `number` converts its constants.
+    """Run `formula` on symbols and return its straight-line code; `number` converts the formula's constants.
 
-    A formula may return a tuple of results. Raises TypeError if it branches on a symbol's value.
+    A formula may return a tuple of results. Raises TypeError if the formula branches on a symbol's value.
     """
     # Without the prefix, a parameter named `min` would hide the function.
     record = Trace([f"in_{name}" for name in parameters(formula)])

@@ -1,4 +1,4 @@
-"""Programs: a chain of rows of the elementwise table. One loop computes its results, another its gradients.
+"""Programs: chains of elementwise operations. One loop computes a program's results, another loop its gradients.
 
 A program holds no arrays. To run it, a caller passes a function `evaluate(formula, dtype, *values)`, which computes one
 step. Depending on `evaluate`, the steps become code for a kernel, operations on NumPy arrays, or recorded operations on
@@ -76,7 +76,10 @@ class Program:
         return reached[result.index]
 
     def run(self, evaluate: Evaluate, inputs: Sequence[Any], needed: Iterable[int]) -> list[Any]:
-        """Run the steps; return all values in the order of their numbers, None for any that `needed` does not need."""
+        """Run the steps on which the values numbered `needed` depend; return all values, in the order of their numbers.
+
+        The value of a step that did not run is None.
+        """
         wanted = set(needed)
         for i, step in reversed(list(self._numbered_steps())):
             if i in wanted:
@@ -130,7 +133,7 @@ class Program:
         return loop
 
     def backward_loop(self, results: Sequence[Value], wanted: Sequence[int]) -> tuple[Trace, list[str | None]]:
-        """Return the code that computes gradients, and in it the name of the gradient of each input in `wanted`.
+        """Return the code that computes gradients, and the name in this code of each gradient of an input in `wanted`.
 
         The code's inputs are g0, g1, … (the gradients of `results`) and in0, in1, … (the program's inputs), as far as
         the code reads them. Two gradients may have the same name, and a gradient may have the name of an input. The

@@ -29,7 +29,7 @@ _COSINE_SERIES = tuple((-1) ** k / math.factorial(2 * k) for k in reversed(range
 # instead of 5).
 @register_jitable(inline="always")
 def philox4x32(x0: Any, x1: Any, x2: Any, x3: Any, key0: Any, key1: Any) -> Any:
-    """Return the four random words of a counter of four words under a key of two; each word is a uint64 below 2**32."""
+    """Return the four random words of the counter (x0, x1, x2, x3) under a key; all words are uint64 below 2**32."""
     for _ in range(10):
         product0, product1 = _MULTIPLIER0 * x0, _MULTIPLIER1 * x2
         x0, x1 = (product1 >> HALF) ^ x1 ^ key0, product1 & MASK32
@@ -52,7 +52,7 @@ def fraction64(word: Any) -> Any:
 
 @register_jitable(inline="always")
 def cos_sin_turns(turns: Any, number: Any) -> Any:
-    """Return the cosine and the sine of an angle of `turns` full turns, in [0, 1). `number` is the scalar type."""
+    """Return the cosine and the sine of an angle of `turns` full turns, in [0, 1). `number` is the type of `turns`."""
     quarter = floor(turns * number(4.0) + number(0.5))
     angle = (turns - quarter * number(0.25)) * number(2.0 * math.pi)
     square = angle * angle
@@ -71,7 +71,7 @@ def cos_sin_turns(turns: Any, number: Any) -> Any:
 
 @register_jitable(inline="always")
 def normal_pair(radial: Any, turns: Any, number: Any) -> Any:
-    """Return two normal numbers, given `radial` and `turns`, uniform in [0, 1); `number` is their scalar type."""
+    """Return two standard normal numbers, made from two uniform numbers in [0, 1); `number` is their scalar type."""
     radius = sqrt(number(-2.0) * log(number(1.0) - radial))
     cosine, sine = cos_sin_turns(turns, number)
     return radius * cosine, radius * sine
@@ -97,5 +97,5 @@ def require_probability(p: float) -> None:
 
 
 def threshold_and_scale(p: float) -> tuple[int, float]:
-    """Return dropout's least random word for which an element is kept, and the factor for kept elements; `p` < 1."""
+    """Return, for dropout with `p` < 1, the least random word that keeps an element, and the scale of kept elements."""
     return min(round(p * 2**32), 2**32 - 1), 1 / (1 - p)

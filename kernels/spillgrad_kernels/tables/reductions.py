@@ -91,7 +91,7 @@ for _function in {f for rule in RULES.values() for f in (rule.term, rule.combine
 
 
 class Order(NamedTuple):
-    """An array's shape as (outer, n, inner), of which a reduction folds n.
+    """An array's shape, viewed as (outer, n, inner); a reduction folds the dimension n.
 
     If `permutation` is not None, the array's axes must be permuted first.
     """
@@ -122,7 +122,7 @@ def reduced_shape(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool)
 
 
 def require_elements(who: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
-    """Raise ValueError if a dimension in `axes` is empty, for a reduction `who` that needs elements."""
+    """Raise ValueError if a dimension in `axes` is empty. The message names the reduction `who`."""
     for axis in axes:
         if shape[axis] == 0:
             raise ValueError(f"{who}: got shape {shape}, dimension {axis} is empty; {who} needs an element")

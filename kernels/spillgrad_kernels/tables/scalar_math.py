@@ -61,7 +61,7 @@ _of_two = functools.partial(_declare, lambda f: lambda x, y: f(x, y))
 
 
 def _over_arrays(function: Callable[..., float]) -> Callable[..., Any]:
-    """Return a function that applies `function`, of numbers, to each element of arrays."""
+    """Return a function of arrays that applies `function`, a function of numbers, to the arrays' elements."""
 
     def oracle(*operands: Any) -> Any:
         in_float64 = np.vectorize(lambda *numbers: function(*map(float, numbers)), otypes=[np.float64])(*operands)
@@ -71,7 +71,7 @@ def _over_arrays(function: Callable[..., float]) -> Callable[..., Any]:
 
 
 def _without_subnormals(function: Callable[..., Any], *dtypes: Any) -> Callable[..., Any]:
-    """Return the positive `function`, with 0 in place of its subnormal results of `dtypes`."""
+    """Return a function that replaces subnormal results of `function`, in `dtypes`, by 0. No result is negative."""
 
     def oracle(x: Any) -> Any:
         result = function(x)

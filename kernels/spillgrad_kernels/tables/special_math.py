@@ -1,4 +1,4 @@
-"""Gamma, error and inverse hyperbolic functions of one number, in float64; float32 is converted to it and back.
+"""Gamma, error and inverse hyperbolic functions of one number, in float64; float32 is converted to float64 and back.
 
 The functions branch and loop, so LLVM does not vectorise loops around them. They also run uncompiled: `scalar_math`
 then applies them to each element of an array.

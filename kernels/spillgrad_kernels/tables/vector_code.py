@@ -30,7 +30,7 @@ def bits(typing_context: Any, x: Any) -> Any:
 
 @intrinsic
 def select(typing_context: Any, condition: Any, chosen: Any, otherwise: Any) -> Any:
-    """Return one of two values without a branch, since LLVM might not vectorise a loop around a branch."""
+    """Return `chosen` or `otherwise` without a branch, since LLVM might not vectorise a loop around a branch."""
     common = typing_context.unify_types(chosen, otherwise)
     signature = common(types.boolean, chosen, otherwise)
 
@@ -52,7 +52,7 @@ F64, I64 = np.float64, np.int64
 
 @emitted(lambda a, b, c: a(a, b, c))
 def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return a * b + c, rounded once. With c = -0.0 it is the product, which LLVM does not fuse with an addition."""
+    """Return a * b + c, rounded once. With c = -0.0, return a product that LLVM does not fuse with an addition."""
     return builder.fma(a, b, c)
 
 
@@ -74,7 +74,7 @@ def polynomial(*coefficients: float) -> Any:
 
 
 def beyond(limit: float, name: str) -> Any:
-    """Return a compiled function of (x, result): libm's `name` of x where |x| > `limit`, else `result`.
+    """Return a compiled function of (x, result) that returns libm's `name`(x) if |x| > `limit`, else `result`.
 
     A call keeps LLVM from vectorising a loop, unless the called function has vector variants. The variants here take
     one comparison if no lane is beyond the limit.
@@ -138,7 +138,7 @@ INF32, NAN32 = F32(np.inf), F32(np.nan)
 
 
 def through_float64(function: Any) -> Any:
-    """Return a float32 function that calls `function` in float64: it has half the lanes, but is accurate."""
+    """Return a float32 function that computes `function` in float64: in half as many lanes, but accurately."""
 
     @jitable
     def narrow(x: Any) -> Any:

@@ -47,7 +47,7 @@ def clamp(x: Any, low: Any, high: Any) -> Any:
 
 @jitable
 def _exp_parts32(x: Any) -> Any:
-    """Return n and exp(r) - 1 for x = n log 2 + r, with x clamped."""
+    """Return n and exp(r) - 1 for x = n log 2 + r. The caller must have clamped x."""
     shifted = x * F32(1.44269504088896341) + ROUND32
     n = shifted - ROUND32
     r = x - n * F32(0.693359375) + n * F32(2.12194440e-4)
@@ -56,7 +56,7 @@ def _exp_parts32(x: Any) -> Any:
 
 @jitable
 def exp_parts64(x: Any, low: Any) -> Any:
-    """Return n and exp(r) - 1 for x = n log 2 + r, with x clamped; `low` holds further digits of x."""
+    """Return n and exp(r) - 1 for x + `low` = n log 2 + r. The caller must have clamped x."""
     shifted = x * 1.44269504088896340736 + ROUND64
     n = shifted - ROUND64
     r = x - n * 6.93147180369123816490e-01 - n * 1.90821492927058770002e-10 + low

@@ -84,7 +84,7 @@ _yield_core = c_function("sched_yield", 0)
 
 @jit
 def wait_for(address: int, index: int, value: int) -> None:
-    """Wait until the word at `address` + 8 * `index` is at least `value`. A running thread must set it soon."""
+    """Wait until the word at `address` + 8 * `index` is at least `value`; another running thread must set it soon."""
     looks = 0
     while load(address, index) < value:
         looks += 1

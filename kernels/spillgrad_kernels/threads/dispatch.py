@@ -44,7 +44,7 @@ _team_size = 0
 
 
 def _forget_team() -> None:
-    """Start a new team in a forked child, which has none of its parent's threads."""
+    """Give a forked child a new team: none of the parent's threads run in the child."""
     global _team, _team_size
     _team = Team()
     _team_size = 0
@@ -55,7 +55,7 @@ atexit.register(lambda: _team.stop())
 
 
 def _make_launcher(kernel: Kernel) -> None:
-    """Set `kernel.launcher(team, count, grain, threads, *operands)`, a compiled function that runs it on a team.
+    """Set `kernel.launcher(team, count, grain, threads, *operands)`, a compiled function that runs `kernel` on a team.
 
     `team` is the address of the team's words. The source of the launcher is generated from the kernel's parameters.
     """

@@ -144,7 +144,7 @@ def _run(team: int, entry: int, operands: int, count: int, length: int, helpers:
 
 
 def _call_compiled(context: Any, builder: Any, function: Any, signature: Any, arguments: Any) -> Any:
-    """Emit LLVM code that calls a jitted function from a native one; return the values of its status and result."""
+    """Emit LLVM code that calls a jitted function from a native function; return the LLVM values (status, result)."""
     compiled = function.dispatcher.overloads[tuple(signature.args)]
     context.active_code_library.add_linking_library(compiled.library)
     return context.call_internal_no_propagate(builder, compiled.fndesc, signature, arguments)

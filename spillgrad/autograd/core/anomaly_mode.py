@@ -19,7 +19,7 @@ _PACKAGE = str(Path(__file__).parents[2])
 
 
 class _Node(Protocol):
-    """What detection needs of a node, whose module imports this one."""
+    """The attributes of `Node` that detection uses. `Node` itself cannot be imported: its module imports this one."""
 
     _metadata: dict[Any, Any] | None
 
@@ -58,11 +58,11 @@ def _set(enabled: bool, check_nan: bool) -> None:
 
 
 class set_detect_anomaly:
-    """Switch anomaly detection on or off in all threads; as a context manager, until the block ends.
+    """Switch anomaly detection on or off in all threads. As a context manager, restore the former setting on exit.
 
-    While it is on, each operation notes where it was called, which takes some 10 microseconds. An error in its backward
-    then shows that place. With `check_nan`, a backward that computes NaN raises GraphError with the line of the forward
-    pass.
+    While detection is on, each operation records where it was called, which takes some 10 microseconds. An error in the
+    operation's backward then shows that place. With `check_nan`, a backward that computes NaN raises GraphError with
+    the line of the forward pass.
     """
 
     def __init__(self, mode: bool, check_nan: bool = True) -> None:
@@ -77,12 +77,12 @@ class set_detect_anomaly:
 
 
 class detect_anomaly:
-    """Name the line of the forward pass whose backward fails or computes NaN, within this context.
+    """Context manager: an error or a NaN in backward names the line of the forward pass that it comes from.
 
-    Run both the forward and the backward pass inside, because the forward pass notes where each operation was called.
-    This is slow and meant for debugging.
-    Raises GraphError from a backward that gives NaN, unless `check_nan` is False; other errors get a note with the
-    forward's traceback. PyTorch prints a warning instead; here the error itself carries that text.
+    Run both the forward and the backward pass in the context, because the forward pass records where each operation was
+    called. This is slow and meant for debugging.
+    Backward raises GraphError if it computes NaN, unless `check_nan` is False. Other errors get a note with the
+    traceback of the forward pass, which PyTorch prints as a warning instead.
     """
 
     def __init__(self, check_nan: bool = True) -> None:
@@ -98,7 +98,7 @@ class detect_anomaly:
 
 
 def note(node: _Node) -> None:
-    """Store in a node, if detection is on, the line that records it and the node whose backward records it."""
+    """If detection is on, store in `node` where it is recorded, and the node whose backward is recording it, if any."""
     if _mode.enabled:
         frames = traceback.extract_stack()
         mine = len(frames)
@@ -110,7 +110,7 @@ def note(node: _Node) -> None:
 
 
 def run(node: _Node, grads: list[Any], check: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
-    """Run a node and check its results; add a note about the forward pass to any error."""
+    """Run a node and check its results. Add a note about the forward pass to any error. Raises GraphError for NaN."""
     outer, running.node = running.node, node
     try:
         results = check(node, node.run(grads))

@@ -19,7 +19,7 @@ _LEVELS_PER_THREAD = 16
 
 
 class Run:
-    """One running backward: the nodes it visits, and the callbacks for its end."""
+    """One running backward: the nodes it visits, and the callbacks to call when it ends."""
 
     __slots__ = ("__weakref__", "_needed", "_outer", "_targets", "_waiting", "at_end")
 
@@ -61,14 +61,14 @@ _INHERITED: tuple[threading.local, ...] = (state, hooks.stack, labels.current, a
 
 
 def current_run() -> Run:
-    """Return the backward that this thread is running. Raises GraphError when there is none."""
+    """Return the backward that this thread is running. Raises GraphError if it runs none."""
     if _thread.run is None:
         raise GraphError("backward: this thread is running none; only backward may call a gradient's hook")
     return _thread.run
 
 
 def outermost_run() -> Run | None:
-    """Return the outermost backward that this thread takes part in, or None when there is none."""
+    """Return the outermost backward that this thread takes part in, or None if it takes part in none."""
     return None if _thread.run is None else _thread.run.outermost
 
 
@@ -82,13 +82,14 @@ def run_backward(
     accumulate: bool = True,
     stopped: Collection[Edge] = frozenset(),
 ) -> list[Any]:
-    """Send `root_grads` backward from `roots`; None sends nothing, but the root's node runs.
+    """Run backward from `roots`, starting with the gradients `root_grads`. A root with gradient None runs its node too.
 
-    With `inputs`, only the nodes that lead to them run. With `accumulate=False`, the gradients of `inputs` are returned
-    (None where none arrived) instead of being added to `.grad`. A node runs when the gradients of all its outputs have
-    arrived; outputs without a gradient get None. No gradient flows along the edges in `stopped`.
+    With `inputs`, only the nodes run through which a gradient reaches an input. With `accumulate=False`, the gradients
+    of `inputs` are returned instead of being added to `.grad`; None for an input that no gradient reaches. A node runs
+    when the gradients of all its outputs have arrived; an output without a gradient gets None. No gradient flows along
+    the edges in `stopped`.
 
-    Raises GraphError when an operation's derivative returns a gradient of the wrong shape.
+    Raises GraphError if an operation's derivative returns a gradient of the wrong shape.
     """
     if _thread.level == _LEVELS_PER_THREAD:
         return _in_another_thread(
@@ -173,7 +174,7 @@ def run_backward(
 
 
 def _in_another_thread(work: Callable[[], list[Any]]) -> list[Any]:
-    """Run `work` in a new thread, for its fresh call stack, with this thread's modes and hooks; return its result."""
+    """Run `work` in a new thread, whose call stack is empty, with this thread's modes and hooks; return the result."""
     inherited = [(local, dict(local.__dict__)) for local in _INHERITED]
     outer = _thread.run
     results: list[list[Any]] = []
@@ -197,12 +198,12 @@ def _in_another_thread(work: Callable[[], list[Any]]) -> list[Any]:
 
 
 def _flowing(edges: Sequence[Edge], stopped: Collection[Edge]) -> Sequence[Edge]:
-    """Return the edges, with those in `stopped` replaced by edges to no node."""
+    """Return `edges`, with an edge to no node in place of each edge in `stopped`."""
     return [NO_EDGE if edge in stopped else edge for edge in edges]
 
 
 def _uses(roots: Sequence[Node], stopped: Collection[Edge]) -> dict[Node, int]:
-    """Return every node that backward from `roots` could visit, with the number of edges that lead to it."""
+    """Return every node that backward from `roots` could visit, with the number of edges that lead to the node."""
     uses = dict.fromkeys(roots, 0)  # two roots may be outputs of one node
     stack = list(uses)
     while stack:

@@ -1,4 +1,4 @@
-"""Whether this thread records operations, and the context managers and decorators that switch it."""
+"""Whether this thread records operations, and the context managers and decorators that switch recording."""
 
 import functools
 import inspect
@@ -95,24 +95,25 @@ class _Parameterless(_Context):
 
 
 class no_grad(_Parameterless):
-    """Do not record operations inside."""
+    """Context manager and decorator: do not record operations."""
 
     def _change(self) -> None:
         state.enabled = False
 
 
 class enable_grad(_Parameterless):
-    """Record operations inside, also within `no_grad`."""
+    """Context manager and decorator: record operations, even within `no_grad`."""
 
     def _change(self) -> None:
         state.enabled = True
 
 
 class inference_mode(_Context):
-    """Do not record operations inside; `inference_mode(False)` records them, also within another `inference_mode`.
+    """Context manager and decorator: do not record operations.
 
-    Results are ordinary tensors: unlike PyTorch's, they may later be used in a recorded operation, saved for backward
-    and changed in place. Their versions are counted, so that no gradient can become wrong.
+    `inference_mode(False)` records them, even within another `inference_mode`. Results are ordinary tensors: unlike
+    PyTorch's, they may later be used in a recorded operation, saved for backward and changed in place. Their versions
+    are counted, so that no gradient can become wrong.
     Source: torch.inference_mode.
     """
 
@@ -131,7 +132,7 @@ class inference_mode(_Context):
 
 
 def decorated(function: Callable[..., Any], mode: _Mode) -> Callable[..., Any]:
-    """Wrap a function to run in a new context `mode()`; a generator or coroutine enters it at each resumption."""
+    """Wrap a function to run in a new context `mode()`. A generator or coroutine enters one each time it resumes."""
     if inspect.isgeneratorfunction(function):
 
         @functools.wraps(function)
@@ -163,7 +164,7 @@ def decorated(function: Callable[..., Any], mode: _Mode) -> Callable[..., Any]:
 
 
 def _steps(generator: Any, mode: _Mode) -> Generator[Any, Any, Any]:
-    """Drive a generator or a coroutine's awaitable in the mode; leave the mode while it is suspended."""
+    """Run a generator, or a coroutine's awaitable, in the mode; leave the mode while it is suspended."""
     try:
         with mode():
             value = next(generator)

@@ -1,4 +1,4 @@
-"""Whether only backward refers to a gradient; other gradients may then be added to it in place, as in PyTorch."""
+"""Find out whether only backward refers to a gradient: other gradients are then added to it in place, as in PyTorch."""
 
 import sys
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ _LEAST_BYTES = 1 << 16
 
 
 def is_unshared(grads: list[Any], place: int) -> bool:
-    """Return whether a gradient is large and nothing but its place in the list refers to it or its memory."""
+    """Return whether the gradient grads[place] is large, and nothing but this list refers to it or to its memory."""
     grad = grads[place]
     if grad is None or grad.nbytes < _LEAST_BYTES or grad._grad_fn is not None or grad._requires_grad:
         return False
@@ -33,7 +33,7 @@ def _is_view(array: Any) -> bool:
 
 
 def _holders(grads: list[Any], place: int, offloaded: bool) -> list[int]:
-    """Return the reference counts of the gradient, its storage and, unless it is in a store, its array."""
+    """Return the reference counts of the gradient, of its storage and, unless it is offloaded to a store, its array."""
     counts = [sys.getrefcount(grads[place]), sys.getrefcount(grads[place]._storage)]
     return counts if offloaded else [*counts, sys.getrefcount(grads[place]._storage.array)]
 
@@ -45,5 +45,5 @@ def _of_one_alone() -> list[int]:
     return _holders(grads, 0, offloaded=False)
 
 
-# The reference counts when only the list holds the gradient.
+# The reference counts of a gradient to which only the list refers.
 _ALONE = _of_one_alone()

@@ -1,4 +1,4 @@
-"""The stack of saved-tensor hooks: per thread; the innermost pair that takes a value packs it."""
+"""The stack of saved-tensor hooks, one for each thread. The innermost pair that takes a value packs the value."""
 
 import contextlib
 import threading
@@ -11,7 +11,7 @@ from spillgrad.errors import GraphError, HookTypeError
 
 
 class SavedValue(NamedTuple):
-    """A tensor that an operation saves for backward, and where it is saved; `only` decides about it.
+    """A tensor that an operation saves for backward, and where it is saved: the argument of an `only` function.
 
     `op` is the operation's name, such as "mul"; for a custom function it is the node's name, "ScaleBackward". `slot` is
     the operation's name for the value ("self", "result"); for a custom function it is a number. `module` is the path of
@@ -65,7 +65,7 @@ def watch_every_thread(watch: bool) -> None:
 
 
 def watch(by: int) -> None:
-    """Add `by` to the number of users that want this thread's saved values examined even without active hooks."""
+    """Add `by` to the number of users that need this thread's saved values examined even without active hooks."""
     stack.watchers += by
     restore(stack.pairs)
 
@@ -81,7 +81,7 @@ def see_gradients() -> bool:
 
 
 def restore(pairs: list[HookPair]) -> None:
-    """Replace all pairs of hooks that this thread has entered by `pairs`."""
+    """Make `pairs` the active pairs of hooks of this thread, in place of all others."""
     stack.pairs = pairs
     if pairs or stack.watchers:
         stack.watched = True
@@ -102,7 +102,7 @@ def chosen(alias: Callable[[], Any], operation: str, slot: str, pairs: list[Hook
 
 
 def packing() -> tuple[str, str]:
-    """Return operation and slot of the value being packed in this thread; empty strings where unknown."""
+    """Return the operation and slot of the value that this thread is packing; empty strings if they are unknown."""
     return stack.packing
 
 
@@ -112,20 +112,20 @@ def set_packing(operation: str, slot: str) -> None:
 
 
 class saved_tensors_hooks:
-    """Call a pair of hooks for every tensor that operations inside save for backward.
+    """Context manager: call a pair of hooks for every tensor that operations save for backward.
 
-    `pack_hook(tensor)` runs when an operation has finished and sees a detached tensor; what it returns is kept instead.
-    It must not change its input. `unpack_hook(packed)` runs when backward needs the value and must return a tensor
-    equal to the packed one in shape, dtype and device. `only(saved)` says, of a `SavedValue`, whether the pair takes
-    it: by `saved.op`, `saved.slot`, `saved.module`, `saved.nbytes` or `saved.tensor`. Contexts nest: the innermost pair
-    that takes a value packs it. A value that no pair takes is saved as without hooks. The context can be entered again.
-    Leaving it also leaves the contexts that were entered inside and not left.
+    `pack_hook(tensor)` runs when an operation has finished, and gets a detached tensor, which it must not change; its
+    result is kept instead of the tensor. `unpack_hook(packed)` runs when backward needs the value, and must return a
+    tensor of the same shape, dtype and device. `only(saved)` gets a `SavedValue` and returns whether the pair takes it;
+    it may use `saved.op`, `saved.slot`, `saved.module`, `saved.nbytes` and `saved.tensor`. Contexts nest: the innermost
+    pair that takes a value packs it. A value that no pair takes is saved as if there were no hooks. The context can be
+    entered again. Leaving it also leaves any context that was entered within it and is still active.
 
         with saved_tensors_hooks(pack, unpack, only=lambda saved: saved.op == "softmax" and saved.nbytes > 1 << 20):
             loss = model(x)
 
-    Raises GraphError inside `disable_saved_tensors_hooks`, HookTypeError for an `only` that cannot be called.
-    Source: torch.autograd.graph.saved_tensors_hooks, paddle.autograd.saved_tensors_hooks; `only` is neither's.
+    Raises GraphError within `disable_saved_tensors_hooks`. Raises HookTypeError for an `only` that cannot be called.
+    Source: torch.autograd.graph.saved_tensors_hooks, paddle.autograd.saved_tensors_hooks; neither has `only`.
     """
 
     only: Predicate | None = None
@@ -161,7 +161,7 @@ class saved_tensors_hooks:
 
 
 def checked_predicate(who: str, only: Any) -> Predicate | None:
-    """Return what was given as `only`. Raises HookTypeError when it cannot be called."""
+    """Check and return the argument `only` of `who`. Raises HookTypeError if it is neither None nor callable."""
     if only is not None and not callable(only):
         raise HookTypeError(
             f"{who}: got only={only!r}; wanted a function of one argument that returns whether to pack it, such as "
@@ -171,9 +171,9 @@ def checked_predicate(who: str, only: Any) -> Predicate | None:
 
 
 class disable_saved_tensors_hooks(contextlib.ContextDecorator):
-    """Refuse `saved_tensors_hooks` inside this context, with the error `error_message`; also a decorator.
+    """Context manager and decorator: entering `saved_tensors_hooks` raises GraphError with the given `error_message`.
 
-    Raises GraphError with that message when hooks are already active here.
+    If hooks are already active in this thread, entering this context raises that error too.
     """
 
     def __init__(self, error_message: str) -> None:

@@ -24,7 +24,7 @@ _add_in_place: Callable[[Any, Any], Any] = NotImplemented
 
 
 def register_tensor(tensor_type: Any, add: Callable[[Any, Any], Any], add_in_place: Callable[[Any, Any], Any]) -> None:
-    """Tell the autograd core what a tensor is and how two gradients are added; called once at import."""
+    """Register the Tensor class, and the functions that add two gradients; called once at import."""
     global _tensor_type, _add, _add_in_place
     _tensor_type, _add, _add_in_place = tensor_type, add, add_in_place
 
@@ -35,30 +35,30 @@ def tensor_type() -> Any:
 
 
 def add_gradients(first: Any, second: Any) -> Any:
-    """Return the sum of two gradients; recorded when grad mode is on."""
+    """Return the sum of two gradients. The addition is recorded if grad mode is on."""
     return _add(first, second)
 
 
 def accumulate_gradients(total: Any, gradient: Any) -> None:
-    """Add a gradient to another in place; grad mode is off."""
+    """Add `gradient` to `total` in place. Grad mode must be off."""
     _add_in_place(total, gradient)
 
 
-# The place a gradient flows to: a node and the number of one of its outputs; the node is None where no gradient is
-# wanted. A plain tuple, because recording makes so many that a class would cost measurable time.
+# The place a gradient flows to: a node and the number of one of its outputs. The node is None if no gradient is wanted.
+# A plain tuple, because recording makes so many edges that a class would cost measurable time.
 Edge: TypeAlias = "tuple[Node | None, int]"
 NO_EDGE: Edge = (None, 0)
 
 
 class GradientEdge(NamedTuple):
-    """An edge as `get_gradient_edge` returns it, with names."""
+    """An edge with named fields, as `get_gradient_edge` returns it."""
 
     node: "Node | None"
     output_nr: int
 
 
 class OutputMeta(NamedTuple):
-    """What a gradient of an output must look like."""
+    """The shape, dtype and device of an output, which a gradient of the output must have."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -72,12 +72,12 @@ next_sequence = _sequence.__next__
 
 
 class HookDict(dict[int, Any]):
-    """Hooks in the order they were added. Handles refer to it weakly, so that they keep no node alive."""
+    """Hooks in the order they were added. Handles refer weakly to this dict, so that they keep no node alive."""
 
     __slots__ = ("__weakref__",)
 
     def add(self, hook: Callable[..., Any], first: bool = False) -> "RemovableHandle":
-        """Put `hook` last, or first; return the handle that removes it."""
+        """Add `hook` after all others, or before them if `first`; return the handle that removes it."""
         handle = RemovableHandle(self)
         while handle.id in self:  # hooks that were unpickled keep the numbers of the process that pickled them
             handle.id = next(_sequence)
@@ -106,7 +106,7 @@ class OwnHook:
 
 
 class RemovableHandle:
-    """Undoes a hook's registration; also a context manager."""
+    """A handle that removes a registered hook. As a context manager, it removes the hook on exit."""
 
     def __init__(self, hooks: HookDict) -> None:
         self._hooks = weakref.ref(hooks)
@@ -128,13 +128,13 @@ class RemovableHandle:
 class Node:
     """One recorded operation, or the place where a leaf's gradient accumulates.
 
-    Subclasses implement `apply(grads)`: one gradient (or None) per output in, one per edge out.
+    Subclasses implement `apply(grads)`: it takes a gradient or None for each output, and returns one for each edge.
     """
 
     edges: tuple[Edge, ...] = ()
     outputs: tuple[OutputMeta, ...] = ()
     sequence: int
-    rank = 1  # of the nodes that are ready, those of the lowest rank run first
+    rank = 1  # of the nodes that are ready, the nodes of the lowest rank run first
     # Numbers of outputs of a custom function that are views of an input. An in-place change of one side cannot be
     # recorded for the other, because only the user's backward knows their gradient.
     custom_views: frozenset[int] = frozenset()
@@ -156,7 +156,7 @@ class Node:
 
     @property
     def next_functions(self) -> tuple[tuple["Node | None", int], ...]:
-        """Return (node, output number) per input, (None, 0) where no gradient flows."""
+        """Return (node, output number) for each input; (None, 0) for an input to which no gradient flows."""
         return self.edges
 
     @property
@@ -167,11 +167,11 @@ class Node:
         return self._metadata
 
     def apply(self, grads: list[Any]) -> list[Any]:
-        """Return the gradient of each edge, given the gradient of each output (None where none arrived)."""
+        """Return the gradient of each edge, given the gradient of each output. None means that there is no gradient."""
         raise NotImplementedError
 
     def __call__(self, *grads: Any) -> Any:
-        """Return the gradients of the inputs, one or a tuple, for gradients of the outputs. Nothing accumulates."""
+        """Apply this node alone to its outputs' gradients; return the gradient of its input, or a tuple for several."""
         if len(grads) != self.output_count:
             raise GraphError(
                 f"{self.name()}: got {len(grads)} gradients; it has {self.output_count} outputs, give one for each"
@@ -183,42 +183,42 @@ class Node:
         """Free the values saved for backward; the node cannot be applied afterwards."""
 
     def register_prehook(self, hook: Callable[[tuple[Any, ...]], Any]) -> RemovableHandle:
-        """Call `hook(grad_outputs)` before the node runs; a tuple it returns replaces them."""
+        """Call `hook(grad_outputs)` before the node runs; a tuple that the hook returns replaces grad_outputs."""
         if self._prehooks is None:
             self._prehooks = HookDict()
         return self._prehooks.add(hook)
 
     def register_hook(self, hook: Callable[[tuple[Any, ...], tuple[Any, ...]], Any]) -> RemovableHandle:
-        """Call `hook(grad_inputs, grad_outputs)` after the node ran; a tuple it returns replaces grad_inputs."""
+        """Call `hook(grad_inputs, grad_outputs)` after the node ran; a tuple that it returns replaces grad_inputs."""
         if self._posthooks is None:
             self._posthooks = HookDict()
         return self._posthooks.add(hook)
 
     def register_tensor_hook(self, output_nr: int, hook: Callable[[Any], Any]) -> RemovableHandle:
-        """Call `hook(grad)` with the gradient of one output, before anything else sees it."""
+        """Call `hook(grad)` with the gradient of output number `output_nr`, before anything else uses the gradient."""
         if self._tensor_hooks is None:
             self._tensor_hooks = {}
         return self._tensor_hooks.setdefault(output_nr, HookDict()).add(hook)
 
     def retain_gradient(self, output_nr: int, store: Callable[[Any], None]) -> None:
-        """Call `store(grad)` with one output's gradient, after its hooks."""
+        """Call `store(grad)` with the gradient of output number `output_nr`, after the hooks on this gradient."""
         if self._retain_hooks is None:
             self._retain_hooks = {}
         self._retain_hooks[output_nr] = store
 
     def hand_over_retained(self, output_nr: int, edge: Edge) -> None:
-        """Retain the gradient of another edge instead, because an in-place change moved the tensor there."""
+        """Retain the gradient of `edge` instead of the output's, because an in-place change moved the tensor to it."""
         store = (self._retain_hooks or {}).pop(output_nr, None)
         node, number = edge
         if store is not None and node is not None:
             node.retain_gradient(number, store)
 
     def output(self, output_nr: int) -> OutputMeta:
-        """Return what a gradient of an output must look like."""
+        """Return the shape, dtype and device that a gradient of the output must have."""
         return self.outputs[output_nr]
 
     def tensor_hooks(self) -> dict[int, HookDict] | None:
-        """Return the hooks of the output tensors, by the output's number."""
+        """Return the hooks of the output tensors, by output number; None if there are none."""
         return self._tensor_hooks
 
     @property
@@ -239,7 +239,7 @@ class Node:
         return results
 
     def run_tensor_hooks(self, tensor_hooks: dict[int, HookDict] | None, grads: list[Any]) -> None:
-        """Pass the gradients in `grads` to the hooks of the output tensors, which may replace them in the list."""
+        """Call the hooks of the output tensors with the gradients in `grads`. A hook's result replaces the gradient."""
         for output_nr, hooks in list((tensor_hooks or {}).items()):
             for hook in list(hooks.values()):
                 grad = grads[output_nr]
@@ -278,9 +278,9 @@ def _replaced(hooks: HookDict, values: list[Any], call: Callable[[Any, tuple[Any
 
 
 def _like(hook: Any, new: Any, old: Any) -> Any:
-    """Return `new`, which a hook returned in place of the gradient `old`.
+    """Check the gradient `new`, which a hook returned to replace `old`, and return it.
 
-    Raises HookTypeError unless `new` is a tensor, GraphError if `new` and `old` differ in shape or dtype.
+    Raises HookTypeError unless `new` is a tensor. Raises GraphError if `new` and `old` differ in shape or dtype.
     """
     if not isinstance(new, _tensor_type):
         raise HookTypeError(
@@ -299,17 +299,17 @@ def _hook_name(hook: Any) -> str:
 
 
 def _lock_of(leaf: Any) -> Any:
-    """Return the lock for a leaf's gradient; it is reentrant, for finalizers and signal handlers that run inside.
+    """Return the lock of a leaf's gradient. Finalizers and signal handlers may take it again while it is held.
 
-    Two threads may add a gradient to the same leaf at once, so each leaf has a lock. One lock for all leaves would make
-    them wait while one leaf's gradient is read from disk.
+    Two threads may add a gradient to the same leaf at once, so each leaf has a lock. With one lock for all leaves,
+    threads would wait while the gradient of another leaf is read from disk.
     """
     lock = leaf.__dict__.get("_accumulating")
     return leaf.__dict__.setdefault("_accumulating", ForkSafeLock()) if lock is None else lock
 
 
-# Two threads may use a leaf for the first time at once, and must find one accumulator: of two, `grad` would know one.
-# Nothing that waits is done with this lock. One of each leaf's own would take twice its 0.15 us, at each first use.
+# Two threads may use a leaf for the first time at once, and must find the same accumulator: `grad` would know only one
+# of two. Nothing waits while it holds this lock, which takes 0.15 us. A lock for each leaf would take twice as long.
 accumulator_lock = ForkSafeLock()
 
 
@@ -325,7 +325,7 @@ class AccumulateGrad(Node):
     output_count = 1
 
     def output(self, output_nr: int) -> OutputMeta:
-        """Return the required form of a gradient; made on demand, because few accumulators are ever asked."""
+        """Return the shape, dtype and device that a gradient must have. Made on demand, because it is rarely needed."""
         variable = self.variable
         return new_output((variable.shape, variable.dtype, variable.device))
 
@@ -334,7 +334,7 @@ class AccumulateGrad(Node):
         return None if hooks is None else {0: hooks}
 
     def put_away(self, grads: list[Any]) -> None:
-        """Move a gradient that waits for others out of RAM, if its variable's memory also leaves RAM."""
+        """Move a gradient that waits for further gradients out of RAM, if the leaf's memory is offloaded too."""
         storage = self.variable._storage
         if storage.offloaded and is_unshared(grads, 0):
             storage.put_away(grads[0])

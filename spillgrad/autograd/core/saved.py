@@ -18,10 +18,10 @@ FREED = (
 
 
 class SavedTensor:
-    """One saved value: an alias without graph or a packed object, and the place in the graph to reconnect it to.
+    """One saved value: an alias without graph or a packed object, and the place in the graph to which it belongs.
 
-    Invariant: holds its node only weakly and never a tensor that keeps its own graph alive, so no reference cycle can
-    form. A leaf is kept as the object it is.
+    Invariant: it refers to its node only weakly, and never to a tensor that keeps its own graph alive, so no reference
+    cycle can form. Only a leaf is kept as the object it is.
     """
 
     # Few values set any of these; defaults on the class make saving cheaper.
@@ -37,7 +37,7 @@ class SavedTensor:
     def __init__(
         self, tensor: Any, operation: str, slot: str, edge: Edge, node: Node | None = None, output_nr: int = 0
     ) -> None:  # fmt: skip
-        """Save `tensor`, whose gradient flows to `edge`, or, where the node saves its own output, to `node`."""
+        """Save `tensor`, whose gradient flows to `edge`, or, if `node` saves its own output, to that output."""
         self.operation = operation
         self.slot = slot
         self._array = tensor._array
@@ -54,9 +54,10 @@ class SavedTensor:
             self._edge = edge
 
     def pack(self, pairs: list[hooks.HookPair] | None = None) -> None:
-        """Pack the value with the innermost of `pairs` (default: the active ones) that takes it; else keep it.
+        """Pack the value with the innermost of `pairs` (default: the active pairs) that takes it.
 
-        A value whose memory is in a store is not kept either: its storage returns an object that finds it again.
+        If no pair takes the value, it is kept as it is. If its memory is in a store, however, only an object is kept
+        with which the store finds the value again.
         """
         pair = hooks.chosen(self._alias, self.operation, self.slot, pairs)
         if pair is not None:
@@ -65,10 +66,10 @@ class SavedTensor:
             self.register_hooks(self._storage.view_of, lambda view: view.tensor())
 
     def register_hooks(self, pack_hook: Any, unpack_hook: Any) -> None:
-        """Pack the value now with `pack_hook`; `unpack_hook` will bring it back.
+        """Pack the value now with `pack_hook`; `unpack_hook` will unpack it.
 
-        Raises GraphError when hooks were set before, when the value is freed or was changed in place, or when the pack
-        hook changes its input.
+        Raises GraphError if hooks were set before, if the value was freed or changed in place, or if the pack hook
+        changes its input. Raises HookTypeError for a hook that cannot be called.
         """
         if self._freed:
             raise SavedTensorError(f"Calling register_hooks on a saved tensor after it has been freed. {FREED}")
@@ -106,7 +107,7 @@ class SavedTensor:
 
     @property
     def _value(self) -> Any:
-        """The value without graph, where no hook packed it; a leaf as the object it is."""
+        """The value, without graph; a leaf as the object it is. It exists only if no hook has packed it."""
         return self._leaf if self._is_leaf else tensor_type().wrap(self._array, self._storage)
 
     def _alias(self) -> Any:
@@ -118,21 +119,21 @@ class SavedTensor:
         return self._leaf is not None and self._has_its_memory(self._leaf)
 
     def _has_its_memory(self, original: Any) -> bool:
-        """Return whether the saved tensor still has its memory; assigning to its `data` replaces it.
+        """Return whether `original` still has the memory that was saved. Assigning to its `data` replaces the memory.
 
-        If the memory of its base was replaced, its place in the graph no longer belongs to these values.
+        If the memory of its base was replaced, its place in the graph no longer belongs to the saved values.
         """
         base = original._base
         return original._array is self._array and (base is None or base._storage is self._storage)
 
     @property
     def unpack_hook(self) -> Any:
-        """The hook that will bring the value back, or None."""
+        """The hook that will unpack the value, or None."""
         return self._unpack
 
     @property
     def data(self) -> Any:
-        """What is kept: the packed object, or the tensor where no hook packed it."""
+        """The object that is kept: the packed object, or the tensor if no hook packed it."""
         if self._freed:
             raise SavedTensorError(FREED)
         return self._value if self._unpack is None else self._packed
@@ -144,10 +145,11 @@ class SavedTensor:
         self._edge = NO_EDGE
 
     def unpack(self) -> Any:
-        """Return the saved tensor, connected to the graph where it was.
+        """Return the saved tensor, connected to its former place in the graph.
 
-        Raises SavedTensorError when it was freed, modified in place, or came back with another shape, dtype or device;
-        HookTypeError when the unpack hook returned no tensor. Exceptions of the hook pass through unchanged.
+        Raises SavedTensorError if the value was freed or modified in place, or if the unpack hook returned another
+        shape, dtype or device. Raises HookTypeError if the unpack hook returned no tensor. Exceptions of the hook pass
+        through unchanged.
         """
         if self._freed:
             raise SavedTensorError(FREED)

@@ -1,7 +1,7 @@
 """Recompute saved values: run a function again in backward instead of keeping what its operations save.
 
-A recomputed function is a region of the graph. An ordinary pair of saved-tensor hooks packs its saved values as empty
-slots. When backward unpacks the first slot, the function runs again, under hooks that fill the slots.
+A recomputed function is a region of the graph. An ordinary pair of saved-tensor hooks packs the function's saved values
+as empty slots. When backward unpacks the first slot, the function runs again, under hooks that fill the slots.
 
 Source: Chen et al. 2016, "Training deep nets with sublinear memory cost"; torch.utils.checkpoint (use_reentrant=False).
 """
@@ -35,7 +35,7 @@ Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
 class _Override(threading.local):
-    """Settings of this thread's context managers for all regions; None leaves the choice to each."""
+    """Settings of this thread that override the arguments of `checkpoint`; None does not override."""
 
     early_stop: bool | None = None
     debug: bool | None = None
@@ -76,9 +76,9 @@ _CHECKS: dict[str, Callable[[Tensor], _Description]] = {
 
 
 class _Stop(BaseException):
-    """Ends a recomputation that has all values; a BaseException, because the function may catch Exception.
+    """Raised to end a recomputation that has all values. A BaseException, because the function may catch Exception.
 
-    Its argument is the recomputation that it ends.
+    The exception's argument is the recomputation to end.
     """
 
 
@@ -95,8 +95,9 @@ class _Slot:
 class _Region:
     """One call of a recomputed function.
 
-    Invariant: the graph's saved values hold their slots, and these the region; the region holds its slots weakly, and
-    no node but through the edges of its arguments. So it dies when backward has released the last saved value.
+    Invariant: saved values of the graph refer to their slots, and slots to the region. The region refers to its slots
+    weakly, and to nodes only through the edges of its arguments. So it dies when backward has released the last saved
+    value.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class _Region:
         self.is_complete = False
 
     def pack(self, tensor: Tensor) -> _Slot:
-        """Return an empty slot for a value that an operation saves; only its description is kept."""
+        """Return an empty slot for a value that an operation saves; only a description of the value is kept."""
         slot = _Slot(self)
         self._slots.append(weakref.ref(slot))
         self.described.append(self.describe(tensor))
@@ -134,7 +135,7 @@ class _Region:
     def value(self, slot: _Slot) -> Any:
         """Return a slot's value; run the function again if the slot is empty.
 
-        Raises RecomputationError when the function saves other values than at first.
+        Raises RecomputationError if the function saves other values than in the forward pass.
         """
         with self._lock:  # another thread may run backward through the region too, and take the values
             if slot.value is None:
@@ -165,7 +166,7 @@ class _Region:
 
 
 class _Filling:
-    """One recomputation, which puts the values it saves into the slots, in order."""
+    """One recomputation, which puts the values that operations save into the slots, in order."""
 
     def __init__(self, region: _Region, slots: Sequence[_Slot | None]) -> None:
         self._slots, self._expected, self._describe = slots, region.described, region.describe
@@ -175,7 +176,7 @@ class _Filling:
         self._found: list[_Description] = []
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Fill the next slot, if it is in use; the recomputation's own graph keeps the value unpacked."""
+        """Put the value into the next slot, if the slot is in use; return it for the recomputation's own graph."""
         number = len(self._found)
         self._found.append(self._describe(tensor))
         if number < len(self._slots):
@@ -194,9 +195,10 @@ class _Filling:
         return tensor
 
     def check_count(self, is_complete: bool) -> None:
-        """Raise RecomputationError unless as many values were saved as before.
+        """Raise RecomputationError unless the recomputation saved as many values as the forward pass.
 
-        If the function itself runs backward, it recomputes before all values are saved; there may then be more.
+        A function that itself runs backward is recomputed before it has saved all values (`is_complete` is then False);
+        the recomputation may then save more.
         """
         wanted, got = len(self._expected), len(self._found)
         if got < wanted or (is_complete and got > wanted):
@@ -230,7 +232,7 @@ def _save(tensor: Tensor) -> SavedTensor:
 
 
 def _mapped(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
-    """Apply `function` to every object of a kind in nested lists, tuples and dicts; keep other objects."""
+    """Apply `function` to every object of type `kind` in nested lists, tuples and dicts; keep other objects."""
     if isinstance(value, kind):
         return function(value)
     if type(value) is list:
@@ -244,7 +246,7 @@ def _mapped(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
 
 
 def noop_context_fn() -> Contexts:
-    """Return two contexts that do nothing."""
+    """Return two context managers that do nothing."""
     return contextlib.nullcontext(), contextlib.nullcontext()
 
 
@@ -259,12 +261,12 @@ def checkpoint(
     preserve_rng_state: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """Call `function` and keep only its arguments for backward, which calls it again for the values it saves.
+    """Call `function` and keep only its arguments for backward, which calls it again to recompute the saved values.
 
     The gradients are the same as without checkpoint, also for repeated backwards, higher derivatives and nested
     checkpoints. Tensors among the arguments, also in lists, tuples and dicts, are packed by the hooks that are active
-    outside; within `save_on_disk` they go to disk. A tensor that the function takes from elsewhere must not change
-    before backward. In `no_grad` the function just runs.
+    around the call; within `save_on_disk` they go to disk. Other tensors that the function uses must not change before
+    backward. In `no_grad` the function just runs.
 
     The recomputation runs in the forward's mode of `autocast` and, with `preserve_rng_state`, draws the same random
     numbers from the default generator. With `early_stop` it ends after the last value that backward needs. `context_fn`
@@ -276,8 +278,8 @@ def checkpoint(
     compares checksums, which finds a function whose results changed. "none" compares nothing. With `debug`, errors list
     all saved values.
 
-    Raises RecomputationError (here also `CheckpointError`) in backward when the recomputation saves other values;
-    SavedTensorError when an argument was changed in place; ArgumentError for `use_reentrant=True`.
+    Raises ArgumentError for `use_reentrant=True`. Backward raises RecomputationError (here also `CheckpointError`) if
+    the recomputation saves other values, and SavedTensorError if an argument was changed in place.
     """
     if use_reentrant:
         raise ArgumentError(
@@ -320,9 +322,9 @@ def checkpoint_sequential(
     *,
     preserve_rng_state: bool = True,
 ) -> Any:
-    """Call functions one after the other, in `segments` of which all but the last are recomputed in backward.
+    """Call functions one after the other, cut into `segments`. Backward recomputes all segments except the last.
 
-    Raises ArgumentError for more segments than functions, or none.
+    Raises ArgumentError for no segments, and for more segments than functions.
     """
     steps = list(functions)
     if not 1 <= segments <= len(steps):
@@ -345,7 +347,7 @@ def _run(steps: Sequence[Callable[[Any], Any]], value: Any) -> Any:
 
 @contextlib.contextmanager
 def set_checkpoint_early_stop(enable: bool) -> Iterator[None]:
-    """Override `early_stop` of all checkpoints made in this thread within the block."""
+    """Context manager: override `early_stop` of all checkpoints that are made in this thread."""
     before, _override.early_stop = _override.early_stop, enable
     try:
         yield
@@ -355,10 +357,7 @@ def set_checkpoint_early_stop(enable: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def set_checkpoint_debug_enabled(enabled: bool | None) -> Iterator[None]:
-    """Override `debug` of all checkpoints made in this thread within the block.
-
-    None leaves it to each checkpoint.
-    """
+    """Context manager: override `debug` of all checkpoints that are made in this thread; None does not override."""
     before, _override.debug = _override.debug, enabled
     try:
         yield

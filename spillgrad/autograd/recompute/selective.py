@@ -1,4 +1,4 @@
-"""Recomputation that keeps the results of chosen operations and does not compute those again.
+"""Recomputation that keeps the results of chosen operations and does not compute these results again.
 
 Source: torch.utils.checkpoint.create_selective_checkpoint_contexts.
 """
@@ -31,7 +31,7 @@ class CheckpointPolicy(enum.Enum):
 
 
 class SelectiveCheckpointContext:
-    """The argument of a policy that holds the operation's output.
+    """The first argument of a policy: it holds the operation's output, `op_output`.
 
     `is_recompute` is always False, because policies are called only in the forward.
     """
@@ -54,19 +54,19 @@ _Kept = list[Any]
 def create_selective_checkpoint_contexts(
     policy_fn_or_list: Policy | Sequence[str | Callable[..., Any]], allow_cache_entry_mutation: bool = False
 ) -> tuple[intercept, intercept]:
-    """Return contexts for `checkpoint(context_fn=…)` that keep the results of chosen operations.
+    """Return the context managers for `checkpoint(context_fn=…)` that keep the results of chosen operations.
 
-    Operations are chosen by a list of names ("mm", "matmul", "linear", "scaled_dot_product_attention", …: those of
-    their nodes) or of functions of that name, or by a policy(context, name, *arguments) that returns a
-    `CheckpointPolicy` or a bool. The policy is never called for views, which cost nothing. Kept results stay until the
-    graph is freed, so that several backwards are possible. Unlike in PyTorch, the hooks that are active around the
-    checkpoint pack them; within `save_on_disk` they go to disk:
+    Operations are chosen by a list of their nodes' names ("mm", "matmul", "linear", "scaled_dot_product_attention", …)
+    or of functions with these names, or by a policy(context, name, *arguments) that returns a `CheckpointPolicy` or a
+    bool. The policy is never called for views, which cost nothing. Kept results stay until the graph is freed, so that
+    several backwards are possible. Unlike in PyTorch, the hooks that are active around the checkpoint pack these
+    results; within `save_on_disk` they go to disk:
 
         keep = functools.partial(create_selective_checkpoint_contexts, ["linear", "scaled_dot_product_attention"])
         y = checkpoint(block, x, context_fn=keep)
 
-    Raises ArgumentError for a name that no operation has; in backward, SavedTensorError when a kept result was changed
-    in place, unless `allow_cache_entry_mutation`, with which it stays in RAM.
+    Raises ArgumentError for a name that no operation has. Backward raises SavedTensorError if a kept result was changed
+    in place, unless `allow_cache_entry_mutation` is set; kept results then stay in RAM.
     """
     names, policy = None, policy_fn_or_list
     if not callable(policy):
@@ -97,7 +97,7 @@ def create_selective_checkpoint_contexts(
 
 
 def _kept(tensor: Tensor, operation: Operation, pairs: list[hooks.HookPair] | None) -> Any:
-    """Return a result in its kept form: packed by one of `pairs`; for None an alias, which may change."""
+    """Return what to keep of a result: a SavedTensor packed with `pairs`, or, if `pairs` is None, an alias."""
     if pairs is None:
         return tensor.alias()
     saved = SavedTensor(tensor.alias(), operation.name, "kept result", NO_EDGE)
@@ -115,7 +115,7 @@ def _array_of(kept: Any) -> np.ndarray:
 
 
 class _Reader:
-    """In a recomputation, returns for an operation's n-th call what its n-th call in the forward kept."""
+    """Called in a recomputation, for an operation's n-th call: returns what the n-th call in the forward pass kept."""
 
     def __init__(self, kept: dict[Operation, list[_Kept | None]]) -> None:
         self._kept = kept

@@ -1,6 +1,6 @@
 """Whether this thread is recomputing a function in backward.
 
-State that changes in each forward, such as running statistics, must not change then.
+State that changes in each forward pass, such as running statistics, must not change in a recomputation.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ def is_recomputing() -> bool:
 
 @contextlib.contextmanager
 def recomputing() -> Iterator[None]:
-    """Mark this thread as recomputing within the block."""
+    """Context manager: mark this thread as recomputing."""
     before, _state.is_running = _state.is_running, True
     try:
         yield

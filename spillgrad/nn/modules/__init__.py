@@ -1,4 +1,4 @@
-"""PyTorch's package of the base class of layers and of registration hooks."""
+"""PyTorch's package `torch.nn.modules`: its module `module`, with the base class of layers."""
 
 from spillgrad.nn.modules import module
 

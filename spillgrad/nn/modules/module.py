@@ -1,4 +1,4 @@
-"""PyTorch's module of the base class of layers and of registration hooks."""
+"""PyTorch's module `torch.nn.modules.module`: the base class of layers, and registration hooks."""
 
 from spillgrad.nn.module import Module
 from spillgrad.nn.registration import (

@@ -38,9 +38,9 @@ def total_norm(norms: list[float], norm_type: float = 2.0) -> float:
 
 
 def factor(total: float, max_norm: float) -> float | None:
-    """Return the factor for gradients of a joint norm, or None if they stay unchanged."""
+    """Return the factor that reduces gradients of the joint norm `total` to `max_norm`; None if none is needed."""
     by = max_norm / (total + 1e-6)
-    return None if by >= 1 else by  # also for NaN, which must reach the weights instead of being hidden
+    return None if by >= 1 else by  # NaN is returned: it must reach the weights instead of being hidden
 
 
 def _norms(arrays: list[np.ndarray], norm_type: float) -> list[float]:
@@ -50,7 +50,7 @@ def _norms(arrays: list[np.ndarray], norm_type: float) -> list[float]:
     norms = [0.0] * len(arrays)
     dense = [i for i, a in enumerate(arrays) if a.dtype == np.float32 and a.flags.c_contiguous]
     together = [[i for i in dense if is_on_device(arrays[i]) is there] for there in (False, True)]
-    # The others are copied one at a time.
+    # The other gradients are copied one at a time.
     alone = [[i] for i in sorted(set(range(len(arrays))).difference(dense))]
     for places in (*together, *alone):
         values = [
@@ -71,7 +71,7 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scale all gradients in place so that their joint norm is at most `max_norm`; return the former norm.
 
-    Raises ArgumentError, with `error_if_nonfinite`, for a norm that is not finite, before any gradient changes;
+    With `error_if_nonfinite`, raises ArgumentError, before any gradient changes, if the norm is not finite. Raises
     GraphError for parameters that are updated in backward.
     """
     gradients = _gradients("clip_grad_norm_", parameters)
@@ -86,7 +86,7 @@ def clip_grad_norm_(
 
 
 def scale(gradients: Iterable[Tensor], by: float) -> None:
-    """Multiply gradients in place."""
+    """Multiply gradients by a factor in place. Raises GraphError if the memory of a gradient is read-only."""
     gradients = list(gradients)
     for gradient in gradients:
         if not gradient.array.flags.writeable:

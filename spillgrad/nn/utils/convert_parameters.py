@@ -1,4 +1,4 @@
-"""Parameters as one vector."""
+"""Convert parameters to one vector, and a vector to parameters."""
 
 import math
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
 
 
 def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
-    """Copy a vector, as `parameters_to_vector` made it, into the parameters."""
+    """Copy a vector of the form that `parameters_to_vector` returns into the parameters."""
     parameters = list(parameters)
     sizes = [math.prod(parameter.shape) for parameter in parameters]
     if tuple(vec.shape) != (sum(sizes),):

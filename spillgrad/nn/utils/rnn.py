@@ -30,7 +30,7 @@ class PackedSequence(NamedTuple):
     unsorted_indices: Tensor | None = None
 
     def to(self, *args: Any, **kwargs: Any) -> "PackedSequence":
-        """Return the sequences with the data on a device or of a dtype, and the indices beside the data."""
+        """Return the sequences with the data converted to a device or dtype, and the indices on the data's device."""
         data = self.data.to(*args, **kwargs)
         if data is self.data:
             return self
@@ -50,12 +50,12 @@ class PackedSequence(NamedTuple):
         return self.to("cpu")
 
     def cuda(self) -> "PackedSequence":
-        """Return the sequences on a CUDA device. Raises DeviceError where there is none."""
+        """Return the sequences on a CUDA device. Raises DeviceError if there is no CUDA device."""
         return self.to("cuda")
 
 
 def invert_permutation(permutation: Tensor | None) -> Tensor | None:
-    """Return the inverse of a permutation."""
+    """Return the inverse of a permutation; for None, return None."""
     return None if permutation is None else Tensor.wrap(np.argsort(permutation.array, kind="stable"))
 
 
@@ -69,7 +69,7 @@ def _as_lengths(lengths: Any) -> np.ndarray:
 def pack_padded_sequence(
     input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True
 ) -> PackedSequence:
-    """Pack padded sequences; without `enforce_sorted` they may be in any order of length.
+    """Pack padded sequences, in descending order of length; without `enforce_sorted`, they may come in any order.
 
     Shapes: input (T, N, ...), or (N, T, ...) with `batch_first`; lengths (N,) from 1 to T. Raises ArgumentError.
     """
@@ -160,7 +160,7 @@ def unpad_sequence(padded_sequences: Tensor, lengths: Any, batch_first: bool = F
 
 
 def pack_sequence(sequences: Sequence[Tensor], enforce_sorted: bool = True) -> PackedSequence:
-    """Pack sequences of different lengths; without `enforce_sorted` they may be in any order of length."""
+    """Pack sequences in descending order of length; without `enforce_sorted`, they may come in any order."""
     lengths = [x.shape[0] for x in sequences]
     return pack_padded_sequence(pad_sequence(sequences), lengths, enforce_sorted=enforce_sorted)
 

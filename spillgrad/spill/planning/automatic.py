@@ -22,8 +22,8 @@ from spillgrad.tensor import Tensor
 
 # In the first step kernels compile, and memory is touched for the first time, so its times are not used.
 _MEASURED_STEPS = 2
-# A step that waits for the disk for less than this share has nothing to gain. A longer wait may be chance, unless the
-# step before waited too, or the share is at least `_LONG_WAIT_SHARE`.
+# If a step waits for the disk for less than this share of its time, there is nothing to gain. A longer wait may be
+# chance, unless the step before waited too, or the share is more than `_LONG_WAIT_SHARE`.
 _WAIT_SHARE = 0.05
 _LONG_WAIT_SHARE = 0.25
 # A choice is given up if it made steps longer by more than this share, which is more than noise.
@@ -34,7 +34,7 @@ _JUDGED_STEPS = 3
 
 @dataclasses.dataclass(eq=False)
 class _Run:
-    """The record of one thread since the store was last empty."""
+    """What one thread has recorded in the present step, that is, since the store was last empty."""
 
     known: "_Known"
     recorder: Recorder | None
@@ -44,10 +44,10 @@ class _Run:
 
 
 class _Known:
-    """What the process knows about the steps of one model, with inputs of one size, one budget and one disk.
+    """The measured steps of one model, with inputs of one size, one budget and one disk; and the modules to recompute.
 
     The choice changes at most twice, so that steps are alike: from recomputing nothing to a choice, and back for good
-    if steps took longer.
+    if that made steps longer.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -55,11 +55,11 @@ class _Known:
         self.settled = False
         self._budget_bytes = budget_bytes
         self._steps = self._waiting_steps = 0
-        self._step_s: list[float] = []  # of steps like the present choice, the measured ones
+        self._step_s: list[float] = []  # the times of the measured steps with the present choice
         self._former_s = 0.0
 
     def learn(self, run: _Run, step: StepTraffic) -> None:
-        """Learn from a finished step, and choose what to recompute."""
+        """Record the time of a finished step, and update the choice of modules to recompute."""
         if self.settled or run.recomputed != self.recomputed:
             return
         self._steps += 1
@@ -101,19 +101,19 @@ class _Thread(threading.local):
     depth = 0
 
 
-# What is known of each model, by its first sub-module; and finished steps from which nothing was learned yet.
+# The measured steps of each model, by its first sub-module; and finished steps that `begin` has not evaluated yet.
 _known: "weakref.WeakKeyDictionary[Module, dict[Hashable, _Known]]" = weakref.WeakKeyDictionary()
 _lock = ForkSafeLock()
 _finished: collections.deque[tuple[_Run, StepTraffic]] = collections.deque()
 
 
 class Automatic:
-    """The policy "auto" of `save_on_disk`: it recomputes nothing at first, then what measured steps suggest.
+    """The policy "auto" of `save_on_disk`: recompute nothing at first, then the modules that measured steps suggest.
 
-    A step lasts until the store is empty again: a forward and a backward, of which several may come before an update.
-    From the second step on it measures what each module saved, how long its forward took, how fast the disk was, and
-    how long the step waited for it. If a step waited, `choose` decides what to recompute. If steps become slower
-    by that, nothing is recomputed any more. Steps of several threads at once are not measured.
+    A step is a forward and a backward; it ends when the store is empty again. An update may follow several steps. From
+    the second step on, the policy measures the bytes that each module saves, the time of its forward, the speed of the
+    disk, and the time for which the step waits for the disk. If steps wait, `choose` decides which modules to
+    recompute. If this makes steps slower, nothing is recomputed any more. A step of several threads is not measured.
     """
 
     def __init__(self, store: DiskStore, device: int) -> None:
@@ -123,11 +123,11 @@ class Automatic:
         self._runs: collections.deque[_Run] = collections.deque()  # of all threads, in the present step
 
     def keeps(self, operation: str, path: str) -> bool:
-        """Return False: this policy keeps no tensor beside the budget."""
+        """Return False: this policy keeps no tensor in RAM in addition to the budget."""
         return False
 
     def begin(self) -> None:
-        """Begin to measure: this thread enters the context."""
+        """Begin to measure, when this thread enters `save_on_disk`; first evaluate the steps that have finished."""
         with _lock:
             while _finished:
                 run, step = _finished.popleft()
@@ -138,31 +138,31 @@ class Automatic:
             thread.entered_s = self._now_s()
 
     def end(self) -> None:
-        """Stop measuring: this thread leaves the context."""
+        """Stop measuring, when this thread leaves `save_on_disk`."""
         thread = self._thread
         thread.depth = max(0, thread.depth - 1)
         if thread.depth == 0 and thread.run is not None:
             thread.run.forward_s += self._now_s() - thread.entered_s
 
     def _now_s(self) -> float:
-        """Return a time that stands still while somebody waits for the disk."""
+        """Return a time in seconds that does not advance while a thread waits for the disk."""
         return time.perf_counter() - self._store.waited_s
 
     def saved(self, path: str, key: Hashable, nbytes: int) -> None:
-        """Record a memory that an operation within a module saves."""
+        """Record that an operation in the module at `path` saves `nbytes` of memory, which `key` identifies."""
         run = self._thread.run
         if run is not None and run.recorder is not None:
             run.recorder.save(path, key, nbytes)
 
     def around(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the forward of the module at a path, so that it is recomputed if that was chosen."""
+        """Run the forward of the module at `path`; if the module was chosen, let backward recompute the forward."""
         if not is_grad_enabled():
             return forward(*args, **kwargs)
         run = self._thread.run
         if run is None or run.is_over:
             run = self._begin_run(path, forward, args)
         if run is not None and path in run.recomputed:
-            with around_forward(self, None):  # what is inside comes again with it
+            with around_forward(self, None):  # modules inside this one are recomputed with it
                 return checkpoint(forward, *args, **kwargs)
         if run is None or run.recorder is None:
             return forward(*args, **kwargs)
@@ -179,12 +179,12 @@ class Automatic:
         recorder = None if known.settled or known.recomputed else Recorder()
         run = self._thread.run = _Run(known, recorder, known.recomputed)
         self._runs.append(run)
-        self._store.at_step_end(functools.partial(_end_step, self._runs))  # which does not hold the store
+        self._store.at_step_end(functools.partial(_end_step, self._runs))  # does not refer to the store
         return run
 
 
 def _end_step(runs: "collections.deque[_Run]", step: StepTraffic) -> None:
-    """Record the store's counters of the step that ends. Takes no lock."""
+    """End the runs of a step; if there is only one, queue it with the step's counters for `begin`. Takes no lock."""
     ended = [runs.popleft() for _ in range(len(runs))]
     for run in ended:
         run.is_over = True

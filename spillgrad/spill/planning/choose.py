@@ -1,4 +1,4 @@
-"""Choose which layers to recompute, of those whose saved tensors would go to disk."""
+"""Choose the modules to recompute, so that less of their saved tensors goes to disk."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ WORTH_SHARE = 0.05
 
 
 class Choice(NamedTuple):
-    """Modules to recompute; the bytes that this frees, the seconds that it takes, and the length of a step then."""
+    """The modules to recompute, the saved bytes this frees, the seconds it takes, and the resulting time of a step."""
 
     paths: frozenset[str]
     freed_bytes: int
@@ -19,7 +19,7 @@ class Choice(NamedTuple):
 
 
 class _Exchange(NamedTuple):
-    """A module to recompute in place of modules inside it, and the bytes and seconds that this adds."""
+    """The module `add` to recompute instead of the modules `remove` inside it, and the bytes and seconds this adds."""
 
     add: str
     remove: tuple[str, ...]
@@ -28,11 +28,11 @@ class _Exchange(NamedTuple):
 
 
 def choose(units: Sequence[Unit], step_s: Callable[[int, float], float]) -> Choice:
-    """Return the choice with the shortest step; among steps that are about as short, the one with the fewest modules.
+    """Return the choice with the shortest step; of choices with steps about as short, the one that recomputes least.
 
-    `step_s(freed_bytes, seconds)` returns the length of a step that saves `freed_bytes` less and computes `seconds`
-    longer. Modules that free most bytes for their time come first; of equal modules the one in the earlier layer,
-    because its tensors are the first to go to disk.
+    `step_s(freed_bytes, seconds)` returns the time of a step that saves `freed_bytes` less and computes `seconds`
+    longer. Modules that free the most bytes per second are chosen first; of equal modules, the one in the earlier
+    layer, because its tensors are the first to go to disk. If the gain is less than `WORTH_SHARE`, none is chosen.
     """
     every = list(choices(units, step_s))
     least_s = min(choice.step_s for choice in every)
@@ -42,7 +42,7 @@ def choose(units: Sequence[Unit], step_s: Callable[[int, float], float]) -> Choi
 
 
 def choices(units: Sequence[Unit], step_s: Callable[[int, float], float]) -> Iterable[Choice]:
-    """Yield choices that recompute more and more, the first of them nothing."""
+    """Yield choices that recompute more and more; the first choice recomputes nothing."""
     exchanges = [exchange for unit in units for exchange in _exchanges(unit)]
     exchanges.sort(key=_worth, reverse=True)
     paths: frozenset[str] = frozenset()
@@ -56,7 +56,7 @@ def choices(units: Sequence[Unit], step_s: Callable[[int, float], float]) -> Ite
 
 
 def _exchanges(unit: Unit) -> list[_Exchange]:
-    """Return exchanges that lead from nothing to the whole unit, each freeing fewer bytes a second than the last."""
+    """Return exchanges that lead from recomputing nothing to the whole unit, in order of falling bytes per second."""
     steps: list[_Exchange] = []
     for part in sorted(unit.children, key=_worth, reverse=True):
         if part.freed_bytes > 0:
@@ -71,7 +71,7 @@ def _exchanges(unit: Unit) -> list[_Exchange]:
             whole.freed_bytes - sum(step.freed_bytes for step in steps),
             max(0.0, whole.seconds - sum(step.seconds for step in steps)),
         )
-        # If the rest frees more for its time than the last part, the two become one exchange.
+        # If the rest frees more bytes per second than the last part, the two become one exchange.
         if not steps or _worth(rest) <= _worth(steps[-1]):
             break
         steps.pop()
@@ -79,7 +79,7 @@ def _exchanges(unit: Unit) -> list[_Exchange]:
 
 
 def _worth(what: Part | _Exchange) -> float:
-    """Return the bytes that are freed for each second."""
+    """Return the bytes freed per second of recomputation; if that takes no time, infinity, or 0 if nothing is freed."""
     if what.seconds > 0:
         return what.freed_bytes / what.seconds
     return float("inf") if what.freed_bytes > 0 else 0.0

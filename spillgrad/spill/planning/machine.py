@@ -26,7 +26,7 @@ _PRODUCTS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Disk:
-    """The speed at which a store writes and reads a directory; moving a byte takes a core `busy_s_per_byte`."""
+    """The speeds of a store's writes and reads, the free space, and the time of a core for each byte moved."""
 
     write_bytes_per_s: float
     read_bytes_per_s: float
@@ -34,13 +34,13 @@ class Disk:
     free_bytes: int
 
     def seconds(self, written_bytes: int, read_bytes: int) -> float:
-        """Return the seconds that the disk takes for these bytes."""
+        """Return the seconds that the disk takes to write and read these numbers of bytes."""
         return written_bytes / self.write_bytes_per_s + read_bytes / self.read_bytes_per_s
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """The number of cores, the speed of float32 products, and the disk."""
+    """The speed of a machine: the number of cores, the speed of float32 matrix products, and the disk."""
 
     cores: int
     matmul_flop_per_s: float
@@ -52,12 +52,12 @@ class Machine:
 
 
 def measure(directory: str | os.PathLike[str], seconds: float = 2.0) -> Machine:
-    """Measure this machine, writing for `seconds`. Raises SpillError if the directory cannot be written."""
+    """Measure this machine, and write to `directory` for `seconds`. Raises SpillError if writing fails."""
     return Machine(os.cpu_count() or 1, matmul_rate(), measure_disk(directory, seconds))
 
 
 def matmul_rate() -> float:
-    """Return the median speed of a float32 product, in floating-point operations a second."""
+    """Return the median speed of a float32 matrix product, in floating-point operations per second."""
     a = creation.ones(_MATRIX, _MATRIX)
     matrix_products.matmul(a, a)  # compiles
     taken = []

@@ -28,7 +28,7 @@ from spillgrad.tensor import Tensor
 
 # The share of the memory that a plan leaves unused, for errors of the prediction.
 _MARGIN_SHARE = 0.05
-# The share of the memory that the store gets while a shallow model is measured; the second share if a layer needs more.
+# The share of the memory that the store gets while two layers are measured; the second share if a layer needs more.
 _PROFILE_SHARES = (0.25, 0.6)
 _BYTES = 256
 # The number of choices to compare, from recomputing nothing to recomputing everything.
@@ -38,7 +38,7 @@ _RAM_FACTORS = (0.5, 2.0, 4.0, 8.0, 16.0)
 
 @dataclasses.dataclass(frozen=True)
 class Treatment:
-    """The bytes that some modules save: how many are kept, spilled and recomputed.
+    """The bytes that some modules save: how many are kept in RAM, spilled to disk and recomputed.
 
     `modules` is the path of one layer, or of the first and the last of several neighbours.
     """
@@ -51,7 +51,7 @@ class Treatment:
 
 @dataclasses.dataclass(frozen=True)
 class Alternative:
-    """The time of a step, and the bytes it moves to and from disk, with another amount of memory."""
+    """The prediction for another amount of memory: a step's time, and the bytes it writes to and reads from disk."""
 
     ram_bytes: int
     offload: bool
@@ -61,9 +61,9 @@ class Alternative:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A training run of a model within `ram_bytes` of memory; `str` gives a summary in one line.
+    """The plan of a training run within `ram_bytes` of memory; `str` gives a summary in one line.
 
-    `policy` is the one for `save_on_disk`; `offload` says whether parameters and optimizer state live on disk too, and
+    `policy` is the argument of `save_on_disk`. `offload` says whether parameters and optimizer state are on disk too.
     `recomputed` has the paths of the modules to recompute.
     """
 
@@ -86,7 +86,7 @@ class Plan:
 
     @property
     def fits_disk(self) -> bool:
-        """Whether the disk has room for all bytes that the run puts there."""
+        """Whether the disk has room for all bytes that the run stores on it."""
         return self.prediction.disk_bytes <= self.machine.disk.free_bytes
 
     def as_dict(self) -> dict[str, Any]:
@@ -121,21 +121,22 @@ def plan(
     loss: Callable[[Module], Tensor] | None = None,
     machine: Machine | None = None,
 ) -> Plan:
-    """Return how to train a model in a process with `ram` of memory, and predict the run's memory, disk space and time.
+    """Plan how to train a model in a process with `ram` of memory; predict the run's memory, disk space and time.
 
     This builds two layers of the model and trains them for a few steps, with batches of the planned size; it builds
-    nothing larger. It also measures this machine, unless `machine` is given, a result of `sg.planning.measure`.
+    nothing larger. It also measures this machine, unless `machine`, a result of `sg.planning.measure`, is given.
 
-    `model` is a name of the catalogue, or a function from a number of layers to a model. Such a model has `depth`
-    layers in all, and `loss` is a function of the model. A step has `accumulate` batches before its update. `lora` is
-    the rank of adapters. With `autocast`, products are computed in bfloat16. `offload` says whether the model lives on
-    disk too; with None, the plan decides. Without `directory`, spill files go to the directory for temporary files.
+    `model` is a name of the catalogue, or a function that builds a model with a given number of layers. With such a
+    function, `depth` is the number of layers of the whole model, and `loss` a function from the model to the loss of a
+    batch. A step has `accumulate` batches before its update. `lora` is the rank of adapters. With `autocast`, products
+    are computed in bfloat16. `offload` says whether parameters and optimizer state are on disk too; with None, the plan
+    decides. Without `directory`, spill files go to the directory for temporary files.
 
-    The plan counts the memory of a process like this one. A process that compiled a kernel keeps 200 MiB of the
-    compiler. So if kernels were not cached on disk, plan again in a new process.
+    The plan counts the memory of a process like this one. A process that has compiled a kernel keeps the compiler's
+    200 MiB. So if kernels were not cached on disk, plan again in a new process.
 
     Units: `ram` is bytes, or a size such as "4GiB".
-    Raises BudgetError with the least memory that works if `ram` is too small, ArgumentError for arguments that
+    Raises BudgetError, with the least memory that works, if `ram` is too small. Raises ArgumentError for arguments that
     contradict each other.
     """
     ram_bytes = parse_bytes(ram)
@@ -189,16 +190,16 @@ def observe(
     offload: bool,
     accumulate: int = 1,
 ) -> Whole:
-    """Profile two layers of a catalogue model, trained by AdamW as in `plan`; return the basis of predictions.
+    """Profile two layers of a catalogue model, trained by AdamW as in `plan`; return a `Whole`, which predicts steps.
 
-    Set its `machine` to predict for another machine. Raises the errors of `plan`.
+    To predict for another machine, set the attribute `machine` of the result. Raises the errors of `plan`.
     """
     build, layers, _ = _builder(model, context, None, None)
     return _watched(build, layers, _loss(model, batch, context), parse_bytes(ram), directory, accumulate)(offload)
 
 
 def _either(watched: Callable[[bool], Whole], ram_bytes: int) -> list[Whole]:
-    """Profile the model living in a store, and also living in RAM if it may fit there."""
+    """Profile the model in a store, and also in RAM if it may fit into `ram_bytes`; return the profile in RAM first."""
     offloaded = watched(True)
     whole_bytes = offloaded.parameter_bytes + offloaded.trained_bytes + offloaded.state_bytes
     return [watched(False), offloaded] if offloaded.profile.base_bytes + whole_bytes < ram_bytes else [offloaded]
@@ -216,7 +217,7 @@ def _watched(
     mixed_precision: bool = False,
     machine: Machine | None = None,
 ) -> Callable[[bool], Whole]:
-    """Return a function that profiles the model: living in a store if it is given True, else in RAM."""
+    """Return a function `watched(offload)` that profiles the model: in a store if `offload` is true, else in RAM."""
     place = Path(tempfile.gettempdir() if directory is None else directory).absolute()
     on = measure(place) if machine is None else machine
 
@@ -247,7 +248,7 @@ def _watched(
 def _builder(
     model: str | Callable[[int], Module], context: int, depth: int | None, lora: int | None
 ) -> tuple[Callable[[int], Module], int, str]:
-    """Return a function from a number of layers to a model, the layers of the whole model, and its name."""
+    """Return a function that builds the model with n layers, the whole model's number of layers, and its name."""
     bare: Callable[[int], Module]
     if isinstance(model, str):
         if depth is not None:
@@ -269,7 +270,7 @@ def _builder(
 
 
 def _loss(model: str | Callable[[int], Module], batch: int, context: int) -> Callable[[Module], Tensor]:
-    """Return the loss of a language model on random bytes, as a function of the model."""
+    """Return a function that takes a language model and returns its loss on a batch of random bytes."""
     if not isinstance(model, str):
         raise ArgumentError("plan: got a function that builds a model, but no loss; give a function of the model")
     drawn = np.random.default_rng(0).integers(0, _BYTES, (batch, context + 1))
@@ -281,7 +282,7 @@ def _loss(model: str | Callable[[int], Module], batch: int, context: int) -> Cal
 
 
 def _best(wholes: Sequence[Whole], ram_bytes: int) -> tuple[Whole, Choice, Prediction] | None:
-    """Return the choice with the shortest step within the memory; of about equal steps, the least recomputation."""
+    """Return the choice with the shortest step within `ram_bytes`; of about equal steps, the least recomputation."""
     best: tuple[Whole, Choice, Prediction] | None = None
     for whole in wholes:
         every = list(choices(whole.units, lambda freed_bytes, seconds: 0.0)) or [NOTHING]
@@ -307,9 +308,9 @@ def _policy(whole: Whole, choice: Choice, prediction: Prediction) -> str:
 
 
 def _treatments(whole: Whole, choice: Choice, prediction: Prediction) -> Iterable[Treatment]:
-    """Yield the treatments of layers in order; neighbours that are treated alike share one.
+    """Yield the treatments of layers in order; neighbours that are treated alike share one treatment.
 
-    The newest saved tensors stay in RAM, up to the budget: those of the last layers.
+    The newest saved tensors, which are those of the last layers, stay in RAM, up to the budget.
     """
     remaining = max(0, prediction.saved_bytes - _spilled(prediction, whole))
     layers: list[Treatment] = []
@@ -329,7 +330,7 @@ def _treatments(whole: Whole, choice: Choice, prediction: Prediction) -> Iterabl
 
 
 def _kind(layer: Treatment) -> tuple[str, bool, bool, bool]:
-    """Return what neighbours have in common that share a treatment."""
+    """Return a key that is equal for neighbouring layers that share a treatment."""
     return pattern(layer.modules), bool(layer.kept_bytes), bool(layer.spilled_bytes), bool(layer.recomputed_bytes)
 
 

@@ -25,7 +25,7 @@ from spillgrad.storage.residency.belady import PHASES, Event, Item
 NOTHING = Choice(frozenset(), 0, 0.0, 0.0)
 # The most batches of a step that are simulated. Each further batch moves as many bytes as the last one simulated.
 _PASSES = 3
-# Budgets are compared in steps of so many bytes.
+# The difference between neighbouring budgets that are compared.
 _BUDGET_STEP = 1 << 20
 
 
@@ -73,9 +73,9 @@ class Whole:
         return int(self.trained_bytes * self.profile.state_per_trained_byte)
 
     def predict(self, budget_bytes: int, choice: Choice = NOTHING, keeps: bool = False) -> Prediction:
-        """Return the prediction for a step under a budget, with some modules recomputed.
+        """Return the prediction for a step under a budget, with the modules of `choice` recomputed.
 
-        If the step `keeps`, all saved tensors stay in RAM, in addition to the budget.
+        If `keeps` is true, all saved tensors stay in RAM, in addition to the budget.
         """
         moved = self._moved(budget_bytes, choice, keeps)
         kept_bytes = self._saved(choice)[0] if keeps else 0
@@ -101,9 +101,9 @@ class Whole:
     def events(
         self, choice: Choice = NOTHING, passes: int | None = None, keeps: bool = False
     ) -> tuple[list[Item], list[Event]]:
-        """Return the items and events of a step of the whole model; `passes` replaces the number of batches.
+        """Return the items and events of a step of the whole model; `passes`, if given, is the number of batches.
 
-        If the step `keeps`, saved tensors have no events: the store never sees them.
+        If `keeps` is true, saved tensors have no events, because they never reach the store.
         """
         copies = _Copies(self.profile, self._more, self._prefix, choice.paths)
         count = self.profile.accumulate if passes is None else passes
@@ -117,7 +117,7 @@ class Whole:
         return copies.items, [event for event in events if event.item not in kept]
 
     def _first_pass(self) -> list[Event]:
-        """Return the events of a step's first batch, which puts new gradients; later batches add to them."""
+        """Return the events of a step's first batch, which puts new gradients; later batches add to these gradients."""
         found: list[Event] = []
         seen: set[int] = set()
         for event in self.profile.events:
@@ -140,12 +140,12 @@ class Whole:
         return moved
 
     def peak_bytes(self, budget_bytes: int, choice: Choice = NOTHING) -> int:
-        """Return the peak memory of the process."""
+        """Return the peak memory of the process in bytes, under a budget, with the modules of `choice` recomputed."""
         arrays = max(self._arrays_bytes(phase, unit, budget_bytes, choice) for phase, unit in self.profile.held)
         return self.profile.base_bytes + int(arrays * self.profile.mapped_per_live)
 
     def least_bytes(self) -> int:
-        """Return the least memory in which the model can be trained."""
+        """Return the least memory in bytes in which the model can be trained."""
         everything = Choice(frozenset(unit.whole.path for unit in self.units), 0, 0.0, 0.0)
         return min(self.peak_bytes(self.profile.least_budget, choice) for choice in (NOTHING, everything))
 
@@ -196,7 +196,7 @@ class Whole:
         return max(0, total + self._more * layer - choice.freed_bytes), layer
 
     def _arrays_bytes(self, phase: str, unit: int, budget_bytes: int, choice: Choice) -> int:
-        """Return the peak memory of arrays while a unit runs in a phase."""
+        """Return the peak bytes of all arrays while a unit (a layer's number, OUTSIDE or HEAD) runs in a phase."""
         profile = self.profile
         held = profile.held[phase, unit]
         if phase == "backward" and unit != HEAD and choice.paths:
@@ -230,7 +230,7 @@ class Whole:
 
 
 class _Copies:
-    """Copies the events of the profile's last layer for all further layers."""
+    """Copies the events of the profile's last layer for all layers that the profile did not run."""
 
     def __init__(self, profile: Profile, more: int, prefix: str, recomputed: frozenset[str]) -> None:
         self.items: list[Item] = []
@@ -241,7 +241,7 @@ class _Copies:
         self._numbers: dict[tuple[int, int, int], int] = {}
 
     def begin_pass(self) -> None:
-        """Begin a batch, whose saved arrays are other items than those of the batch before."""
+        """Begin another batch, whose saved arrays become new items."""
         self._passes += 1
 
     def of_phase(self, events: Sequence[Event], phase: str) -> list[Event]:

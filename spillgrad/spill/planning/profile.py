@@ -1,4 +1,4 @@
-"""Measure what a training step of a model saves, uses and holds, and how long it takes, on two of its layers."""
+"""Measure a training step of two layers of a model: the tensors it saves and uses, its memory and its time."""
 
 import collections
 import contextlib
@@ -51,14 +51,14 @@ Step = Callable[[Module], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """The measurements of a training step of a shallow model.
+    """The measurements of a training step of a model with at most two layers.
 
-    `layers` is the path of the list of layers, of which two ran; None if the whole model ran. An event refers to its
-    item by number. For each item, `units` has the number of its layer, or OUTSIDE, and `freed_by` the paths of the
-    modules whose recomputation frees it. If a step has several batches (`accumulate`), the events are those of its last
-    batch and of the update, and `accumulated` are the items that exist since its first batch: gradients.
+    `layers` is the path of the list of layers, of which two ran; it is None if the whole model ran. An event refers to
+    its item by number. For each item, `units` has the number of its layer, or OUTSIDE, and `freed_by` the paths of the
+    modules whose recomputation frees the item. If a step has several batches (`accumulate`), the events are those of
+    the last batch and of the update, and `accumulated` has the items that exist since the first batch: gradients.
 
-    Times are those of computing alone, for one batch: `phase_s` of each phase, `layer_s` of the last layer in a phase.
+    Times are for computing alone, for one batch: `phase_s` of each phase, `layer_s` of the last layer in a phase.
     `held` is the peak memory of arrays outside the store, while a unit runs in a phase. `least_budget` is the least
     budget with which the store works.
     """
@@ -98,9 +98,9 @@ def profile(
 ) -> Profile:
     """Build a model of at most two layers, train it for a few steps, and return the measurements.
 
-    `build` takes a number of layers, of which the whole model has `depth`, and returns a model. `step` returns the loss
+    `build` returns a model with a given number of layers; the whole model has `depth` layers. `step` returns the loss
     of a batch; an update follows every `accumulate` batches. The store holds saved tensors, and with `offload` also
-    parameters, gradients and the optimizer's state; it keeps `ram_budget` bytes of them in RAM.
+    parameters, gradients and the optimizer's state; it keeps at most `ram_budget` bytes in RAM.
     Raises BudgetError if the budget is too small for a layer.
     """
     state = default_generator.get_state()
@@ -173,7 +173,7 @@ class _Watched:
         return time.perf_counter() - self.store.waited_s
 
     def enter(self, phase: str) -> None:
-        """Begin a phase."""
+        """Begin a phase: record its time, and the bytes that the store has moved so far."""
         self.store.see_to_drops()  # so that drops count in the phase that made them
         self.phase, self.unit = phase, HEAD if phase == "backward" else OUTSIDE
         self.marks[phase] = self.now_s()
@@ -181,7 +181,7 @@ class _Watched:
         self.moved[phase] = stats.written_bytes + stats.read_bytes
 
     def unit_of(self, path: str) -> int:
-        """Return the number of the layer that a path is in, or OUTSIDE."""
+        """Return the number of the layer that contains the module at `path`, or OUTSIDE if no layer does."""
         if self.layers is None or not is_within(path, self.layers) or path == self.layers:
             return OUTSIDE
         number = path[len(self.layers) + 1 if self.layers else 0 :].partition(".")[0]
@@ -216,7 +216,7 @@ class _Watched:
         self.enter("end")
 
     def _pass(self) -> None:
-        """Run a batch forward and backward; its records replace those of the batch before."""
+        """Run forward and backward on a batch; the records of this batch replace those of the batch before."""
         self.recorder, self.marks, self.moved = Recorder(), {}, {}
         self.trace.begin()
         self.enter("forward")
@@ -290,7 +290,7 @@ class _Watched:
         return {"forward": self.recorder.seconds[f"{prefix}{last}"], "backward": end - begin}
 
     def _accumulated(self) -> frozenset[int]:
-        """Return the gradients that exist before the last batch."""
+        """Return the item numbers of the gradients that exist before the last batch; none if there is one batch."""
         made = {event.item for event in self.trace.events if event.kind == "put"}
         gradients = {number for number, label in enumerate(self.trace.labels) if label.op == "gradient"}
         return frozenset(gradients - made) if self._accumulate > 1 else frozenset()
@@ -302,7 +302,7 @@ class _Watched:
 
 
 class _Watching(save_on_disk):
-    """A `save_on_disk` that reports which module saves a tensor, and when backward uses it."""
+    """A `save_on_disk` that reports which module saves a tensor, and when backward uses the tensor."""
 
     def __init__(self, watched: _Watched, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -325,7 +325,7 @@ class _Watching(save_on_disk):
 
 
 class _Trace:
-    """Records the requests to a store as events of items."""
+    """Records the requests to a store as `Event`s, and the arrays that the requests refer to as `Item`s."""
 
     def __init__(self, store: DiskStore, watched: _Watched) -> None:
         self._store, self._watched = store, watched
@@ -422,7 +422,7 @@ class _Sampler:
 
 
 def _layers(model: Module, count: int) -> str | None:
-    """Return the path of the outermost list with `count` numbered modules in a model; None if it has none."""
+    """Return the path of the outermost list with `count` numbered modules in a model; None if there is no such list."""
     numbered: collections.Counter[str] = collections.Counter()
     for path, _ in model.named_modules():
         outer, _, name = path.rpartition(".")

@@ -12,7 +12,7 @@ from spillgrad.tensor import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A module that may be recomputed, which frees `freed_bytes` of saved tensors and takes `seconds`."""
+    """A module that may be recomputed; recomputation frees `freed_bytes` of saved tensors and takes `seconds`."""
 
     path: str
     freed_bytes: int
@@ -28,9 +28,9 @@ class Unit:
 
 
 class Recorder:
-    """Records the forwards of modules, and the memory that operations inside them save.
+    """Records the times of modules' forwards, and the memory that operations inside the modules save.
 
-    A memory counts once, for the innermost module that contains all operations that save it.
+    Saved memory counts once, for the innermost module that contains all operations that save it.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Recorder:
         kwargs: dict[str, Any],
         now_s: Callable[[], float] = time.perf_counter,
     ) -> Any:
-        """Run the forward of the module at a path; `now_s` is a clock that may stop while the thread waits."""
+        """Run and time the forward of the module at `path`; the clock `now_s` may stop while the thread waits."""
         known = self._arguments.setdefault(path, set())
         known.update(tensor.storage.uid for tensor in _tensors([args, kwargs]))
         began_s = now_s()
@@ -56,7 +56,7 @@ class Recorder:
             self.seconds[path] = self.seconds.get(path, 0.0) + now_s() - began_s
 
     def save(self, path: str, key: Hashable, nbytes: int) -> None:
-        """Record a memory that an operation in a module saves."""
+        """Record that an operation in the module at `path` saves `nbytes` of memory, which `key` identifies."""
         where, most = self._saved.get(key, (path, nbytes))
         both = next(outer for outer in (where, *around(where)) if is_within(path, outer))
         self._saved[key] = both, max(most, nbytes)
@@ -67,7 +67,7 @@ class Recorder:
         return sum(nbytes for _, nbytes in self._saved.values())
 
     def freed(self, path: str) -> dict[Hashable, int]:
-        """Return the bytes of each memory that recomputing a module frees: those only it saves, but not arguments."""
+        """Return by key the bytes that recomputing a module frees: memory saved inside it alone, except arguments."""
         arguments = self._arguments[path]
         return {
             key: nbytes
@@ -76,9 +76,9 @@ class Recorder:
         }
 
     def units(self) -> list[Unit]:
-        """Return the layers in a `ModuleList` or `Sequential`, in order; if there are none, the outermost modules.
+        """Return the layers in a `ModuleList` or `Sequential`, in order; if there are no layers, the outermost modules.
 
-        Layers that are alike get the same time, the median.
+        Modules at the same place in layers of one list get the same time: their median.
         """
         paths = list(self.seconds)
         units = [path for path in paths if is_numbered(path) and not any(map(is_numbered, around(path)))]
@@ -100,19 +100,19 @@ def pattern(path: str) -> str:
 
 
 def is_within(path: str, outer: str) -> bool:
-    """Return whether the module at `path` is the one at `outer`, or inside it."""
+    """Return whether the module at `path` is the module at `outer`, or inside that module."""
     return not outer or path == outer or path.startswith(outer + ".")
 
 
 def around(path: str) -> Iterator[str]:
-    """Yield the paths of the modules that contain the module at `path`, the last of them empty: the outermost's."""
+    """Yield the paths of the modules that contain the module at `path`, inner ones first; "" is the model's path."""
     while path:
         path = path.rpartition(".")[0]
         yield path
 
 
 def is_numbered(path: str) -> bool:
-    """Return whether the module at `path` is one in a list, such as a layer."""
+    """Return whether the module at `path` is an entry of a list of modules, such as a layer."""
     return path.rpartition(".")[2].isdigit()
 
 

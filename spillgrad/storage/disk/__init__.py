@@ -1,1 +1,1 @@
-"""The files: segments of arrays, and how their bytes move."""
+"""Segments: the HDF5 files of arrays, and how the bytes of arrays move between memory and these files."""

@@ -5,29 +5,29 @@ import itertools
 import math
 from collections.abc import Sequence
 
-# The bytes of a chunk of compressed datasets: to read any part of it is to decompress all of it.
+# The most bytes of a chunk of a compressed dataset: to read any part of a chunk, HDF5 decompresses all of it.
 _COMPRESSED_BYTES = 256 << 10
-# The checksum of a piece is computed while the processor's cache still has it.
+# The most bytes of a piece: its checksum is computed while the processor's cache still has the piece.
 PIECE_BYTES = 8 << 20
 PAGE_BYTES = 4096
 # Chunk sizes are 32-bit in files that HDF5 1.8 can read.
 _MAX_CHUNK_BYTES = (1 << 32) - 1
 
-# The journal leaves out longer lists of pieces or chunks (16 GiB in one array), which then only HDF5 has.
+# The journal leaves out longer lists of pieces or chunks (16 GiB in one array); then only the HDF5 file has them.
 TOLD_PIECES_MAX = 1 << 16
 
 Piece = tuple[int, int, int]  # offset in the file, offset in the array's bytes, number of bytes
 
 
 def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the shape of chunks, each contiguous in the array: the whole array, or from 4 GiB on whole rows."""
+    """Return the chunk shape of an uncompressed array: the whole array, or from 4 GiB on contiguous whole rows."""
     if not math.prod(shape):
         return (1,) * len(shape)
     return _rows(shape, itemsize, _MAX_CHUNK_BYTES)
 
 
 def compressed_chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the shape of compressed chunks: whole consecutive rows, of any size."""
+    """Return the chunk shape of a compressed array: blocks of whole consecutive rows, of at most 256 KiB."""
     return _rows(shape, itemsize, _COMPRESSED_BYTES)
 
 
@@ -35,7 +35,7 @@ def compressed_chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, 
 def compressed_chunks(
     shape: tuple[int, ...], itemsize: int
 ) -> tuple[tuple[int, ...], dict[tuple[int, ...], tuple[int, int]]]:
-    """Return the shape of compressed chunks, and a dict from each chunk's offset to its first element and length."""
+    """Return the chunk shape of a compressed array, and its chunks: {offset: (first element, number of elements)}."""
     chunk = compressed_chunk_shape(shape, itemsize)
     axis = next(i for i in range(len(shape)) if chunk[i] > 1 or i == len(shape) - 1)
     rows, row = chunk[axis], math.prod(shape[axis + 1 :])
@@ -50,7 +50,7 @@ def compressed_chunks(
 
 
 def _rows(shape: tuple[int, ...], itemsize: int, most_bytes: int) -> tuple[int, ...]:
-    """Return the shape of parts of about one length: whole rows of the first axis whose rows are short enough."""
+    """Return the shape of blocks of at most `most_bytes`: whole rows of the first axis whose rows are that short."""
     axis = next(i for i in range(len(shape)) if math.prod(shape[i + 1 :]) * itemsize <= most_bytes)
     most_rows = most_bytes // (math.prod(shape[axis + 1 :]) * itemsize)
     parts = -(-shape[axis] // most_rows)
@@ -58,7 +58,7 @@ def _rows(shape: tuple[int, ...], itemsize: int, most_bytes: int) -> tuple[int, 
 
 
 def places(pieces: Sequence[Piece]) -> list[list[int]]:
-    """Return file offset and bytes of each run of adjacent pieces."""
+    """Return [file offset, number of bytes] for each run of pieces that are adjacent in the file."""
     found: list[list[int]] = []
     for file_offset, _, nbytes in pieces:
         if found and sum(found[-1]) == file_offset:
@@ -69,7 +69,7 @@ def places(pieces: Sequence[Piece]) -> list[list[int]]:
 
 
 def join_pieces(pieces: list[Piece]) -> list[Piece]:
-    """Join pieces that are adjacent in file and array, then cut them into pieces of `PIECE_BYTES`."""
+    """Join pieces that are adjacent in both file and array, then cut them into pieces of at most `PIECE_BYTES`."""
     joined: list[Piece] = []
     for file_offset, array_offset, nbytes in sorted(pieces, key=lambda piece: piece[1]):
         if joined:

@@ -1,4 +1,4 @@
-"""Decide about direct I/O: measure how fast a disk is through the page cache and past it, and what that costs."""
+"""Decide whether direct I/O pays: measure the disk's speed and the processor time, with and without the page cache."""
 
 import collections
 import errno
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# The flag of direct I/O; 0 on a system without it, where no file can be opened so.
+# The flag of direct I/O; 0 on a system without direct I/O.
 O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 _O_TMPFILE: int = getattr(os, "O_TMPFILE", 0)
 
@@ -17,12 +17,13 @@ _O_TMPFILE: int = getattr(os, "O_TMPFILE", 0)
 _BUFFER_BYTES = 4 << 20
 _BUFFERS = 2
 _ROUNDS = 2
-# If direct I/O takes more than this times as long, steps would wait for it, and the page cache may hide such waits.
+# Direct I/O may take this many times as long as the page cache. If it took longer, steps would wait for it, and the
+# page cache may hide such waits.
 _SLOWEST = 20.0
 
 
 class Speed(NamedTuple):
-    """The speed of writing and reading; `busy_s_per_byte` is the processor's time to do both."""
+    """The speed of writing and of reading; `busy_s_per_byte` is the processor time to write and read one byte."""
 
     write_bytes_per_s: float
     read_bytes_per_s: float
@@ -34,23 +35,24 @@ class Speed(NamedTuple):
 
 
 class Speeds(NamedTuple):
-    """The speeds through the page cache and past it; None for one that could not be measured."""
+    """The speeds through the page cache (`cached`) and past it (`direct`); None if a speed could not be measured."""
 
     cached: Speed | None
     direct: Speed | None
 
     @property
     def direct_io_pays(self) -> bool:
-        """Whether direct I/O takes less of the processor's time, on a disk that is not too slow for it."""
+        """Whether direct I/O takes less processor time than the page cache, on a disk that is not too slow for it."""
         if self.cached is None or self.direct is None:
             return False
         is_fast_enough = self.direct.seconds(1) < _SLOWEST * self.cached.seconds(1)
         return is_fast_enough and self.direct.busy_s_per_byte < self.cached.busy_s_per_byte
 
     def cache_costs_s(self, moved_bytes: int) -> float:
-        """Return the seconds by which a step is slower if `moved_bytes` go through the page cache rather than past it.
+        """Return by how many seconds the page cache slows a step that moves `moved_bytes`, compared with direct I/O.
 
-        The whole time counts, though other cores may do that work: if it delays one thread of a kernel, all wait.
+        All of the additional processor time counts, although other cores may spend it: if one thread of a kernel is
+        delayed, all threads wait.
         """
         if self.cached is None or self.direct is None:
             return 0.0
@@ -58,7 +60,7 @@ class Speeds(NamedTuple):
 
 
 def open_direct(path: str | os.PathLike[str], flags: int) -> int | None:
-    """Open a file for direct I/O; return None if the file system cannot. Raises OSError for any other reason."""
+    """Open a file for direct I/O; return None if the file system has none. Raises OSError for any other failure."""
     if not O_DIRECT:
         return None
     try:
@@ -72,8 +74,7 @@ def open_direct(path: str | os.PathLike[str], flags: int) -> int | None:
 def speeds(directory: Path) -> Speeds:
     """Return the speeds of files in `directory`, measured by writing and reading 8 MiB twice.
 
-    Each file system is measured once in a process.
-    Raises OSError when there is no such directory.
+    Each file system is measured once in a process. Raises OSError if there is no such directory.
     """
     device = os.stat(directory).st_dev
     if device not in _known:
@@ -82,14 +83,14 @@ def speeds(directory: Path) -> Speeds:
 
 
 _known: dict[int, Speeds] = {}
-# The number of consecutive steps that waited for direct I/O, by device. One is no evidence: a run's first waits for
-# the measurement above and has no plan, and any step may meet a moment when the disk is busy.
+# The number of consecutive steps that waited for direct I/O, by device. One step is no evidence: the first step of a
+# run waits for the measurement above and has no plan, and any step may meet a moment when the disk is busy.
 _slow_steps: collections.Counter[int] = collections.Counter()
 _SLOW_STEPS = 2
 
 
 def is_awaited(device: int) -> bool:
-    """Return whether steps wait for direct I/O on a device so often that the page cache would slow them less."""
+    """Return whether the page cache is to replace direct I/O on a device, as steps in succession waited for it."""
     return _slow_steps[device] >= _SLOW_STEPS
 
 
@@ -112,7 +113,7 @@ def _measure(directory: Path) -> Speeds:
 
 
 def _speed(descriptor: int) -> Speed:
-    """Measure a file at its best, and close it."""
+    """Write and read the file of `descriptor` a few times, close it, and return the best speeds."""
     nbytes = _BUFFERS * _BUFFER_BYTES
     try:
         with mmap.mmap(-1, _BUFFER_BYTES) as memory, memoryview(memory) as buffer:

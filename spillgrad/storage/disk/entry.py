@@ -1,4 +1,4 @@
-"""A stored array, and its place on disk."""
+"""The entry of a stored array in a disk store, with its place on disk."""
 
 import numpy as np
 
@@ -10,15 +10,15 @@ from spillgrad.storage.store import Label
 
 
 class DiskEntry(Entry):
-    """A stored array of the store whose tier below is the disk."""
+    """The entry of a stored array, in a store whose lower tier is the disk."""
 
     __slots__ = ("counters", "encoded", "extent", "retried", "staged_bytes", "stored_as")
 
     def __init__(self, array: np.ndarray, sequence: int, label: Label | None) -> None:
         super().__init__(array, sequence, label)
         self.extent: Extent | None = None  # its place on disk
-        self.counters: OriginCounters  # those of the arrays with the same origin
-        self.stored_as = sequence  # the number by which files know its present values
+        self.counters: OriginCounters  # shared by all arrays of the same origin
+        self.stored_as = sequence  # the number under which files have its present values
         self.retried = False  # its first write failed
         self.encoded: Encoded | None = None  # its encoded form, while that is on its way to disk
         self.staged_bytes = 0  # reserved for the encoded form
@@ -29,7 +29,7 @@ class DiskEntry(Entry):
 
     @property
     def staging_bytes(self) -> int:
-        """How many bytes beside its own a read takes."""
+        """How many bytes of RAM a read takes in addition to the array."""
         return 0 if self.extent is None else self.extent.staging_bytes
 
     @property
@@ -38,5 +38,5 @@ class DiskEntry(Entry):
 
     @property
     def went_through_page_cache(self) -> bool:
-        """Whether it was written through the page cache though its file allows direct I/O."""
+        """Whether the array was written through the page cache although its file allows direct I/O."""
         return self.extent is not None and self.extent.cached

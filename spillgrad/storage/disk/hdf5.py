@@ -4,7 +4,7 @@ from typing import Any
 
 
 def load() -> Any:
-    """Return h5py."""
+    """Import h5py and return it."""
     import h5py
 
     return h5py

@@ -11,7 +11,7 @@ from spillgrad.storage.disk import hdf5
 
 @functools.cache
 def hdf5_type(dtype: np.dtype[Any]) -> Any:
-    """Return the HDF5 type of `dtype`; where HDF5 has none, an opaque type tagged with NumPy's name."""
+    """Return the HDF5 type for `dtype`; if HDF5 has none, an opaque type whose tag is NumPy's name of `dtype`."""
     if dtype == ml_dtypes.bfloat16:
         return _bfloat16()
     try:
@@ -26,7 +26,7 @@ def hdf5_type(dtype: np.dtype[Any]) -> Any:
 
 
 def _bfloat16() -> Any:
-    """Return HDF5's bfloat16: a float32 without its lower 16 bits: 1 sign, 8 exponent (bias 127), 7 mantissa bits."""
+    """Return an HDF5 type for bfloat16, the upper half of a float32: 1 sign, 8 exponent (bias 127), 7 mantissa bits."""
     found = hdf5.h5t.IEEE_F32LE.copy()
     found.set_fields(15, 7, 8, 0, 7)
     found.set_size(2)

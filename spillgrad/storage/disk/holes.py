@@ -1,4 +1,4 @@
-"""Find, make and fill holes: parts of a file that take no disk."""
+"""Find, punch and fill holes: parts of a file that occupy no disk blocks."""
 
 import ctypes
 import errno
@@ -11,7 +11,7 @@ _NOT_HERE = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def hole_bytes(descriptor: int, start: int, stop: int) -> int:
-    """Return how many bytes of `start:stop` take no disk; if the file system does not tell, those past the end."""
+    """Return how many of bytes `start:stop` are in holes; if the file system reports none, those past the end."""
     found = 0
     while start < stop:
         try:
@@ -26,14 +26,17 @@ def hole_bytes(descriptor: int, start: int, stop: int) -> int:
 
 
 def punch(descriptor: int, start: int, stop: int) -> None:
-    """Free the disk under `start:stop`, if the file system can. Raises OSError when the disk refuses."""
+    """Free the disk blocks of bytes `start:stop`.
+
+    Does nothing if the file system cannot punch holes. Raises OSError for any other failure.
+    """
     _allocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, stop)
 
 
 def reserve(descriptor: int, start: int, stop: int) -> None:
-    """Allocate disk for `start:stop`, if the file system can, also past the end of the file; its length stays.
+    """Allocate disk blocks for bytes `start:stop` of a file, also past its end; the length of the file stays the same.
 
-    Raises OSError when the disk refuses.
+    Does nothing if the file system cannot allocate blocks in advance. Raises OSError for any other failure.
     """
     _allocate(descriptor, _KEEP_SIZE, start, stop)
 

@@ -1,4 +1,4 @@
-"""The errors for arrays that the disk refused, with advice."""
+"""Make the error for an array that could not be read or written, with advice what to do."""
 
 import errno
 import resource
@@ -11,7 +11,7 @@ from spillgrad.storage.store import Handle
 
 
 def io_error(verb: str, handle: Handle, directory: Path, error: Exception) -> SpillError:
-    """Return the error for an array that could not be read or written."""
+    """Return the SpillError for an array that could not be read or written (`verb`) because of `error`."""
     reason = getattr(error, "strerror", None) or str(error) or repr(error)
     try:
         free = f"{format_bytes(free_bytes(directory))} are free there"
@@ -28,7 +28,7 @@ def io_error(verb: str, handle: Handle, directory: Path, error: Exception) -> Sp
 
 
 def what_to_do(error: Exception, about_disk: str) -> str:
-    """Return advice against an error: `about_disk`, if the disk is at fault."""
+    """Return advice for an error: how to open more files if the process has too many open, else `about_disk`."""
     if getattr(error, "errno", None) != errno.EMFILE:
         return about_disk
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Move bytes between memory and their places in a file, through the page cache or past it."""
+"""Read and write the bytes of arrays at given offsets of a file, through the page cache or past it."""
 
 import errno
 import os
@@ -15,13 +15,13 @@ _COPIED_BYTES = 2 << 20
 
 
 class PayloadFile:
-    """The bytes of a file, read and written through the page cache, or past it if `direct`.
+    """Reads and writes the bytes of arrays in a file, through the page cache, or past it if `direct`.
 
-    Direct I/O (O_DIRECT) takes a third of the processor's time, but moves only whole pages, between page addresses. A
-    large array that begins elsewhere, in memory of another library, is written by way of a buffer, which each writing
-    thread has beside any budget. Small arrays, the last partial page of others, and everything on a file system
-    without direct I/O go through the page cache, which the kernel keeps consistent with the file. Any thread may read
-    and write.
+    Direct I/O (O_DIRECT) takes a third of the processor time, but moves only whole pages, to and from page-aligned
+    addresses. A large array that is not page-aligned, because another library allocated it, is copied to a buffer and
+    written from there. Each writing thread has one such buffer, which no budget counts. Small arrays, the last partial
+    page of other arrays, and everything on a file system without direct I/O go through the page cache, which the kernel
+    keeps consistent with the file. Any thread may read and write.
     """
 
     def __init__(self, path: str, descriptor: int, direct: bool) -> None:
@@ -29,7 +29,7 @@ class PayloadFile:
         self._direct = open_direct(path, os.O_RDWR) if direct else None
 
     def close(self) -> None:
-        """Close the file opened here; no read or write may be under way."""
+        """Close the descriptor for direct I/O; no read or write may be under way."""
         if self._direct is not None:
             os.close(self._direct)
             self._direct = None
@@ -37,8 +37,7 @@ class PayloadFile:
     def write(self, array: np.ndarray, start: int, nbytes: int, file_offset: int, cached: bool = False) -> None:
         """Write bytes `start:start + nbytes` of a C-contiguous array at `file_offset`.
 
-        With `cached` they go through the page cache.
-        Raises OSError when the disk refuses.
+        With `cached`, the bytes go through the page cache. Raises OSError if the write fails.
         """
         payload = array.reshape(-1).view(np.uint8)[start : start + nbytes]
         if cached or self._direct is None or nbytes < buffers.POOLED_MIN_BYTES or _is_at_page(payload):
@@ -46,7 +45,7 @@ class PayloadFile:
             return
         try:
             buffer = buffers.empty((min(_COPIED_BYTES, nbytes),), np.uint8)
-        except MemoryError:  # to write the array frees memory
+        except MemoryError:  # write without a buffer: once written, the array can be freed
             self._move(os.pwritev, payload, file_offset, cached=True)
             return
         for done in range(0, nbytes, _COPIED_BYTES):
@@ -57,7 +56,8 @@ class PayloadFile:
     def read(self, array: np.ndarray, start: int, nbytes: int, file_offset: int, cached: bool = False) -> int:
         """Fill bytes `start:start + nbytes` of a C-contiguous array from `file_offset`; return how many were read.
 
-        Raises OSError when they cannot be read.
+        These are fewer than `nbytes` only if the file ends. With `cached`, they go through the page cache. Raises
+        OSError if the read fails.
         """
         return self._move(os.preadv, array.reshape(-1).view(np.uint8)[start : start + nbytes], file_offset, cached)
 
@@ -79,13 +79,13 @@ class PayloadFile:
 
 
 def _is_at_page(payload: np.ndarray) -> bool:
-    """Return whether memory begins at a page boundary."""
+    """Return whether the memory of `payload` begins at a page boundary."""
     address: int = payload.__array_interface__["data"][0]
     return address % PAGE_BYTES == 0
 
 
 def _move_pages(call: Callable[..., int], direct: int, view: memoryview, place: int) -> int:
-    """Move the whole pages of memory that begins at a page; return the bytes moved, 0 if the file refuses."""
+    """Move the whole pages of a page-aligned `view`; return the bytes moved, 0 if the file wants larger blocks."""
     whole = len(view) // PAGE_BYTES * PAGE_BYTES
     try:
         return call(direct, [view[:whole]], place) if whole else 0

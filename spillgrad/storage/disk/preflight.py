@@ -1,4 +1,4 @@
-"""What a disk offers, measured before tensors are spilled to it."""
+"""Measure what a disk offers before tensors are spilled to it."""
 
 import dataclasses
 import os
@@ -13,10 +13,11 @@ from spillgrad.storage.sizes import format_bytes
 
 @dataclasses.dataclass(frozen=True)
 class Preflight:
-    """The properties of a directory that matter to a store; `str` gives one line.
+    """The properties of a directory that matter to a store; `str` gives them in one line.
 
-    `file_system` is its type, such as "ext4"; None if the system does not tell. `direct_io` is what a store would
-    choose by itself, and `speed` was measured that way; None if nothing could be written.
+    `file_system` is the type of the file system, such as "ext4", or None if the system does not report it. `direct_io`
+    says whether a store would choose direct I/O by itself. `speed` was measured accordingly, and is None if nothing
+    could be written.
     """
 
     directory: Path
@@ -29,8 +30,8 @@ class Preflight:
     def slowdown(self, spilled_bytes: int, step_s: float) -> float | None:
         """Return the predicted factor by which a step of `step_s` seconds grows when it spills `spilled_bytes`.
 
-        The disk works beside the step: either it only takes processor's time from the step, or the step waits for it.
-        Returns None if the speed is unknown.
+        The disk works in parallel with the step. So the step loses only processor time, or, on a slow disk, waits for
+        the disk. Returns None if the speed is unknown.
         """
         if self.speed is None:
             return None
@@ -54,9 +55,9 @@ class Preflight:
 
 
 def preflight(directory: str | os.PathLike[str]) -> Preflight:
-    """Return what spilling to `directory` can expect. Measures for some 50 ms the first time.
+    """Return what a store can expect of `directory`; the first call measures the disk for some 50 ms.
 
-    Warns of a RAM disk. Raises SpillError when there is no such directory.
+    Warns if `directory` is on a RAM disk. Raises SpillError if `directory` does not exist or cannot be examined.
     """
     place = Path(directory)
     try:

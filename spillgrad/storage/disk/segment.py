@@ -1,6 +1,6 @@
-"""One HDF5 file of arrays. HDF5 assigns their places; their bytes are read and written there without HDF5.
+"""A segment: an HDF5 file of arrays. HDF5 assigns each array a place; its bytes are read and written without HDF5.
 
-`FORMAT.md` says what is in it.
+`FORMAT.md` describes the file.
 """
 
 import atexit
@@ -52,33 +52,33 @@ class Extent:
     dtype: np.dtype[Any]
     pieces: tuple[Piece, ...]
     allocated_bytes: int
-    told_pieces: Any  # the places of the pieces, as the journal has them; UNSET if there are too many
+    told_pieces: Any  # the pieces in the form of the journal; UNSET if there are too many
     label: Label
-    views: list[View]  # those of its handle
-    checksum: int | None = None  # of what was written
+    views: list[View]  # the list of the array's handle
+    checksum: int | None = None  # of the written bytes
     written: bool = False
-    described: bool = False  # the file has its attribute
+    described: bool = False  # the dataset has its attribute
     cached: bool = False  # it was written through the page cache, and may still be there
     encoding: Encoding | None = None  # None if the array is stored as it is
 
     @property
     def stored_bytes(self) -> int:
-        """The number of stored bytes."""
+        """The number of bytes that the file holds for the array, encoded if there is an encoding."""
         return sum(nbytes for _, _, nbytes in self.pieces)
 
     @property
     def staging_bytes(self) -> int:
-        """The bytes of memory that a read takes beside the array."""
+        """The bytes of memory that a read takes in addition to the array."""
         return 0 if self.encoding is None else self.encoding.staging_bytes
 
     @property
     def fits_one_only(self) -> bool:
-        """Whether the place fits no other array, because compression determined the sizes of its chunks."""
+        """Whether no other array can reuse the place, because compression determined the sizes of its chunks."""
         return self.encoding is not None and bool(self.encoding.chunks)
 
     @property
     def where(self) -> tuple[Any, ...]:
-        """The fields of `events.Place` from `segment` on; `dataset` is the name that the next flush leaves."""
+        """The values for `events.Place` from `segment` on; `dataset` is the dataset's name after the next flush."""
         about = self.encoding or self
         place = (
             self.segment.name,
@@ -94,9 +94,9 @@ class Extent:
         return (*place, self.stored_bytes, self.encoding.codec, chunks)
 
     def write(self, array: np.ndarray, cached: bool = False) -> None:
-        """Store the bytes of a C-contiguous array; with `cached`, through the page cache.
+        """Write the bytes of a C-contiguous array to this place; with `cached`, through the page cache.
 
-        Raises OSError when the disk refuses.
+        Raises OSError if the write fails. The segment is then full: it takes no more arrays.
         """
         self.cached = cached
         segment = self.segment
@@ -117,7 +117,7 @@ class Extent:
     def read(self, into: np.ndarray) -> None:
         """Fill a C-contiguous array with the stored bytes.
 
-        Raises SpillCorruptionError when they are not what was written, OSError when they cannot be read.
+        Raises SpillCorruptionError if the bytes differ from those written. Raises OSError if the read fails.
         """
         payload = into.reshape(-1).view(np.uint8).data
         digest = xxhash.xxh3_64()
@@ -131,7 +131,7 @@ class Extent:
             raise self.corrupt(f"checksum {digest.intdigest():016x}, written with {self.checksum:016x}")
 
     def corrupt(self, what: str) -> SpillCorruptionError:
-        """Return the error for bytes that came back wrong."""
+        """Return the SpillCorruptionError for an array that came back damaged; `what` describes the damage."""
         return SpillCorruptionError(
             f"get: {self.label} came back damaged from dataset {self.dataset} of {self.segment.path}: {what}; "
             "check that disk, and run the step again"
@@ -139,13 +139,15 @@ class Extent:
 
 
 class Segment:
-    """An HDF5 file in which datasets come and go.
+    """An HDF5 file to which datasets are added, and from which they are removed.
 
-    Invariant: HDF5 gives every chunk its place when a dataset is created (early allocation, no fill values) and never
-    reads or writes a payload itself; only `free` gives a place back. All methods belong to one thread, the owner,
-    except `disk_bytes`. Any thread may write and read an extent until it is freed.
+    Invariant: HDF5 assigns every chunk its place when a dataset is created (early allocation, no fill values), and
+    never reads or writes a payload itself. Only `free` gives a place back. Only one thread, the owner, calls the
+    methods, except `disk_bytes`, which any thread may call. Any thread may write and read an extent until the extent is
+    freed.
 
-    Once a write fails, no array comes any more: HDF5 would offer the refused place again and again.
+    Once a write fails, no arrays are added any more: HDF5 would assign the place that could not be written again and
+    again.
     """
 
     def __init__(self, path: str, capacity_bytes: int, *, direct_io: bool, checksums: bool) -> None:
@@ -186,15 +188,15 @@ class Segment:
 
     @property
     def closed_to_more(self) -> bool:
-        """Whether no array may be added any more."""
+        """Whether no array may be added any more, because a write or HDF5 failed."""
         return self.is_full or self.broken
 
     def place(
         self, array: np.ndarray, sequence: int, label: Label, views: list[View], encoding: Encoding | None = None
     ) -> Extent:
-        """Make a dataset for a C-contiguous array, or for its form by `encoding`; `write` then stores the bytes.
+        """Create a dataset for a C-contiguous array, and return its place; `Extent.write` then stores the bytes.
 
-        Raises OSError when the disk refuses.
+        With an `encoding`, `array` is the encoded form. Raises OSError if the structure of the file cannot be written.
         """
         dataset = _dataset_name(sequence)
         shape, dtype = array.shape, array.dtype
@@ -217,7 +219,7 @@ class Segment:
     def place_again(
         self, extent: Extent, sequence: int, label: Label, views: list[View], encoding: Encoding | None = None
     ) -> Extent:
-        """Give the place of a freed array, which was never described, to another array of the same shape and dtype."""
+        """Reuse the place of a freed array, which was never described, for an array of the same shape and dtype."""
         for extents in (self._undescribed, self._live):
             extents.discard(extent)
         extent = dataclasses.replace(
@@ -228,9 +230,9 @@ class Segment:
         return extent
 
     def free(self, extent: Extent) -> None:
-        """Give the space of `extent` back to HDF5; no read or write of it may be under way.
+        """Give the space of `extent` back to HDF5; no read or write of the extent may be under way.
 
-        Once HDF5 has failed in this file, the space is free only when the file is removed.
+        Once HDF5 has failed in this file, the space stays in use until the file is removed.
         """
         self.live_bytes -= extent.allocated_bytes
         self._live.discard(extent)
@@ -240,9 +242,9 @@ class Segment:
                 self._file.unlink(extent.dataset.encode())
 
     def flush(self) -> None:
-        """Write HDF5's structure out, so that plain h5py finds every dataset; no write may be under way.
+        """Describe all arrays and write HDF5's structure out, so that plain h5py finds every dataset.
 
-        Raises OSError when it cannot be written, now or earlier.
+        No write may be under way. Raises OSError if the structure could not be written, now or earlier.
         """
         if not self.broken:
             with self._structural_change():
@@ -253,7 +255,7 @@ class Segment:
             raise OSError(f"the structure of {self.path} could not be written") from self._structure.error
 
     def describe_one(self) -> bool:
-        """Do one part of the work of `flush` while arrays are being written; return whether there was any."""
+        """Describe one array, as `flush` does for all; return False if there is none. Writes may be under way."""
         written = next((extent for extent in self._undescribed if extent.written), None)
         if written is None or self.broken:
             return False
@@ -266,14 +268,14 @@ class Segment:
         return os.fstat(self._fd).st_blocks * 512
 
     def hole_bytes(self, extent: Extent) -> int:
-        """Return how many more bytes of disk a write to a place will take. Raises OSError when the disk refuses."""
+        """Return how many bytes of disk a write to `extent` will allocate. Raises OSError if the system cannot tell."""
         return sum(hole_bytes(self._fd, start, start + nbytes) for start, _, nbytes in extent.pieces)
 
     def punch_holes(self) -> None:
-        """Free the disk under all pages that hold neither an array nor structure.
+        """Free the disk blocks of all pages that hold neither an array nor structure.
 
-        Structure that HDF5 has not written yet may have its place there; to write it takes the disk again.
-        Raises OSError when the disk refuses.
+        HDF5 may have assigned such a page to structure that it has not written yet; the later write allocates blocks
+        again. Raises OSError if holes cannot be punched on a file system that supports them.
         """
         length = -(-os.fstat(self._fd).st_size // PAGE_BYTES)
         used = np.ones(length + 2, np.bool_)
@@ -312,7 +314,7 @@ class Segment:
 
     @contextlib.contextmanager
     def _structural_change(self) -> Iterator[None]:
-        """Record a failure of HDF5 inside the block; raise the system's error if that was the cause."""
+        """Context manager: record that HDF5 failed; raise OSError if its reads or writes of structure failed."""
         try:
             yield
         except BaseException:
@@ -322,7 +324,7 @@ class Segment:
             raise OSError(*self._structure.error.args) from self._structure.error
 
     def _describe(self, extent: Extent) -> None:
-        """Attach the description of an array as one JSON attribute: each attribute costs 30 to 45 microseconds."""
+        """Attach the description of an array as one JSON attribute, as each attribute costs 30 to 45 microseconds."""
         self._undescribed.discard(extent)
         if extent.dataset != _dataset_name(extent.sequence):  # another array had the place before
             name = _dataset_name(extent.sequence)
@@ -406,10 +408,10 @@ def _dataset_name(sequence: int) -> str:
 
 
 # When the process ends, HDF5 closes open files through an interpreter that is gone by then. A forked child, which has
-# its parent's files open, would keep their disk occupied. So both close them first. A fork waits for `_opening`, so
-# that the child has no file that is not listed.
+# its parent's files open, would keep their disk occupied. So both close all files in `_open` first. A fork waits for
+# `_opening`, so that every file that the child inherits is in `_open`.
 _open: set[Segment] = set()
-_opening = threading.RLock()  # the child closes them before it gives up the lock
+_opening = threading.RLock()  # the child closes the files before it releases the lock
 
 
 def _abandon_all() -> None:
@@ -424,10 +426,11 @@ def _abandon_parents() -> None:
 
 @functools.cache
 def abandon_at_exit() -> None:
-    """Register the closing of files that are still open when the process ends, and in every forked child.
+    """Register functions that close the open files when the process ends, and in every forked child.
 
-    What is registered last runs first, so h5py is loaded before: at the end it undoes what its own work needs, and
-    before a fork it takes its lock, for which a thread that opens a file waits while it holds `_opening`.
+    Functions registered last run first, so h5py is loaded, and registers its own, before. At exit, h5py removes what
+    the closing of files needs. Before a fork, h5py takes its lock; a thread that opens a file may wait for that lock
+    while it holds `_opening`.
     """
     hdf5.load()
     atexit.register(_abandon_all)

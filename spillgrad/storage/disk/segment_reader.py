@@ -1,4 +1,4 @@
-"""Read segments that this user's runs wrote, live or dead."""
+"""Read segments that this user's runs wrote, whether these runs are live or dead."""
 
 import json
 import os
@@ -18,17 +18,17 @@ from spillgrad.storage.store import Handle
 
 
 class Stored(NamedTuple):
-    """An array of a segment and its attributes; `array` is None if only the run's key can decrypt it."""
+    """An array of a segment and its attributes (`about`); `array` is None if only the key of the run can decrypt it."""
 
     about: dict[str, Any]
     array: np.ndarray | None
 
 
 def read_segment(path: str | os.PathLike[str]) -> Iterator[Stored]:
-    """Yield the arrays of a segment as of its last flush, decoded.
+    """Yield the decoded arrays of a segment, as of its last flush.
 
-    HDF5 reads the file in this process. If somebody else may have written it, use `inspect_segment` instead.
-    Raises SpillFormatError for a file of a newer version, OSError for one that cannot be read or is no HDF5 file.
+    HDF5 reads the file in this process. If somebody else may have written the file, use `inspect_segment` instead.
+    Raises SpillFormatError for a file of an unknown version. Raises OSError if the file cannot be read or is not HDF5.
     """
     with hdf5.load().File(path, "r", locking=False) as file:
         for dataset in file.values():

@@ -30,14 +30,15 @@ _Form = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 class SegmentSet:
-    """Segments of bounded size, filled first to last, so that freed space is used again before a file grows.
+    """Segments of bounded size. Each array goes to the first with room, to reuse freed space before a file grows.
 
-    A training step stores the same arrays as the last one, and HDF5 takes 200 microseconds to give up a place and make
-    another. So the place of a freed array is kept for one of the same shape and dtype. When an array comes that fits
-    none of the kept places, all are given up, so that files do not grow.
+    A training step stores the same arrays as the last step, and HDF5 takes 200 microseconds to give up a place and make
+    another. So the place of a freed array is kept for an array of the same shape and dtype. When an array fits none of
+    the kept places, all of them are given up, so that files do not grow.
 
-    All methods belong to the owner thread, except `measure` and the counters `disk_bytes` and `peak_disk_bytes`, which
-    a lock guards. `device` is the number of the device that `directory` is on.
+    Only the owner thread calls the methods, except `measure`, `disk_usage`, `goes_through_cache` and `note_step`. A
+    lock guards the counters `disk_bytes` and `peak_disk_bytes`. `device` is the number of the device that `directory`
+    is on.
     """
 
     def __init__(
@@ -63,11 +64,10 @@ class SegmentSet:
     def place(
         self, array: np.ndarray, sequence: int, label: Label, views: list[View], encoding: Encoding | None = None
     ) -> Extent:
-        """Make a place for a C-contiguous array in the first segment with room for it, or in a new one.
+        """Return a place for a C-contiguous array: a kept place, or a new one in the first segment with room.
 
-        With an `encoding`, `array` is the encoded form.
-
-        Raises OSError when the disk refuses.
+        With an `encoding`, `array` is the encoded form. Makes a new segment if none has room. Raises OSError if a file
+        cannot be made or its structure cannot be written.
         """
         compressed = encoding is not None and encoding.chunks
         waiting = None if compressed else self._waiting.get((array.shape, array.dtype))
@@ -88,7 +88,7 @@ class SegmentSet:
             self.measure(segment)
 
     def _make_way(self, nbytes: int) -> None:
-        """Free disk under unused space if `nbytes` more would make the files larger than needed."""
+        """Punch holes if `nbytes` more would make the files over 5 % larger than the most bytes that were live."""
         live_bytes = sum(segment.live_bytes for segment in self._segments)
         self._needed_bytes = max(self._needed_bytes, live_bytes)
         if nbytes and self.disk_bytes + nbytes > self._needed_bytes * _MOST_DISK:
@@ -98,7 +98,7 @@ class SegmentSet:
             self._needed_bytes = max(self._needed_bytes, self.disk_bytes)  # structure too
 
     def free(self, extent: Extent) -> None:
-        """Free the space of an extent for other arrays."""
+        """Free the space of an extent, or keep its place for an array of the same shape and dtype."""
         if extent.segment.closed_to_more:
             self._free_waiting()
             self._free(extent)
@@ -122,9 +122,9 @@ class SegmentSet:
             self.measure(segment)
 
     def flush(self) -> None:
-        """Write the structure of every segment out.
+        """Write the structure of every segment to its file.
 
-        Raises OSError when the disk refuses.
+        Raises OSError if the structure could not be written.
         """
         self._free_waiting()
         for segment in self._segments:
@@ -132,14 +132,15 @@ class SegmentSet:
             self.measure(segment)
 
     def describe_one(self) -> bool:
-        """Do one part of the work of `flush` while arrays are being written; return whether there was any."""
+        """Describe one array, as `flush` does for all; return False if there is none. Writes may be under way."""
         self._free_waiting()
         return any(segment.describe_one() for segment in self._segments)
 
     def goes_through_cache(self, fitting: bool, nbytes: int) -> bool:
-        """Return whether an array goes through the page cache even if its file is open for direct I/O.
+        """Return whether to write an array through the page cache although its file is open for direct I/O.
 
-        An array that does not fit the budget does, because callers wait for both its write and its read.
+        A large array that does not fit the budget (not `fitting`) goes through the page cache, if that has room,
+        because callers wait for both its write and its read. All arrays do once steps waited for direct I/O.
         """
         if not (self._may_choose and self._direct_io):
             return False
@@ -147,7 +148,7 @@ class SegmentSet:
         return is_awaited(self._device) or (not fitting and is_large and self._has_room(nbytes))
 
     def _has_room(self, nbytes: int) -> bool:
-        """Return whether the page cache may grow by `nbytes` more since memory was last measured."""
+        """Return whether the page cache may grow by `nbytes`; subtract them from the room that was last measured."""
         now_s = time.monotonic()
         if now_s - self._room_asked_s > _ROOM_EVERY_S:
             self._room_asked_s, self._room_bytes = now_s, _cache_room_bytes()
@@ -155,20 +156,20 @@ class SegmentSet:
         return self._room_bytes > 0
 
     def note_step(self, step_s: float, waited_s: float, moved_bytes: int) -> None:
-        """Record how long callers waited for direct I/O in a step.
+        """Record whether callers waited long for direct I/O in a step.
 
-        The page cache hides such waits, at the price of processor's time, if it has room for what a step moves.
+        The page cache hides such waits, at the cost of processor time, if it has room for the bytes that a step moves.
         """
         if self._may_choose and self._speeds is not None:
             worth_s = max(_WAIT_SHARE * step_s, self._speeds.cache_costs_s(moved_bytes))
             note_step(self._device, waited_s > worth_s and _cache_room_bytes() > moved_bytes)
 
     def disk_usage(self) -> tuple[int, int]:
-        """Return the bytes of disk in use now, and at most so far."""
+        """Return the bytes of disk in use now, and the most that were in use so far."""
         return self.disk_bytes, self.peak_disk_bytes
 
     def has_unused(self) -> bool:
-        """Return whether a kept place or an empty segment could be removed."""
+        """Return whether there is a kept place or an empty segment, which `remove_unused` would remove."""
         return bool(self._waiting) or any(segment.live_datasets == 0 for segment in self._segments)
 
     def remove_unused(self) -> None:
@@ -207,7 +208,7 @@ class SegmentSet:
         segment.discard()
 
     def measure(self, segment: Segment) -> None:
-        """Update how much disk a segment takes. Any thread may call this while the segment holds a live array."""
+        """Update the bytes of disk that a segment takes. Any thread may call it while the segment has a live array."""
         with self._measuring:
             nbytes = segment.disk_bytes()
             self.disk_bytes += nbytes - self._disk_bytes.get(segment, 0)
@@ -216,6 +217,6 @@ class SegmentSet:
 
 
 def _cache_room_bytes() -> float:
-    """Return by how many bytes the page cache may grow; in a small control group these are few."""
+    """Return by how many bytes the page cache may grow; in a control group with little memory these are few."""
     system = system_memory()
     return math.inf if system is None else system.available_bytes - system.total_bytes * _LEFT_SHARE

@@ -1,4 +1,4 @@
-"""Choose arrays of which a sample is compressed, so that the journal shows what a codec would save."""
+"""Choose arrays of which a sample is compressed, so that the journal shows how many bytes a codec would save."""
 
 import collections
 import dataclasses
@@ -29,7 +29,7 @@ class ShrinkSamples:
         self._spent_s = 0.0
 
     def is_due(self, entry: DiskEntry) -> bool:
-        """Return whether a sample of this array is wanted. Called with the lock held."""
+        """Return whether to compress a sample of the array of `entry`. Called with the lock held."""
         origin = dataclasses.replace(entry.label, step=None), entry.dtype
         if not entry.nbytes or (len(self._seen) >= _ORIGINS_MAX and origin not in self._seen):
             return False

@@ -12,13 +12,13 @@ from spillgrad.storage.disk.chunks import PAGE_BYTES
 class StructureFile:
     """The file object through which h5py's `fileobj` driver reads and writes everything but payloads.
 
-    Invariant: HDF5 never sees an I/O error. An error while it writes, on a full disk or past a limit on file sizes,
+    Invariant: HDF5 never sees an I/O error. An error while HDF5 writes, on a full disk or past a limit on file sizes,
     would leave its metadata cache in a state in which the file can neither be used nor closed ("Target already
-    protected", "slist already enabled"); and its own driver fails to close if it cannot set the length of the file. So
-    the first error is kept in `error`, where callers look for it, and from then on nothing is written, as after
+    protected", "slist already enabled"). HDF5's own driver also fails to close if it cannot set the length of the file.
+    So the first error is kept in `error`, where callers look for it. From then on nothing is written, as after
     `abandon`.
 
-    `pages` says which pages of the file hold structure that was written.
+    `pages` has an element for each page of the file: whether structure was written there.
 
     It is used only under h5py's lock, as all of HDF5 is.
     """
@@ -33,7 +33,7 @@ class StructureFile:
 
     @contextlib.contextmanager
     def written_elsewhere(self, payload: np.ndarray) -> Iterator[None]:
-        """Inside the block, HDF5 only assigns places to the bytes of `payload`; they are written without HDF5."""
+        """Context manager: HDF5 only assigns places to the bytes of `payload`, and does not write them."""
         start = payload.__array_interface__["data"][0]
         self._elsewhere = range(start, start + payload.nbytes)
         try:
@@ -42,7 +42,7 @@ class StructureFile:
             self._elsewhere = range(0)
 
     def taken(self, start: int, stop: int) -> None:
-        """Record that `start:stop` now belongs to a payload, and holds no structure."""
+        """Record that bytes `start:stop` of the file now belong to a payload, and hold no structure."""
         self.pages[-(-start // PAGE_BYTES) : stop // PAGE_BYTES] = False
 
     def abandon(self) -> None:
@@ -50,7 +50,7 @@ class StructureFile:
         self._abandoned = True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to `offset` from the start, or from the end; return the position."""
+        """Move to `offset`, counted from the start, or from the end with SEEK_END; return the position."""
         self._position = offset + (os.fstat(self._fd).st_size if whence == os.SEEK_END else 0)
         return self._position
 
@@ -59,7 +59,7 @@ class StructureFile:
         return self._position
 
     def readinto(self, buffer: memoryview) -> int:
-        """Fill `buffer`; with zeros behind the end of the file."""
+        """Fill `buffer` from the position, with zeros past the end of the file; return its length."""
         done = 0
         try:
             while done < len(buffer):
@@ -73,7 +73,7 @@ class StructureFile:
         return len(buffer)
 
     def write(self, buffer: memoryview) -> int:
-        """Write all of `buffer`."""
+        """Write all of `buffer` at the position, and return its length."""
         done = 0
         if self._elsewhere and np.asarray(buffer).__array_interface__["data"][0] in self._elsewhere:
             return len(buffer)

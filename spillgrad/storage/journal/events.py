@@ -1,7 +1,7 @@
-"""The events of a journal: what each line says. Stores write these definitions, and inspection reads them.
+"""The events of a journal, one class for each kind of line. Stores write these classes, and inspection reads them.
 
-Limits keep readers safe: a line may be cut off, or written by somebody who means harm. A key that a line does not have
-stands at its default; one that a store leaves out is `UNSET`. `FORMAT.md` says what the keys mean.
+Limits on values protect readers: a line may be cut off, or come from an attacker. A key that a line lacks has its
+default value. A store sets a key to `UNSET` to leave it out of the line. `FORMAT.md` says what the keys mean.
 """
 
 from typing import Annotated
@@ -46,7 +46,7 @@ class ArrayEvent(Event, gc=False):
 
 
 class Keep(Event, tag="keep", gc=False):
-    """An array stays in RAM beside the store."""
+    """An array stays in RAM outside the store."""
 
     bytes: Count = 0
     module: Name = None
@@ -57,17 +57,17 @@ class Keep(Event, tag="keep", gc=False):
 
 
 class Pack(Keep, tag="pack", gc=False):
-    """An array was put."""
+    """A new array was put."""
 
     array: int = -1
 
 
 class Label(Pack, tag="label", gc=False):
-    """The origin of an array became known only now."""
+    """An array got a new label, because its origin became known only now."""
 
 
 class Share(ArrayEvent, tag="share", gc=False):
-    """An array was put that the store had already."""
+    """An array was put again while the store still had it."""
 
 
 class Change(ArrayEvent, tag="change", gc=False):
@@ -93,7 +93,7 @@ class Place(ArrayEvent, tag="place", gc=False):
 
 
 class Write(Place, tag="write", gc=False):
-    """An array was written. Its bytes and origin are given if it was freed meanwhile."""
+    """An array was written. The line has its bytes and origin if the array was freed meanwhile."""
 
     took: Seconds = 0.0
     bytes: Count | UnsetType = UNSET
@@ -104,7 +104,7 @@ class Write(Place, tag="write", gc=False):
 
 
 class ToldEvent(ArrayEvent, gc=False):
-    """An event of one array. Its bytes and origin are given if it was freed meanwhile."""
+    """An event of one array. The line has its bytes and origin if the array was freed meanwhile."""
 
     bytes: Count | UnsetType = UNSET
     module: Name | UnsetType = UNSET
@@ -114,7 +114,7 @@ class ToldEvent(ArrayEvent, gc=False):
 
 
 class Read(ToldEvent, tag="read", gc=False):
-    """An array was read; `ahead` means as a prefetch."""
+    """An array was read; `ahead` is true for a prefetch."""
 
     took: Seconds = 0.0
     ahead: bool | UnsetType = UNSET
@@ -135,7 +135,7 @@ class Wait(ToldEvent, tag="wait", gc=False):
 
 
 class Fail(ArrayEvent, tag="fail", gc=False):
-    """The disk refused an array."""
+    """An array could not be written to disk."""
 
     reason: str = ""
 
@@ -161,7 +161,7 @@ class Step(Event, tag="step", gc=False):
 
 
 class Plan(Event, tag="plan", gc=False):
-    """The requests of a step to the store; for a long step, only their number."""
+    """The puts, uses and drops of a step; for a long step, only their number."""
 
     plan: int | None = None
     arrays: list[tuple[Count, bool]] | UnsetType | None = UNSET
@@ -171,7 +171,7 @@ class Plan(Event, tag="plan", gc=False):
 
 
 class Sample(Event, tag="sample", gc=False):
-    """The bytes held at this moment."""
+    """The bytes that the store holds at this moment, and its counters."""
 
     ram: Count = 0
     peak_ram: Count = 0
@@ -190,7 +190,7 @@ class Sample(Event, tag="sample", gc=False):
 
 
 class Stats(msgspec.Struct, gc=False):
-    """The fields of `StoreStats`, of any version."""
+    """The fields of `StoreStats`; a field that an older version did not write is 0."""
 
     packed_bytes: Count = 0
     deduplicated_bytes: Count = 0
@@ -216,7 +216,7 @@ OriginSums = tuple[
 
 
 class Sums(msgspec.Struct):
-    """The sums of all earlier events, and the live arrays: number, bytes, position among the origins, training step."""
+    """Sums of all earlier events; `live` has number, bytes, index into `origins` and training step of each array."""
 
     stats: Stats
     kept: Count
@@ -238,7 +238,7 @@ class End(Event, tag="end", gc=False):
 
 
 class Lost(Event, tag="lost", gc=False):
-    """The disk refused lines of the journal."""
+    """Lines of the journal could not be written; `lines` is their number."""
 
     lines: Count = 0
 

@@ -1,4 +1,4 @@
-"""The files of a journal: their names, the runs they belong to, and how a run claims a place for its own."""
+"""The files of a journal: their names, the runs they belong to, and how a run claims the path of its journal."""
 
 import errno
 import gc
@@ -19,7 +19,7 @@ NEW_JOURNAL_NAME = "journal-new.jsonl"
 # The longest command or path, and the longest name, that a journal keeps.
 _TEXT_MAX = 1000
 _HEAD_MAX_BYTES = 64 << 10
-# The time that a store which nobody holds any more may take to close in its thread.
+# The time that a store without references may take to close in its thread.
 _CLOSING_S, _MOMENT_S = 1.0, 0.01
 
 
@@ -37,7 +37,7 @@ def plain_text(text: str) -> str:
 
 
 def is_journal(path: Path) -> bool:
-    """Return whether a file is a journal by its first bytes, or empty. Raises OSError if it cannot be read."""
+    """Return whether a file is empty or, by its first line, a journal. Raises OSError if it cannot be read."""
     line = _first_line(path)
     if line is None:
         return False
@@ -49,9 +49,9 @@ def is_journal(path: Path) -> bool:
 
 
 def is_of(directory: Path, run: object) -> bool:
-    """Return whether the journal that a run's directory links to belongs to that run; `run` is from the journal's head.
+    """Return whether the journal that a run's directory links to belongs to that run.
 
-    Another run may have taken the place of a kept journal since.
+    `run` is from the journal's head. Another run may have replaced a kept journal since.
     """
     if run is None or not os.path.islink(directory / JOURNAL_NAME):
         return True
@@ -59,9 +59,9 @@ def is_of(directory: Path, run: object) -> bool:
 
 
 def has_others_beside(path: Path) -> bool:
-    """Return whether the file at a journal's old name belongs to another run, by their first lines.
+    """Return whether the file at the old path of a journal belongs to another run, by the first lines of both files.
 
-    A user may have renamed the journal before the next run, for example. Such a file stays.
+    This is so if, for example, a user renamed the journal before the next run. Such a file stays.
     """
     former = old_path(path)
     if not os.path.lexists(former):
@@ -86,7 +86,7 @@ def _first_line(path: Path) -> bytes | None:
 
 
 def may_be_replaced(path: Path) -> bool:
-    """Return whether a new journal may replace the file there. Raises OSError if the file cannot be read."""
+    """Return whether a new journal may replace the file at `path`, if any. Raises OSError if it cannot be read."""
     try:
         return is_journal(path)
     except FileNotFoundError:
@@ -94,9 +94,9 @@ def may_be_replaced(path: Path) -> bool:
 
 
 def claim(path: Path) -> int:
-    """Open the journal at a place, or make an empty one, and lock it, so that no other run takes the place.
+    """Open the journal at `path`, or make an empty one; lock it against other runs; return its descriptor.
 
-    Raises SpillError if it is the journal of a run that goes on, OSError if the place cannot be written.
+    Raises SpillError if a live run writes this journal. Raises OSError if the path cannot be written.
     """
     deadline_s = None
     while True:
@@ -123,7 +123,7 @@ def claim(path: Path) -> int:
 
 
 def _is_written(path: Path) -> bool:
-    """Return whether a journal is being written. While a run begins its next file, only the old one is there."""
+    """Return whether a live run writes a journal. While a run begins its next file, it may have only the old one."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -135,7 +135,7 @@ def _is_written(path: Path) -> bool:
 
 
 def _what_to_do(path: Path) -> str:
-    """Return a description of a journal's run, from its head, and advice how to free the place."""
+    """Return text that names a journal's run, from its head, and advice how to free the path of the journal."""
     try:
         head = json.loads(_first_line(path) or b"")
         process, whose = head["process"], f" (process {head['process']}, {plain_text(head['run'])})"
@@ -149,7 +149,7 @@ def _what_to_do(path: Path) -> str:
 
 
 def link(path: Path, directory: Path) -> None:
-    """Make a link to a kept journal in a run's directory. Raises SpillError if nothing can be written there."""
+    """Make a link to a kept journal in a run's directory. Raises SpillError if the directory cannot be written."""
     try:
         os.symlink(path, directory / JOURNAL_NAME)
     except OSError as error:

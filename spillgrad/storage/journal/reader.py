@@ -11,12 +11,12 @@ from spillgrad.storage.journal.files import FORMAT_VERSION, JOURNAL_NAME, has_ot
 
 
 def read_journal(run: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a run's journal, the older file's first.
+    """Yield the lines of a run's journal as dicts, those of the older file first.
 
-    A line that was cut off, or is no JSON object, is left out, and so is an older file of another run. `run` is the
-    run's directory, or the journal itself.
+    `run` is the run's directory, or the path of the journal. Lines that were cut off, or are not JSON objects, are left
+    out, and so is an older file of another run.
 
-    Raises SpillFormatError for a file of a newer version, OSError for one that cannot be read.
+    Raises SpillFormatError for a file of an unknown version. Raises OSError if a file cannot be read.
     """
     directory = run if run.is_dir() else None
     journal = run if directory is None else Path(os.path.realpath(run / JOURNAL_NAME))

@@ -1,6 +1,6 @@
-"""Write what a store does, line by line, beside its segments: readable while it runs, and after it was killed.
+"""Write the journal of a store, a line for each event: readable while the run lives, and after it was killed.
 
-`FORMAT.md` says what is in the files, `events.py` what is in a line.
+`FORMAT.md` describes the files, `events.py` the lines.
 """
 
 import collections
@@ -36,7 +36,7 @@ from spillgrad.storage.residency.step_plan import StepPlan
 from spillgrad.storage.runs import file_lock
 
 if TYPE_CHECKING:
-    Line = events.Event | Callable[[], events.Event]  # what takes long to make is made when it is written
+    Line = events.Event | Callable[[], events.Event]  # a function makes an event only when it is written
 
 # A line takes some 90 bytes; a journal and the one before it cover a few hundred thousand arrays.
 _FILE_BYTES = 32 << 20
@@ -56,7 +56,7 @@ _FAILURES_MAX = 100
 
 
 class Summary(NamedTuple):
-    """The lines that wait; the place of each array on disk, by its number; and the sums of all events until now."""
+    """The waiting lines; number and place on disk of each array; and the sums of all events until now."""
 
     lines: "list[Line]"
     places: list[tuple[int, tuple[Any, ...]]]
@@ -66,15 +66,15 @@ class Summary(NamedTuple):
 class Journal:
     """Collects events without a lock; one thread, the store's writer, writes them.
 
-    Nothing depends on the journal: if the disk refuses lines, they are lost. The journal says so at once, in disk that
-    it reserved for that, because arrays may go to other places from then on. Once the disk takes lines again, or at the
-    end, the journal says why the disk refused arrays, and what all events come to.
+    Stores do not depend on the journal: lines that the disk refuses are lost. A `lost` line says so at once, in disk
+    space that was reserved for it, because arrays may be in other places from then on. Once the disk takes lines again,
+    or at the end, the journal gets the reasons of failed writes, and the sums of all events.
 
-    The journal lies in the run's directory and goes with it; or at `keep`, where it stays, with a link to it in the
-    directory.
+    The journal is in the run's directory and is removed with it; or it is at `keep`, where it stays, and the directory
+    has a link to it.
 
-    Invariant: while the run lives, the file at the journal's name is open and locked. The lock is on this file, not on
-    the directory: a store in another directory must not take the place, and a directory may be removed.
+    Invariant: while the run lives, the file at the journal's path is open and locked. The lock is on this file, not on
+    the directory, because a store in another directory must not take the path, and a directory may be removed.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Journal:
     ) -> None:
         """Make the journal of a run, with `about` in its head; without `with_origin`, it names no origins.
 
-        Raises SpillError when `keep` cannot be written, is no journal, or that of a run that goes on.
+        Raises SpillError if `keep` cannot be written, is not a journal, or is the journal of a live run.
         """
         self.with_origin = with_origin
         self._lines: collections.deque[Line] = collections.deque()
@@ -94,7 +94,7 @@ class Journal:
         began = datetime.datetime.now(datetime.UTC).isoformat()
         about = {key: plain_text(told) if isinstance(told, str) else told for key, told in (about or {}).items()}
         self._head = {"format": FORMAT_VERSION, "began": began, "process": os.getpid(), **about}
-        self._is_ending = self._is_over = False  # the last lines come; nobody writes any more
+        self._is_ending = self._is_over = False  # the last lines are written; no more lines are
         self._written_s = self._began_s
         self._is_wanted = False
         self._is_writing = False
@@ -106,19 +106,19 @@ class Journal:
         self._sampled_s = self._sample_at = math.inf
         self._sample: Callable[[], events.Event]
         self._summary: Callable[[collections.deque[Any]], Summary] | None = None
-        self._summary_bytes = 0  # of the file's bytes, those of the totals that it begins with
+        self._summary_bytes = 0  # the size of the totals at the beginning of the file
         self._path = directory / JOURNAL_NAME if keep is None else keep.absolute()
         self.kept = keep is not None
         if self.kept:
             self._keep(directory)
 
     def ask(self, sample: "Callable[[], events.Event]", summary: Callable[[collections.deque[Any]], Summary]) -> None:
-        """Set the functions that return the bytes held now, and, given the lines that wait, a `Summary`."""
+        """Set two functions: `sample` returns the bytes held now, `summary` a `Summary`, given the waiting lines."""
         self._sample, self._summary = sample, summary
         self._sampled_s = self._sample_at = 0.0
 
     def add(self, event: "events.Event") -> None:
-        """Add an event of this moment."""
+        """Add an event that happens now."""
         if self._is_over:
             return
         t = time.perf_counter() - self._began_s
@@ -136,7 +136,7 @@ class Journal:
         self._is_wanted = True
 
     def plan(self, number: int, plan: StepPlan) -> None:
-        """Add the requests of a step to the store; for a long step, only their number."""
+        """Add the puts, uses and drops of a step; for a long step, only their number."""
         if len(plan.happened) <= LONGEST_PLAN:
             t = time.perf_counter() - self._began_s
             self._lines.append(functools.partial(_plan_event, t, number, plan))
@@ -145,7 +145,7 @@ class Journal:
 
     @property
     def waits(self) -> bool:
-        """Whether a line waits to be written, or is being written; in this order, as `write` takes lines last."""
+        """Whether a line waits or is being written. The order matters: `write` sets the flag before it takes lines."""
         return bool(self._lines) or self._is_writing
 
     @property
@@ -155,7 +155,7 @@ class Journal:
 
     @property
     def is_behind(self) -> bool:
-        """Whether lines must be written: many wait, or for long, or somebody waits for them, or asked for them soon."""
+        """Whether to write now: many lines wait, or one waits long, a thread wants it, or `write_soon` was called."""
         waited_s = time.perf_counter() - self._written_s if self._lines else 0.0
         return len(self._lines) >= _BATCH or waited_s > _BUSY_WRITE_EVERY_S or bool(self._wanted) or self._is_wanted
 
@@ -166,12 +166,12 @@ class Journal:
         return written
 
     def write(self) -> bool:
-        """Write the lines that wait; return whether the disk took them. Called by one thread."""
+        """Write the waiting lines; return False if the disk refused them. Called by one thread."""
         wanted = len(self._wanted)
         self._written_s = time.perf_counter()
         self._is_wanted = False
         t = self._written_s - self._began_s
-        if self._lines and t >= self._sample_at:  # what is held since the last line
+        if self._lines and t >= self._sample_at:  # sample what is held since the last line
             self._take_sample(t)
         self._is_writing = True
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
@@ -188,7 +188,7 @@ class Journal:
         return True
 
     def end(self, sums: "events.Sums") -> None:
-        """Write the lines that wait; and the sums of all events, if the journal stays."""
+        """Close the journal; if it is kept, first write the waiting lines, and the sums of all events."""
         if self.kept:
             self._is_ending = True
             self.add(events.End(sums))
@@ -198,9 +198,9 @@ class Journal:
         self.close()
 
     def _end_in_short(self) -> None:
-        """Write an end without totals to a full disk: the last block may have room for it and for some failures."""
+        """Write an end without totals to a full disk: the last block may have room for that, and for some failures."""
         self._sample_at = math.inf
-        self._lost -= 1  # the end comes again
+        self._lost -= 1  # the end is added again
         for failures in (_FAILURES_MAX, 1, 0):
             while len(self._lines) > failures:
                 self._lines.popleft()
@@ -211,7 +211,7 @@ class Journal:
             self._lost -= 1
 
     def close(self) -> None:
-        """Close the file for good; it goes with the run's directory, unless it is kept."""
+        """Close the file, and ignore later events."""
         self._is_over = True
         self._lines.clear()
         self._close_file()
@@ -229,7 +229,7 @@ class Journal:
         self._lines.append(sample)
 
     def _keep(self, directory: Path) -> None:
-        """Begin a journal that stays; it may replace one whose run is over."""
+        """Begin a journal that stays; it may replace the journal of a run that has ended."""
         path = self._path
         try:
             for each in (path, old_path(path)):
@@ -241,7 +241,7 @@ class Journal:
                 self._begin_file()
             except BaseException:
                 self._close_file()
-                if not os.fstat(place).st_size:  # it was made to be claimed
+                if not os.fstat(place).st_size:  # `claim` made it
                     os.unlink(path)
                 raise
             finally:
@@ -255,7 +255,7 @@ class Journal:
             ) from error
 
     def _write(self, lines: "list[Line]") -> None:
-        """Write lines, and remove those from the list that are written. Raises OSError when the disk refuses some."""
+        """Write lines, and remove the written ones from the list. Raises OSError if the disk refuses some."""
         if self._fd is None:
             self._begin_file()
         is_full = self._size > self._summary_bytes + _FILE_BYTES and not self._is_ending
@@ -278,9 +278,9 @@ class Journal:
             self._summary_is_due = False
 
     def _refused(self, lines: "Sequence[Line]") -> None:
-        """Keep the last failures until the disk takes lines again, count the other lines, and write that if possible.
+        """Keep the last failures until the disk takes lines again; count the others, and write that number if possible.
 
-        From then on readers of the journal must not believe that arrays lie where they did.
+        The number tells readers that arrays may no longer be where earlier lines say.
         """
         told = [line for line in lines if isinstance(line, events.Fail)][-_FAILURES_MAX:]
         self._lost += len(lines) - len(told)
@@ -292,9 +292,9 @@ class Journal:
                 self._loss_is_told = self._summary_is_due = True
 
     def _summarize(self, lines: "list[Line]") -> "list[events.Event]":
-        """Return the events that sum up the run so far, and add to `lines` the waiting lines that they count.
+        """Return the events that sum up the run so far, and move the waiting lines that the sums include to `lines`.
 
-        Totals are the last of the events: until they are written, older lines hold.
+        Totals are the last event: until they are written, readers rely on older lines.
         """
         if self._summary is None:
             return []
@@ -311,7 +311,7 @@ class Journal:
         return round(time.perf_counter() - self._began_s, 6)
 
     def _begin_next_file(self) -> bool:
-        """Begin the next file after one that is full; return False if another store took the place."""
+        """Begin the next file because this one is full; return False if another store took the path."""
         try:
             is_ours = os.path.samestat(os.fstat(cast(int, self._fd)), os.stat(self._path))
         except FileNotFoundError:
@@ -324,10 +324,11 @@ class Journal:
         return is_ours
 
     def _begin_file(self) -> None:
-        """Begin a file with the head, locked while the run lives; the run's file before it becomes the old one.
+        """Begin a file with the head, and lock it while the run lives; the run's former file moves to the old path.
 
-        The new file gets its name only when it is locked, and until then the file before it keeps its lock: so the
-        place is never free. The old file that was there goes if it is of the same run as the file that is replaced.
+        The new file gets the journal's name only when it is locked, and the former file stays locked until then, so
+        that the path is never free. A file that was at the old path is removed if it is of the same run as the replaced
+        file.
         """
         path = self._path
         former = old_path(path)
@@ -353,7 +354,7 @@ class Journal:
         self._fd, self._size = fd, size
 
     def _append(self, lines: "Iterable[Line]") -> None:
-        """Write lines, all or none. Raises OSError when the disk refuses."""
+        """Write all lines, or none. Raises OSError if the disk refuses."""
         fd = cast(int, self._fd)
         data = _encode(lines)
         if not self._is_ending:  # at the end no line follows
@@ -383,7 +384,7 @@ def _encode(lines: "Iterable[Line]") -> bytes:
 
 
 def _append(fd: int, data: bytes, size: int) -> int:
-    """Append all or nothing to a file of so many bytes, and return how many it has then. Raises OSError."""
+    """Append `data`, or nothing, to a file of `size` bytes; return the new size. Raises OSError if the disk refuses."""
     left = memoryview(data)
     try:
         while left:

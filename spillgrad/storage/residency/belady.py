@@ -1,11 +1,13 @@
 """Simulate what a step moves between RAM and disk, by Belady's rule.
 
-Source: L. A. Belady, A study of replacement algorithms for a virtual-storage computer, 1966. Of the arrays in RAM, the
-one whose next use is farthest away leaves first. The store is taken to know the step, as it does from the second one
-on. Only an array that leaves RAM is written, and only if the disk does not have it yet. The next step is the same, so
-the next use of a persistent array may be there. An array that is dropped without another use leaves first if the disk
-has it; if not, its drop counts as its next use. To write and read ahead of time moves the same bytes. Callers hold the
-last two arrays that they put or got, whatever the budget; to get the last one again costs nothing.
+Of the arrays in RAM, the one whose next use is farthest away leaves first. The simulated store knows the step, as a
+store does from the second step on. An array is written only when it leaves RAM, and only if the disk does not have it
+yet. Steps repeat, so the next use of a persistent array may be in the next step. An array that is dropped without
+another use leaves first if the disk has it; if not, its drop counts as its next use. Writing and reading ahead of time
+are not simulated: they move the same bytes. Callers hold the last two arrays that they put or got, whatever the budget;
+getting the last one again moves nothing.
+
+Source: L. A. Belady, A study of replacement algorithms for a virtual-storage computer, 1966.
 """
 
 import dataclasses
@@ -13,22 +15,22 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# The share of a budget that prefetched arrays may take where persistent arrays come and go; or this share of the bytes
-# that a step reads, if that is less.
+# The share of a budget that prefetched arrays may take if persistent arrays do not all stay in RAM; or this share of
+# the bytes that a step reads, if that is less.
 PREFETCH_SHARE, PREFETCH_SHARE_OF_READS = 0.125, 0.25
 
 PHASES = ("forward", "backward", "update")
 
 
 class Item(NamedTuple):
-    """An array of so many bytes; a persistent one is live in every step."""
+    """An array of `nbytes` bytes; a persistent one is live in every step."""
 
     nbytes: int
     persistent: bool = False
 
 
 class Event(NamedTuple):
-    """A "put", "use", "change" or "drop" of an item, in a phase of the step."""
+    """A "put", "use", "change" or "drop" of the item with index `item`, in a phase of the step."""
 
     kind: str
     item: int
@@ -39,7 +41,7 @@ class Event(NamedTuple):
 class Traffic:
     """Bytes written and read in each phase, and the most bytes in RAM, on disk, and live.
 
-    `missed` are the positions of the events that found their array on disk only.
+    `missed` holds the positions of the events whose array was on disk only.
     """
 
     written: dict[str, int]
@@ -61,7 +63,7 @@ class Traffic:
 
 
 def run(items: Sequence[Item], events: Sequence[Event], budget_bytes: int) -> Traffic:
-    """Repeat a step three times, and return what the last one moves."""
+    """Simulate a step three times in succession, and return the traffic of the last time."""
     simulation = _Simulation(items, events, budget_bytes)
     for _ in range(3):
         traffic = simulation.step()
@@ -69,9 +71,9 @@ def run(items: Sequence[Item], events: Sequence[Event], budget_bytes: int) -> Tr
 
 
 def of_store(items: Sequence[Item], events: Sequence[Event], budget_bytes: int) -> tuple[Traffic, int]:
-    """Return what a store moves in a step that it knows, and how many bytes it prefetches at most.
+    """Return the traffic of a store in a step that it knows, and the most bytes that it prefetches.
 
-    Where persistent arrays come and go, a part of the budget is left for prefetched arrays.
+    If some arrays are persistent and not all arrays fit, a part of the budget is left for prefetched arrays.
     """
     moved = run(items, events, budget_bytes)
     if not moved.missed or not any(item.persistent for item in items):
@@ -134,7 +136,7 @@ class _Simulation:
         return self._traffic
 
     def _enter(self, item: int, when: int, phase: str) -> None:
-        """Bring an item into RAM, and let the items needed last go; that may be the item itself."""
+        """Bring an item into RAM, then evict the items needed last, perhaps this item, until the rest fits."""
         self._needed[item] = when
         heapq.heappush(self._farthest, (-when, item))
         self._ram_bytes += self._items[item].nbytes
@@ -170,9 +172,9 @@ class _Simulation:
 
 
 def _next_uses(items: Sequence[Item], events: Sequence[Event]) -> list[int]:
-    """Return the position of the next use or drop of each event's item, counted from the beginning of the step.
+    """Return, for each event, the position of the next use or drop of its item, counted from the beginning of the step.
 
-    For persistent items it may be in the next step.
+    For a persistent item, that position may be in the next step.
     """
     following: list[int] = [0] * len(events)
     upcoming: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Enforce a budget: which stored arrays are in a tier, counted to the byte, and which of them must go first."""
+"""Enforce a budget: which stored arrays are in a tier, counted to the byte, and which of them to evict first."""
 
 import collections
 import weakref
@@ -30,19 +30,20 @@ from spillgrad.storage.residency.schedule import Rerank, Schedule
 class BudgetedTier(Generic[E]):
     """The arrays that a store holds within a budget: in RAM, with the disk below, or on a device, with RAM below.
 
-    Invariant: `used_bytes` is the sum over arrays that the store holds as they were put, arrays that it made (copies
-    for `put`, and those read back) while any alias of them lives, and reads under way. An array that a caller made
-    counts only while the store holds it. `pinned_bytes` is the part of `used_bytes` that only callers can free.
+    Invariant: `used_bytes` is the sum over arrays that the store holds as they were put, arrays that the store made
+    (copies for `put`, and arrays read back) while any alias of them lives, and reads under way. An array that a caller
+    made counts only while the store holds it. `pinned_bytes` is the part of `used_bytes` that only callers can free.
 
-    `dirty` are the entries in this tier only, `clean` those below too, `absent` those below only. This class alone
-    changes where an entry is, in `_move`, and keeps these lists in step.
+    `dirty` holds the entries that are in this tier only, `clean` those that are also in the tier below, and `absent`
+    those that are only in the tier below. Only `_move` changes where an entry is, and keeps these lists in step.
 
     The store's lock guards everything but `_dead`. An array may die in any thread at any moment, so its death takes no
-    lock and runs no Python code, which a signal handler could interrupt: it only appends its lease to `_dead`.
+    lock and runs no Python code, which a signal handler could interrupt: it only appends the lease of the array to
+    `_dead`.
     """
 
     def __init__(self, name: str, budget_bytes: int, reserves: bool = True) -> None:
-        """Make an empty tier. Tiers of one name learn steps from each other. `Schedule` says what `reserves` is."""
+        """Make an empty tier. Tiers of one name share step plans. `Schedule.__init__` explains `reserves`."""
         self.name = name
         self.budget_bytes = budget_bytes
         self.used_bytes = self.peak_bytes = self.pinned_bytes = self.writing_bytes = 0
@@ -61,7 +62,7 @@ class BudgetedTier(Generic[E]):
         self.budget_bytes = self.schedule.budget_bytes = budget_bytes
 
     def _move(self, entry: E, residence: Residence) -> None:
-        """Note where an entry is now. `residence.ALLOWED` has the moves that may happen."""
+        """Record that an entry is now at `residence`. `ALLOWED` in residence.py lists the moves that may happen."""
         former, following = self._lists[entry.residence], self._lists[residence]
         if former is not None:
             former.discard(entry)
@@ -69,10 +70,10 @@ class BudgetedTier(Generic[E]):
         if following is not None:
             following.add(entry)
 
-    # Arrays come and go
+    # Adding and removing
 
     def keep(self, entry: E, array: np.ndarray, is_copy: bool = False) -> None:
-        """Hold an array that is not below; with `is_copy`, one that the store made."""
+        """Hold an array that the tier below does not have; `is_copy` means that the store made the array."""
         entry.array = array
         if is_copy:
             self._lease(entry, array)
@@ -85,7 +86,7 @@ class BudgetedTier(Generic[E]):
         self._move(entry, CALLERS)
 
     def remove(self, entry: E) -> None:
-        """Let go of an entry that was dropped or lost; if it is being written or read, the end of that does."""
+        """Let go of an entry that was dropped or lost. If it is being written or read, the end of that does so."""
         if entry.residence is CHANGING:
             self.pinned_bytes -= entry.nbytes
         if not entry.is_writing and entry.residence is not LOADING:
@@ -99,7 +100,7 @@ class BudgetedTier(Generic[E]):
     # Writing
 
     def begin_write(self, entry: E) -> None:
-        """Note that a thread writes an entry from now on; its array stays where it is."""
+        """Record that a thread begins to write an entry; the array stays where it is."""
         if entry.residence is CALLERS:
             self._move(entry, CALLERS_WRITING)
         else:
@@ -107,7 +108,7 @@ class BudgetedTier(Generic[E]):
             self._move(entry, WRITING)
 
     def end_write(self, entry: E) -> None:
-        """Note that an entry is below now."""
+        """Record that an entry was written: the tier below has it now."""
         if entry.residence is CALLERS_WRITING:
             self._move(entry, BELOW)
             self._release(entry, is_counted=False)
@@ -116,7 +117,7 @@ class BudgetedTier(Generic[E]):
             self._move(entry, BOTH)
 
     def fail_write(self, entry: E) -> None:
-        """Note that an entry is not below after all: it is where it was before the write began."""
+        """Record that the write of an entry failed: the entry is where it was before the write."""
         if entry.residence is CALLERS_WRITING:
             self._move(entry, CALLERS)
         else:
@@ -124,7 +125,7 @@ class BudgetedTier(Generic[E]):
             self._move(entry, ABOVE)
 
     def abandon_write(self, entry: E) -> None:
-        """Note that a write ended for nothing: the entry was dropped meanwhile, or its values are lost."""
+        """Record that a write ended in vain: the entry was dropped meanwhile, or its values are lost."""
         if entry.residence is WRITING:
             self.writing_bytes -= entry.nbytes
         self._let_go(entry)
@@ -132,13 +133,16 @@ class BudgetedTier(Generic[E]):
     # Reading
 
     def begin_load(self, entry: E, pinned: bool) -> None:
-        """Note that a thread reads an entry from now on; `pinned` for a caller, else as a prefetch."""
+        """Record that a thread begins to read an entry, for a caller (`pinned`) or as a prefetch."""
         self._move(entry, LOADING)
         if not pinned:
             entry.prefetched, entry.must_spill = True, False
 
     def end_load(self, entry: E, array: np.ndarray | None, handed_out: bool) -> None:
-        """Count the array that was read instead of the reservation for it; None if it could not be read."""
+        """Record that a read ended, for a caller (`handed_out`) or as a prefetch: count `array`, not its reservation.
+
+        `array` is None if the read failed.
+        """
         if array is None or not (handed_out or entry.references > 0):
             self._move(entry, UNREADABLE if entry.references > 0 else GONE)
             self.unreserve(entry.nbytes, pinned=handed_out)
@@ -156,7 +160,7 @@ class BudgetedTier(Generic[E]):
     # Changing
 
     def begin_change(self, entry: E, array: np.ndarray) -> None:
-        """Hold `array`, the array of `entry`, which must not be evicted or written until `end_change`."""
+        """Hold `array`, the array of `entry`; it must not be evicted or written until `end_change`."""
         lease = entry.lease
         self._move(entry, CHANGING)
         if entry.array is not array and lease is not None and lease() is array:
@@ -170,7 +174,7 @@ class BudgetedTier(Generic[E]):
         entry.array = array
 
     def end_change(self, entry: E) -> None:
-        """Let the array be evicted again; unless the tier below still has its values, it must be written first."""
+        """Let the array be evicted again; if the tier below lacks its values, it must be written first."""
         self.pinned_bytes -= entry.nbytes
         self._move(entry, BOTH if entry.has_copy_below else ABOVE)
 
@@ -181,9 +185,9 @@ class BudgetedTier(Generic[E]):
     # Handing out
 
     def held(self, entry: E) -> tuple[np.ndarray | None, Callable[[], bool] | None]:
-        """Return the array of an entry if it is here, and what tells, without the lock, whether it is unchanged.
+        """Return the array of an entry, if it is in this tier, and a function that tells whether it is unchanged.
 
-        Nothing tells while a caller is changing it.
+        Call the function without the lock. It is None if nobody watches the array, or while a caller changes the array.
         """
         if entry.array is not None:
             return entry.array, None if entry.residence is CHANGING else entry.unchanged
@@ -194,10 +198,10 @@ class BudgetedTier(Generic[E]):
         return array, lease.unchanged() or _presume_changed
 
     def watch(self, entry: E, array: np.ndarray, unchanged: Callable[[], bool]) -> None:
-        """Have `unchanged`, a bound method, asked before `array`, the array of `entry`, is handed out again.
+        """Call `unchanged`, a bound method, before `array`, the array of `entry`, is handed out again.
 
-        Its object is held as long as the store holds the array. While only callers hold the array, its object may die;
-        then the array is presumed to be changed.
+        The object of the method is held as long as the store holds the array. While only callers hold the array, that
+        object may die; then the array is presumed to be changed.
         """
         if entry.array is array:
             entry.unchanged = unchanged
@@ -205,16 +209,16 @@ class BudgetedTier(Generic[E]):
             entry.lease.unchanged = weakref.WeakMethod(unchanged)
 
     def unwatch(self, entry: E) -> None:
-        """Ask nobody whether the array of an entry is unchanged: a caller said that it has new values."""
+        """Stop asking whether the array of an entry is unchanged: a caller said that it has new values."""
         entry.unchanged = None
         if entry.lease is not None:
             entry.lease.unchanged = None
 
     def hand_out(self, entry: E) -> None:
-        """Note that a caller gets the array of an entry, which is here.
+        """Record that a caller gets the array of an entry, which is in this tier.
 
-        If the store made the array and can read it again, only the caller holds it from now on, unless the schedule
-        expects another use.
+        If the store made the array and can read it again, the store gives up its own reference, so that only the caller
+        holds the array; but not if the schedule expects another use.
         """
         if entry.residence is not BOTH or entry.lease is None or self._is_needed_again(entry):
             return
@@ -231,14 +235,14 @@ class BudgetedTier(Generic[E]):
     # Room
 
     def reserve(self, nbytes: int, pinned: bool = False) -> None:
-        """Count bytes that are about to be used."""
+        """Count bytes that are about to be used; if `pinned`, only callers can free them."""
         self.used_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         if pinned:
             self.pinned_bytes += nbytes
 
     def unreserve(self, nbytes: int, pinned: bool = False) -> None:
-        """Stop counting bytes."""
+        """Stop counting bytes that `reserve` counted."""
         if pinned:
             self.pinned_bytes -= nbytes
         self.used_bytes -= nbytes
@@ -248,8 +252,8 @@ class BudgetedTier(Generic[E]):
     def make_room(self, nbytes: int, for_rank: int | None = None) -> bool:
         """Evict clean arrays until `nbytes` more fit; return whether they do.
 
-        For a prefetch, `for_rank` is the rank of what would come in. Then only arrays that are needed later go, or, if
-        a plan is known, only those that must spill.
+        For a prefetch, `for_rank` is the rank of the array to be read. Then only arrays that were used already or are
+        needed later are evicted; or, if a plan is known, only arrays that were used already or must spill.
         """
         self.drop_dead()
         while self.used_bytes + nbytes > self.budget_bytes:
@@ -262,7 +266,7 @@ class BudgetedTier(Generic[E]):
 
     @property
     def has_dead(self) -> bool:
-        """Whether arrays that are still counted died. Called without the lock."""
+        """Whether arrays died whose bytes are still counted. Called without the lock."""
         return bool(self._dead)
 
     @property
@@ -305,13 +309,13 @@ class BudgetedTier(Generic[E]):
         self.pinned_bytes += lease.entry.nbytes
 
     def _is_needed_again(self, entry: E) -> bool:
-        """Whether an array that was just used is expected to be used again, and fits the budget until then."""
+        """Whether another use of an array that was just used is expected, and the budget is not exceeded."""
         cursor = self.schedule.cursor
         is_expected = entry.persistent or (cursor is not None and entry.rank < cursor)
         return is_expected and entry.references > 0 and self.used_bytes <= self.budget_bytes
 
     def _needed_last(self) -> E | None:
-        """Return the clean entry that is needed last (Belady's rule): one that was just used, else the lowest rank."""
+        """Return the clean entry needed last (Belady's rule): one that was used already, else the first to spill."""
         cursor = self.schedule.cursor
         used = None if cursor is None else self.clean.at_or_above(cursor)
         return used or self.clean.first_to_spill()
@@ -323,7 +327,7 @@ class BudgetedTier(Generic[E]):
         return victim.must_spill if self.schedule.reserves_room else victim.rank < rank
 
     def _rerank(self, ranks: Iterable[tuple[E, int]]) -> None:
-        """Give entries new ranks, which no other entry has."""
+        """Give entries new ranks, from pairs of entry and rank; no other entry may have these ranks."""
         new_ranks = list(ranks)
         for entry, _ in new_ranks:
             if (former := self._lists[entry.residence]) is not None:
@@ -335,5 +339,5 @@ class BudgetedTier(Generic[E]):
 
 
 def _presume_changed() -> bool:
-    """Return that an array is not unchanged: what counted its changes is gone."""
+    """Return False, for "not unchanged": the object that counted the changes of an array is gone."""
     return False

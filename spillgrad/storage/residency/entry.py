@@ -1,4 +1,4 @@
-"""A stored array as its store sees it."""
+"""The entry of a stored array: where the array is, and what its store knows about it."""
 
 import weakref
 from collections.abc import Callable, Hashable
@@ -25,9 +25,10 @@ _IN_USE = (WRITING, CALLERS, CALLERS_WRITING, LOADING)
 
 
 class Entry(Handle):
-    """A stored array: where it is (`residence`), and what belongs to it there.
+    """A stored array: where it is (`residence`), and what its store needs to move it.
 
-    Only `BudgetedTier` changes `residence`. Stores derive from this class, and add the array's place below.
+    Only `BudgetedTier` changes `residence`. Stores derive from this class, and add the place of the array in the tier
+    below.
     """
 
     __slots__ = (
@@ -56,18 +57,18 @@ class Entry(Handle):
         self.arrival: Callable[[], None] | None = None  # waits for bytes that are still being copied into the array
         self.lease: Lease | None = None  # set while an array that the store made is alive, here or with callers
         self.moving_thread: int | None = None  # the caller's thread that reads or writes it, if one does
-        self.readers = 0  # how many reads of its place below are under way; until they end it must not be freed
+        self.readers = 0  # how many reads of its place below are under way; the place must stay meanwhile
         self.key: Hashable | None = None
         self.unchanged: Callable[[], bool] | None = None
         self.error: SpillError | None = None  # why the values are lost
         self.rank = sequence  # the higher, the sooner it is needed
         self.must_spill = False  # the step's plan says that it cannot stay in the tier until it is needed
-        self.prefetched = False  # it was read before it was asked for, and stays until it is
+        self.prefetched = False  # it was read before it was asked for, and stays until it is asked for
         self.beside_bytes = 0  # further bytes that callers hold for this array, counted too
         self.persistent = False  # used in every step, until it is dropped
 
     def await_arrival(self) -> None:
-        """Return once the array's bytes are there. Called without the store's lock."""
+        """Wait until all bytes have been copied into the array. Called without the store's lock."""
         arrival = self.arrival  # another thread may wait too, and clear it first
         if arrival is not None:
             arrival()
@@ -110,7 +111,7 @@ class Entry(Handle):
         return self.references > 0 and self.error is None and self.residence in _NOT_BELOW
 
 
-# The entries of one kind of store.
+# The type of the entries of a store.
 E = TypeVar("E", bound=Entry)
 
 
@@ -119,5 +120,5 @@ class Lease(weakref.ref):  # type: ignore[type-arg]
 
     __slots__ = ("entry", "pinned", "unchanged")
     entry: Entry
-    pinned: bool  # only callers hold it
+    pinned: bool  # only callers hold the array
     unchanged: "weakref.WeakMethod[Callable[[], bool]] | None"  # tells whether callers changed the array

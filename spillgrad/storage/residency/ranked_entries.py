@@ -8,7 +8,7 @@ from spillgrad.storage.residency.entry import E
 
 
 class RankedEntries(Generic[E]):
-    """Entries ordered by rank, with the neighbours of any rank. `nbytes` is their sum.
+    """Entries ordered by rank; finds the neighbours of any rank. `nbytes` is the sum of their bytes.
 
     Discard an entry before you change its `rank` or `must_spill`.
     """
@@ -53,16 +53,16 @@ class RankedEntries(Generic[E]):
         return bool(self._must_spill)
 
     def first_to_spill(self) -> E | None:
-        """Return the entry of the lowest rank among those that must spill; if there is none, among all."""
+        """Return the entry of the lowest rank of those that must spill, or else of all; None if there is none."""
         ranks = self._must_spill or self._ranks
         return self._entries[ranks[0]] if ranks else None
 
     def below(self, rank: int) -> E | None:
-        """Return the entry of the highest rank below `rank`."""
+        """Return the entry of the highest rank below `rank`, or None."""
         place = bisect.bisect_left(self._ranks, rank)
         return self._entries[self._ranks[place - 1]] if place else None
 
     def at_or_above(self, rank: int) -> E | None:
-        """Return the entry of the lowest rank that is `rank` or higher."""
+        """Return the entry of the lowest rank that is `rank` or higher, or None."""
         place = bisect.bisect_left(self._ranks, rank)
         return self._entries[self._ranks[place]] if place < len(self._ranks) else None

@@ -1,4 +1,4 @@
-"""Where a stored array is, as one enumeration, and how it may go from one place to another.
+"""The places where a stored array can be, as one enumeration, and the moves between them that are allowed.
 
 A store holds arrays in one tier, and keeps the others in the tier below: RAM over disk, or a device over RAM.
 """
@@ -15,7 +15,7 @@ class Residence(enum.IntEnum):
     CALLERS = 3  # in the memory of a caller, who waits in `put` until it is written
     CALLERS_WRITING = 4  # the same; a thread is writing it
     BOTH = 5  # in both tiers
-    LENT = 6  # below; callers hold the copy above, the store does not
+    LENT = 6  # in the tier below; callers hold a copy in the store's tier, the store does not
     BELOW = 7  # in the tier below only
     LOADING = 8  # below; a thread is reading it
     UNREADABLE = 9  # below only; the last read failed, so it is not prefetched again
@@ -24,11 +24,11 @@ class Residence(enum.IntEnum):
     GONE = 12  # the last reference was dropped, and the store holds none of its bytes
 
 
-# As names of this module they take a quarter of the time to look up.
+# A lookup of these names takes a quarter of the time of a lookup in `Residence`.
 NEW, ABOVE, WRITING, CALLERS, CALLERS_WRITING, BOTH, LENT = list(Residence)[:7]
 BELOW, LOADING, UNREADABLE, CHANGING, LOST, GONE = list(Residence)[7:]
 
-# The places that an array may go to, by where it is. The tests of the store check every move against this table.
+# The residences that may follow each residence. The tests of the store check every move against this table.
 ALLOWED = {
     NEW: {ABOVE, CALLERS, CHANGING, GONE},
     ABOVE: {WRITING, CHANGING, LOST, GONE},

@@ -1,4 +1,4 @@
-"""Predict when each stored array is needed next: the newest first, or as in an earlier step that stored the same."""
+"""Predict in which order stored arrays are needed: newest first, or as in an earlier step that began the same way."""
 
 import heapq
 from collections.abc import Callable, Iterable
@@ -14,32 +14,32 @@ from spillgrad.storage.residency.step_plan import (
     remember_plan,
 )
 
-# Without a plan, persistent arrays rank below all others, and the one used last ranks highest.
+# Without a plan, persistent arrays rank below all others; among them, the one used last ranks highest.
 _LATER = -(1 << 62)
 
 Rerank = Callable[[Iterable[tuple[Entry, int]]], None]
 
 
 class Schedule:
-    """Ranks arrays by when they will be needed: of those ranked below the `cursor`, the highest is needed next.
+    """Ranks arrays by when they will be needed: of the arrays ranked below the `cursor`, the highest is needed next.
 
     A step runs from the first array put into an empty store until the store is empty again. A training loop repeats
-    itself, so the puts and uses of a step become a plan for all such tiers of the process: a step that begins in the
-    same way is expected to go on in the same way. A step without a plan is expected to need the newest array first. An
-    array ranked at the cursor or above was used already and is needed last.
+    itself, so the puts and uses of a step become a plan for all tiers of the same name in the process: a step that
+    begins in the same way is expected to go on in the same way. A step without a plan is expected to need the newest
+    array first. An array ranked at the cursor or above was used already and is needed last.
 
     Persistent arrays are used in every step. While there are some, a step includes the updates after the backward pass,
-    and lasts until `begin_step` is called for the next one.
+    and lasts until `begin_step` is called for the next step.
 
     Invariant: no two live arrays have the same rank; ranks follow the plan, or are sequence numbers. The store's lock
     guards everything.
     """
 
     def __init__(self, tier: str, budget_bytes: int, rerank: Rerank, reserves: bool = True) -> None:
-        """Rank arrays for a tier of that name and budget; `rerank` gives new ranks to arrays that have one.
+        """Rank arrays for a tier of that name and budget; call `rerank` to give new ranks to arrays that have one.
 
-        With `reserves`, arrays that a plan lets stay until they are used leave for no prefetched array. Otherwise
-        whatever is needed later than a prefetched array may leave for it.
+        With `reserves`, no array that the plan keeps until its next use is evicted for a prefetched array. Otherwise
+        any array that is needed later than a prefetched array may be evicted for it.
         """
         self._tier = tier
         self.budget_bytes = budget_bytes
@@ -87,14 +87,14 @@ class Schedule:
         self.pause()
 
     def pause(self) -> None:
-        """Note that arrays are being put rather than used, unless a plan says otherwise."""
+        """Record that arrays are being put, not used; do nothing if a plan is followed and its uses have begun."""
         if self._plan is None or not self._used:
             self.cursor = None
 
     def coming_bytes(self, unknown_bytes: int = 0) -> int:
         """Return how many more bytes will be live at the next peak.
 
-        Without a plan, `unknown_bytes` are assumed for the arrays of a step.
+        Without a plan, `unknown_bytes` are assumed for the arrays that the step will put.
         """
         if self._plan is not None and not self._too_long:
             return max(0, self._plan.peak_bytes(len(self._packed)) - self._live_bytes)
@@ -122,7 +122,7 @@ class Schedule:
         return self._plan is not None and self._reserves and self._plan.must_spill(rank, self.budget_bytes)
 
     def is_near(self, entry: Entry) -> bool:
-        """Whether an array is needed so soon that it may be prefetched."""
+        """Whether an array is needed so soon that it may be prefetched; True without a plan."""
         return (
             self._plan is None
             or not self._reserves
@@ -130,7 +130,7 @@ class Schedule:
         )
 
     def get(self, entry: Entry) -> None:
-        """Note that an array is used."""
+        """Record a use of an array, and rank it by its next use."""
         entry.prefetched = False
         number = self._live.get(entry, self._persistent.get(entry))
         if number is None or self._too_long:
@@ -159,7 +159,7 @@ class Schedule:
         self._too_long |= position == LONGEST_STEP
 
     def drop(self, entry: Entry) -> None:
-        """Forget an array."""
+        """Record that an array was dropped."""
         number = self._live.pop(entry, None)
         if number is not None:
             self._live_bytes -= entry.nbytes
@@ -171,17 +171,17 @@ class Schedule:
             self._note("drop", number, entry)
 
     def begin_step(self) -> None:
-        """Note that a step begins, unless arrays of the last step are still live."""
+        """Record that a step begins, unless arrays of the last step are still live."""
         if not self._live:
             self.end_step()
 
     def pass_last(self) -> None:
-        """Note that no arrays of the step are left."""
+        """Record that no arrays of the step are left; without persistent arrays, this ends the step."""
         if not self.has_persistent:
             self.end_step()
 
     def end_step(self, remember: bool = True) -> None:
-        """End the step; `remember` it unless it was broken off."""
+        """End the step; with `remember`, keep it as a plan for later steps."""
         plan = None
         if remember and self._used and not self._too_long:
             plan = StepPlan(tuple(self._packed), tuple(self._used), self._happened, self._live_bytes_then)

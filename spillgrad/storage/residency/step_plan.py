@@ -1,4 +1,4 @@
-"""What a step put and used, kept as a plan for the steps after it."""
+"""The puts, uses and drops of a step, kept as a plan for later steps."""
 
 import bisect
 import collections
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.storage.residency import belady
 
-# How many plans a process keeps (those used last), and how many arrays and uses a step that becomes one may have.
+# How many plans a process keeps (those used last), and how many arrays and uses a step may have to become a plan.
 _PLANS_MAX = 16
 LONGEST_STEP = 1 << 16
 
@@ -22,10 +22,10 @@ Happened = tuple[str, int, int]
 
 
 class _Within(NamedTuple):
-    """What a plan comes to within a budget, once the step has repeated.
+    """What a plan misses within a budget, once the step has repeated.
 
-    `missed` are the uses that find their array on disk only, `missed_bytes` the bytes of such uses before each use,
-    and `prefetch_bytes` the room for prefetched arrays beside those that stay.
+    `missed` holds the uses whose array is on disk only, `missed_bytes` the sum of the bytes of such uses before each
+    use, and `prefetch_bytes` is the room for prefetched arrays beside the arrays that stay.
     """
 
     missed: frozenset[int]
@@ -38,7 +38,7 @@ class StepPlan:
 
     Arrays of the step are numbered from 0 in the order in which they were put, persistent ones from -1 downwards.
 
-    `live_bytes` says how many bytes of the step's arrays were live after each put.
+    `live_bytes` has, for each put, the bytes of the step's arrays that were live after it.
     """
 
     def __init__(
@@ -58,22 +58,22 @@ class StepPlan:
         self._within: dict[int, _Within] = {}
 
     def peak_bytes(self, put: int) -> int:
-        """Return the most bytes that will be live at any later put, after the first `put` arrays."""
+        """Return the most bytes that will be live at any later put, once `put` arrays have been put."""
         return self._peak_bytes[put]
 
     def must_spill(self, rank: int, budget_bytes: int) -> bool:
-        """Whether an array of a rank cannot stay within a budget until it is needed, by Belady's rule.
+        """Return whether Belady's rule evicts an array of this rank, within this budget, before it is needed.
 
-        Arrays that are never needed again must spill as soon as any other must.
+        Arrays that are never needed again must spill as soon as any other array must.
         """
         missed = self._at(budget_bytes).missed
         steps, position = divmod(-1 - rank, len(self.used))
         return bool(missed) and (steps >= 2 or position in missed)
 
     def is_near(self, rank: int, got: int, budget_bytes: int) -> bool:
-        """Whether an array of a rank may be read after `got` uses.
+        """Return whether an array of this rank may be prefetched after `got` uses.
 
-        It may if the arrays to be read before it, and those that stay in RAM, leave room for it.
+        It may if the arrays to be read before it, and the arrays that stay in RAM, leave room for it.
         """
         within = self._at(budget_bytes)
         steps, position = divmod(-1 - rank, len(self.used))
@@ -108,10 +108,10 @@ class StepPlan:
         return items, events
 
     def rank(self, number: int, got: int) -> int:
-        """Return the rank of an array after `got` uses of any, by its next use.
+        """Return the rank of array `number` after `got` uses of any arrays: the sooner its next use, the higher.
 
-        The next use of a persistent array may be in the next step, which is expected to repeat this one. An array of
-        the step that is used no more has the rank of its last use.
+        The next use of a persistent array may be in the next step, which is expected to repeat this step. An array of
+        the step that is not used any more has the rank of its last use.
         """
         uses = self._uses.get(number)
         if uses is None:
@@ -128,7 +128,7 @@ _plans_lock = ForkSafeLock()
 
 
 def remember_plan(tier: str, plan: StepPlan) -> StepPlan:
-    """Return the plan that is remembered from now on: this one, or an equal one."""
+    """Remember a plan for tiers of this name; return it, or the equal plan that is remembered already."""
     with _plans_lock:
         key = tier, plan.packed, plan.used
         known = _plans.get(key)
@@ -141,7 +141,7 @@ def remember_plan(tier: str, plan: StepPlan) -> StepPlan:
 
 
 def find_plan(tier: str, packed: list[Packed], used: list[Used]) -> StepPlan | None:
-    """Return the last used plan that begins with these puts and uses."""
+    """Return the most recently used plan of this tier that begins with these puts and uses, or None."""
     with _plans_lock:
         plans = [plan for (name, *_), plan in reversed(_plans.items()) if name == tier]
     begin, first_uses = tuple(packed), tuple(used)

@@ -15,13 +15,13 @@ from spillgrad.storage.threads.store_lock import StoreLock, interrupted_error, o
 
 
 class TierState(Generic[E]):
-    """The entries of a store, their references, and the tier that has their arrays.
+    """The entries of a store, their references, and the tier that holds their arrays.
 
-    Invariant: an entry is in `entries` while it has references. `lock` guards everything, and every method is called
-    with it held, unless its docstring says otherwise. `changed` is notified when a waiting thread may go on.
+    Invariant: an entry is in `entries` while it has references. `lock` guards everything. Every method is called with
+    the lock held, unless its docstring says otherwise. `changed` is notified when a waiting thread may go on.
 
     A finalizer may run in any thread, between any two lines, so it must not take the lock. It appends the handle that
-    it drops to `posted`. The next thread that takes the lock drops it.
+    it drops to `posted`. The next thread that takes the lock drops the handle.
     """
 
     def __init__(self, tier: BudgetedTier[E], new_entry: Callable[[np.ndarray, int, Label | None], E]) -> None:
@@ -38,12 +38,12 @@ class TierState(Generic[E]):
         self.ended: SpillError | None = None  # why the store cannot be used any more, if it was not closed
 
     def make_locks(self) -> None:
-        """Make a new lock, which nobody has."""
+        """Make a new lock, which no thread holds."""
         self.lock = StoreLock()
         self.changed = threading.Condition(self.lock)
 
     def require_open(self, who: str) -> None:
-        """Drain the posts. Raises SpillError unless the store can be used here and now."""
+        """Drain the posts. Raises SpillError if the store is closed or unusable, or in a thread of a store."""
         if threading.get_ident() in own_threads:  # a finalizer that the garbage collector ran there
             raise interrupted_error()
         self.drain_posts()
@@ -55,7 +55,7 @@ class TierState(Generic[E]):
     # Posts of finalizers
 
     def try_drain_posts(self) -> None:
-        """Drain the posts unless another thread has the lock. Called without it, from anywhere."""
+        """Drain the posts unless a thread holds the lock. Called without the lock, from anywhere."""
         if not self.lock.is_mine() and self.lock.acquire(blocking=False):
             try:
                 self.drain_posts()
@@ -100,7 +100,7 @@ class TierState(Generic[E]):
         return entry
 
     def known(self, key: Hashable | None) -> E | None:
-        """Return the live entry of `key`, with one more reference."""
+        """Add a reference to the live entry of `key`, and return the entry; None if there is none."""
         entry = None if key is None else self._by_key.get(key)
         if entry is not None:
             entry.references += 1
@@ -143,21 +143,21 @@ class TierState(Generic[E]):
         self.free_below(entry)
 
     def free_below(self, entry: E) -> None:
-        """Have the place of an entry below given back, unless a thread reads it; then the end of the read does."""
+        """Free an entry's place in the tier below; if a thread is reading it, the end of the read frees it."""
         raise NotImplementedError
 
     def _entered(self, entry: E) -> None:
-        """Note that an entry is new."""
+        """Called when an entry was added."""
 
     def _shared(self, entry: E) -> None:
-        """Note that an array was put that has an entry already."""
+        """Called when an array was put that has an entry already."""
 
     def _freed(self, entry: E) -> None:
-        """Note that an entry has no references any more, before its array goes."""
+        """Called when an entry has lost its last reference, while its array is still held."""
 
     def _begin_step(self) -> None:
-        """Note that the first array of a step comes."""
+        """Called before the first array of a step is added."""
 
     def _end_step(self) -> None:
-        """Note that the last array of a step is gone."""
+        """Called when the last array of a step is gone."""
         self.tier.schedule.pass_last()

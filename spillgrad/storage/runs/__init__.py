@@ -1,1 +1,1 @@
-"""The directory of a run, from its making to its end."""
+"""The directory of a run, from its creation to its removal."""

@@ -1,4 +1,4 @@
-"""Begin a run: make its directory, and say which process it is of."""
+"""Begin a run: make its directory, and describe its process."""
 
 import contextlib
 import functools
@@ -25,7 +25,10 @@ def about_process() -> dict[str, object]:
 
 
 def make_run(directory: str | os.PathLike[str] | None) -> RunDirectory:
-    """Make the directory of a run, after removing those of dead runs beside it."""
+    """Make the directory of a run in `directory`, or, if that is None, in the user's temporary directory.
+
+    First removes the dead runs there. Raises SpillError if no directory can be made there.
+    """
     if directory is not None and not isinstance(directory, str | os.PathLike):
         raise OperandError(f"spill: got {type(directory).__name__} as a directory; wanted a path")
     place = default_directory() if directory is None else Path(directory)

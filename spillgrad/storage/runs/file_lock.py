@@ -1,11 +1,11 @@
-"""Locks of open files: a lock ends with the last descriptor of the file that took it, and so with its process.
+"""Locks of open files: a lock ends when the last descriptor of its open file is closed, at the latest with its process.
 
-A forked child has its parent's descriptors. It closes those of files that may be locked, so that no lock outlives the
-parent.
+A forked child inherits its parent's descriptors. It closes the descriptors of files that may be locked, so that no lock
+outlives the parent.
 
 A kernel without such locks (Linux before 3.15, gVisor) has locks of processes. They exclude other processes in the same
-way, and the two kinds exclude each other. But such a lock does not exclude its own process, and the process loses it as
-soon as it closes any descriptor of the file.
+way, and the two kinds exclude each other. But a lock of a process does not exclude that process, which loses the lock
+as soon as it closes any descriptor of the file.
 """
 
 import errno
@@ -15,22 +15,22 @@ import struct
 import threading
 from pathlib import Path
 
-# The errors of a file system without locks, and of a kernel with neither kind.
+# The errors of a file system without locks, and of a kernel with neither kind of lock.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 # struct flock of Linux (fcntl_locking(2)): type, whence, start, length, process.
 _FLOCK = "hhqqi"
 _EXCLUSIVE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
-# A fork waits for `_opening`, so that the child has no descriptor that is not listed.
+# A fork waits for `_opening`, so that every descriptor that the child inherits is in `_open`.
 _open: set[int] = set()
 _opening = threading.RLock()  # nothing that takes another lock is done while holding it
 
 
 def open_file(path: str | Path, flags: int, folder: int | None = None) -> int:
-    """Open a file of mode 0600, to be locked, for this process alone; relative to an open folder, if one is given.
+    """Open a file that is to be locked; return its descriptor, which forked children close. A new file has mode 0600.
 
-    Raises OSError.
+    `path` is relative to the open directory `folder`, if that is given. Raises OSError if the file cannot be opened.
     """
     with _opening:
         fd = os.open(path, flags | os.O_CLOEXEC, 0o600, dir_fd=folder)
@@ -39,7 +39,7 @@ def open_file(path: str | Path, flags: int, folder: int | None = None) -> int:
 
 
 def close(fd: int) -> None:
-    """Close what `open_file` opened; do nothing in a forked child, where it is closed already."""
+    """Close a descriptor from `open_file`; do nothing in a forked child, where it is closed already."""
     with _opening:
         if fd in _open:
             _open.discard(fd)
@@ -47,10 +47,10 @@ def close(fd: int) -> None:
 
 
 def lock(fd: int, *, required: bool = False) -> bool:
-    """Lock a file that `open_file` opened to write; return False if somebody has the lock, also in this process.
+    """Lock a file that `open_file` opened to write; return False if it is locked already, also by this process.
 
-    On a file system without locks, nothing is locked, and this returns True, unless the lock is `required`.
-    Raises OSError.
+    On a file system without locks, returns True, or, if the lock is `required`, raises OSError. Raises OSError for any
+    other failure.
     """
     try:
         _ask(fd, fcntl.F_OFD_SETLK, fcntl.F_SETLK)
@@ -63,7 +63,7 @@ def lock(fd: int, *, required: bool = False) -> bool:
 
 
 def is_locked(fd: int) -> bool:
-    """Return whether somebody has locked an open file. This asks for the lock, but never takes it."""
+    """Return whether an open file is locked. This asks for the lock, but never takes it."""
     try:
         kind: int = struct.unpack(_FLOCK, _ask(fd, fcntl.F_OFD_GETLK, fcntl.F_GETLK))[0]
     except OSError:  # a file system without locks

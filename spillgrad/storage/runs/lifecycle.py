@@ -25,8 +25,8 @@ _WRITER = "spillgrad-writer"
 class Lifecycle:
     """Runs the writer's thread, and ends a store exactly once: releases its arrays, then removes its files.
 
-    The thread does so as its last act; if it died, the caller of `close` does. Files are closed only when no thread
-    reads or writes them, because other files may get their descriptors afterwards.
+    The thread ends the store as its last act; if the thread died, the caller of `close` does. Files are closed only
+    when no thread reads or writes them, because other files may get their descriptors afterwards.
     """
 
     def __init__(self, state: StoreState, segments: SegmentSet, run: RunDirectory) -> None:
@@ -41,7 +41,7 @@ class Lifecycle:
     def begin(self, loop: Callable[[], None]) -> None:
         """Start the writer's thread, which runs `loop`.
 
-        Raises SpillError, and removes the run, when the system gives no thread.
+        If the system starts no thread, removes the run and raises SpillError.
         """
         _open.add(self)
         _close_at_exit()
@@ -54,7 +54,7 @@ class Lifecycle:
         self._thread = thread
 
     def _work(self, loop: Callable[[], None]) -> None:
-        """Run the loop, then end the store. If that raises, the store says so, and no thread waits for this one."""
+        """Run `loop`, then end the store. If that raises, make the store unusable, so that no thread waits."""
         own_threads.add(threading.get_ident())
         try:
             loop()
@@ -70,7 +70,7 @@ class Lifecycle:
     def close(self) -> None:
         """Stop the thread, free everything and remove the files.
 
-        Raises OSError, once, when they cannot be removed.
+        Raises OSError, once, if the files cannot be removed.
         """
         with self._state.lock:
             self._state.close()
@@ -88,7 +88,7 @@ class Lifecycle:
             del failure  # whose traceback holds this frame, and the callers'
 
     def end(self) -> None:
-        """Release everything once no thread reads or writes. Called with the lock held."""
+        """Wait until no thread reads or writes, then release everything, once. Called with the lock held."""
         self._state.wait_for_io()
         if self._ended:
             return
@@ -113,9 +113,9 @@ class Lifecycle:
             self._run.remove()
 
     def write_journal(self, deadline_s: float = math.inf) -> None:
-        """Return when the journal has all events until now, as far as the disk takes them; or at a monotonic time.
+        """Wait until the journal has all events until now, or the disk refused them, or until `deadline_s`.
 
-        Called without the lock.
+        `deadline_s` is a time of `time.monotonic`. Called without the lock.
         """
         state = self._state
         if not state.journal.waits or state.lock.is_mine():
@@ -139,7 +139,7 @@ class Lifecycle:
         return counters.sums(counters.stats(*self._segments.disk_usage()), self._state.entries.values())
 
     def _summary(self, lines: collections.deque[Any]) -> Summary:
-        """Return the lines that wait, and what all events come to with them. Called without the lock."""
+        """Take the waiting `lines`, and return a summary that includes them. Called without the lock."""
         with self._state.lock:
             entries = self._state.entries.values()
             places = [(entry.sequence, entry.extent.where) for entry in entries if entry.extent is not None]
@@ -150,7 +150,7 @@ class Lifecycle:
         self._run.remove()
 
     def forget_parent(self, parent: int) -> None:
-        """Make the store unusable in a forked child: its files and threads are the parent's."""
+        """Make the store unusable in a forked child: its files and threads belong to process `parent`."""
         self._ended = True
         self._state.journal.close()
         self._state.forget(
@@ -159,20 +159,20 @@ class Lifecycle:
         self._thread = None
 
 
-# Strong references, so that the files of a store without other references go too.
+# Strong references, so that the files of a store without other references are removed too.
 _open: set[Lifecycle] = set()
 _process = os.getpid()
 
 
 def write_journals(patience_s: float) -> None:
-    """Have the journals of this process's stores written, if that takes no longer than `patience_s` altogether."""
+    """Have the journals of all stores of this process written; wait for at most `patience_s` altogether."""
     deadline_s = time.monotonic() + patience_s
     for lifecycle in list(_open):
         lifecycle.write_journal(deadline_s)
 
 
 def _left_s(deadline_s: float) -> float:
-    """Return how long a thread may wait until then."""
+    """Return the seconds until `deadline_s`: at least 0, at most what a thread can wait."""
     return min(max(deadline_s - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
 
 
@@ -198,7 +198,7 @@ def _forget_parent() -> None:
 
 @functools.cache
 def _close_at_exit() -> None:
-    """Have open stores closed when the process ends, and after them the files that they left open."""
+    """Have open stores closed when the process ends, and then the files that these stores left open."""
     abandon_at_exit()
     atexit.register(_close_all)
 

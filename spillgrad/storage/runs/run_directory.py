@@ -22,7 +22,7 @@ _TRIES = 100
 
 # If the kernel has no locks of open files, a lock does not exclude its own process, and is lost when the process closes
 # any descriptor of the file. So the runs of this process are remembered, by (device, inode), and never probed. While a
-# thread holds `registry_lock` to make a run, no other probes one.
+# thread holds `registry_lock` to make a run, no other thread probes a run.
 own_runs: set[tuple[int, int]] = set()
 registry_lock = ForkSafeLock()  # re-entered if a finalizer closes a store during a sweep
 
@@ -44,7 +44,7 @@ def is_segment(name: str) -> bool:
 
 
 def is_locked(run: Path) -> bool:
-    """Return whether the process of a run lives. This asks for its lock, but never takes it."""
+    """Return whether the process of a run lives: whether the run is locked. This never takes the lock."""
     with registry_lock:
         try:
             found = os.stat(run)  # through any link: to close an own lock may give it up
@@ -66,9 +66,9 @@ def identity(path: Path) -> tuple[int, int]:
 
 
 def default_directory() -> Path:
-    """Return this user's directory for runs below the system's temporary one; `TMPDIR` moves it.
+    """Return the user's directory for runs in the system's temporary directory (see `TMPDIR`); make it if needed.
 
-    Raises SpillError when somebody else owns it.
+    Raises SpillError if another user owns it.
     """
     directory = Path(tempfile.gettempdir()) / f"spillgrad-{os.getuid()}"
     while True:
@@ -86,8 +86,8 @@ def default_directory() -> Path:
 class RunDirectory:
     """`<directory>/run-<random>`, readable by its owner only, locked while its process lives.
 
-    The lock ends with the process, and a forked child gives up its copy. A process number would not do: another process
-    may have the same one tomorrow.
+    The lock ends with the process, and a forked child gives up its copy of the lock. A process number could not replace
+    the lock: another process may get the same number later.
     """
 
     def __init__(self, directory: Path, remove_parent: bool = False) -> None:
@@ -112,7 +112,7 @@ class RunDirectory:
         return self._identity[0]
 
     def _make(self) -> None:
-        """Make the directory and its lock."""
+        """Make the directory and its lock. Raises OSError if another run or a sweep interferes."""
         lock_fd = -1
         os.makedirs(self.path.parent, mode=0o700, exist_ok=True)
         try:
@@ -132,7 +132,7 @@ class RunDirectory:
     def remove(self) -> None:
         """Remove the directory and give up the lock; do nothing the second time, or in a forked child.
 
-        Raises SpillError when something cannot be removed.
+        Raises SpillError if something cannot be removed.
         """
         with registry_lock:
             if self._lock_fd < 0 or os.getpid() != self._process:
@@ -164,14 +164,15 @@ class RunDirectory:
 
 
 def open_run(run: Path) -> int:
-    """Open a run's directory, so that it can be used even if it is moved. Raises OSError, also for a link to one."""
+    """Open a run's directory, also for use after it is moved. Raises OSError, also if `run` is a symbolic link."""
     return os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def remove_run_files(run: Path, folder: int) -> None:
-    """Remove the files of a run whose directory is open; the lock goes last, so a directory without one is empty.
+    """Remove the directory of a run and its files, the lock last, so that a directory without a lock is empty.
 
-    A file of another name stays, and its directory with it. So does anything that others put in the directory's place.
+    `folder` is the descriptor of the directory. If the directory has other files, they stay, and the directory too. So
+    does anything that others put in place of the directory.
     """
     try:
         names = os.listdir(folder)
@@ -191,12 +192,13 @@ def _not_removed(run: Path, why: str | None) -> SpillError:
 
 
 def who_may_replace_runs(directory: Path) -> str | None:
-    """Return who besides this user and root may remove or rename a run in a directory; None if nobody is known to.
+    """Return who besides this user and root may remove or rename runs in a directory; None if nobody else is known to.
 
     Such a directory is not refused: it may belong to a team or a container, and some file systems know users by other
-    numbers, or let everybody write. The run's own directory and files are made anew, and open to nobody else. Arrays
-    are read through the descriptors that wrote them, and have checksums. What others put in the run's place is neither
-    overwritten nor removed. So they can hinder a run, but no more. A group may be the user's own.
+    numbers, or let everybody write. Others can only hinder a run. The run's own directory and files are made anew, and
+    open to nobody else. Arrays are read through the descriptors that wrote them, and have checksums. What others put in
+    the run's place is neither overwritten nor removed. Write permission of a group is ignored, because the group may be
+    the user's own.
     """
     try:
         found = os.stat(directory)

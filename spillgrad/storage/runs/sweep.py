@@ -1,4 +1,4 @@
-"""Remove what dead runs left behind."""
+"""Remove the files that dead runs left behind."""
 
 import contextlib
 import dataclasses
@@ -19,10 +19,10 @@ class DeadRun:
 
 
 def sweep(directory: str | os.PathLike[str], dry_run: bool = False, below: bool = False) -> list[DeadRun]:
-    """Remove the dead runs in `directory`, and in folders `below` it, and return them; with `dry_run` only return them.
+    """Remove the dead runs in `directory`, and with `below` in its subfolders; return these runs.
 
-    A run is dead if its lock can be taken. Live runs, those of this process, those of other users, and files with other
-    names stay.
+    With `dry_run`, only return them. A run is dead if its lock can be taken. Live runs, runs of this process, runs of
+    other users, and files with other names stay.
     """
     found = []
     with run_directory.registry_lock:
@@ -63,9 +63,10 @@ def _sweep_run(run: Path, dry_run: bool) -> DeadRun | None:
 
 
 def _sweep_run_without_lock(run: Path, dry_run: bool) -> DeadRun | None:
-    """Remove the directory of a run that died before it made its lock, or while it removed itself: it is empty.
+    """Remove the empty directory of a run that died before it made its lock, or while it removed itself.
 
-    A live run that makes its lock meanwhile stays. A live run that finds its directory gone takes another name.
+    If a live run makes its lock meanwhile, the directory stays. A live run that finds its directory gone takes another
+    name.
     """
     try:
         if dry_run and os.listdir(run):

@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 
 class Bell:
-    """Lets one thread sleep until something has happened since it last woke.
+    """Lets one thread sleep until the bell is rung, or was rung since the thread last woke.
 
     `ring` takes no lock, so a finalizer may call it in the middle of any locked section, where a condition variable
-    deadlocks. It keeps no state but the rings themselves, so nothing that interrupts it can make the bell go deaf.
+    deadlocks. The only state is the rings themselves, so nothing that interrupts `ring` can make later rings go
+    unheard.
     """
 
     def __init__(self) -> None:
@@ -17,7 +18,7 @@ class Bell:
         self.ring_in_c: Callable[[object], None] = self._rings.put
 
     def ring(self) -> None:
-        """Wake the sleeper, or keep it from falling asleep once."""
+        """Wake the sleeping thread; if it is awake, its next `wait` returns at once."""
         # A ring that waits already will be heard later than now. Two rings at once cost one needless wake-up.
         if self._rings.empty():
             self._rings.put(None)

@@ -5,17 +5,17 @@ import time
 from spillgrad.errors import SpillError
 from spillgrad.storage.state import StoreState
 
-# After a failed write, a store that may keep all arrays in RAM leaves the disk alone for so long.
+# After a failed write, a store that may keep all arrays in RAM writes nothing for this time.
 _PAUSE_S = 2.0
 
 
 class FullDisk:
-    """Answers failed writes.
+    """Decides what a store does about failed writes.
 
-    With `on_full="raise"` a failed write is raised, once. With `on_full="ram"` a caller warns of the first one; then
-    arrays stay in RAM beyond the budget for a while, after which the disk is tried again.
+    With `on_full="raise"`, the error of a failed write is raised, once. With `on_full="ram"`, a caller warns of the
+    first error; then arrays stay in RAM beyond the budget for a while, after which the disk is tried again.
 
-    Everything is guarded by the store's lock, and every method is called with it held.
+    The store's lock guards everything, and every method is called with the lock held.
     """
 
     def __init__(self, state: StoreState, on_full: str) -> None:
@@ -27,11 +27,11 @@ class FullDisk:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the disk is left alone, and arrays stay in RAM."""
+        """Whether nothing is written for now, and arrays stay in RAM."""
         return time.monotonic() < self._paused_until_s
 
     def answer_failures(self) -> None:
-        """Raise the error of failed writes, once; or keep arrays in RAM for a while, if that is allowed."""
+        """If writes failed, keep arrays in RAM for a while, if that is allowed; else raise the first error, once."""
         state = self._state
         if state.failures and self.keep_in_ram(next(iter(state.failures.values()))):
             state.failures.clear()
@@ -46,6 +46,6 @@ class FullDisk:
         return self._keeps_in_ram
 
     def warning(self) -> str | None:
-        """Return the text that the caller must warn with, once."""
+        """Return the text that the caller must warn with, once; None if there is none."""
         error, self._unheard = self._unheard, None
         return None if error is None else f"{error}; meanwhile arrays stay in RAM beyond ram_budget (on_full='ram')"

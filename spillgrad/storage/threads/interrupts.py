@@ -15,10 +15,10 @@ from typing import Any
 # interrupted. It is the code of the packages that call `protect`, and of the modules that say `SIGNALS_WAIT = True`.
 _MARK = "SIGNALS_WAIT"
 _protected: set[str] = set()
-# While a module of this library is imported, and Numba with it, a handler would find half of it.
+# While a module of this library is imported, and Numba with it, a handler would find it half initialized.
 _LIBRARY, _IMPORT = __name__.partition(".")[0], "<module>"
-# An exception cannot leave a finalizer: Python prints it and forgets it. A finalizer that hangs, which is none of a
-# store, is interrupted after a while.
+# An exception cannot leave a finalizer: Python prints it and forgets it. A finalizer that hangs, which no
+# finalizer of a store does, is interrupted after a while.
 _FINALIZER = "__del__"
 _OF_WEAKREF = (weakref.__name__, "_weakrefset")
 
@@ -36,7 +36,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class _Postponing:
-    """Calls a signal's handler at a moment that leaves nothing half done."""
+    """A signal handler that calls another one, `handler`, as soon as no store's work is half done."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -62,9 +62,10 @@ def protect(package: str) -> None:
 
 
 def keep_whole() -> None:
-    """Have the Python handlers of all signals, that of Ctrl-C included, wait until stores have finished their work.
+    """Postpone the Python handlers of all signals, Ctrl-C's included, until stores have finished their work.
 
-    Only the main thread can do so, and only for the handlers that are set now. So every context and step does it again.
+    Only the main thread can postpone handlers, and only those that are set now, so every context and step calls this
+    again.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -85,10 +86,9 @@ def _come_again(main_thread: int, number: int, postponing: _Postponing) -> None:
 
 
 def _may_be_left(frame: FrameType | None, is_patient: bool) -> bool:
-    """Return whether a handler may run in the main thread, which is in this frame.
+    """Return whether a handler may run now, while the main thread is in `frame`.
 
-    It may if the thread waits there, or is in no code that must finish. If it is not `is_patient`, finalizers do not
-    count as such.
+    It may if the thread waits there, or is in no code that must finish. Finalizers must finish only while `is_patient`.
     """
     waits = frame is not None and _waits(frame)
     is_in_store = False
@@ -108,7 +108,7 @@ def _is_protected(module: str) -> bool:
 
 
 def _waits(frame: FrameType) -> bool:
-    """Return whether a frame waits for another thread, and has given up its lock meanwhile."""
+    """Return whether a frame waits for another thread, and has released the lock for that time."""
     if frame.f_code is _WAIT:
         # The local comes just before the `try` that takes the lock again.
         return "gotit" in frame.f_locals and not frame.f_locals["self"]._is_owned()

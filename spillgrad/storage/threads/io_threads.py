@@ -19,7 +19,7 @@ _started = False
 
 
 def submit(work: Callable[[], None], ended: Callable[[SpillError | None], None]) -> None:
-    """Have a thread call `work` after earlier submissions, and then `ended`, with the error if `work` raised."""
+    """Have an I/O thread call `work` after earlier submissions, then `ended` with the error of `work`, or with None."""
     global _started
     if not _started:
         with _starting:
@@ -44,7 +44,7 @@ def _work(jobs: queue.SimpleQueue[Job]) -> None:
 
 
 def _do(work: Callable[[], None], ended: Callable[[SpillError | None], None]) -> None:
-    """Do a job, in a frame of its own: a thread that waits for the next job must keep nothing alive."""
+    """Do a job, in a frame of its own, so that a thread that waits for the next job keeps nothing alive."""
     try:
         work()
     except BaseException as error:
@@ -56,7 +56,7 @@ def _do(work: Callable[[], None], ended: Callable[[SpillError | None], None]) ->
 
 
 def _forget() -> None:
-    """Begin anew in a forked child, which has no such threads; the jobs are its parent's."""
+    """Reset everything in a forked child, which has no I/O threads; the jobs belong to its parent."""
     global _jobs, _started
     own_threads.clear()
     _jobs, _started = queue.SimpleQueue(), False

@@ -1,4 +1,4 @@
-"""Bring arrays back from disk into RAM that is counted."""
+"""Read arrays back from disk into RAM that the budget counts."""
 
 import time
 from typing import cast
@@ -15,11 +15,11 @@ from spillgrad_kernels.memory import buffers
 
 
 class Loader:
-    """Reads entries in the thread that calls, after their bytes are reserved.
+    """Reads entries in the calling thread, after room for their bytes is reserved.
 
     Invariant: between `begin` and `end` an entry is LOADING and has a reader. So its extent is not freed, and other
-    threads that want the entry wait for `changed` instead of reading it too. `begin*` and `end*` are called with the
-    lock held.
+    threads that want the entry wait for `changed` instead of reading the entry too. Methods whose names begin with
+    `begin` or `end` are called with the lock held.
     """
 
     def __init__(self, state: StoreState, codec: Codec | None) -> None:
@@ -27,12 +27,12 @@ class Loader:
         self._codec = codec
 
     def begin(self, entry: DiskEntry, pinned: bool) -> None:
-        """Reserve room for an entry that is on disk only; `pinned` for a caller, else for a prefetch."""
+        """Begin to read an entry that is on disk only, for a caller (`pinned`) or as a prefetch; reserve room."""
         self._state.tier.begin_load(entry, pinned)
         self.begin_read(entry, pinned)
 
     def end(self, entry: DiskEntry, array: np.ndarray | None, began_s: float, handed_out: bool) -> None:
-        """Count the array that was read instead of the reservation for it; None if it could not be read."""
+        """End a read for a caller (`handed_out`) or a prefetch: count `array`, not its room; None if it failed."""
         if array is not None:
             self._state.counters.read(entry, began_s, prefetched=not handed_out)
         self._state.tier.end_load(entry, array, handed_out)
@@ -40,7 +40,7 @@ class Loader:
         self._state.drain_posts()
 
     def begin_read(self, entry: DiskEntry, pinned: bool) -> None:
-        """Reserve room to read an entry, and keep its extent from being freed."""
+        """Reserve room to read an entry, and keep its extent from being freed until `end_read`."""
         tier, staging_bytes = self._state.tier, entry.staging_bytes
         tier.make_room(entry.loading_bytes)
         tier.reserve(staging_bytes)
@@ -49,7 +49,7 @@ class Loader:
         self._state.readers += 1
 
     def end_read(self, entry: DiskEntry) -> None:
-        """Let the extent be freed again. The caller gives back the room reserved for the array."""
+        """Let the extent be freed again. The caller gives back the room that is reserved for the array."""
         self._state.tier.unreserve(entry.staging_bytes)
         entry.readers -= 1
         self._state.readers -= 1
@@ -87,7 +87,7 @@ class Loader:
     def read(self, entry: DiskEntry) -> np.ndarray:
         """Read an entry into new memory, for which room is reserved. Called without the lock.
 
-        Raises SpillCorruptionError, or SpillError when it cannot be read.
+        Raises SpillCorruptionError if the bytes are damaged, and SpillError if they cannot be read.
         """
         array = buffers.empty(entry.shape, entry.dtype)
         extent = cast(Extent, entry.extent)  # not freed while it has readers

@@ -1,4 +1,4 @@
-"""Read arrays back before they are asked for."""
+"""Read arrays back before callers ask for them."""
 
 import functools
 from collections.abc import Iterable
@@ -13,10 +13,11 @@ _LOADING_MAX = 2
 
 
 class Prefetcher:
-    """Loads the arrays that were requested, then those that the schedule expects next.
+    """Loads the arrays that were requested, then the arrays that the schedule expects next.
 
-    It loads only what fits the budget without evicting an array that is needed sooner; or, if a plan is known, without
-    evicting an array that stays, and only as far ahead as the plan leaves room for. The store's lock guards everything.
+    It loads only what fits the budget without evicting an array that is needed sooner. If a plan is known, it evicts no
+    array that stays until its next use, and loads only as early as the plan leaves room. The store's lock guards
+    everything.
     """
 
     def __init__(self, state: StoreState, loader: Loader, room: Room) -> None:
@@ -27,16 +28,16 @@ class Prefetcher:
         self._loading = 0
 
     def request(self, entries: Iterable[DiskEntry]) -> None:
-        """Load these next, in this order."""
+        """Load `entries` next, in this order."""
         self._requested.update(dict.fromkeys(entries))
         self.start_loads()
 
     def start_loads(self) -> None:
-        """Have I/O threads load what there is room for. `load_waits` says whether to call again once there is more."""
+        """Have I/O threads load what fits. Sets `load_waits` if an array waits for room: then call this again."""
         state = self._state
         while self._loading < _LOADING_MAX:
             entry = self._next()
-            state.load_waits = entry is not None  # set before the search for room: some may be made meanwhile
+            state.load_waits = entry is not None  # set before the search for room: room may be made meanwhile
             # Callers that wait come first. Otherwise an array evicted for one of them would be loaded again at once.
             if entry is None or self._room.waiting_puts:
                 return
@@ -50,7 +51,7 @@ class Prefetcher:
     def _room_for(self, entry: DiskEntry) -> int:
         """Return how many bytes must be free before an entry is loaded.
 
-        Arrays that will be put before the step asks for any would evict it again, so they need room too.
+        Arrays that will be put before the step uses any array would evict the entry again, so they need room too.
         """
         schedule = self._state.schedule
         waits = schedule.follows_plan and not (entry.persistent or entry in self._requested)

@@ -11,9 +11,9 @@ from spillgrad.storage.threads.full_disk import FullDisk
 
 
 class Room:
-    """Callers that wait for room. While the disk refuses writes, and arrays may stay in RAM, nobody waits.
+    """Lets callers wait for room. If the disk refuses writes and arrays may stay in RAM, no caller waits.
 
-    Everything is guarded by the store's lock, and every method is called with it held.
+    The store's lock guards everything, and every method is called with the lock held.
     """
 
     def __init__(self, state: StoreState, full_disk: FullDisk) -> None:
@@ -23,24 +23,24 @@ class Room:
         state.tier.on_room = self.wake_waiting
 
     def missing_bytes(self) -> int:
-        """Evict what can go, and return how many bytes the callers that wait still lack."""
+        """Evict what can be evicted, and return how many bytes the waiting callers still lack."""
         tier = self._state.tier
         if not self.waiting_puts or tier.make_room(self.waiting_bytes):
             return 0
         return self.waiting_bytes + tier.used_bytes - tier.budget_bytes
 
     def wake_waiting(self) -> None:
-        """Have the callers that wait look again."""
+        """Wake the waiting callers to check again for room."""
         if self.waiting_puts:
             self._state.changed.notify_all()
 
     def wait_for(
         self, nbytes: int, label: Label, dtype: np.dtype[Any] | None, until_all_left: bool = False
     ) -> bool:  # fmt: skip
-        """Wait until so many bytes fit, or the disk refuses; return False if only callers could make them fit.
+        """Wait until `nbytes` fit, or the disk refuses writes; return False if only callers could make room.
 
-        `label` and `dtype` say what the room is for; there is no dtype if it is for no array. With `until_all_left` it
-        returns False only once no other array can leave RAM.
+        `label` and `dtype` describe the array that needs the room; `dtype` is None if no array does. With
+        `until_all_left`, returns False only once no other array can leave RAM.
         """
         state, tier = self._state, self._state.tier
         if self._full_disk.is_paused:

@@ -6,19 +6,20 @@ import weakref
 from spillgrad.errors import SpillError
 from spillgrad.fork_safe_lock import ForkSafeLock
 
-# All that are alive, and perhaps some that are not. The tuple is replaced, never changed. Up to Python 3.11 the garbage
-# collector may run in the middle of `tuple(a_list)`: if that takes something out of the list, the copy refers to freed
-# memory.
+# All locks that are alive, and perhaps some that are dead. The tuple is replaced, never changed. Up to Python 3.11 the
+# garbage collector may run in the middle of `tuple(a_list)`: if that removes an element of the list, the copy refers to
+# freed memory.
 _locks: tuple["weakref.ref[StoreLock]", ...] = ()
 # The numbers of the threads on whose work stores wait.
 own_threads: set[int] = set()
 
 
 class StoreLock(ForkSafeLock):  # type: ignore[misc]  # as there
-    """A lock that raises SpillError if the thread already holds it, or the lock of another store.
+    """A lock that raises SpillError if the thread already holds this lock, or the lock of another store.
 
-    A finalizer that the garbage collector runs, or a signal handler, may run between any two lines, where the store is
-    in the middle of a change. To wait there would be to wait for itself, or for a thread that waits for it.
+    A finalizer that the garbage collector runs, or a signal handler, may run between any two lines, while its thread is
+    in the middle of a change of a store. If it waited for a lock there, the thread would wait for itself, or for a
+    thread that waits for this one.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class StoreLock(ForkSafeLock):  # type: ignore[misc]  # as there
 
 
 def is_interrupted() -> bool:
-    """Return whether this thread is in the middle of a store's work, so that it must not wait for one."""
+    """Return whether this thread is in the middle of a store's work, and so must not wait for a store."""
     return threading.get_ident() in own_threads or _is_any_mine()
 
 

@@ -38,10 +38,10 @@ _MOVING_MAX = 4
 class Writer:
     """Writes the oldest arrays first, gives freed extents back, and flushes.
 
-    Its thread, which calls `run`, finds a place for each array, and an I/O thread writes the bytes there; it also
-    starts prefetches. A write that fails is tried once more. If it fails again, the array stays in RAM, the next `put`
-    or `flush` raises the error, once, and later the array is tried again. The store's lock guards the fields; I/O and
-    callbacks of callers run without it.
+    Its thread, which calls `run`, finds a place for each array and starts prefetches; I/O threads write the bytes. A
+    write that fails is tried once more. If it fails again, the array stays in RAM, the next `put` or `flush` raises the
+    error, once, and later the array is tried again. The store's lock guards the fields; I/O and callbacks of callers
+    run without the lock.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Writer:
         self._full_disk = full_disk
         self._codec = codec
         self._shrinks = ShrinkSamples() if state.journal.kept and codec is None else None
-        self._encoded: collections.deque[DiskEntry] = collections.deque()  # each wants a place
+        self._encoded: collections.deque[DiskEntry] = collections.deque()  # each needs a place on disk
         self._low_water_bytes = int(state.tier.budget_bytes * (1 - _HIGH_WATER))
         self._urgent: collections.deque[DiskEntry] = collections.deque()  # for each a caller waits in `write_through`
         self._flush_asked = self._flush_done = 0
@@ -72,13 +72,13 @@ class Writer:
     # What callers do, with the lock held
 
     def wake_if_behind(self) -> None:
-        """Look for something to write if not everything to come will fit."""
+        """Wake the writer if not all arrays to come will fit."""
         if self._is_behind:
             self._state.bell.ring()
 
     @property
     def _is_behind(self) -> bool:
-        """Whether an array that is in RAM only must spill: the sooner it is written, the less callers wait."""
+        """Whether an array that is in RAM only must be written: the sooner it is, the less callers wait."""
         tier, schedule = self._state.tier, self._state.schedule
         if schedule.follows_plan:
             return tier.dirty.has_must_spill
@@ -94,7 +94,10 @@ class Writer:
         return array.nbytes
 
     def write_through(self, entry: DiskEntry, array: np.ndarray, is_copy: bool) -> None:
-        """Write an entry straight from its caller's memory, or from a copy, which counts; return when it is written."""
+        """Write an entry straight from its caller's memory, or from a copy, which counts; wait until it is written.
+
+        Raises SpillError if the write fails.
+        """
         started = time.perf_counter()
         state = self._state
         state.tier.hold_callers(entry, array)
@@ -114,7 +117,7 @@ class Writer:
             state.counters.waited_to_put(started, entry.sequence, entry.label, entry.dtype, cached)
 
     def flush(self) -> None:
-        """Return when every array put before is in the files, and plain h5py can read it."""
+        """Wait until every array that was put before is in the files, and plain h5py can read it."""
         state = self._state
         wanted = list(state.entries.values())
         ticket = None
@@ -131,7 +134,7 @@ class Writer:
     # What the thread does
 
     def run(self) -> None:
-        """Write what must go to disk until the store closes."""
+        """Do the work of the writer until the store closes: write arrays and the journal, flush, start prefetches."""
         state = self._state
         while True:
             with state.lock:
@@ -163,7 +166,7 @@ class Writer:
                 self._sleep()
 
     def _sleep(self) -> None:
-        """Wait for something to do, or a post of a finalizer; tidy up when nothing comes for a while."""
+        """Wait for something to do, or for a post of a finalizer; tidy up if nothing happens for a while."""
         state = self._state
         is_behind = state.journal.waits or self._freed
         patience_s = WRITE_EVERY_S if is_behind else _KEEP_EMPTY_S if self._segments.has_unused() else math.inf
@@ -179,9 +182,9 @@ class Writer:
         return None
 
     def _tell(self) -> None:
-        """Write the journal, and only then give back the extents of arrays that it says are gone.
+        """Write the journal, and only then give back the extents of arrays that it reports as freed.
 
-        So the files always hold what the journal says, even if the run is killed.
+        So the files always hold the arrays that the journal lists, even if the run is killed.
         """
         self._state.journal.write()
         freed, self._freed = self._freed, []
@@ -189,7 +192,7 @@ class Writer:
             self._segments.free(extent)
 
     def _next(self) -> DiskEntry | None:
-        """Choose the next entry to write, and begin with it."""
+        """Choose the next entry to write, and record that its write begins; None if there is nothing to write."""
         state = self._state
         self._waits_for_others = self._waits_for_others and self._moving > 0
         if self._moving == _MOVING_MAX or self._waits_for_others:
@@ -203,15 +206,15 @@ class Writer:
             while self._to_flush and entry is None:
                 wanted = self._to_flush.popleft()
                 entry = wanted if wanted.residence is ABOVE else None
-            # Callers that wait may not have woken yet to evict what was written for them: no more is written than they
-            # lack.
+            # Callers that wait may not have woken yet to evict what was written for them. So no more bytes are written
+            # than these callers lack.
             is_lacking = self._moving_bytes < self._room.missing_bytes()
             if entry is None and self._flush_done == self._flush_asked and (is_lacking or self._is_behind):
                 entry = tier.dirty.first_to_spill()
         if entry is None:
             return None
         if self._codec is not None and not self._stage(entry, self._codec.bound(entry)):
-            # It comes again when a write has ended. One that nobody asked for is chosen anew.
+            # It is tried again when a write has ended. An entry that no caller waits for is chosen anew.
             if entry.in_callers_memory:
                 self._urgent.appendleft(entry)
             elif self._flush_done < self._flush_asked:
@@ -223,7 +226,7 @@ class Writer:
         return entry
 
     def _stage(self, entry: DiskEntry, nbytes: int) -> bool:
-        """Reserve the bytes of an encoded form. Only one at a time may exceed the budget that way."""
+        """Reserve `nbytes` for an encoded form; return False if they do not fit and another write is under way."""
         tier = self._state.tier
         if not tier.make_room(nbytes) and self._moving:
             return False
@@ -294,7 +297,7 @@ class Writer:
             self._written(entry, extent, None, unchanged, started)
 
     def _sample(self, entry: DiskEntry, shrinks: ShrinkSamples) -> float:
-        """Note what compression would make of an array, if a sample of its kind is due; return how long that took."""
+        """Compress a sample of an array, if one is due, and record its sizes; return the seconds that took."""
         state, began_s = self._state, time.perf_counter()
         with state.lock:
             if not shrinks.is_due(entry):
@@ -314,7 +317,7 @@ class Writer:
         unchanged: bool = True,
         began_s: float = 0.0,
     ) -> None:
-        """Note how a write ended. Called without the lock."""
+        """Record how a write ended: it failed with `error`, or its values were `unchanged` or not. Takes the lock."""
         state = self._state
         with state.lock:
             self._moving -= 1
@@ -349,7 +352,7 @@ class Writer:
             return
         state.tier.fail_write(entry)
         if not entry.retried:
-            # Another file may have room, or what is freed meanwhile.
+            # Another file may have room, or space may be freed meanwhile.
             entry.retried = self._waits_for_others = True
             if entry.in_callers_memory:
                 self._urgent.append(entry)
@@ -373,9 +376,9 @@ class Writer:
             whole = False
             self._flush_failed(caught)
         with state.lock:
-            if whole and not state.freed:  # to give those back changes the structure again
+            if whole and not state.freed:  # giving these back changes the structure again
                 state.counters.flushed()
-        state.journal.write()  # whose readers then find as much as those of HDF5
+        state.journal.write()  # so that its readers find what readers of HDF5 find
         with state.lock:
             self._flush_done = asked
             state.changed.notify_all()
@@ -388,5 +391,5 @@ class Writer:
 
 
 def _payload(entry: DiskEntry) -> np.ndarray:
-    """Return the bytes to write. The entry holds them while it is being written, even if it is dropped."""
+    """Return what is to be written: the encoded form, or the array. The entry holds it until the write ends."""
     return cast(np.ndarray, entry.array) if entry.encoded is None else entry.encoded.payload

@@ -1,1 +1,1 @@
-"""Benchmarks: spillgrad beside its peers, each in a process of its own."""
+"""Benchmarks: spillgrad compared with other libraries, each in a process of its own."""

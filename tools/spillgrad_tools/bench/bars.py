@@ -1,6 +1,6 @@
-"""Bars that a measured row should reach.
+"""Bars: goals that the rows of a benchmark should reach.
 
-A bar judges the row's seconds by contender: "ours", "numpy", "torch", and the names of the bar's yardsticks.
+A bar judges a mapping of seconds. Its keys are the contenders "ours", "numpy" and "torch", and the bar's yardsticks.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Seconds = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Yardstick:
-    """A timing that a bar needs: `library` copies the row's first operand, or runs the row on `threads` threads."""
+    """A further timing that a bar needs: `library` copies the row's first operand, or runs the row on `threads`."""
 
     name: str
     library: str
@@ -32,7 +32,10 @@ DEVICE_COPY = Yardstick("device copy", "ours", copies=True)
 
 @dataclass(frozen=True)
 class Verdict:
-    """The value reached, in the unit that `bar` names, and the value wanted: the largest if `most`, else the least."""
+    """The result of a bar: the values `reached` and `wanted`, in the unit that `bar` names.
+
+    `wanted` is the largest allowed value if `most`, else the least.
+    """
 
     bar: str
     reached: float
@@ -42,7 +45,7 @@ class Verdict:
 
     @property
     def met(self) -> bool:
-        """Return whether the bar was reached."""
+        """Return whether `reached` satisfies `wanted`."""
         return self.reached <= self.wanted if self.most else self.reached >= self.wanted
 
     def __str__(self) -> str:
@@ -59,7 +62,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Row:
-    """The values measured in a case, by name; their unit (s, B, B/s, % or none); the verdicts of the case's bars."""
+    """The result of a case: its measured values by name, their unit (s, B, B/s, % or none), and its bars' verdicts."""
 
     case: str
     unit: str
@@ -73,12 +76,12 @@ class Row:
 
 
 class Bar:
-    """A goal for a row. `yardsticks` are the timings that the bar needs beside those of the row's contenders."""
+    """A goal for a row. `yardsticks` are further timings that the bar needs, beside those of the contenders."""
 
     yardsticks: tuple[Yardstick, ...] = ()
 
     def judge(self, seconds: Seconds) -> Verdict | None:
-        """Return what was reached, or None where the peer that the bar compares with was not timed."""
+        """Return the verdict on the row's `seconds`; None if the peer that the bar compares with was not timed."""
         raise NotImplementedError
 
 
@@ -105,9 +108,9 @@ TWO_THREADS = Ratio(ONE_THREAD.name, 1.8, (ONE_THREAD,))
 
 @dataclass(frozen=True)
 class ComputeOrCopy(Bar):
-    """At least 1.5 × PyTorch's speed where PyTorch takes more than twice as long as its own copy, else 0.95 ×.
+    """At least 1.5 × PyTorch's speed if PyTorch takes more than twice as long as its own copy, else 0.95 ×.
 
-    An operation that takes no longer is bound by memory: no library can be much faster.
+    An operation that takes at most twice as long is bound by memory: no library can be much faster than PyTorch.
     """
 
     yardsticks = (TORCH_COPY,)
@@ -119,7 +122,7 @@ class ComputeOrCopy(Bar):
 
 @dataclass(frozen=True)
 class CopySpeed(Bar):
-    """The row moves at least the share `least` of the bytes a second that the fastest copy of `yardsticks` moves.
+    """The row moves at least `least` times as many bytes a second as the fastest copy among `yardsticks`.
 
     `arrays` counts the arrays of `nbytes` that the row reads and writes; a copy reads one and writes one.
     """
@@ -141,13 +144,13 @@ class CopySpeed(Bar):
 
 
 def device_copy_speed(arrays: int, nbytes: int) -> CopySpeed:
-    """Return the bar of at least 80 % as many bytes a second as the driver's copy on the device moves."""
+    """Return the bar for a GPU: at least 80 % of the bytes a second that the driver's copy on the device moves."""
     return CopySpeed(arrays, nbytes, (DEVICE_COPY,), "× device copy", 0.8)
 
 
 @dataclass(frozen=True)
 class Microseconds(Bar):
-    """Our time is at most `most_us` microseconds, or exceeds that of the peer `beside` by at most `most_us`."""
+    """Our time is at most `most_us` microseconds; if `beside` names a peer, at most `most_us` more than its time."""
 
     most_us: float
     beside: str = ""

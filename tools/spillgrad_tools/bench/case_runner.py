@@ -11,18 +11,18 @@ import numpy as np
 from spillgrad_tools.bench.cases import CASES_ON
 from spillgrad_tools.bench.operations import OPERATIONS, Call, call_of, load
 
-# A timing makes as many calls as fill this time, so that the clock's steps and single delays do not matter.
+# A timing repeats the call for about this long, so that the clock's resolution and single delays do not matter.
 TIMING_S = 0.04
 # A pause before each timing, in which the threads of the library timed before fall asleep.
 SETTLE_S = 0.005
-# A number may differ by this share of the number and of all numbers' root mean square: libraries sum in different
-# orders.
+# A number may differ by this share of the sum of its magnitude and the root mean square of all numbers: libraries sum
+# in different orders.
 TOLERANCE = {"float32": 3e-5, "float64": 1e-12, "bfloat16": 1e-2}
 BLOCK = 1 << 22
 
 
 def disagreement(got: np.ndarray, wanted: np.ndarray, tolerance: float) -> float:
-    """Return the largest difference as a multiple of the allowed one; above 1, or NaN, the results disagree."""
+    """Return the largest difference as a multiple of the allowed one. The results disagree if it is above 1, or NaN."""
     if got.shape != wanted.shape:
         return float("inf")
     # Compared in blocks: the largest reference takes 0.8 GB, and there may be no memory for several copies.
@@ -34,7 +34,7 @@ def disagreement(got: np.ndarray, wanted: np.ndarray, tolerance: float) -> float
 
 
 def periods(result: np.ndarray, period: int) -> Sequence[np.ndarray]:
-    """Return the periods of a result, each of which must equal the reference; of equal periods, only the first."""
+    """Split a result into its periods, and return the distinct ones; each must agree with the reference."""
     if not period:
         return [result]
     first, *others = result.reshape(-1, period)
@@ -42,7 +42,7 @@ def periods(result: np.ndarray, period: int) -> Sequence[np.ndarray]:
 
 
 def as_list(results: Any) -> Sequence[Any]:
-    """Return `results` as a sequence, also where it is a single result."""
+    """Return `results` as a sequence; a single result becomes a list of one."""
     return results if isinstance(results, list | tuple) else [results]
 
 
@@ -64,7 +64,7 @@ class CaseRunner:
         return self.library.about()
 
     def reference(self, case: str, directory: str) -> None:
-        """Write the results that NumPy computes in float64, each into a file of `directory`."""
+        """Compute a case's results in float64 with NumPy, and write each to a file in `directory`."""
         wanted = self.cases[case]
         inputs = [x if x.dtype.kind == "i" else x.astype(np.float64) for x in wanted.operands(whole=False)]
         inputs = inputs[: len(wanted.kinds.rstrip("o"))]
@@ -73,7 +73,7 @@ class CaseRunner:
             np.save(Path(directory) / f"{number}.npy", result)
 
     def check(self, case: str, directory: str) -> float | None:
-        """Prepare a case and run it once; return its `disagreement`, or None where the library lacks the operation."""
+        """Prepare and run a case; return the `disagreement` of its results, or None if the library lacks it."""
         self.calls, self.counts = {}, {}  # frees the operands of the case before
         self.library.release_memory()
         asked = self.cases[case]
@@ -101,7 +101,10 @@ class CaseRunner:
         return float(np.max(shares))
 
     def time(self, what: str = "case", threads: int | None = None) -> float:
-        """Return the seconds of one call of the case that `check` prepared last, or of a copy of its first operand."""
+        """Return the seconds of one call of the case that `check` prepared last; if `what` is "copy", of a copy.
+
+        The copy is of the case's first operand. `threads` replaces the number of threads for this timing.
+        """
         if threads:
             self.library.set_num_threads(threads)
         time.sleep(SETTLE_S)
@@ -117,7 +120,7 @@ class CaseRunner:
         return seconds
 
     def _count(self, call: Call) -> int:
-        """Return how many calls fill a timing. The first call is slower: caches and threads are still cold."""
+        """Return the number of calls that fill a timing. The first call is slower, so the number is estimated twice."""
         if self.is_heavy:
             return 1
         count = max(1, round(TIMING_S / self.library.seconds_of(1, call)))

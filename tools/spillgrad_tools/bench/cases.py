@@ -1,6 +1,6 @@
 """The cases of `spillgrad bench kernels`: operations, their operands, and the bars of each row.
 
-The cases on a GPU are others; in Numba's simulator, their operands are small.
+A GPU has cases of its own; in Numba's simulator, their operands are small.
 """
 
 import dataclasses
@@ -51,8 +51,8 @@ class Case:
     transposed in memory; "i" for integers below `classes`, or else below the columns of the first operand; "o" for the
     memory of the result. A capital letter asks for the operand's gradient.
 
-    With a `period`, operands and results repeat after so many numbers, and the reference has one period. `beside`
-    is a contender's name and a case's: our time of that case counts as the time of the contender.
+    With a `period`, operands and results repeat after `period` numbers, and the reference covers one period. `beside`
+    holds the names of a contender and of another case: our time of that case counts as the contender's time.
     """
 
     name: str
@@ -69,17 +69,17 @@ class Case:
 
     @property
     def wants_gradient(self) -> bool:
-        """Return whether a graph is recorded."""
+        """Return whether the case asks for a gradient, so that a graph is recorded."""
         return not self.kinds.islower()
 
     @property
     def computes(self) -> tuple[object, ...]:
-        """Return what determines the result: cases with equal values share a reference."""
+        """Return a key that determines the result: cases with equal keys share a reference."""
         inputs = len(self.kinds.rstrip("o"))
         return self.operation.removesuffix(" out="), self.shapes[:inputs], self.kinds[:inputs], self.dtype
 
     def operands(self, whole: bool = True) -> Iterator[np.ndarray]:
-        """Yield the operands, the same in every process; unless `whole`, only one period of each."""
+        """Yield the operands, which are equal in every process; unless `whole`, yield only one period of each."""
         random, dtype = np.random.default_rng(0), _DTYPES[self.dtype]
         drawn = np.float32 if self.dtype == "bfloat16" else dtype
         for shape, kind in zip(self.shapes, self.kinds.lower(), strict=True):
@@ -99,7 +99,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of one case: `seconds` by contender, and in `failures` why a contender was not timed."""
+    """The result of one case: `seconds` by contender, and `failures`, the reasons why contenders were not timed."""
 
     case: Case
     seconds: dict[str, float]
@@ -108,7 +108,7 @@ class Result:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Return the verdicts of the bars whose contenders, ours among them, were timed."""
+        """Return the verdicts of the bars whose contenders were timed; none if ours was not timed."""
         if "ours" not in self.seconds:
             return []
         return [verdict for bar in self.case.bars if (verdict := bar.judge(self.seconds))]
@@ -249,7 +249,7 @@ def _cuda_matmul_cases(sizes: tuple[int, ...]) -> Iterator[Case]:
 
 
 def cuda_cases(simulated: bool, log2_floats: int) -> tuple[Case, ...]:
-    """Return the cases for a GPU, or for the simulator; the elementwise cases have 2 ** `log2_floats` numbers."""
+    """Return the cases for a GPU, or for the simulator. Elementwise cases have 2 ** `log2_floats` numbers."""
     heads = (1, 2, 5, 4) if simulated else (4, 12, 1024, 64)
     config = SIMULATED_GPT if simulated else GPT2
     tokens = ((1 if simulated else 4, config["context"] + 1),)

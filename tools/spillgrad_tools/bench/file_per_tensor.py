@@ -1,4 +1,4 @@
-"""The hooks of PyTorch's tutorial, which keep each saved tensor in its own file; spilling is compared with them."""
+"""The hooks of PyTorch's tutorial, which keep each saved tensor in a file of its own, as a peer for benchmarks."""
 
 import os
 import uuid
@@ -11,7 +11,7 @@ FEWEST_ELEMENTS = 1000
 
 
 class TensorFile:
-    """The file of one saved tensor; it is removed when this object dies, with the node that keeps it."""
+    """The file of one saved tensor; the file is removed when this object dies, together with its autograd node."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / str(uuid.uuid4())
@@ -23,7 +23,7 @@ class TensorFile:
 def file_per_tensor(
     directory: Path, save: Callable[[Any, Path], None], load: Callable[[Path], Any]
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return the pack and the unpack hook of PyTorch's tutorial; `save` writes a tensor to a path, `load` reads it."""
+    """Return a pack hook, which writes files with `save(tensor, path)`, and an unpack hook, which uses `load(path)`."""
 
     def pack(tensor: Any) -> Any:
         if tensor.numel() < FEWEST_ELEMENTS:

@@ -44,14 +44,14 @@ def tokens(vocabulary: int, shape: tuple[int, int], seed: int) -> tuple[np.ndarr
 
 
 def inputs_and_targets(sequences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return all tokens but the last of each sequence, and all but the first: the tokens that follow."""
+    """Split sequences into inputs, all tokens but the last, and targets, all tokens but the first."""
     return np.ascontiguousarray(sequences[:, :-1]), np.ascontiguousarray(sequences[:, 1:])
 
 
 class GPTFunctions(NamedTuple):
-    """A library's functions for a GPT-2. `attention` takes queries, keys and values in one array.
+    """A library's functions for a GPT-2.
 
-    Shapes: that array is (N, T, 3, heads, width).
+    Shapes: `attention` takes queries, keys and values as one array (sequences, tokens, 3, heads, width).
     """
 
     embedding: Callable[..., Any]
@@ -92,7 +92,10 @@ def gpt_loss(
 
 
 class Spilling:
-    """The context of forward passes under hooks that spill; `left_in_ram_bytes` is what the last pass left in RAM."""
+    """Context manager for a forward pass under `hooks` that spill.
+
+    `left_in_ram_bytes` is the number of bytes that the store holds in RAM at the end of the last pass.
+    """
 
     def __init__(self, hooks: Any) -> None:
         self.hooks = hooks
@@ -116,7 +119,7 @@ class Spilling:
 
 
 class GPTTraining:
-    """A GPT-2 in training, by the interface of PyTorch; subclasses bring a library's functions."""
+    """A GPT-2 in training, written for PyTorch's interface; subclasses provide a library's functions."""
 
     functions: GPTFunctions
     parameters: dict[str, Any]
@@ -131,11 +134,11 @@ class GPTTraining:
         raise NotImplementedError
 
     def zero_grad(self) -> None:
-        """Remove the gradients."""
+        """Clear the gradients of all parameters."""
         self.optimizer.zero_grad()
 
     def saving(self) -> Any:
-        """Return the context in which a forward pass runs."""
+        """Return the context manager under which a forward pass runs."""
         return self.spill or contextlib.nullcontext()
 
     def loss(self, inputs: Any, targets: Any) -> Any:
@@ -154,6 +157,6 @@ class GPTTraining:
         return value
 
     def gradients(self) -> Iterator[np.ndarray]:
-        """Yield the gradient that the last step computed of each parameter."""
+        """Yield the gradient of each parameter from the last step."""
         for parameter in self.parameters.values():
             yield parameter.grad.numpy()

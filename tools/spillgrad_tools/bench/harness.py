@@ -1,7 +1,7 @@
-"""The harness of all benchmarks: contenders in processes of their own take turns, and must agree.
+"""The harness of all benchmarks: contenders run in processes of their own, take turns, and must agree.
 
-A process loads one library. It reads a JSON line for each request, which names a method of its runner, and answers with
-a JSON line.
+A process loads one library. Each request is a JSON line that names a method of the process's runner; the answer is
+a JSON line, too.
 """
 
 import importlib
@@ -21,17 +21,17 @@ Measured = dict[str, float]
 Turn = TypeVar("Turn")
 
 LIBRARY_NAMES = {"ours": "spillgrad", "numpy": "NumPy", "torch": "PyTorch"}
-# The names for `pip install`, by the names for `import`.
+# The name for `pip install` of each package, by its name for `import`.
 PIP_NAMES = {"torch": "torch==2.13.0", "paddle": "paddlepaddle"}
 
 
 def is_installed(library: str) -> bool:
-    """Return whether a library, by the name of its package or "ours", can be imported."""
+    """Return whether a library can be imported; `library` is the name of its package, or "ours"."""
     return library == "ours" or importlib.util.find_spec(library) is not None
 
 
 class WorkerEnded(RuntimeError):
-    """A process ended before it answered, with `status`: minus the number of the signal that killed it."""
+    """Raised if a process ended before it answered; `status` is its exit status, or minus a signal's number."""
 
     def __init__(self, library: str, status: int) -> None:
         super().__init__(f"bench: the {library} process ended with status {status}")
@@ -39,7 +39,7 @@ class WorkerEnded(RuntimeError):
 
 
 class RequestFailed(RuntimeError):
-    """A process could not answer a request; the message is the reason it gave."""
+    """Raised if a process could not answer a request; the message is the reason that the process gave."""
 
     def __init__(self, library: str, why: str) -> None:
         super().__init__(why)
@@ -49,8 +49,8 @@ class RequestFailed(RuntimeError):
 class Worker:
     """A process that runs one library on a device; an object of the class `runner` answers its requests.
 
-    `threads` limits the threads of BLAS libraries, too; 0 leaves theirs as they are. `cap` limits the memory of the
-    process. Raises WorkerEnded when the process ends before it is ready.
+    `threads` also limits the threads of BLAS libraries; 0 leaves their number as it is. `cap` limits the memory of the
+    process. Raises WorkerEnded if the process ends before it is ready.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class Worker:
         self.close()
 
     def close(self) -> None:
-        """Wait until the process has answered and ended."""
+        """Close the process's input, and wait until the process has answered and ended."""
         self._process.communicate()
 
     def ask(self, do: str, **request: Any) -> Any:
         """Call the runner's method `do` with the arguments `request`, and return its answer.
 
-        Raises WorkerEnded when the process has ended; its stderr says why. Raises RequestFailed when the method raised.
+        Raises WorkerEnded if the process ended; its stderr says why. Raises RequestFailed if the method raised.
         """
         assert self._process.stdin
         try:
@@ -111,9 +111,9 @@ class Worker:
 
 
 def _serve(runner: Any) -> None:
-    """Answer requests on standard input by the runner's methods, until the input ends.
+    """Answer each request on standard input with a method of the runner, until the input ends.
 
-    An error ends the process, unless `runner.survives`: then the error is printed, and is the answer.
+    An error ends the process, unless `runner.survives`: then the error is printed and sent as the answer.
     """
     print(json.dumps({"version": runner.version}), flush=True)
     for line in sys.stdin:
@@ -129,7 +129,7 @@ def _serve(runner: Any) -> None:
 
 
 def in_turns(turns: Mapping[str, Callable[[], Turn]], rounds: int) -> Iterator[dict[str, Turn]]:
-    """Yield the results of each round, by contender; in a round, each contender takes one turn."""
+    """Run rounds in which each contender takes one turn; yield the results of each round by contender."""
     for _ in range(rounds):
         yield {name: turn() for name, turn in turns.items()}
 
@@ -141,15 +141,15 @@ def medians(rounds: Iterable[Mapping[str, float]]) -> Measured:
 
 
 def grown_after_a_quarter(values: Sequence[int]) -> int:
-    """Return by how much the largest value of the first quarter was exceeded later."""
+    """Return by how much the later values exceed the largest value of the first quarter."""
     warm_up = max(1, len(values) // 4)
     return max(0, max(values[warm_up:], default=0) - max(values[:warm_up], default=0))
 
 
 def require_agreement(what: str, found: Mapping[str, Any], step: int, tolerance: float = 0.0) -> None:
-    """Raise RuntimeError unless all values `found` are equal, or differ by at most the share `tolerance`.
+    """Raise RuntimeError unless all values of `found` are equal; a `tolerance` allows that relative difference.
 
-    `what` and `step` are for the message.
+    `what` and `step` appear in the message.
     """
     values = list(found.values())
     if tolerance:

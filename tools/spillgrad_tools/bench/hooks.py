@@ -26,7 +26,7 @@ CONTENDERS = {
 
 
 def check_gradients(processes: Sequence[Process], step: int) -> None:
-    """Raise RuntimeError unless all processes have the same loss and gradients, to the last bit."""
+    """Raise RuntimeError unless all processes have bitwise equal losses so far, and gradients of the last step."""
     losses = {process.contender.name: [answer["loss"] for answer in process.taken] for process in processes}
     require_agreement("bench hooks: losses", losses, step)
     digests = {process.contender.name: process.gradients() for process in processes}
@@ -34,7 +34,7 @@ def check_gradients(processes: Sequence[Process], step: int) -> None:
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """Return the verdicts of each framework that ran."""
+    """Return the verdicts on each framework that ran."""
     judged = []
     for in_ram, spilled, *others in CONTENDERS.values():
         if in_ram.name not in results:
@@ -52,10 +52,10 @@ def verdicts(results: Results) -> list[Verdict]:
 
 
 def run(options: HookOptions) -> None:
-    """Time training steps under each framework's hooks, print the times, and write them into the page, if one is named.
+    """Time training steps under each framework's hooks and print the times; write them to a page if one is named.
 
-    Raises UnknownModelError for a model that is not in the catalogue, ArgumentError for one that is no GPT-2, and
-    MissingPackageError when no framework is installed, or one whose times the page needs is missing.
+    Raises UnknownModelError if the model is not in the catalogue. Raises ArgumentError if the model is no GPT-2.
+    Raises MissingPackageError if no framework is installed, or if a framework that the page needs is missing.
     """
     config = gpt_config(options.model, options.context)
     packages = [name for name in CONTENDERS if options.framework in (None, name)]

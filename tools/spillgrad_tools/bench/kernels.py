@@ -1,4 +1,4 @@
-"""`spillgrad bench kernels`: each library in its own process, results compared first, then timed in turns."""
+"""`spillgrad bench kernels`: run each library in its own process, compare the results, then time them in turns."""
 
 import itertools
 import tempfile
@@ -22,15 +22,15 @@ from spillgrad_tools.bench.options import KernelOptions
 
 # The libraries that are timed on each device.
 TIMED = {"cpu": ("ours", "numpy", "torch"), "cuda": ("ours", "torch")}
-# The arrays of an elementwise row that the two processes on a GPU hold at once.
+# The number of arrays of an elementwise row that the two processes on a GPU hold at once.
 ARRAYS = 24
 
 
 class Contenders:
     """The processes that are timed in turns on a device, and a process with NumPy, which computes the references.
 
-    PyTorch is left out if it is not installed; on a GPU also if it does not load, finds no device, or the device is
-    simulated.
+    PyTorch is left out if it is not installed. On a GPU it is left out also if it does not load, if it finds no device,
+    or if the device is simulated.
     """
 
     def __init__(self, device: str, threads: int, stack: ExitStack) -> None:
@@ -50,12 +50,12 @@ class Contenders:
                     self.stop(library)
 
     def start(self, library: str) -> None:
-        """Start a process."""
+        """Start the process of a library."""
         worker = Worker(CaseRunner, library, self._threads, device=self.device)
         self.workers[library] = self._stack.enter_context(worker)
 
     def stop(self, library: str) -> None:
-        """End a process."""
+        """End the process of a library."""
         self.workers.pop(library).close()
 
     def timed(self) -> list[Worker]:
@@ -64,7 +64,7 @@ class Contenders:
 
 
 def matching(every: Sequence[Case], name: str, quick: bool) -> list[Case]:
-    """Return the cases whose name contains `name`; if `quick`, no heavy ones. Raises ArgumentError if none is left."""
+    """Return the cases whose name contains `name`, without heavy cases if `quick`. Raises ArgumentError for none."""
     cases = [case for case in every if name in case.name and not (quick and case.heavy)]
     if not cases:
         words = ", ".join(dict.fromkeys(case.name.split()[0].rstrip(",") for case in every))
@@ -78,13 +78,13 @@ def rounds_of(case: Case, rounds: int) -> int:
 
 
 def log2_floats(gpu_bytes: int) -> int:
-    """Return the base-2 logarithm of the size of elementwise rows on a device with so much memory."""
+    """Return the base-2 logarithm of the number of elements of elementwise rows on a GPU with `gpu_bytes`."""
     fitting = max(1, gpu_bytes * 4 // 5 // (4 * ARRAYS)).bit_length() - 1
     return max(min(FLOATS_LOG2), min(max(FLOATS_LOG2), fitting))
 
 
 def time_case(case: Case, workers: Sequence[Worker], threads: int, rounds: int) -> Result:
-    """Return the medians of so many rounds, in each of which the workers and the bars' yardsticks take turns."""
+    """Time a case and return the medians; in each of the `rounds`, workers and the bars' yardsticks take turns."""
     known = {worker.library: worker for worker in workers}
     turns = {}
     own = [Yardstick(library, library) for library in known]
@@ -96,10 +96,11 @@ def time_case(case: Case, workers: Sequence[Worker], threads: int, rounds: int) 
 
 
 def measure(cases: Sequence[Case], contenders: Contenders, threads: int, rounds: int) -> Iterator[Result]:
-    """Check and time each case.
+    """Check and time each case, and yield its result.
 
-    Raises RuntimeError where a library fails or disagrees with float64; on a GPU, the result's `failures` has the
-    reason, a library that failed gets a new process, as its memory may be lost, and the other libraries are timed.
+    On the CPU, raises RuntimeError if a library fails or disagrees with NumPy's float64 results. On a GPU, the reason
+    goes to the result's `failures` in place of the library's time, and the other libraries are timed. A library that
+    failed gets a new process, as its memory may be lost.
     """
     ours: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as directory:
@@ -120,7 +121,10 @@ def _measured(case: Case, contenders: Contenders, directory: str, threads: int, 
     failures: dict[str, str] = {}
 
     def note(worker: Worker, why: str, error: Exception | None = None) -> None:
-        """Record in `failures` why a library is not timed; replace its process after an error. On the CPU, raise."""
+        """On the CPU, raise; on a GPU, record in `failures` why a library is not timed.
+
+        After an `error`, replace the library's process.
+        """
         if contenders.device == "cpu":
             raise error or RuntimeError(f"bench {case.name}: {worker.library} differs from NumPy by {why}")
         failures[worker.library] = why if error else f"wrong: {why}"
@@ -150,10 +154,10 @@ def _measured(case: Case, contenders: Contenders, directory: str, threads: int, 
 
 
 def run(options: KernelOptions) -> None:
-    """Time the cases whose name contains `options.name` and print the times; write them into the page, if one is named.
+    """Time the cases whose name contains `options.name` and print the times; write them to a page if one is named.
 
-    Raises DeviceError where there is no GPU to time them on, ArgumentError when no case has such a name, or when the
-    page would lack a row or a library.
+    Raises DeviceError if the options ask for a GPU and there is none. Raises ArgumentError if no case has such a name,
+    or if the page would lack a row or a library.
     """
     on_gpu, rounds = options.device == "cuda", options.rounds
     every: Sequence[Case] = CASES

@@ -1,4 +1,4 @@
-"""NumPy, which is timed where it has an operation, and computes the reference of all."""
+"""NumPy as a library of the benchmark: it is timed for operations that it has, and computes all references."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -16,10 +16,10 @@ class NumPy(Library):
     has_gradients = False
 
     def set_num_threads(self, count: int) -> None:
-        """Do nothing: the environment of the process told NumPy's BLAS library before it was loaded."""
+        """Do nothing: the environment of the process already limits the threads of NumPy's BLAS library."""
 
     def no_grad(self) -> Any:
-        """Return a context in which no graph is recorded."""
+        """Return a context manager under which no graph is recorded."""
         return nullcontext()
 
     def prepare(self, operand: np.ndarray, requires_grad: bool) -> np.ndarray:
@@ -31,12 +31,12 @@ class NumPy(Library):
         return np.asarray(result)
 
     def call(self, operation: Operation, *operands: Any) -> Call | None:
-        """Return NumPy's own function with its operands; None where NumPy has no function for the operation."""
+        """Return a call of NumPy's own function with the operands; None if NumPy has no function for the operation."""
         function = operation.numpy_function()
         return None if function is None else partial(function, *operands)
 
     def into(self, operation: Operation, *operands: Any) -> Call | None:
-        """Return NumPy's own function with its operands and, after them, memory for its result; None as `call` does."""
+        """Return a call of NumPy's function that writes to its last operand; None if NumPy has no such function."""
         return partial(_copy, *operands) if operation.name == "copy" else self.call(operation, *operands)
 
 

@@ -1,7 +1,7 @@
-"""The operations that `spillgrad bench kernels` times: how libraries spell them, and their results in NumPy.
+"""The operations that `spillgrad bench kernels` times: their names in each library, and their references in NumPy.
 
-spillgrad and PyTorch have one interface, so that one spelling serves both. NumPy is timed where it has a function for
-an operation. It would be no fair comparison to compose the others: NumPy only computes their reference.
+spillgrad and PyTorch have the same interface, so one name serves both. NumPy is timed if it has a function of its own
+for the operation. To time a composition of NumPy's functions would be unfair: it only serves as the reference.
 """
 
 import importlib
@@ -22,10 +22,11 @@ Call = Callable[[], Any]
 
 
 class Library:
-    """A library in a process of its own: it makes and reads arrays, and calls and times operations.
+    """A library under test, in a process of its own: it makes arrays, and prepares and times calls of operations.
 
-    spillgrad has PyTorch's interface: `top` has the functions, `functional` the functions of layers. `training` is the
-    class that trains a GPT-2. If `version` is None, the library cannot be used here.
+    The defaults are for PyTorch's interface, which spillgrad has, too: `top` is the module of functions, `functional`
+    that of the functions of layers. `training` is the class that trains a GPT-2. If `version` is None, the library
+    cannot be used on this machine.
     """
 
     version: str | None
@@ -37,26 +38,26 @@ class Library:
     adamw: Function
 
     def set_num_threads(self, count: int) -> None:
-        """Use so many threads."""
+        """Set the number of threads that the library uses."""
         self.top.set_num_threads(count)
 
     def no_grad(self) -> Any:
-        """Return a context in which no graph is recorded."""
+        """Return a context manager under which no graph is recorded."""
         return self.top.no_grad()
 
     def about(self) -> dict[str, Any]:
-        """Return the name and memory of the device; nothing on the CPU."""
+        """Return the name and memory of the device; on the CPU, an empty dictionary."""
         return {}
 
     def release_memory(self) -> None:
-        """Do nothing: on the CPU, the operands of the next case take the memory over."""
+        """Do nothing: on the CPU, the operands of the next case reuse the memory."""
 
     def prepare(self, operand: np.ndarray, requires_grad: bool) -> Any:
         """Return the operand as a tensor of this library, with the same strides."""
         return self.top.from_numpy(operand).requires_grad_(requires_grad)
 
     def as_numpy(self, result: Any) -> np.ndarray:
-        """Return a result as an array of the host; bfloat16, which not every library can export, becomes float32."""
+        """Return a result as a NumPy array; bfloat16 becomes float32, as not every library can export bfloat16."""
         if isinstance(result, float):
             return np.asarray(result)
         result = result.detach()
@@ -64,29 +65,29 @@ class Library:
         return array
 
     def seconds_of(self, calls: int, call: Call) -> float:
-        """Return the seconds that so many calls take."""
+        """Make a call `calls` times, and return the seconds that all calls took."""
         started = time.perf_counter()
         for _ in range(calls):
             call()
         return time.perf_counter() - started
 
     def fuse(self, function: Function) -> Function:
-        """Return `function`, a chain of elementwise operations, as one operation where the library can fuse it."""
+        """Return `function`, a chain of elementwise operations, fused into one operation if the library can fuse."""
         return function
 
     def call(self, operation: "Operation", *operands: Any) -> Call | None:
-        """Return the call of an operation with its operands; None where the library lacks the operation."""
+        """Return a function that calls an operation with its operands; None if the library lacks the operation."""
         if operation.prepared:
             made: Call | None = getattr(self, operation.prepared)(*operands)
             return made
         return partial(operation.function(self), *operands)
 
     def into(self, operation: "Operation", *operands: Any) -> Call | None:
-        """Return the call of an operation that writes to its last operand; None where the library lacks it."""
+        """Return a function that calls an operation with its last operand as `out`; None if the library lacks it."""
         raise NotImplementedError
 
     def adamw_step(self, param: Any, grad: Any) -> Call:
-        """Return a call that updates one parameter by its gradient."""
+        """Return a function that makes a step of AdamW on one parameter with the gradient `grad`."""
         optimizer = self.adamw([param])
         param.grad = grad
 
@@ -97,7 +98,7 @@ class Library:
         return step
 
     def gpt_step(self, tokens: Any, **options: Any) -> Call:
-        """Return the call of a GPT-2's training step on a CUDA device."""
+        """Return a function that makes a training step of a GPT-2 on a CUDA device."""
         training = self.training(GPT_CONFIG, gpt_weights(GPT_CONFIG), device="cuda", **options)
         inputs, targets = inputs_and_targets(tokens.cpu().numpy())
 
@@ -114,11 +115,11 @@ class Library:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation: the function `spelled` of spillgrad and PyTorch, and `numpy` of NumPy; by default, both are `name`.
+    """An operation: `spelled` names spillgrad's and PyTorch's function, `numpy` NumPy's; both default to `name`.
 
-    `options` go with every call. If given, `composed` returns the function in place of one with a name, and `prepared`
-    names the method of Library that takes the operands and returns the timed call. NumPy lacks an operation that has a
-    `reference`.
+    `options` are keyword arguments of every call. If `composed` is given, it makes the function for a library, in place
+    of `spelled`. If `prepared` is given, it names the method of Library that takes the operands and returns the timed
+    call. `reference` computes the result for operations that NumPy lacks.
     """
 
     name: str
@@ -131,18 +132,18 @@ class Operation:
     prepared: str = ""
 
     def function(self, library: Library) -> Function:
-        """Return the function that a library with PyTorch's interface calls with the operands."""
+        """Return the function of the operation in a library with PyTorch's interface; it takes the operands."""
         if self.composed is not None:
             return self.composed(library)
         found: Function = getattr(library.functional if self.is_functional else library.top, self.spelled or self.name)
         return partial(found, **self.options) if self.options else found
 
     def numpy_function(self) -> Function | None:
-        """Return NumPy's own function; None where NumPy lacks the operation."""
+        """Return NumPy's own function; None if NumPy lacks the operation."""
         return None if self.reference else getattr(np, self.numpy or self.name)
 
     def expected(self, *inputs: np.ndarray) -> Any:
-        """Return the result that the operation should have."""
+        """Return the correct result for the inputs, computed with NumPy."""
         function = self.reference or self.numpy_function()
         assert function is not None
         return function(*inputs)
@@ -191,7 +192,7 @@ def _chain_of_7(library: Library) -> Function:
 
 
 def _with_gradients(forward: Callable[[Library], Function]) -> Callable[[Library], Function]:
-    """Return an operation that computes its inputs' gradients, too; its last operand is the gradient of the result."""
+    """Return a `composed` for an operation with its inputs' gradients; the last operand is the result's gradient."""
 
     def composed(library: Library) -> Function:
         function, grad = forward(library), library.grad
@@ -232,13 +233,13 @@ OPERATIONS = {operation.name: operation for operation in (*COMPUTING, *MOVING, *
 
 
 def call_of(name: str, library: Library, operands: list[Any]) -> Call | None:
-    """Return the call that a case times: of the operation `name` with the operands; None where the library lacks it."""
+    """Return the function that a case times: operation `name` with its operands; None if the library lacks it."""
     operation = OPERATIONS[name.removesuffix(" out=")]
     return (library.into if name.endswith(" out=") else library.call)(operation, *operands)
 
 
 def load(name: str, device: str = "cpu") -> Library:
-    """Return the library of a name, such as those in `LIBRARY_NAMES`, for a device."""
+    """Import the module of a library, such as "ours" or "torch", for a device; return the library."""
     on_device = "_cuda" if device == "cuda" and name != "numpy" else ""
     made: Library = importlib.import_module(f"spillgrad_tools.bench.{name}{on_device}").LIBRARY()
     return made

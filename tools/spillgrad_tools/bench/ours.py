@@ -22,11 +22,11 @@ _FURTHER_INPUTS = {"softplus": (1.0, 20.0)}
 
 
 class Training(GPTTraining):
-    """A model with the parameters `weights`, or with random ones if None, and its optimizer.
+    """A GPT with its optimizer, in training; its parameters are `weights`, or random if `weights` is None.
 
-    `spill_budget` bounds the RAM of saved tensors, `offload_budget` the RAM of everything; the rest goes to
-    `directory`. `lora` is the rank of adapters, which are trained in place of the model's parameters. The model is on
-    `device`, unless it is offloaded; `device_budget` bounds the saved tensors that stay on the device.
+    `spill_budget` bounds the RAM of saved tensors, `offload_budget` the RAM of all tensors; whatever exceeds a budget
+    goes to `directory`. `lora` is the rank of adapters, which are trained in place of the model's parameters. The model
+    is on `device`, unless it is offloaded. `device_budget` bounds the saved tensors that stay on the device.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Spillgrad(Library):
     adamw = staticmethod(partial(sg.optim.AdamW, lr=1e-3, weight_decay=1e-2))
 
     def into(self, operation: Operation, *operands: Any) -> Call:
-        """Return the call of an operation that writes to its last operand; without an argument `out`, of its kernel."""
+        """Return a function that writes an operation's result to its last operand: by `out`, or by the bare kernel."""
         if operation.name == "copy":
             return partial(operands[-1].copy_, operands[0])
         function = operation.function(self)

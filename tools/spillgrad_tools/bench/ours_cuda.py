@@ -12,8 +12,8 @@ from spillgrad_kernels.cuda.driver.availability import SIMULATED
 from spillgrad_tools.bench.operations import Call, Operation
 from spillgrad_tools.bench.ours import Spillgrad
 
-# Saved tensors of the spilled step that the device has no budget for go to pinned memory: the step measures copies, not
-# a disk. In the simulator the step is so small that all saved tensors must go.
+# Saved tensors of the spilled step beyond the device's budget go to pinned memory: the step measures copies, not a
+# disk. The simulator's step is so small that its budget must be 0 for any tensor to be copied.
 SPILL_OPTIONS: dict[str, Any] = (
     {"device_budget": 0, "spill_budget": "1MiB", "min_bytes": 1}
     if SIMULATED
@@ -41,15 +41,15 @@ class SpillgradOnCuda(Spillgrad):
         return {"gpu": sg.cuda.get_device_name(), "gpu_bytes": sg.cuda.mem_get_info()[1]}
 
     def release_memory(self) -> None:
-        """Return the unused memory of the library's pool to the device."""
+        """Give the unused memory of the library's pool back to the device."""
         sg.cuda.empty_cache()
 
     def prepare(self, operand: np.ndarray, requires_grad: bool) -> Any:
-        """Return the operand on the device."""
+        """Return the operand as a tensor on the device."""
         return sg.tensor(operand, device="cuda", requires_grad=requires_grad)
 
     def seconds_of(self, calls: int, call: Call) -> float:
-        """Return the seconds that the device takes for so many calls."""
+        """Make a call `calls` times, and return the seconds that the device took for all calls."""
         begin, end = driver.Event(timed=True), driver.Event(timed=True)
         begin.record(driver.compute())
         for _ in range(calls):
@@ -58,7 +58,7 @@ class SpillgradOnCuda(Spillgrad):
         return begin.elapsed_ms(end) / 1e3
 
     def into(self, operation: Operation, *operands: Any) -> Call:
-        """Return a call of the driver's own copy of the first operand, which shows the speed of the memory."""
+        """Return a function that copies the first operand with the driver's own copy, to measure the memory's speed."""
         x = operands[0]
         made: list[Any] = []
 
@@ -71,7 +71,7 @@ class SpillgradOnCuda(Spillgrad):
         return copy
 
     def spilled_gpt_step(self, tokens: Any) -> Call:
-        """Return the call of a training step that keeps few of its saved tensors on the device."""
+        """Return a function that makes a training step with few of its saved tensors kept on the device."""
         directory = tempfile.TemporaryDirectory()
         step = self.gpt_step(tokens, directory=directory.name, **SPILL_OPTIONS)
         return lambda: directory and step()  # the folder lives as long as the call

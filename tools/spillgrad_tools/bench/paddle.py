@@ -1,4 +1,4 @@
-"""Paddle: a GPT-2's training step, in RAM or with saved tensors on disk."""
+"""Paddle on the CPU, and a GPT-2's training step in it: in RAM, or with saved tensors on disk."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -14,9 +14,9 @@ from spillgrad_tools.bench.operations import Library
 
 
 class Training(GPTTraining):
-    """A model with the parameters `weights`, or with random ones if None, and its optimizer.
+    """A GPT-2 with its optimizer, in training; its parameters are `weights`, or random if `weights` is None.
 
-    Saved tensors beyond `spill_budget` go to `directory`; if it is None, all stay in RAM.
+    Saved tensors beyond `spill_budget` go to `directory`; if `spill_budget` is None, all stay in RAM.
     """
 
     functions = GPTFunctions(
@@ -45,7 +45,7 @@ class Training(GPTTraining):
         return paddle.to_tensor(array)
 
     def zero_grad(self) -> None:
-        """Remove the gradients."""
+        """Clear the gradients of all parameters."""
         self.optimizer.clear_grad(set_to_zero=False)
 
 
@@ -56,7 +56,7 @@ class Paddle(Library):
     training = Training
 
     def set_num_threads(self, count: int) -> None:
-        """Use so many threads."""
+        """Set the number of threads that the library uses."""
         paddle.set_flags({"FLAGS_paddle_num_threads": count})
 
 

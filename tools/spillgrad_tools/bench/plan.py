@@ -1,4 +1,4 @@
-"""`spillgrad bench plan`: compare the planner's predictions with runs, each in a process of its own."""
+"""`spillgrad bench plan`: compare the planner's predictions with real runs, each in a process of its own."""
 
 import dataclasses
 import functools
@@ -42,7 +42,7 @@ _COUNTED = ("written_bytes", "read_bytes", "writing_s", "reading_s")
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The values that were predicted of a run, and those that were measured, by the same names."""
+    """The predicted and the measured values of a run, under the same names."""
 
     case: str
     predicted: dict[str, float]
@@ -50,21 +50,21 @@ class Comparison:
     saved_bytes: int
 
     def ratio(self, name: str) -> float | None:
-        """Return the predicted value as a multiple of the measured one; None for traffic too small to compare."""
+        """Return the predicted value divided by the measured value; None for traffic too small to compare."""
         predicted, measured = self.predicted[name], self.measured[name]
         if name == "moved_bytes" and max(predicted, measured) < NO_TRAFFIC * self.saved_bytes:
             return None
         return predicted / measured if measured else float("inf")
 
     def within(self, name: str) -> bool:
-        """Return whether the prediction's error is allowed."""
+        """Return whether the error of a predicted value is within its limit."""
         ratio = self.ratio(name)
         allowed = SECONDS_WITHIN if name == "step_s" else BYTES_WITHIN
         return ratio is None or 1 - allowed <= ratio <= 1 + allowed
 
 
 def train(policy: str, offload: bool, budget: int, settings: TrainSettings, directory: Path) -> dict[str, Any]:
-    """Train; return the medians of the later steps' bytes and seconds, and the run's peaks of memory and disk."""
+    """Train; return the median bytes and seconds of the steps after warm-up, and the run's peaks of memory and disk."""
     make = functools.partial(sg.disk_offload, directory=directory, ram_budget=budget) if offload else None
     training = Training(settings, np.random.default_rng(0).bytes(_TEXT_BYTES), offload=make)
     spill = functools.partial(sg.save_on_disk, policy=policy)
@@ -81,7 +81,7 @@ def train(policy: str, offload: bool, budget: int, settings: TrainSettings, dire
 
 
 def compare(options: PlanOptions, offload: bool) -> Iterator[Comparison]:
-    """Predict a run for each budget and policy, and train it; the disk is measured again before each run."""
+    """Predict and train a run for each budget and policy; yield the comparisons. Measure the disk before each run."""
     whole = fresh_process.call(
         sg.planning.observe, options.model, options.batch, options.context, options.ram, options.directory,
         offload=offload,
@@ -108,14 +108,14 @@ def compare(options: PlanOptions, offload: bool) -> Iterator[Comparison]:
 
 
 def recomputed(whole: Whole) -> Choice:
-    """Return the choice of the policy "recompute": all units of the model are recomputed."""
+    """Return the choice that the policy "recompute" makes: all units of the model are recomputed."""
     parts = [unit.whole for unit in whole.units]
     paths = frozenset(part.path for part in parts)
     return Choice(paths, sum(part.freed_bytes for part in parts), sum(part.seconds for part in parts), 0.0)
 
 
 def run(options: PlanOptions) -> None:
-    """Compare runs with their predictions, with the model in RAM and offloaded, and print both."""
+    """Compare runs with their predictions, with the model in RAM and offloaded, and print the comparisons."""
     console = Console()
     comparisons: list[Comparison] = []
     with Console(stderr=True).status("training"):

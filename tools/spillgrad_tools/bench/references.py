@@ -16,7 +16,7 @@ def sigmoid(x: np.ndarray) -> Any:
 
 
 def erf(x: np.ndarray) -> np.ndarray:
-    """Return the error function, number by number."""
+    """Return the error function of each number."""
     return np.fromiter(map(math.erf, x.ravel()), np.float64, x.size).reshape(x.shape)
 
 
@@ -26,7 +26,7 @@ def gelu(x: np.ndarray) -> Any:
 
 
 def gelu_tanh(x: np.ndarray) -> Any:
-    """Return GELU by its approximation with tanh."""
+    """Return the approximation of GELU by tanh."""
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
@@ -99,12 +99,12 @@ def adamw_first_step(param: np.ndarray, grad: np.ndarray) -> Any:
 
 
 def chain_of_5(x: np.ndarray) -> Any:
-    """Return the result of five elementwise operations, one after the other."""
+    """Return the result of the benchmark's chain of five elementwise operations."""
     return np.maximum(sigmoid(x * 2 + 1) * x, 0.1)
 
 
 def chain_of_7(x: np.ndarray, y: np.ndarray) -> Any:
-    """Return the result of seven elementwise operations, one after the other."""
+    """Return the result of the benchmark's chain of seven elementwise operations."""
     return np.maximum(np.tanh(x * y + x) * sigmoid(y) - x, 0)
 
 

@@ -37,7 +37,7 @@ def machine() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def scratch_folder(directory: Path, doing: str) -> Iterator[tuple[Path, Status]]:
-    """Yield a temporary folder below `directory`, and the line that says on a terminal what the benchmark is doing."""
+    """Context manager: a temporary folder in `directory`, and the status line, which begins with the text `doing`."""
     with (
         tempfile.TemporaryDirectory(dir=directory.absolute(), prefix="spillgrad-bench-") as folder,
         Console(stderr=True).status(doing) as status,
@@ -46,7 +46,7 @@ def scratch_folder(directory: Path, doing: str) -> Iterator[tuple[Path, Status]]
 
 
 def format_measured(value: float, unit: str) -> str:
-    """Return the value of a row with its unit: s, B, B/s, %, or none for a count."""
+    """Format a measured value. Units: s, B, B/s, %, or an empty unit for a count."""
     if unit == "s":
         return format_duration(value)
     if unit == "B":
@@ -57,12 +57,12 @@ def format_measured(value: float, unit: str) -> str:
 
 
 def print_json(**answer: Any) -> None:
-    """Print the arguments as JSON."""
+    """Print the keyword arguments as a JSON object."""
     print(json.dumps(answer, indent=2))
 
 
 def show_kernels(about: dict[str, Any], results: Sequence[Result], libraries: Sequence[str]) -> None:
-    """Print a table with a row per case: times, or the reasons for missing ones, and values reached and wanted."""
+    """Print a table with a row per case: times, or the reasons for missing times, and the verdicts of its bars."""
     named = "numpy" in libraries
     table = Table(box=SIMPLE)
     if named:
@@ -77,7 +77,7 @@ def show_kernels(about: dict[str, Any], results: Sequence[Result], libraries: Se
 
 
 def show_rows(as_json: bool, about: dict[str, Any], rows: Sequence[Row], **more: Any) -> None:
-    """Print a row per case: values measured, and values reached and wanted. As JSON, print the values `more`, too."""
+    """Print a table with a row per case: measured values and verdicts. If `as_json`, print them and `more` as JSON."""
     if as_json:
         print_json(machine=about, results=[row.as_json() for row in rows], **more)
         return
@@ -89,7 +89,7 @@ def show_rows(as_json: bool, about: dict[str, Any], rows: Sequence[Row], **more:
 
 
 def kernels_as_markdown(about: dict[str, Any], results: Sequence[Result]) -> str:
-    """Return Markdown: a table of each group's bars, and below it a table with a row per case."""
+    """Return the results as Markdown: a table of the bars of each group, then a table with a row per case."""
     lines = [
         "| what | wanted | reached: worst … best | bars reached |",
         "|---|---|---|---|",
@@ -116,7 +116,7 @@ def row_as_text(result: Result, libraries: Sequence[str]) -> str:
 
 
 def cuda_as_markdown(cases: Sequence[Case], about: dict[str, Any], results: Sequence[Result]) -> str:
-    """Return a table with a row per case as Markdown; the cells of cases without a result are empty."""
+    """Return a Markdown table with a row per case; the cells of a case without a result are empty."""
     cells_of = {result.case.name: [*_times(result, ("ours", "torch")), _verdicts(result)] for result in results}
     lines = ["| on a GPU | at least | spillgrad | PyTorch | reached / wanted |", "|---|---|---|---|---|"]
     for case in cases:
@@ -137,7 +137,7 @@ def show_train(about: dict[str, Any], results: dict[str, dict[str, Any]], verdic
 
 
 def train_as_markdown(about: dict[str, Any], results: dict[str, dict[str, Any]], verdicts: Sequence[Verdict]) -> str:
-    """Return what `show_train` prints as Markdown."""
+    """Return the table and the verdicts that `show_train` prints, as Markdown."""
     lines = [
         f"| {about['model']}, batch {about['batch']} × {about['context']}, float32 | {' | '.join(_TRAIN_COLUMNS)} |",
         "|" + "---|" * (1 + len(_TRAIN_COLUMNS)),
@@ -153,7 +153,7 @@ def train_as_markdown(about: dict[str, Any], results: dict[str, dict[str, Any]],
 def write_between_markers(page: Path, name: str, text: str) -> None:
     """Replace the text between `<!-- name -->` and `<!-- end of name -->` in a file.
 
-    Raises ArgumentError when the file has no such markers, OSError when it cannot be read or written.
+    Raises ArgumentError if the file has no such markers. Raises OSError if it cannot be read or written.
     """
     start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     before, found_start, rest = page.read_text().partition(start)
@@ -207,7 +207,7 @@ def _times(result: Result, libraries: Sequence[str]) -> list[str]:
 
 
 def _summary_rows(results: Sequence[Result]) -> Iterator[str]:
-    """Yield a row for each group and each kind of bar in it."""
+    """Yield a line of a Markdown table for each group and each kind of bar in the group."""
     groups: dict[tuple[str, str], list[Verdict]] = {}
     for result in results:
         for verdict in result.verdicts:

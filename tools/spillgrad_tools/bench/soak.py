@@ -1,4 +1,4 @@
-"""`spillgrad bench soak`: use stores at random from several threads on a failing disk, and check what comes back."""
+"""`spillgrad bench soak`: use stores at random from several threads on a failing disk, and check what they return."""
 
 import contextlib
 import errno
@@ -37,7 +37,7 @@ DTYPES = ("uint8", "float16", "float32", "float64")
 CALLS_PER_FAULT = 150
 # The errors that the disk reports.
 REFUSALS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO}
-# Errors that callers get, and the faults that cause them.
+# The errors that callers get, each with the faults that can cause it.
 TOLD: dict[str, tuple[str, ...]] = {
     "damage told": ("flip on write", "flip on read"),
     "EIO told": ("EIO on write", "EIO on read"),
@@ -53,9 +53,9 @@ LEAST_STORES = 8
 
 
 class FailingDisk:
-    """Makes `os.pwritev` and `os.preadv` fail now and then inside a `with` block, and counts the faults.
+    """Context manager: make `os.pwritev` and `os.preadv` fail at random, and count the faults.
 
-    Calls of the writers' threads never fail: they move HDF5's own structure, which has no checksums.
+    Calls from the writers' threads never fail: they transfer HDF5's own structure, which has no checksums.
     """
 
     def __init__(self, seed: int) -> None:
@@ -73,7 +73,7 @@ class FailingDisk:
         os.pwritev, os.preadv = self._real["pwritev"], self._real["preadv"]
 
     def _draw(self, *faults: str) -> str | None:
-        """Return a fault now and then, otherwise None. Raises OSError for a fault that is an error of the disk."""
+        """Return one of `faults`, or mostly None, at random. Raises OSError if the fault is an error of the disk."""
         if threading.current_thread().name.startswith("spillgrad-writer"):
             return None
         with self._lock:
@@ -104,9 +104,9 @@ class FailingDisk:
 
 
 class Client:
-    """A thread that uses a store and compares it with a dictionary in RAM.
+    """Uses a store from one thread, and compares the store's arrays with copies in RAM.
 
-    `seen` counts operations and the errors that faults explain; `wrong` lists what must not happen.
+    `seen` counts operations, and errors that injected faults explain. `wrong` lists events that must not happen.
     """
 
     def __init__(self, store: DiskStore, seed: int) -> None:
@@ -175,7 +175,7 @@ class Client:
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
-        """Count an error inside the block that the failing disk may have caused; any other SpillError is wrong."""
+        """Context manager: count errors that the failing disk may have caused; add any other SpillError to `wrong`."""
         try:
             yield
         except SpillCorruptionError:
@@ -188,7 +188,7 @@ class Client:
 
 
 def _leaks(store: DiskStore, directory: Path) -> list[str]:
-    """Close a store that no thread uses any more; return a line for each thing that is left of it."""
+    """Close a store that no thread uses any more; return a line for each resource that the store leaves behind."""
     deadline_s = time.monotonic() + PATIENCE_S
     state = store._state
 
@@ -212,13 +212,13 @@ def _leaks(store: DiskStore, directory: Path) -> list[str]:
 
 
 def _threads_and_files() -> tuple[int, int]:
-    """Return the numbers of this process's threads, without the I/O threads of all stores, and of its open files."""
+    """Return how many threads this process has, besides the I/O threads that stores share, and how many open files."""
     threads = [thread for thread in threading.enumerate() if not thread.name.startswith("spillgrad-io-")]
     return len(threads), len(os.listdir("/proc/self/fd"))
 
 
 def cycle(seed: int, seconds: float, directory: Path) -> tuple[Counter[str], list[str]]:
-    """Use one store of random options from several threads; return counts of what happened, and what was wrong."""
+    """Use one store with random options from several threads; return counts of events, and a list of what was wrong."""
     drawn = random.Random(seed)
     store = DiskStore(
         directory, ram_budget=drawn.choice(BUDGETS_BYTES), segment_bytes=drawn.choice((2 << 20, 256 << 20)),
@@ -241,7 +241,7 @@ def cycle(seed: int, seconds: float, directory: Path) -> tuple[Counter[str], lis
 
 
 def soak(seconds: float, directory: Path, seed: int = 0) -> tuple[list[Row], list[str]]:
-    """Use stores one after another for `seconds`, at least `LEAST_STORES`; return rows to show, and what was wrong."""
+    """Use at least `LEAST_STORES` stores, one by one, for `seconds`; return rows and a list of what was wrong."""
     process = psutil.Process()
     seen: Counter[str] = Counter()
     rss_bytes: list[int] = []
@@ -285,9 +285,9 @@ def soak(seconds: float, directory: Path, seed: int = 0) -> tuple[list[Row], lis
 
 
 def run(as_json: bool, directory: Path, minutes: float) -> None:
-    """Soak a store in a temporary folder below `directory` and print the counts of what happened.
+    """Soak stores in a temporary folder in `directory`, and print the counts of events.
 
-    Raises SpillError when something was wrong, OSError when the folder cannot be written.
+    Raises SpillError if something was wrong. Raises OSError if the folder cannot be written.
     """
     with scratch_folder(directory, f"soaking for {minutes:g} minutes") as (folder, _):
         rows, wrong = soak(60 * minutes, folder)

@@ -32,8 +32,8 @@ MIB = 1 << 20
 SIZES_BYTES = (4 * MIB, 64 * MIB)
 FILE_BYTES = 512 * MIB
 FILE_BUDGET_BYTES = 128 * MIB
-# Plain I/O beside a training step moves pieces as large as the store's arrays, out of so many that no processor's cache
-# holds them all.
+# Plain I/O beside a training step moves pieces as large as the store's arrays, from a ring of RING_PIECES pieces, which
+# is larger than a processor's cache.
 PIECE_BYTES = 4 * MIB
 RING_PIECES = 16
 CALLS = 32
@@ -47,9 +47,9 @@ def _check(same: bool, what: str) -> None:
 
 
 def plain_file(directory: Path, direct: bool) -> FileIO:
-    """Return a file without a name, for `write` and `read`; if `direct`, past the page cache.
+    """Return an unnamed file for `write` and `read`; if `direct`, its I/O bypasses the page cache.
 
-    Raises OSError when the folder cannot be written, or its file system has no direct I/O.
+    Raises OSError if the folder cannot be written. Raises OSError if `direct` and the file system has no direct I/O.
     """
     flags = os.O_RDWR | os.O_TMPFILE
     opened = open_direct(directory, flags) if direct else os.open(directory, flags | os.O_CLOEXEC, 0o600)
@@ -59,19 +59,19 @@ def plain_file(directory: Path, direct: bool) -> FileIO:
 
 
 def write(file: FileIO, array: np.ndarray, place: int) -> None:
-    """Write all of `array` at `place`."""
+    """Write an array to a file at the offset `place`."""
     _check(os.pwritev(file.fileno(), [array.data], place) == array.nbytes, "bytes written")
 
 
 def read(file: FileIO, nbytes: int, place: int) -> np.ndarray:
-    """Return the bytes at `place` in a new array."""
+    """Read `nbytes` from a file at the offset `place` into a new array."""
     array = buffers.empty((nbytes,), np.uint8)
     _check(os.preadv(file.fileno(), [array.data], place) == nbytes, "bytes read")
     return array
 
 
 def plain_rates(blocks: Sequence[np.ndarray], directory: Path, direct: bool) -> Measured:
-    """Write the blocks to one file and read them back in reverse order; return the bytes a second of each."""
+    """Write the blocks to one file, and read them back in reverse order; return the bytes a second of both."""
     nbytes = blocks[0].nbytes
     with plain_file(directory, direct) as file:
         started = time.perf_counter()
@@ -86,9 +86,9 @@ def plain_rates(blocks: Sequence[np.ndarray], directory: Path, direct: bool) -> 
 
 
 def store_rates(blocks: Sequence[np.ndarray], directory: Path, direct: bool, budget_bytes: int) -> Measured:
-    """Put the blocks, wait until all are on disk, and get them in reverse order, as the backward pass does.
+    """Put the blocks into a store, flush them to disk, and get them in reverse order, as the backward pass does.
 
-    Return the bytes a second that were written and read; arrays that stayed in RAM are written, but not read.
+    Return the bytes a second of both. Arrays that stay in RAM count as written, but not as read.
     """
     with contextlib.closing(DiskStore(directory, ram_budget=budget_bytes, direct_io=direct)) as store:
         started = time.perf_counter()
@@ -106,7 +106,7 @@ def store_rates(blocks: Sequence[np.ndarray], directory: Path, direct: bool, bud
 
 
 def file_rows(size_bytes: int, total_bytes: int, budget_bytes: int, directory: Path, rounds: int) -> Iterator[Row]:
-    """Time the store beside plain file I/O, through the page cache and past it."""
+    """Time the store and plain file I/O, both through the page cache and with O_DIRECT; yield the rows."""
     random_bytes = np.random.default_rng(0)
     blocks = []
     for _ in range(total_bytes // size_bytes):
@@ -131,7 +131,7 @@ def file_rows(size_bytes: int, total_bytes: int, budget_bytes: int, directory: P
 
 
 def call_rows(calls: int, directory: Path, rounds: int) -> Iterator[Row]:
-    """Time the pack hook with room in the budget, and the unpack hook of a tensor that is in RAM."""
+    """Time the pack hook with room in the budget, and the unpack hook of a tensor in RAM; yield the rows."""
     tensors = [sg.full((1024, 1024), float(i)) for i in range(calls)]
     budget_bytes = 4 * sum(tensor.nbytes for tensor in tensors)
     taken = []
@@ -156,9 +156,9 @@ def call_rows(calls: int, directory: Path, rounds: int) -> Iterator[Row]:
 
 
 def plain_traffic(file: FileIO, write_bytes: int, read_bytes: int) -> Callable[[], None]:
-    """Return a function that writes as many bytes to a file as a spilled step, then reads as many, the newest first.
+    """Return a function that does the file I/O of a spilled step with plain pwrite and pread.
 
-    It moves them by plain pwrite and pread in pieces.
+    It writes about `write_bytes` piece by piece, then reads about `read_bytes`, the newest piece first.
     """
     writes, reads = (max(1, round(nbytes / PIECE_BYTES)) for nbytes in (write_bytes, read_bytes))
     ring = [buffers.zeros((PIECE_BYTES,), np.uint8) for _ in range(RING_PIECES)]
@@ -179,7 +179,7 @@ def _save(tensor: sg.Tensor, path: Path) -> None:
 
 
 def saved_bytes(settings: TrainSettings, text: bytes, directory: Path) -> int:
-    """Return the bytes that one step saves for backward, each storage counted once."""
+    """Return the bytes that one training step saves for backward; each storage counts once."""
     training = Training(settings, text)
     x, y = next(training.data.train_batches(0))
     spill = sg.save_on_disk(directory, ram_budget="1TiB")
@@ -191,7 +191,7 @@ def saved_bytes(settings: TrainSettings, text: bytes, directory: Path) -> int:
 
 
 def step_rows(settings: TrainSettings, directory: Path, rounds: int) -> Iterator[Row]:
-    """Time training steps: in RAM, spilled, in RAM beside plain traffic of as many bytes, and a file per tensor."""
+    """Time training steps: in RAM, spilled, in RAM beside plain I/O of as many bytes, and with a file per tensor."""
     text = sg.data.load_text()
     budget_bytes = saved_bytes(settings, text, directory) // 8
     trainings = {name: Training(settings, text) for name in ("in RAM", "spilled", "plain traffic", "file per tensor")}
@@ -241,7 +241,7 @@ def step_rows(settings: TrainSettings, directory: Path, rounds: int) -> Iterator
 
 
 def judged_steps(model: str, seconds: Measured, budget_bytes: int, write_bytes: int, read_bytes: int) -> Iterator[Row]:
-    """Yield the rows of a step from the median seconds of its contenders."""
+    """Yield the rows about a training step, judged by the median seconds of each contender."""
     shown = {name: seconds[name] for name in ("in RAM", "spilled", "plain traffic", "file per tensor")}
     in_ram, spilled, beside_traffic, file_per_tensor = shown.values()
     moved: Measured = {"budget": budget_bytes, "written": write_bytes, "read": read_bytes}
@@ -259,21 +259,22 @@ def judged_steps(model: str, seconds: Measured, budget_bytes: int, write_bytes: 
 
 
 def batches(drawn: random.Random) -> tuple[int, ...]:
-    """Return a random shape as models save it: sequences, tokens, features."""
+    """Return a random shape as models save it: (sequences, tokens, features)."""
     return drawn.choice((2, 4, 8)), drawn.randrange(16, 257), drawn.choice((64, 192, 384, 768))
 
 
 def odd(drawn: random.Random) -> tuple[int, ...]:
-    """Return a random shape of a matrix whose rows fill no whole pages."""
+    """Return a random shape of a matrix, whose rows seldom fill whole pages."""
     return drawn.randrange(1, 1025), drawn.randrange(1, 1025)
 
 
 def mixed_rows(
     shapes: Callable[[random.Random], tuple[int, ...]], steps: int, step_bytes: int, directory: Path
 ) -> Iterator[Row]:
-    """Store the arrays of many steps, of random shapes, with budget 0; `shapes` draws a shape.
+    """Store and drop arrays in many steps with budget 0; `shapes` draws the shape of each array.
 
-    Yield the peak of the disk beside the largest live set, and the growth of the process after a quarter of the steps.
+    Yield a row that compares the peak disk space with the bytes of the largest step, and a row with the growth of the
+    process's memory after a quarter of the steps.
     """
     drawn = random.Random(0)
     process = psutil.Process()
@@ -303,7 +304,7 @@ def mixed_rows(
 
 
 def rows(directory: Path, rounds: int) -> Iterator[Row]:
-    """Measure everything; yield each row as soon as it is measured."""
+    """Run all measurements, and yield each row as soon as it is measured."""
     for shapes in (batches, odd):
         yield from mixed_rows(shapes, MIXED_STEPS, MIXED_STEP_BYTES, directory)
     yield from call_rows(CALLS, directory, rounds)
@@ -313,7 +314,7 @@ def rows(directory: Path, rounds: int) -> Iterator[Row]:
 
 
 def run(as_json: bool, directory: Path, rounds: int) -> None:
-    """Measure in a temporary folder below `directory`, and print the rows. Raises OSError if it cannot be written."""
+    """Measure in a temporary folder in `directory`, and print the rows. Raises OSError if it cannot be written."""
     found = []
     with scratch_folder(directory, "timing") as (folder, status):
         for row in rows(folder, rounds):

@@ -13,7 +13,7 @@ from spillgrad_tools.memory_cap import peak_rss_bytes
 
 
 class StepRunner:
-    """Trains one model with one library: `build` makes the model, `step` trains it by one batch."""
+    """Trains one model with one library: `build` makes the model, `step` trains it on one batch."""
 
     survives = False
 
@@ -25,13 +25,13 @@ class StepRunner:
         self.config: dict[str, Any] = {}
 
     def build(self, config: dict[str, Any], weights: str | None, **options: Any) -> None:
-        """Build the model of the sizes `config` with the parameters in the file `weights`; with random ones if None."""
+        """Build the model of the sizes `config`; its parameters are in the file `weights`, or random if it is None."""
         self.config = config
         with contextlib.nullcontext() if weights is None else np.load(weights) as arrays:
             self.training = self.library.training(config, arrays, **options)
 
     def step(self, number: int, batch: int) -> dict[str, Any]:
-        """Train by batch `number`; return its loss, the seconds of the step, and so far the traffic and peak memory."""
+        """Train on batch `number`; return the loss and seconds of the step, and the traffic and peak memory so far."""
         inputs, targets = tokens(self.config["vocab_size"], (batch, self.config["context"]), number)
         started = time.perf_counter()
         loss = self.training.step(inputs, targets)
@@ -40,7 +40,7 @@ class StepRunner:
         return {"loss": loss, "seconds": seconds, "peak_rss_bytes": peak_rss_bytes(), **traffic}
 
     def gradients(self) -> str:
-        """Return a digest of the gradients of the last step, in the parameters' order."""
+        """Return a digest of the last step's gradients, taken in the order of the parameters."""
         digest = xxhash.xxh3_128()
         for gradient in self.training.gradients():
             digest.update(np.ascontiguousarray(gradient).data)

@@ -21,9 +21,9 @@ def _attention(qkv: Any) -> Any:
 
 
 class Training(GPTTraining):
-    """A model with the parameters `weights`, or with random ones if None, and its optimizer.
+    """A GPT-2 with its optimizer, in training; its parameters are `weights`, or random if `weights` is None.
 
-    Saved tensors beyond `spill_budget` go to `directory`; if `file_per_tensor`, each to a file of its own.
+    Saved tensors beyond `spill_budget` go to `directory`; if `file_per_tensor`, each saved tensor goes to its own file.
     """
 
     functions = GPTFunctions(
@@ -54,7 +54,7 @@ class Training(GPTTraining):
         return torch.from_numpy(array).to(self.device)
 
     def saving(self) -> Any:
-        """Return the context in which a forward pass runs."""
+        """Return the context manager under which a forward pass runs."""
         if self.directory is None:
             return super().saving()
         return torch.autograd.graph.saved_tensors_hooks(*file_per_tensor(self.directory, torch.save, torch.load))
@@ -69,9 +69,9 @@ class PyTorch(Library):
     adamw = staticmethod(partial(torch.optim.AdamW, lr=1e-3, weight_decay=1e-2, fused=True))
 
     def into(self, operation: Operation, *operands: Any) -> Call:
-        """Return the call of an operation that writes to its last operand.
+        """Return a function that calls an operation with its last operand as `out`.
 
-        The functions of `torch.nn` take no `out`; the operators that they call do.
+        The functions of `torch.nn` take no `out`, but the operators that these functions call do.
         """
         *inputs, out = operands
         if operation.name == "copy":

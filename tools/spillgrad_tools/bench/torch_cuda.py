@@ -15,16 +15,16 @@ torch.backends.cudnn.allow_tf32 = False
 
 
 class PyTorchOnCuda(PyTorch):
-    """PyTorch on a CUDA device; `version` is None where PyTorch finds no device."""
+    """PyTorch on a CUDA device; `version` is None if PyTorch finds no device."""
 
     version = f"{PyTorch.version}, CUDA {torch.version.cuda}" if torch.cuda.is_available() else None
 
     def release_memory(self) -> None:
-        """Return the unused memory of the library's pool to the device."""
+        """Give the unused memory of the library's pool back to the device."""
         torch.cuda.empty_cache()
 
     def prepare(self, operand: np.ndarray, requires_grad: bool) -> Any:
-        """Return the operand on the device."""
+        """Return the operand as a tensor on the device."""
         if operand.dtype == ml_dtypes.bfloat16:
             tensor = torch.from_numpy(operand.view(np.int16)).view(torch.bfloat16)
         else:
@@ -32,7 +32,7 @@ class PyTorchOnCuda(PyTorch):
         return tensor.cuda().requires_grad_(requires_grad)
 
     def seconds_of(self, calls: int, call: Call) -> float:
-        """Return the seconds that the device takes for so many calls."""
+        """Make a call `calls` times, and return the seconds that the device took for all calls."""
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         for _ in range(calls):

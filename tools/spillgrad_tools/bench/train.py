@@ -46,7 +46,7 @@ Results = dict[str, Result]
 
 @dataclass(frozen=True)
 class Contender:
-    """A process that trains: its library, the cap of its memory, and the options of the training it builds."""
+    """A training to time: its library, the cap on its memory, and keyword arguments for the library's `training`."""
 
     name: str
     library: str = "ours"
@@ -74,32 +74,32 @@ ONE_BY_ONE = (
     Contender(ADAPTERS, cap=ADAPTERS_CAP, options={"offload_budget": ADAPTERS_BUDGET, "lora": ADAPTERS_RANK}),
 )
 LARGE_MODEL, LARGE_BATCH, LARGE_CONTEXT, LARGE_STEPS = "gpt2-xl", 2, 1024, 3
-# Models of the same width with so few blocks fit the RAM; the difference of their times is that of two blocks.
+# Models of the same width with this few blocks fit in RAM; the difference between their times is that of two blocks.
 FEW_BLOCKS = (1, 3)
 
 
 def check_losses(processes: Sequence["Process"], step: int) -> None:
-    """Raise RuntimeError unless `check` accepts the last losses of the processes that have not ended."""
+    """Check the last losses of the processes that have not ended, with `check`, which raises RuntimeError."""
     alive = [process for process in processes if process.status is None]
     check({process.contender.name: process.taken[-1]["loss"] for process in alive}, step)
 
 
 def check(losses: Mapping[str, float], step: int) -> None:
-    """Raise RuntimeError unless all losses are within TOLERANCE, and those of spillgrad's contenders are equal."""
+    """Raise RuntimeError unless all losses agree within TOLERANCE, and all of spillgrad's losses are equal."""
     require_agreement("bench train: losses", losses, step, TOLERANCE)
     require_agreement("bench train: losses", {name: losses[name] for name in losses if name != TORCH}, step)
 
 
 def write_weights(model: sg.models.GPT, path: Path) -> None:
-    """Write the parameters of a model to an .npz file, by name."""
+    """Write the parameters of a model, by their names, to an .npz file."""
     arrays: dict[str, Any] = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
     np.savez(path, **arrays)
 
 
 class Process:
-    """A contender in training. If its process ends early, its result says so, and it takes no further steps.
+    """A contender in training. If its process ends early, it takes no further steps, and its result says so.
 
-    `taken` holds the answers of all steps, `timed` the seconds of the timed ones.
+    `taken` holds the answers of all steps, `timed` the seconds of the timed steps.
     """
 
     def __init__(self, contender: Contender, threads: int, directory: Path, stack: ExitStack) -> None:
@@ -120,7 +120,7 @@ class Process:
         self._ask(do="build", config=vars(config), weights=weights and str(weights), **self._options)
 
     def step(self, number: int, batch: int, is_timed: bool = True) -> None:
-        """Train by the batch `number` of the size `batch`; keep the answer and, if `is_timed`, the seconds."""
+        """Train on batch `number`, of `batch` sequences; keep the answer and, if `is_timed`, the seconds."""
         answer = self._ask(do="step", number=number, batch=batch)
         if answer is not None:
             self.taken.append(answer)
@@ -128,7 +128,7 @@ class Process:
                 self.timed.append(answer["seconds"])
 
     def turn(self, batch: int, warm_steps: int) -> None:
-        """Train by `warm_steps` batches untimed, then by one timed. In the first turn, train by one batch untimed."""
+        """Take `warm_steps` untimed steps, then a timed step. In the first turn, take only one step, untimed."""
         is_first = not self.taken
         for i in range(1 if is_first else warm_steps + 1):
             self.step(len(self.taken), batch, is_timed=i == warm_steps and not is_first)
@@ -138,7 +138,7 @@ class Process:
         return str(self._ask(do="gradients"))
 
     def result(self, tokens: int) -> Result:
-        """Return the losses, the memory cap, the median seconds of timed steps of `tokens` each, memory and traffic."""
+        """Return the losses, the cap, and the median time, speed, memory and traffic of steps of `tokens` each."""
         found: Result = {"losses": [answer["loss"] for answer in self.taken]}
         if self._cap is not None:
             capped_by = "cgroup" if self._cap.is_group else "RLIMIT_DATA"
@@ -162,7 +162,7 @@ class Process:
 
     @contextlib.contextmanager
     def _noting_the_end(self) -> Iterator[None]:
-        """Record the status of a capped process that ends inside the block; an uncapped one that ends is an error."""
+        """Context manager: if a capped process ends, record its status; if an uncapped process ends, raise."""
         try:
             yield
         except WorkerEnded as error:
@@ -175,12 +175,12 @@ def measure_in_turns(
     contenders: Iterable[Contender], config: sg.models.GPTConfig, batch: int, steps: int, threads: int, folder: Path,
     compare: Callable[[Sequence[Process], int], None] = check_losses, warm_steps: int = 0,
 ) -> tuple[Results, list[str]]:  # fmt: skip
-    """Return the results of steps made in turns, from the same weights, and the libraries' versions.
+    """Train contenders in turns from the same weights; return their results, and the versions of the libraries.
 
     The first step, in which kernels compile and memory is touched for the first time, is compared but not timed. The
     first `warm_steps` of each turn are not timed either: a process that waits for the others closes files and returns
-    memory, which a training that does not wait would keep. `compare` gets the processes and the number of the step, and
-    raises where the processes differ.
+    memory, which a training that does not wait would keep. `compare` is called with the processes and the number of the
+    step, and raises if the processes differ.
     """
     weights = folder / "weights.npz"
     sg.manual_seed(0)
@@ -199,7 +199,7 @@ def measure_in_turns(
 def measure_one_by_one(
     contenders: Iterable[Contender], config: sg.models.GPTConfig, batch: int, steps: int, threads: int, folder: Path
 ) -> Results:
-    """Return the results of processes that train one after the other, each from random weights on one batch."""
+    """Train contenders one after the other, each from random weights on a single batch; return their results."""
     results = {}
     for contender in contenders:
         with ExitStack() as stack:
@@ -212,7 +212,7 @@ def measure_one_by_one(
 
 
 def pure_compute_s(config: sg.models.GPTConfig, batch: int, threads: int, folder: Path, lora: int | None) -> float:
-    """Return the seconds of a step with the whole model in RAM, extrapolated from models with few blocks."""
+    """Return the seconds that a step would take with the whole model in RAM, extrapolated from models of few blocks."""
     seconds = []
     for blocks in FEW_BLOCKS:
         few = Contender(f"{blocks} blocks", options={} if lora is None else {"lora": lora})
@@ -263,7 +263,7 @@ def verdicts(results: Results) -> list[Verdict]:
 
 
 def chosen(contenders: Sequence[Contender], name: str) -> list[Contender]:
-    """Return the installed contenders whose name contains `name`, and those that they are compared with."""
+    """Return the installed contenders whose name contains `name`, and the contenders that these are compared with."""
     found = [each.name for each in contenders if name in each.name]
     if found and contenders is IN_TURNS:
         found += [OURS, TORCH]
@@ -271,7 +271,7 @@ def chosen(contenders: Sequence[Contender], name: str) -> list[Contender]:
 
 
 def disk_bytes_needed(config: sg.models.GPTConfig, batch: int) -> int:
-    """Return the bytes of parameters, gradients and moments, and about those of the tensors saved for backward."""
+    """Return the bytes of the parameters, gradients and moments, plus an estimate of the saved tensors' bytes."""
     parameters = (config.vocab_size + config.context) * config.n_embd + config.n_layer * 12 * config.n_embd**2
     # A block saves the features of its stream, the wider ones of attention and MLP, and the sums of attention.
     saved = batch * config.context * config.n_layer * 16 * config.n_embd
@@ -279,10 +279,10 @@ def disk_bytes_needed(config: sg.models.GPTConfig, batch: int) -> int:
 
 
 def run(options: TrainOptions) -> None:
-    """Time training steps, print the times, and write them into the page, if one is named.
+    """Time training steps and print the times; write them to a page if one is named.
 
-    Raises UnknownModelError for a model that is not in the catalogue; ArgumentError when the page would lack PyTorch,
-    no contender has such a name, or the disk is too small for the large model.
+    Raises UnknownModelError if the model is not in the catalogue. Raises ArgumentError if the page would lack PyTorch,
+    if no contender has the name, or if the disk is too small for the large model.
     """
     config = gpt_config(options.model, options.context)
     in_turns, one_by_one = chosen(IN_TURNS, options.name), chosen(ONE_BY_ONE, options.name) if options.large else []
@@ -310,7 +310,7 @@ def run(options: TrainOptions) -> None:
 def tell(
     options: StepOptions, marker: str, threads: int, libraries: list[str], results: Results, judged: Sequence[Verdict]
 ) -> None:
-    """Print results as a table or JSON; if `options` names a page, write them between its markers, too."""
+    """Print results as a table or JSON; if `options` names a page, also write them there, between the markers."""
     about: dict[str, Any] = {**machine(), "threads": threads}
     about |= {name: getattr(options, name) for name in ("model", "batch", "context", "steps")}
     if libraries:
@@ -324,7 +324,7 @@ def tell(
 
 
 def measure_large(contender: Contender, threads: int, folder: Path) -> Results:
-    """Return the result of a contender that trains the large model; for spillgrad's, also the pure compute time."""
+    """Train the large model with a contender; return its result, with the pure compute time if it is spillgrad's."""
     config = gpt_config(LARGE_MODEL, LARGE_CONTEXT)
     compute: Result = {}
     if contender.library == "ours":  # measured first: it takes a minute, and shows whether there is enough RAM
@@ -335,7 +335,7 @@ def measure_large(contender: Contender, threads: int, folder: Path) -> Results:
 
 
 def gpt_config(model: str, context: int) -> sg.models.GPTConfig:
-    """Return the sizes of a GPT-2. Raises UnknownModelError for an unknown name, ArgumentError for another model."""
+    """Return the sizes of a GPT-2. Raises UnknownModelError if the name is unknown, ArgumentError if it is no GPT-2."""
     config = sg.models.config(model, context=context)
     if not isinstance(config, sg.models.GPTConfig):
         raise ArgumentError(f"bench: got model {model}; the peers' model is a GPT-2: take gpt2 or another of its sizes")
@@ -343,7 +343,7 @@ def gpt_config(model: str, context: int) -> sg.models.GPTConfig:
 
 
 def _room_for_large(folder: Path) -> str:
-    """Return a line about the disk space that the large model needs. Raises ArgumentError where less is free."""
+    """Return a line about the disk space that the large model needs. Raises ArgumentError if less is free."""
     needed, free = disk_bytes_needed(gpt_config(LARGE_MODEL, LARGE_CONTEXT), LARGE_BATCH), free_bytes(folder)
     if free < needed:
         raise ArgumentError(

@@ -34,11 +34,11 @@ _CHECKSUMS = {"verified": "green", "wrong": "bold red", "none": "yellow"}
 
 
 def show_array(options: InspectOptions, key: str) -> bool:
-    """Print what is known of an array; with `--slice`, its values there; with `--export`, write them to that file.
+    """Print what is known of the array `key`, or the values of a slice; or export values to a file.
 
-    Return False for an array that has a problem, such as a wrong checksum. Its values are printed all the same; the
-    problem is printed on standard error, or is the "problem" of JSON.
-    Raises as `find_array`, `parse_index`, `Selection`, `array_contents`, `read_shown` and `export_npy`.
+    Return False if the array has a problem, such as a wrong checksum. Its values are printed nevertheless; the problem
+    is printed to standard error, or is the value of "problem" in JSON.
+    Raises the errors of `find_array`, `parse_index`, `Selection`, `array_contents`, `read_shown` and `export_npy`.
     """
     index = (...,) if options.slice_text is None else parse_index(options.slice_text)
     segment, array = find_array(options.path, key)
@@ -74,21 +74,21 @@ def show_array(options: InspectOptions, key: str) -> bool:
 
 
 def _judged(array: StoredArray, checksum: str) -> StoredArray:
-    """Return an array, with a problem if `checksum` is "wrong"."""
+    """Return `array`; if `checksum` is "wrong", return a copy with a problem that says so."""
     if checksum != "wrong":
         return array
     return dataclasses.replace(array, problem="its bytes are not those that were written: the checksum is wrong")
 
 
 def array_as_dict(array: StoredArray) -> dict[str, Any]:
-    """Return what `--json` prints of an array. Units: bytes; elements for `start` and `length` of a chunk."""
+    """Return an array as `--json` prints it. Units: bytes; elements for `start` and `length` of a chunk."""
     plain = {name: value for name, value in vars(array).items() if name not in ("label", "from_journal")}
     lists = {name: [each._asdict() for each in plain[name]] for name in ("views", "chunks")}
     return {**plain, **vars(array.label), **lists, "dtype": None if array.dtype is None else array.dtype.name}
 
 
 def contents_as_dict(contents: ArrayContents) -> dict[str, Any]:
-    """Return what `--tensor --json` prints of an array's values."""
+    """Return the summary of an array's values as `--tensor --json` prints it."""
     return {**vars(contents), "histogram": [vars(one) for one in contents.histogram]}
 
 
@@ -152,7 +152,7 @@ def _exported(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], nbytes: 
 
 
 def _as_numpy_prints(shown: np.ndarray, cut: bool) -> str:
-    """Return values as NumPy prints them, without characters that a terminal obeys."""
+    """Return values as NumPy prints them, abbreviated if `cut`; characters that a terminal obeys are escaped."""
     if shown.dtype.kind == "U":
         shown = _printable_text(shown)
     with np.printoptions(threshold=0 if cut else shown.size + 1, formatter={"object": "'{}'".format}):
@@ -160,7 +160,7 @@ def _as_numpy_prints(shown: np.ndarray, cut: bool) -> str:
 
 
 def _printable_text(texts: np.ndarray) -> np.ndarray:
-    """Return an array of text as one of printable `str` objects; invalid code points become U+FFFD."""
+    """Convert an array of text to an object array of printable `str`; invalid code points become U+FFFD."""
     points = texts.astype(texts.dtype.newbyteorder("=")).reshape(-1, 1).view(np.uint32)
     valid = np.where(points > 0x10FFFF, 0xFFFD, points)
     shown = np.empty(texts.size, object)
@@ -169,9 +169,10 @@ def _printable_text(texts: np.ndarray) -> np.ndarray:
 
 
 def _json_values(values: StoredValues, selection: Selection) -> Any:
-    """Return values as nested lists: dates as text, complex numbers as pairs, numbers that JSON lacks as "NaN" or so.
+    """Return the values of a selection as nested lists for JSON.
 
-    Raises ArgumentError for too many values.
+    Dates become text, complex numbers pairs, raw bytes hexadecimal text, and numbers that JSON lacks "NaN", "Infinity"
+    or "-Infinity". Raises ArgumentError for more than MOST_SHOWN values.
     """
     if selection.size > MOST_SHOWN:
         raise ArgumentError(f"slice: got {selection.size:,} values to print; name fewer, or write them with --export")

@@ -1,4 +1,4 @@
-"""`spillgrad inspect`: show what is stored at a path, as the options ask."""
+"""`spillgrad inspect`: show the runs or the segment at a path, in the way that the options ask for."""
 
 from rich.console import Console
 
@@ -25,9 +25,9 @@ _MODES = {"--tree": ("--json",), "--tensor": ("--json", "--slice", "--export", "
 
 
 def run(options: InspectOptions) -> bool:
-    """Show what is stored at the path; return False if it is damaged.
+    """Show the runs or the segment at the path; return False if files are damaged.
 
-    Raises ArgumentError for options that do not go together.
+    Raises ArgumentError if options contradict each other.
     """
     _require_consistent(options.given())
     if options.watch:

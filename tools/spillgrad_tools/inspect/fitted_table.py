@@ -1,4 +1,4 @@
-"""A table that fits a width: it takes short cells if it must, and then leaves columns out."""
+"""A table that fits a width: if there is too little room, its cells are shortened, and then columns are left out."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 GAP = 2
-# The least width of the first column, which folds: a narrower one cannot be read.
+# The least width of the first column, whose cells fold: a narrower column cannot be read.
 LEAST_NAME = 14
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column: its head, its cells, and `short` cells for a narrow terminal. The least `worth` is left out first."""
+    """A column: head, cells, and `short` cells for a narrow terminal. Columns of least `worth` are left out first."""
 
     head: str
     cells: Sequence[str]
@@ -23,12 +23,12 @@ class Column:
     worth: int
 
     def width(self, short: bool) -> int:
-        """Return the width of the column in characters, with short cells if `short`."""
+        """Return the width of the column in characters; if `short`, with the short cells."""
         return max(map(len, (self.head, *(self.short if short else self.cells))))
 
 
 def fitting(columns: Sequence[Column], room: int) -> tuple[list[Column], bool]:
-    """Return the columns that fit in `room` characters, and whether they need their short cells."""
+    """Return the columns that fit in `room` characters, and whether the columns must use their short cells."""
     kept, short = list(columns), False
     while sum(each.width(short) + GAP for each in kept) > room and kept:
         if short:
@@ -43,7 +43,7 @@ def fitted(
 ) -> tuple[Table, list[str]]:  # fmt: skip
     """Return a table with a row for each of `names`, and the heads of the columns that had no room.
 
-    The last `footers` rows are set off. `least_name` is the least width of the column of names.
+    The last `footers` rows are set off and bold. `least_name` is the least width of the column of names.
     """
     kept, short = fitting(columns, width - min(max(map(cell_len, (head, *names))), least_name))
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))

@@ -1,4 +1,4 @@
-"""The groups of arrays that the tables of `spillgrad inspect` and of reports show: their choice, order and columns."""
+"""Choose and order the groups of arrays in the tables of `spillgrad inspect` and of reports; define the columns."""
 
 import dataclasses
 import re
@@ -12,9 +12,10 @@ from spillgrad_tools.quantities import format_duration, short_bytes, short_durat
 
 
 class Counted(NamedTuple):
-    """A counter: its names in `--sort`, in a report (`title`) and on the terminal (`head`), and how it is written.
+    """A column for a counter of OriginCounters, and the functions that format the counter's values.
 
-    Where not all columns have room, those of the least `worth` are left out first.
+    The column is called `name` in `--sort`, `title` in a report and `head` on the terminal. Columns of the least
+    `worth` are left out first if there is too little room.
     """
 
     name: str
@@ -26,11 +27,11 @@ class Counted(NamedTuple):
     write_short: Callable[[Any], str] = short_bytes
 
     def of(self, moved: OriginCounters) -> Any:
-        """Return the counter's value."""
+        """Return the value of the column's counter in `moved`."""
         return getattr(moved, self.attribute)
 
     def matters(self, total: OriginCounters) -> bool:
-        """Return whether to show the counter of arrays with these totals: `stored` only if a codec changed the size."""
+        """Return whether to show the column for arrays with these totals; `stored` only if a codec changed the size."""
         if self.name == "stored":
             return total.stored_bytes not in (0, total.written_bytes)
         return self.name in ("packed", "written", "read") or self.of(total) > 0
@@ -53,7 +54,7 @@ COLUMNS = {
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """The groups that are shown, the sum (`rest`) of the `left_out` others, and the sum (`total`) of all."""
+    """The groups to show. `rest` is the sum of the groups left out, whose number is `left_out`; `total` is of all."""
 
     by: str
     sort: str
@@ -64,9 +65,9 @@ class Groups:
 
 
 def choose(run: Run, by: str, sort: str | None, top: int | None) -> Groups:
-    """Return at most `top` groups of a run: the largest in the column `sort` first, or in the order of their names.
+    """Choose at most `top` groups of a run, sorted by the column `sort`, the largest value first, or by "name".
 
-    If `sort` is None, it is "packed"; but steps stay in their order, and the last steps are shown.
+    If `sort` is None, groups are sorted by "packed"; but steps keep their order, and the last `top` steps are chosen.
     """
     groups = run.by(by)
     if sort is None and by == "step":
@@ -84,7 +85,7 @@ def choose(run: Run, by: str, sort: str | None, top: int | None) -> Groups:
 
 
 def natural(group: Group) -> list[tuple[int, str]]:
-    """Return a sort key that puts names in the order of their numbers: `blocks.2` before `blocks.10`."""
+    """Return a sort key for a group's name that compares numbers in names by value: `blocks.2` before `blocks.10`."""
     # Digits sort by length, then as text: a file may hold too many digits for a number.
     parts = re.split(r"([0-9]+)", group.name)
     return [(len(part.lstrip("0")), part.lstrip("0")) if part.isdecimal() else (0, part) for part in parts]

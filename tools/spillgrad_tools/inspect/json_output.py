@@ -20,7 +20,7 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 
 
 def of_runs(found: Inspection, by: str, sort: str | None, top: int | None) -> dict[str, Any]:
-    """Return the runs that were found as a document for `show`, each with its groups."""
+    """Return a document for `show` with the runs of an inspection; `by`, `sort` and `top` choose each run's groups."""
     runs = []
     for run in found.runs:
         # An origin cannot be the key of a JSON object.
@@ -30,14 +30,14 @@ def of_runs(found: Inspection, by: str, sort: str | None, top: int | None) -> di
 
 
 def show(document: Mapping[str, Any]) -> None:
-    """Print a document as strict JSON, with the version of its format. Raises typer.Exit where the reader is gone."""
+    """Print a document as strict JSON, with the format's version. Raises typer.Exit if the reader closed the pipe."""
     left = pieces(document)
     while some := "".join(itertools.islice(left, _AT_ONCE)):
         write(some)
 
 
 def pieces(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the text that `show` prints, in pieces: each record of a list is encoded on its own, on a line."""
+    """Yield the text that `show` prints, in pieces; each record of a list has a line of its own."""
     yield from _lines({"format": FORMAT, **document}, "\n")
     yield "\n"
 
@@ -70,7 +70,7 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a record as plain JSON values: its fields by name, and null for a number that is not finite."""
+    """Convert a record to plain JSON values: fields become a dictionary, and a number that is not finite None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, int | str):  # most values are: checked early

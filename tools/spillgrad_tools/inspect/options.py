@@ -42,7 +42,7 @@ class InspectOptions:
     as_json: Json = False
 
     def given(self) -> list[str]:
-        """Return the options that were given, by their names on the command line: `--slice`, not `slice_text`."""
+        """Return the options that were given, as they are spelled on the command line: `--slice`, not `slice_text`."""
         words = {"slice_text": "slice", "as_json": "json"}
         names = [field.name for field in dataclasses.fields(self) if field.name != "path"]
         return ["--" + words.get(name, name) for name in names if getattr(self, name) not in (None, False)]

@@ -22,7 +22,7 @@ def of_segment(segment: Segment, top: int, width: int) -> RenderableType:
 
 
 def is_sound(segment: Segment) -> bool:
-    """Return whether neither the structure of a segment nor that of its arrays shows a problem."""
+    """Return whether neither a segment nor any array in it has a problem; values are not read."""
     return not segment.problems and all(array.problem is None for array in segment.arrays)
 
 

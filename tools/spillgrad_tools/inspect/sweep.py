@@ -7,9 +7,9 @@ from spillgrad.storage.sizes import format_bytes
 
 
 def run(directory: Path, dry_run: bool) -> None:
-    """Remove the files of dead runs in a directory and below it, unless `dry_run`, and print a line for each run.
+    """Remove the files of dead runs in a directory and below it, and print a line for each run.
 
-    Raises OSError when the directory cannot be read.
+    If `dry_run`, only print the lines. Raises OSError if the directory cannot be read.
     """
     dead = sweep(directory, dry_run, below=True)
     verb = "would remove" if dry_run else "removed"

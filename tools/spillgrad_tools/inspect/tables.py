@@ -26,7 +26,7 @@ def of_run(run: Run, groups: Groups, width: int) -> RenderableType:
 
 
 def of_runs(path: Path, runs: Sequence[Run], width: int) -> RenderableType:
-    """Return a table of runs, from the oldest to the newest, and the command that shows the newest."""
+    """Return a table with a row for each run, and below the table the command that shows the newest run."""
     stats = [run.stats for run in runs]
     peaks = [(each.peak_ram_bytes, run.settings.budget_bytes) for each, run in zip(stats, runs, strict=True)]
     columns = [
@@ -68,12 +68,12 @@ def _words(head: str, cells: Sequence[str], worth: int) -> Column:
 
 
 def bytes_column(head: str, counts: Sequence[int], worth: int) -> Column:
-    """Return a column of counts of bytes."""
+    """Return a column of numbers of bytes."""
     return Column(head, [*map(format_bytes, counts)], [*map(short_bytes, counts)], worth)
 
 
 def summary(lines: Iterable[tuple[str, str | Text]]) -> Table:
-    """Return a table without heads, with a name and a value in each line; long values fold."""
+    """Return a table without a header, with a name and a value in each row; long values fold."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
@@ -170,7 +170,7 @@ def _table(run: Run, groups: Groups, width: int) -> Iterator[RenderableType]:
 
 
 def group_column(name: str, groups: Sequence[Group]) -> Column:
-    """Return the column of groups that has the name `name` in `--sort`."""
+    """Return the table column of a counter, which is called `name` in `--sort`, with a cell for each group."""
     column = COLUMNS[name]
     values = [column.of(group.moved) for group in groups]
     cells, short = ([write(x) if x else "0" for x in values] for write in (column.write, column.write_short))
@@ -178,6 +178,6 @@ def group_column(name: str, groups: Sequence[Group]) -> Column:
 
 
 def lack(left_out: Sequence[str]) -> Iterator[Text]:
-    """Yield a line that names the columns that had no room, if there are any."""
+    """Yield a line that names the columns left out for lack of room, if there are any."""
     if left_out:
         yield Text(f"no room for: {', '.join(left_out)}; --json has all", style="dim")

@@ -26,10 +26,10 @@ _PROBLEM_LENGTH = 1000
 
 
 def show_tree(console: Console, path: Path, as_json: bool) -> bool:
-    """Print the groups, datasets, links and attributes of a segment, or of those in a folder.
+    """Print the groups, datasets, links and attributes of a segment, or of all segments in a folder.
 
-    Return False if a segment has a problem or cannot be read; the errors of unreadable segments are printed on standard
-    error. Raises as `find_segments` and `inspect_segment`.
+    Return False if a segment has a problem or cannot be read. If only some segments cannot be read, the errors are
+    printed to standard error. Raises the errors of `find_segments` and `inspect_segment`.
     """
     found, refused = [], []
     with UntrustedReader() as reader, Journals() as journals:
@@ -55,7 +55,7 @@ def show_tree(console: Console, path: Path, as_json: bool) -> bool:
 
 
 def segment_as_dict(segment: Segment) -> dict[str, Any]:
-    """Return what `--tree --json` prints of a segment. Units: bytes."""
+    """Return a segment as `--tree --json` prints it. Units: bytes."""
     items, arrays = map(_item_as_dict, segment.items), map(array_as_dict, segment.arrays)
     return {**vars(segment), "path": str(segment.path), "items": list(items), "arrays": list(arrays)}
 
@@ -65,7 +65,7 @@ def _item_as_dict(item: Item) -> dict[str, Any]:
 
 
 def tree(segment: Segment) -> Tree:
-    """Return a segment as a tree, without characters that a terminal or rich would obey."""
+    """Return a segment as a rich tree; characters that a terminal or rich would obey are escaped."""
     size = f"{format_bytes(segment.file_bytes)}, {format_bytes(segment.disk_bytes)} on disk"
     root = Tree(Text(f"{printable(str(segment.path), PATH_LENGTH)} ({size})", "bold"))
     arrays = {array.key: array for array in segment.arrays}
@@ -81,7 +81,7 @@ def tree(segment: Segment) -> Tree:
         array = None if parent else arrays.pop(name, None)
         if array is not None:
             _add_array(branch, array)
-    for array in arrays.values():  # known from the journal: HDF5 has written nothing of them yet
+    for array in arrays.values():  # known from the journal alone: HDF5 has not written these arrays yet
         dtype = "unknown" if array.dtype is None else array.dtype.name
         told = f"{dtype} {array.shape}, from the journal"
         _add_array(root.add(Text.assemble((printable(array.key), "bold"), "  ", printable(told))), array)

@@ -17,7 +17,7 @@ _PATH_LENGTH = 4096
 
 
 def run(path: Path, as_json: bool) -> bool:
-    """Verify the files at a path and print the result; return False if there is a problem. Raises as `verify`."""
+    """Verify the files at a path and print the result; return False for a problem. Raises the errors of `verify`."""
     console = Console()
     with Console(stderr=True).status("") as status:
         found = verify(path, lambda file: status.update(Text(f"reading {printable(str(file))}")))
@@ -29,7 +29,7 @@ def run(path: Path, as_json: bool) -> bool:
 
 
 def as_dict(found: Verification) -> dict[str, object]:
-    """Return what `--json` prints of a verification."""
+    """Return a verification as `--json` prints it."""
 
     def listed(problems: list[Problem]) -> list[dict[str, str | None]]:
         return [{**vars(one), "path": str(one.path)} for one in problems]
@@ -40,7 +40,7 @@ def as_dict(found: Verification) -> dict[str, object]:
 
 
 def _lines(found: Verification) -> Iterator[tuple[str, str]]:
-    """Yield lines and their style: problems, notes, and how much was checked."""
+    """Yield the lines to print, each with its style: problems, notes, and how much was checked."""
     for title, problems in (("wrong", found.problems), ("changed meanwhile", found.changed), ("note", found.notes)):
         for one in problems:
             place = printable(str(one.path), _PATH_LENGTH) + (f"/{printable(one.key)}" if one.key is not None else "")

@@ -1,4 +1,4 @@
-"""`spillgrad inspect --watch`: show a live run on the whole terminal."""
+"""`spillgrad inspect --watch`: show a live run on the full screen of the terminal."""
 
 import contextlib
 import errno
@@ -35,8 +35,8 @@ _HEEDED = (*_ENDING, signal.SIGTSTP, signal.SIGWINCH)
 def watch(path: Path) -> None:
     """Show the run at `path` until the user leaves.
 
-    Raises ArgumentError without a terminal to show it on, OSError and SpillError for files that cannot be read, and
-    typer.Exit after a signal, with 128 plus the number of the signal.
+    Raises ArgumentError if there is no terminal, or no folder in which a run could begin. Raises OSError or SpillError
+    if files cannot be read. Raises typer.Exit after a signal, with status 128 plus the number of the signal.
     """
     for name in ("COLUMNS", "LINES"):  # an exported size would hide changes of the terminal's
         os.environ.pop(name, None)
@@ -67,7 +67,7 @@ def watch(path: Path) -> None:
 
 
 def _show(console: Console, follower: Follower, path: Path) -> int | None:
-    """Show the run until the user leaves, and return the exit status; None when the process is to be suspended."""
+    """Show the run until the user leaves, and return the exit status; return None at Ctrl-Z, to suspend the process."""
     with (
         Keys() as keys,
         Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live,
@@ -96,7 +96,7 @@ def _waiting(path: Path) -> str:
 
 
 class Keys:
-    """Reads keys and signals inside its block, and restores the terminal and the signals afterwards."""
+    """Context manager: read keys and signals; on exit, restore the terminal and the signal handlers."""
 
     def __enter__(self) -> Self:
         self._stdin: int | None = None
@@ -123,7 +123,7 @@ class Keys:
         os.close(self._wake)
 
     def wait(self, timeout_s: float) -> tuple[str, set[int]]:
-        """Wait for keys or signals, at most `timeout_s`, and return them."""
+        """Wait at most `timeout_s` for a key or a signal; return the keys pressed and the numbers of the signals."""
         watched = [fd for fd in (self._stdin, self._woken) if fd is not None]
         ready = select.select(watched, [], [], timeout_s)[0]
         signals = set(os.read(self._woken, 256)) if self._woken in ready else set()

@@ -1,4 +1,4 @@
-"""Choose the run to watch: the newest live run and, after its end, the next that begins."""
+"""Choose the run to watch: the newest live run and, after its end, the next run that begins."""
 
 import contextlib
 import os
@@ -15,9 +15,9 @@ from spillgrad_tools.inspect.words import died, swept_by
 
 
 class Follower:
-    """Follows a run by reading the new lines of its journal; it opens no other file.
+    """Follows a run by reading the new lines of its journal, and opens no other file.
 
-    When the run has ended and another run at the path is live, the follower goes over to that run.
+    When the run has ended and another run at the path is live, the follower switches to the other run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,10 +27,9 @@ class Follower:
         self._news_s = 0.0  # when the journal last grew, by `time.monotonic`
 
     def look(self) -> Watched | None:
-        """Read what is new, and return what is known of the run; None while there is no run.
+        """Read the new lines, and return what is known of the run; None while there is no run.
 
-        Raises OSError for a file that cannot be read, SpillFormatError for one that is no journal or is of a newer
-        version.
+        Raises OSError if a file cannot be read. Raises SpillFormatError if it is no journal, or is of a newer version.
         """
         if self._reader is not None:
             self._last = self._take_in(self._reader)
@@ -50,7 +49,7 @@ class Follower:
             self._reader = None
 
     def _take_in(self, reader: RunReader) -> Watched:
-        """Read what is new and return what is known of the run; close the reader if the run has ended."""
+        """Read the new lines and return what is known of the run; close the reader if the run has ended."""
         with contextlib.suppress(FileNotFoundError):  # the journal was removed
             if reader.read():
                 self._news_s = time.monotonic()
@@ -79,7 +78,7 @@ class Follower:
             self._last = found
 
     def _places(self) -> list[Path]:
-        """Return the runs that are there, the newest first."""
+        """Return the directories or journals of all runs at the path, the newest first."""
         try:
             found = find_runs(self._path)
         except (FileNotFoundError, SpillError):  # there is no run
@@ -88,7 +87,7 @@ class Follower:
 
 
 def _began_ns(place: Path) -> int:
-    """Return when a run began, or when a journal was last written, for sorting alone."""
+    """Return a time to sort runs by, in ns: when the run began or, for a journal, when it was last written."""
     try:
         return os.stat(place / LOCK_NAME if place.is_dir() else place).st_mtime_ns
     except FileNotFoundError:
@@ -96,7 +95,7 @@ def _began_ns(place: Path) -> int:
 
 
 def _ended(run: Run) -> str | None:
-    """Return how a run ended; None while it goes on."""
+    """Return in words how a run ended; None while the run is live."""
     if run.state == "live":
         return None
     if run.state == "finished":

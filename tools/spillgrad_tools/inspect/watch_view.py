@@ -19,11 +19,11 @@ from spillgrad_tools.inspect.tables import group_column
 from spillgrad_tools.inspect.words import HIT, ram_parts
 from spillgrad_tools.quantities import format_duration, many, percent, short_bytes
 
-# Rates are averages over so many last seconds.
+# Rates are averages over this many last seconds.
 NOW_S = 3.0
-# The speed of the run is the average over so many last steps.
+# The speed of the run is the average over this many last steps.
 _STEPS = 10
-# A plot has a bar for each of so many last seconds.
+# A plot has a bar for each of this many last seconds.
 _PLOT_S = 30
 _BARS = " ▁▂▃▄▅▆▇█"
 _LABEL = 9
@@ -46,7 +46,7 @@ _NOTHING = Sample(**{field.name: 0 for field in dataclasses.fields(Sample)})
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """A run at `now_s` since it began: its phase, how it ended, and its training step."""
+    """A run `now_s` seconds after it began: its phase, its training step, and in words how it `ended`, if it did."""
 
     run: Run
     now_s: float
@@ -57,7 +57,7 @@ class Watched:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of the view; where not all lines have room, those of the highest `rank` are left out first."""
+    """A line of the view. If there is too little room, lines of the highest `rank` are left out first."""
 
     rank: int
     text: Text
@@ -86,7 +86,7 @@ class View:
 
 
 class Message:
-    """Fills the screen with a few words."""
+    """Fills the screen with a short message."""
 
     def __init__(self, words: str) -> None:
         self._words = words
@@ -127,7 +127,7 @@ def _lines(watched: Watched, width: int) -> Iterator[Line]:
 
 
 def _rates(watched: Watched, sample: Sample, width: int) -> Iterator[Line]:
-    """Yield the rates of writing, reading and waiting, with plots where they fit; after the end, the run's averages."""
+    """Yield lines with the rates of writing, reading and waiting, and plots if they fit; after the end, averages."""
     samples, now_s = watched.run.samples, watched.now_s
     over_s = now_s if watched.ended else min(NOW_S, now_s)
     written_s, read_s, share = (_rise(samples, now_s, over_s, name) for name in _COUNTERS)
@@ -185,7 +185,7 @@ def _peak(run: Run, sample: Sample) -> int:
 
 
 def _bar(run: Run, sample: Sample, width: int) -> Text:
-    """Return the RAM as a bar with marks at the budget and the peak; the larger of the two is at the bar's end."""
+    """Return a bar of the parts of RAM, with marks at the budget and the peak; the bar ends at the larger of both."""
     peak = _peak(run, sample)
     full = max(run.settings.budget_bytes or 0, peak, 1)
     bar, end, held, parts = Text(), 0, 0, ram_parts(sample)
@@ -220,13 +220,13 @@ def _more(run: Run, sample: Sample) -> str:
 
 
 def _at(samples: Sequence[Sample], t: float) -> Sample:
-    """Return the last sample before `t`, which still held at `t`: without a change there is no sample."""
+    """Return the last sample up to `t`: it holds at `t`, as there is a new sample after each change."""
     place = bisect.bisect_right(samples, t, key=lambda sample: sample.t)
     return samples[place - 1] if place else samples[0]
 
 
 def _rise(samples: Sequence[Sample], now_s: float, over_s: float, name: str) -> float:
-    """Return by how much a counter rose in a second, on average over the last `over_s` seconds."""
+    """Return the rise of the counter `name` per second, averaged over the last `over_s` seconds."""
     if not samples or over_s <= 0:
         return 0.0
     rise: float = getattr(samples[-1], name) - getattr(_at(samples, now_s - over_s), name)
@@ -234,7 +234,10 @@ def _rise(samples: Sequence[Sample], now_s: float, over_s: float, name: str) -> 
 
 
 def _plot(samples: Sequence[Sample], now_s: float, name: str, full: float = 0.0) -> Text:
-    """Return a bar for each of the last seconds: a counter's rise. A full bar is `full` or, if 0, the largest rise."""
+    """Return a plot of the counter `name`, with a bar for its rise in each of the last seconds.
+
+    A full bar stands for `full` or, if that is 0, for the largest rise.
+    """
     if not samples:
         return Text(" " * _PLOT_S)
     values = [getattr(_at(samples, now_s - ago), name) for ago in range(_PLOT_S, -1, -1)]
@@ -246,7 +249,7 @@ def _plot(samples: Sequence[Sample], now_s: float, name: str, full: float = 0.0)
 
 
 def _operations(run: Run, width: int, room: int) -> list[Text]:
-    """Return a table of at most `room` lines: the operations whose arrays were waited for longest."""
+    """Return a table, of at most `room` lines, of the operations whose arrays callers waited for longest."""
     groups = sorted((group for group in run.by("op") if group.moved.wait_s > 0), key=lambda each: -each.moved.wait_s)
     groups = groups[: min(room - 2, _MOST_OPERATIONS)] if room > 2 else []  # below an empty line and the heads
     if not groups:

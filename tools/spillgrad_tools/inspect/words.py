@@ -23,7 +23,7 @@ RAM_PARTS = {
 
 
 def began(run: Run, fine: bool = True) -> str:
-    """Return when a run began, in UTC: to the second, or to the minute unless `fine`."""
+    """Return the time in UTC at which a run began: to the second if `fine`, else to the minute."""
     try:
         when = datetime.datetime.fromisoformat(run.began or "").astimezone(datetime.UTC)
     except (ValueError, OverflowError):  # a journal may hold any text
@@ -32,7 +32,7 @@ def began(run: Run, fine: bool = True) -> str:
 
 
 def state(run: Run) -> str:
-    """Return whether a run is live, finished or dead; for a dead run, also what removes its files."""
+    """Return in words whether a run is live, finished or dead, with the command that removes a dead run's files."""
     if run.state == "live":
         return "live: its process runs"
     if run.state == "finished":
@@ -43,7 +43,7 @@ def state(run: Run) -> str:
 
 
 def died(run: Run) -> str:
-    """Return how a dead run ended, as far as can be known: the folder of a killed run stays until it is swept."""
+    """Return in words how a dead run ended, as far as is known: a killed run keeps its folder until it is swept."""
     words = "its process ended without closing its store"
     if run.folder is not None:
         return words
@@ -53,7 +53,7 @@ def died(run: Run) -> str:
 
 
 def swept_by(run: Run) -> str:
-    """Return the command that removes the folder that a run left, or "" if it left none."""
+    """Return words with the command that removes the folder that a run left; "" if the run left no folder."""
     if run.folder is None:
         return ""
     place = printable(shlex.quote(str(run.folder.parent)), 1000)
@@ -61,7 +61,7 @@ def swept_by(run: Run) -> str:
 
 
 def beyond_budget(run: Run) -> Iterator[str]:
-    """Yield sentences that say when and why RAM exceeded the budget, as far as the journal shows it."""
+    """Yield sentences about when and why RAM exceeded the budget, as far as the journal shows."""
     budget = run.settings.budget_bytes
     if budget is None or run.stats.peak_ram_bytes <= budget:
         return
@@ -84,13 +84,13 @@ def beyond_budget(run: Run) -> Iterator[str]:
 
 
 def ram_parts(sample: Sample) -> dict[str, int]:
-    """Return the bytes in RAM by the names in `RAM_PARTS`."""
+    """Return the bytes of each part of RAM; the keys are those of `RAM_PARTS`."""
     parts = {name: getattr(sample, f"{name}_bytes") for name in RAM_PARTS if name != "other"}
     return {**parts, "other": max(sample.ram_bytes - sum(parts.values()), 0)}
 
 
 def _parts(sample: Sample) -> Iterator[str]:
-    """Yield the parts of RAM, the largest part first."""
+    """Yield the bytes and the name of each part of RAM in words, the largest part first."""
     for name, nbytes in sorted(ram_parts(sample).items(), key=lambda part: -part[1]):
         if nbytes > 0:
             yield f"{format_bytes(nbytes)} {RAM_PARTS[name]}"

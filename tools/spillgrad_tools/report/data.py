@@ -1,4 +1,4 @@
-"""The numbers behind a report's plots: memory and disk over time, and bytes by module."""
+"""The data of a report's plots: memory and disk over time, and bytes by module."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,9 +19,9 @@ ROOT, NO_MODULE, OTHERS = "everything", "(none)", "(others)"
 
 
 def memory(run: Run, most_samples: int = MOST_SAMPLES) -> dict[str, Any]:
-    """Return the bytes that the store held over time, by category, as columns. Units: microseconds and bytes.
+    """Return the bytes of each category that the store held over time, as columns. Units: microseconds and bytes.
 
-    Of more than `most_samples` samples, only the extremes of each stretch of time are returned.
+    If there are more than `most_samples` samples, return only the extremes of each stretch of time.
     """
     samples = run.samples if len(run.samples) <= most_samples else _extremes(run.samples, most_samples)
     columns: dict[str, Any] = {"t": [round(sample.t * 1e6) for sample in samples]}
@@ -33,7 +33,7 @@ def memory(run: Run, most_samples: int = MOST_SAMPLES) -> dict[str, Any]:
 
 
 def _extremes(samples: Sequence[Sample], most: int) -> list[Sample]:
-    """Return the samples that are largest or smallest in their stretch of time, and the first and last of all."""
+    """Return the samples with the largest or smallest values of each stretch of time, and the first and last sample."""
     held = np.array([[s.ram_bytes, s.hot_bytes, s.live_bytes, s.disk_bytes, s.rss_bytes] for s in samples])
     kept = {0, len(samples) - 1}
     stretches = max(1, (most - 2) // (2 * held.shape[1]))
@@ -49,8 +49,8 @@ Path = tuple[str, ...]
 def modules(origins: dict[Origin, OriginCounters], most_tiles: int = MOST_TILES) -> dict[str, Any]:
     """Return the counters of modules and operations as columns of a tree: module paths are split at dots.
 
-    `parent` is the row of the parent, or -1 for the root. Of more than `most_tiles` operations, the smallest are one
-    tile. Units: bytes and microseconds.
+    `parent` is the row of the parent, or -1 for the root. If there are more than `most_tiles` operations, the smallest
+    share one tile. Units: bytes and microseconds.
     """
     leaves: dict[Path, list[OriginCounters]] = {}
     for origin, moved in origins.items():
@@ -82,7 +82,7 @@ def modules(origins: dict[Origin, OriginCounters], most_tiles: int = MOST_TILES)
 
 
 def _without_chains(tree: Iterable[Path]) -> dict[Path, Path | None]:
-    """Return the paths to show, each with its parent's; a module that holds nothing but one module is left out."""
+    """Return a dictionary from each path to show to its parent; a module that holds only one module is left out."""
     children: dict[Path, list[Path]] = {path: [] for path in tree}
     for path in children:
         if path:
@@ -98,7 +98,7 @@ def _without_chains(tree: Iterable[Path]) -> dict[Path, Path | None]:
 
 
 def _label(path: Path, parent: Path | None) -> str:
-    """Return a tile's label: the part of `path` below `parent`; if it begins with a number, with the name before."""
+    """Return a tile's label: the part of `path` below `parent`, with the name before it if it begins with a number."""
     if parent is None:
         return ROOT
     begin = len(parent)

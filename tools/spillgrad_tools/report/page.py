@@ -1,4 +1,4 @@
-"""`spillgrad inspect --html` and `spillgrad train --report`: write a page about a run, which needs no network."""
+"""`spillgrad inspect --html` and `spillgrad train --report`: write a page about a run; the page needs no network."""
 
 import base64
 import datetime
@@ -32,7 +32,7 @@ MOST_FAILURES = 100
 
 
 def require_packages(option: str) -> None:
-    """Raise ArgumentError, which names `option`, where a package is missing that pages need."""
+    """Raise ArgumentError if a package that pages need is missing; the message names `option`."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ArgumentError(f"report: got {option} without {' and '.join(missing)}; pip install 'spillgrad[report]'")
@@ -41,8 +41,8 @@ def require_packages(option: str) -> None:
 def report(path: Path, page_path: Path) -> None:
     """Write the page of the run at `path`.
 
-    Raises ArgumentError for several runs or a missing package, OSError for a page that cannot be written, and the
-    errors of `inspect`.
+    Raises ArgumentError if there are several runs, or if a package is missing. Raises OSError if the page cannot be
+    written. Raises the errors of `inspect`.
     """
     require_packages("--html")
     require_not_stored(page_path)
@@ -56,9 +56,9 @@ def report(path: Path, page_path: Path) -> None:
 
 
 def write_report(run: Run, timed: Iterable[Span], advice: Sequence[Advice], path: Path) -> None:
-    """Write the page of a run to `path`, whole or not at all; a file that is there is replaced.
+    """Write the page of a run to `path`, whole or not at all; an existing file is replaced.
 
-    Raises ArgumentError where a package is missing, OSError where the page cannot be written.
+    Raises ArgumentError if a package is missing. Raises OSError if the page cannot be written.
     """
     require_packages(f"a page to write, {path}")
     text = page(run, timed, advice).encode()
@@ -81,7 +81,7 @@ def _replace(path: Path, text: bytes) -> None:
 
 
 def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
-    """Return the page of a run: HTML with its scripts, styles and data inside."""
+    """Return the page of a run as HTML that contains all scripts, styles and data."""
     import jinja2
     from markupsafe import Markup, escape
     from plotly.offline import get_plotlyjs
@@ -133,7 +133,7 @@ def _part(name: str) -> str:
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Return a content security policy that allows these scripts and no others, and no request."""
+    """Return a content security policy that allows only these scripts, and no requests."""
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
     runs = " ".join(f"'sha256-{each}'" for each in hashes)
     # Plotly makes styles of its own.

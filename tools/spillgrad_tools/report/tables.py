@@ -23,7 +23,7 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table: rows of a name and cells, and their sum, in which the `left_out` rows that are not shown count, too."""
+    """A table: each row has a name and cells. `total` is the sum, which includes the `left_out` rows not shown."""
 
     key: str
     titles: list[str]
@@ -33,7 +33,7 @@ class Table(NamedTuple):
 
 
 def tables(run: Run, most_rows: int = MOST_ROWS) -> list[Table]:
-    """Return a table for each key by which the counters of a run can be added up."""
+    """Return a table of a run's counters for each of KEYS: module, operation, dtype and step."""
     made = [_table(run, key, most_rows) for key in KEYS]
     return [_with_times(run, table) if table.key == "step" else table for table in made]
 
@@ -50,7 +50,7 @@ def _table(run: Run, key: str, most_rows: int) -> Table:
 
 
 def _with_times(run: Run, table: Table) -> Table:
-    """Return the table of steps with two columns more: when each step began, and how long it took."""
+    """Return the table of steps with two more columns: when each step began, and how long the step took."""
     steps = run.steps[len(run.steps) - len(table.rows) :]
     rows = [
         (name, [*(Cell(format_duration(each), each) for each in (step.began_s, step.took_s)), *cells])

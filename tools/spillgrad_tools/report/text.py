@@ -32,7 +32,7 @@ def format_share(part: float, whole: float) -> str:
 
 
 def state(run: Run) -> str:
-    """Return whether a run is live, finished or dead, and how a dead run ended."""
+    """Return in words whether a run is live, finished or dead, and how a dead run ended."""
     return STATES.get(run.state) or f"dead: {died(run)}"
 
 
@@ -94,7 +94,7 @@ def _share(part: float, whole: float, of_what: str) -> str:
 
 
 def name(run: Run) -> str:
-    """Return the name of a run: that of its directory, or of its journal after that of the journal's folder."""
+    """Return the name of a run: the name of its directory, or `folder/journal` for a run known by its journal."""
     path = run.path.absolute()
     return printable(path.name if path.suffix != ".jsonl" else f"{path.parent.name}/{path.name}")
 
@@ -124,7 +124,7 @@ def _as_argument(value: object) -> str:
 
 
 def settings(run: Run) -> list[tuple[str, str]]:
-    """Return the settings of a run that are known, and where and when it ran, as names and values."""
+    """Return the known settings of a run, and where and when the run was made, as pairs of name and value."""
     told = run.settings
     budget = None if told.budget_bytes is None else f"{format_bytes(told.budget_bytes)} ({told.budget_bytes:,} bytes)"
     segments = f"{len(run.segments):,}, {format_bytes(sum(run.segments.values()))}" if run.segments else "none left"

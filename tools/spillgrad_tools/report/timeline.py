@@ -1,4 +1,4 @@
-"""The timeline of a report: spans in lanes, merged into as many bars as a page can hold."""
+"""The timeline of a report: spans in lanes; short spans are merged if there are more than a page can hold."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -43,7 +43,7 @@ def _kind_of(span: Span) -> int | None:
 
 
 class Spans:
-    """The spans of a run as columns, which take 40 bytes for each span; a `Span` takes some 300."""
+    """The spans of a run as columns of NumPy: a span takes 40 bytes here, and some 300 as a `Span`."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self.names: list[str] = []
@@ -69,14 +69,14 @@ class Spans:
 
 
 def name(origin: Origin) -> str:
-    """Return an origin in words: `mul.self in h.0.mlp, float32`."""
+    """Return an origin in words, such as `mul.self in h.0.mlp, float32`."""
     what = ".".join(part for part in (origin.op, origin.slot) if part) or "array"
     where = f" in {origin.module}" if origin.module else ""
     return printable(what + where) + (f", {printable(origin.dtype, 30)}" if origin.dtype else "")
 
 
 def timeline(spans: Spans, most_bars: int = MOST_BARS) -> dict[str, Any]:
-    """Return the lanes and bars of the page: for each kind of span the columns of its bars, in order of beginning.
+    """Return the lanes of the page, and for each kind of span the columns of its bars, in the order of their begin.
 
     A bar is one span, or the sum of spans that are shorter than `merged_below_us` and began within that time. Units:
     microseconds and bytes.
@@ -97,7 +97,7 @@ def timeline(spans: Spans, most_bars: int = MOST_BARS) -> dict[str, Any]:
 
 
 def _rows(spans: Spans) -> np.ndarray:
-    """Return the row of each span in its lane: the first row that is free when the span begins."""
+    """Return each span's row in its lane: the first row that is free when the span begins, else the last row."""
     rows = np.zeros(len(spans), np.int8)
     ends: list[list[float]] = [[] for _ in LANES]
     lanes, began, ended = _LANE_OF[spans.kind], spans.began_s, spans.began_s + spans.took_s
@@ -117,9 +117,9 @@ def _rows(spans: Spans) -> np.ndarray:
 
 
 def _merged(spans: Spans, rows: np.ndarray, most_bars: int) -> tuple[float, np.ndarray]:
-    """Return the seconds below which spans are merged, to leave at most `most_bars`, and each span's cell.
+    """Return the seconds below which spans are merged, so that at most `most_bars` remain, and a cell for each span.
 
-    Spans that are merged have the same cell; a span that is a bar of its own has -1.
+    Spans of the same cell are merged into one bar; a span with the cell -1 is a bar of its own.
     """
     cells = np.full(len(spans), -1, np.int64)
     if len(spans) <= most_bars:
@@ -136,7 +136,7 @@ def _merged(spans: Spans, rows: np.ndarray, most_bars: int) -> tuple[float, np.n
 
 
 def _bars(spans: Spans, rows: np.ndarray, cells: np.ndarray, chosen: np.ndarray) -> dict[str, list[int]]:
-    """Return the columns of the bars of the spans `chosen`."""
+    """Merge the spans with the indices `chosen` into bars by their cells, and return the columns of the bars."""
     if not len(chosen):
         return {key: [] for key in ("row", "began", "took", "spans", "bytes", "busy", "name", "array")}
     chosen = chosen[np.argsort(cells[chosen], kind="stable")]

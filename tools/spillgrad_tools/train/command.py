@@ -1,4 +1,4 @@
-"""`spillgrad train`: train as the command line says, and show the run."""
+"""`spillgrad train`: train with the options of the command line, and show the run."""
 
 import collections
 import contextlib
@@ -35,7 +35,7 @@ from spillgrad_tools.train.saves import Saves
 from spillgrad_tools.train.training import MakeOffload, StepRecord, Training
 
 SAMPLE_BYTES = 300
-# The train loss and the speed that are reported are averages over so many last steps: a single batch is noisy.
+# The reported train loss and speed are averages over this many last steps: a single batch is noisy.
 REPORTED_STEPS = 20
 # The longest wait for a store to close after its last owner died.
 CLOSING_S = 10.0
@@ -43,7 +43,7 @@ CLOSING_S = 10.0
 
 @contextlib.contextmanager
 def stop_request(console: Console) -> Iterator[threading.Event]:
-    """Inside the block, the first Ctrl-C or SIGTERM sets the event and prints a line; a second one is not caught."""
+    """Context manager: the first Ctrl-C or SIGTERM sets the event and prints a line; the second ends the process."""
     stop = threading.Event()
 
     def receive(*_: object) -> None:
@@ -61,7 +61,7 @@ def stop_request(console: Console) -> Iterator[threading.Event]:
 
 
 def run(options: TrainOptions) -> bool:
-    """Train, save and report; return False when stopped before the last step, after saving a checkpoint."""
+    """Train, save and report; return False if training was stopped before the last step, which saves a checkpoint."""
     console = Console()
     _require_consistent(options)
     settings = _settings(options)
@@ -98,7 +98,7 @@ def _run(
 
 
 def _write_page(out: Path, journal: Path) -> Path:
-    """Write the page of a run, once its store is closed, and return the page's path."""
+    """Wait until the store of a run is closed, write the run's page, and return the page's path."""
     gc.collect()  # models have reference cycles, and hold their store
     with RunReader(journal) as reader:
         deadline_s = time.monotonic() + CLOSING_S
@@ -110,9 +110,9 @@ def _write_page(out: Path, journal: Path) -> Path:
 
 
 def _require_consistent(options: TrainOptions) -> None:
-    """Raise ArgumentError for options that contradict each other or lack a package, BudgetError for an invalid budget.
+    """Raise ArgumentError if options contradict each other, or if an option needs a package that is missing.
 
-    Raises DeviceError for a device that is not there.
+    Raises BudgetError for an invalid budget. Raises DeviceError for a device that this machine does not have.
     """
     if options.ram_budget is not None:
         parse_bytes(options.ram_budget)
@@ -148,7 +148,7 @@ def _offload(options: TrainOptions, out: Path, journal: Path) -> MakeOffload | N
 
 
 def _journal(out: Path) -> Path:
-    """Return a new path for the journal, beside the journals of the runs that this run resumes."""
+    """Return an unused path for the journal; the folder may have journals of the runs that this run resumes."""
     names = itertools.chain(["journal.jsonl"], (f"journal-{number}.jsonl" for number in itertools.count(2)))
     return next(out / name for name in names if not (out / name).exists())
 
@@ -161,7 +161,7 @@ def _offload_budget(options: TrainOptions) -> int:
 
 
 def _begin_spilling(training: Training, options: TrainOptions, out: Path, journal: Path) -> str:
-    """Set the training's `spill` as the options say; return a line about the folder that tensors are spilled to."""
+    """Set the training's `spill` according to the options; return a line about the folder that tensors spill to."""
     if training.offload is not None:
         if options.spill:
             training.spill = sg.save_on_disk(training.offload, policy=options.policy)
@@ -177,7 +177,7 @@ def _begin_spilling(training: Training, options: TrainOptions, out: Path, journa
 
 
 def _as_named(found: Preflight, place: Path) -> Preflight:
-    """Return a preflight with `place`, the folder as the command line names it, in place of the absolute path."""
+    """Return a copy of a preflight with the folder as the command line names it, `place`, not as an absolute path."""
     return dataclasses.replace(found, directory=place / found.directory.name)
 
 
@@ -192,7 +192,7 @@ def _places(options: TrainOptions) -> list[str]:
 
 
 def _train(training: Training, console: Console, saves: Saves) -> tuple[collections.deque[StepRecord], float]:
-    """Train until the last step or a stop request, and save; return the last records and the seconds of training."""
+    """Train until the last step or a stop request, and save; return the last records and the time in seconds."""
     records: collections.deque[StepRecord] = collections.deque(maxlen=REPORTED_STEPS)
     started = time.perf_counter()
     with stop_request(console) as stop:
@@ -207,9 +207,10 @@ def _train(training: Training, console: Console, saves: Saves) -> tuple[collecti
 
 
 def _settings(options: TrainOptions) -> TrainSettings:
-    """Return the settings of the command line; those not given are the defaults, or those of the run to resume.
+    """Return the settings of the command line, completed by the defaults or by the settings of the run to resume.
 
-    Raises ArgumentError when a resumed run would go through other numbers than without the interruption.
+    Raises ArgumentError if a setting differs from that of the run to resume and would change the run's numbers. Raises
+    ArgumentError if that run has gone through all steps.
     """
     if options.resume is None:
         return dataclasses.replace(TrainSettings(), **options.settings)
@@ -229,7 +230,7 @@ def _settings(options: TrainOptions) -> TrainSettings:
 
 
 def _words(name: str, value: Any) -> str:
-    """Return a setting as the option that gives it this value on the command line."""
+    """Return the command-line option that gives the setting `name` this value."""
     if value is None:
         return f"no --{name}"
     if isinstance(value, bool):
@@ -239,11 +240,11 @@ def _words(name: str, value: Any) -> str:
 
 @contextlib.contextmanager
 def _output_directory(options: TrainOptions) -> Iterator[Path]:
-    """Yield the folder of the checkpoint: without --out, that of the resumed run or a new one in runs/.
+    """Context manager: lock the folder of the checkpoint: that of --out, of the resumed run, or a new one in runs/.
 
-    A missing folder is made; one that is empty at the end is removed. In runs/, spill files of killed runs are removed.
-    Raises OSError when the folder cannot be written, ArgumentError when it holds the checkpoint of another run, or
-    another training writes to it.
+    A missing folder is made; a folder that is empty at the end is removed. If the folder is in runs/, the spill files
+    of killed runs in runs/ are removed. Raises OSError if the folder cannot be written. Raises ArgumentError if it
+    holds the checkpoint of another run, or if another training writes to it.
     """
     runs = Path("runs")
     named = options.out or options.resume
@@ -276,9 +277,9 @@ def _output_directory(options: TrainOptions) -> Iterator[Path]:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder for as long as the returned descriptor is open; no file is made in the folder.
+    """Lock a folder until the returned file descriptor is closed; no file is made in the folder.
 
-    Return None where another process has locked the folder, or has removed it meanwhile.
+    Return None if another process has locked the folder, or has removed it meanwhile.
     """
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -293,6 +294,6 @@ def _lock(folder: Path) -> int | None:
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP, errno.ENOSYS):
             raise
-        return fd  # a network's file system, which has no locks for folders
+        return fd  # a network file system without locks for folders
     os.close(fd)
     return None

@@ -1,4 +1,4 @@
-"""Show a training run: its progress, redrawn on a terminal and in lines elsewhere, and at the end a table."""
+"""Show a training run: progress, which is redrawn on a terminal and printed in lines elsewhere, and a final table."""
 
 import contextlib
 import statistics
@@ -31,19 +31,19 @@ def numbers(record: StepRecord) -> str:
 
 
 class _Preparation:
-    """Shows how many kernels were compiled so far: the first step waits for them."""
+    """A text for rich with the number of kernels compiled so far: the first step waits for the kernels."""
 
     def __rich__(self) -> Text:
         return Text(f"compiling kernels: {counts.compiled}" if counts.compiled else "preparing", style="dim")
 
 
 def show_preparation(console: Console) -> contextlib.AbstractContextManager[object]:
-    """On a terminal, show inside the block how many kernels were compiled so far."""
+    """Return a context manager that, on a terminal, shows how many kernels were compiled so far."""
     return Live(_Preparation(), console=console, transient=True) if console.is_interactive else contextlib.nullcontext()
 
 
 def show_progress(console: Console, records: Iterable[StepRecord], first: int, last: int) -> Iterator[StepRecord]:
-    """Yield the records, those of the steps `first` + 1 to `last`, and show each as it comes."""
+    """Yield each of the records, which are of the steps `first` + 1 to `last`, and show the progress."""
     if console.is_interactive:
         yield from _redrawn(console, records, first, last)
     else:
@@ -75,7 +75,7 @@ def _lines(console: Console, records: Iterable[StepRecord], last: int) -> Iterat
 def show_report(
     console: Console, training: Training, last_records: Sequence[StepRecord], duration_s: float, saves: Saves
 ) -> None:
-    """Print the table at the end of a run that took `duration_s`; losses are in nats per byte."""
+    """Print the final table of a run whose training took `duration_s`. Units: losses in nats per byte."""
     stats, held_out = training.stats(), training.held_out_loss()
     written, waited_s = format_bytes(stats.written_bytes), stats.wait_write_s + stats.wait_read_s
     if stats.stored_bytes != stats.written_bytes:

@@ -21,10 +21,10 @@ OPTIMIZERS = {"adamw": sg.optim.AdamW, "sgd": sg.optim.SGD, "lion": sg.optim.Lio
 
 
 def run(options: PlanOptions) -> None:
-    """Plan, and print the plan.
+    """Plan a training run, and print the plan.
 
-    Raises BudgetError, which names the least memory that works, when `options.ram` is less; SpillError when the disk is
-    too small.
+    Raises BudgetError if `options.ram` is too small; the message gives the least memory that suffices. Raises
+    SpillError if the disk is too small.
     """
     console = Console()
     with Console(stderr=True).status("training two layers of it, and measuring this machine"):
@@ -44,7 +44,7 @@ def run(options: PlanOptions) -> None:
 
 
 def plan(options: PlanOptions) -> sg.planning.Plan:
-    """Return the plan that `sg.planning.plan` makes for the options."""
+    """Make a plan for the options with `sg.planning.plan`, and return the plan."""
     make = OPTIMIZERS[options.optimizer]
     return sg.planning.plan(
         options.model, options.batch, options.context, options.ram, options.directory, accumulate=options.accumulate,
@@ -54,7 +54,7 @@ def plan(options: PlanOptions) -> sg.planning.Plan:
 
 
 def command(plan: sg.planning.Plan, options: PlanOptions) -> str:
-    """Return the command line that trains as planned."""
+    """Return the `spillgrad train` command line that follows a plan."""
     words = ["spillgrad", "train", "--model", options.model, "--batch", str(plan.batch), "--context", str(plan.context)]
     words += ["--accumulate", str(plan.accumulate)] if plan.accumulate > 1 else []
     words += ["--offload"] if plan.offload else []

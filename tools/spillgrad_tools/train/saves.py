@@ -1,4 +1,4 @@
-"""The checkpoints of a run: when it saves, whether there is room, and what happens if the disk refuses one."""
+"""The checkpoints of a run: when a checkpoint is saved, whether there is room for it, and what happens if not."""
 
 import time
 from collections.abc import Callable
@@ -15,12 +15,12 @@ MOST_SHARE = 0.05
 
 
 class Saves:
-    """Saves a checkpoint after `every` so many steps, or every ten minutes if None; with 0, only at the end.
+    """Saves a checkpoint every `every` steps, every ten minutes if `every` is None, or only at the end if it is 0.
 
-    A new checkpoint replaces the former once it is whole, so that two need room at a time. With room for one alone, the
-    run saves only at the end. When a checkpoint cannot be written, `say` gets a line and training goes on; at the end,
-    the error is raised. Both say which checkpoint stays.
-    Raises CheckpointError before training where the disk has too little room.
+    A new checkpoint replaces the former one when it is whole, so two checkpoints need room at the same time. If there
+    is room for one only and `every` is None, the run saves only at the end. If a checkpoint cannot be written, `say` is
+    called with a line and training goes on; at the end, the error is raised. Both texts name the checkpoint that stays.
+    Raises CheckpointError before training if the disk has too little room.
     """
 
     def __init__(self, training: Training, out: Path, every: int | None, say: Callable[[str], None]) -> None:
@@ -34,7 +34,7 @@ class Saves:
         self._require_room()
 
     def after_step(self) -> None:
-        """Save, if a checkpoint is due."""
+        """Save a checkpoint if one is due."""
         if not self._is_due():
             return
         lack = self._lack(self._bytes_for_another())
@@ -47,7 +47,7 @@ class Saves:
             self._say(f"step {self._training.step}: not saved: {error}. Training goes on; {self._what_stays()}")
 
     def at_end(self) -> None:
-        """Save, unless the last step was saved already. Raises CheckpointError if the checkpoint cannot be written."""
+        """Save a checkpoint, unless the last step is saved. Raises CheckpointError if it cannot be written."""
         if self._saved == self._training.step:
             return
         try:
@@ -90,11 +90,11 @@ class Saves:
         self._say(f"a checkpoint is saved at the end alone: it and the next one would need {lack}")
 
     def _bytes_for_another(self) -> int:
-        """Return the bytes of one checkpoint, or of two if no checkpoint is in the folder yet."""
+        """Return the bytes needed for a further checkpoint, or for two if there is no checkpoint in the folder yet."""
         return self._training.checkpoint_bytes * (2 if self._saved is None else 1)
 
     def _lack(self, wanted_bytes: int) -> str | None:
-        """Return in words how many bytes are wanted and how many are free; None if there are enough."""
+        """Return in words how many bytes are wanted and how many are free; None if enough are free."""
         free = free_bytes(self._out)
         if free >= wanted_bytes:
             return None

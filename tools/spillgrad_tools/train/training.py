@@ -1,4 +1,4 @@
-"""The training loop: it takes settings and a text, yields a record of each step, and prints nothing."""
+"""The training loop: trains with given settings on a text, and yields a record of each step; it prints nothing."""
 
 import contextlib
 import dataclasses
@@ -32,8 +32,8 @@ MAX_GRADIENT_NORM = 1.0
 SAMPLE_PROMPT = b"The "
 # The share of the steps in which the learning rate rises.
 WARMUP_SHARE = 0.1
-# The default learning rate of a model with 256 features; wider ones get less. It is 7e-4 for GPT-2 and 3e-4 for its
-# largest size; GPT-3's sizes have 6e-4 and 2.5e-4 (Brown et al. 2020, table 2.1).
+# The default learning rate of a model with 256 features; wider models get less: GPT-2 gets 7e-4, and its largest size
+# 3e-4. GPT-3's models of these sizes have 6e-4 and 2.5e-4 (Brown et al. 2020, table 2.1).
 LR, LR_WIDTH = 2e-3, 256
 _BYTES = 256
 
@@ -55,17 +55,17 @@ class StepRecord:
 
     @property
     def tokens_per_s(self) -> float:
-        """Return how many tokens, which are bytes of text, the step trained on in a second."""
+        """Return the number of tokens (bytes of text) that the step trained on per second."""
         return self.tokens / self.duration_s
 
     @property
     def wait_share(self) -> float:
-        """Return the share of the step that the training thread spent waiting for the disk."""
+        """Return the share of the step's time in which the training thread waited for the disk."""
         return self.waited_s / self.duration_s
 
 
 class Evaluation(NamedTuple):
-    """A mean loss in nats per byte, over `batches` of `all_batches`."""
+    """A mean loss over `batches` batches, out of `all_batches`. Units: nats per byte."""
 
     loss: float
     batches: int
@@ -73,12 +73,13 @@ class Evaluation(NamedTuple):
 
 
 class Training:
-    """A language model of bytes in training; if it is saved and resumed, its numbers are the same, bit for bit.
+    """A language model of bytes in training; a run that is saved and resumed has bitwise the same numbers.
 
-    `offload` takes the arguments of `disk_offload` and returns its like, which keeps model and optimizer on disk. The
-    attribute `spill`, which may be set at any time, is the context in which forward passes run.
-    Raises CheckpointError when the checkpoint to resume from is of another model, or was trained on another text or
-    other weights; ArgumentError for more context than the model has; DeviceError for a device that is not there.
+    `offload` is called like `disk_offload` and returns such an object, which keeps model and optimizer on disk. The
+    attribute `spill`, which may be set at any time, is the context manager under which forward passes run.
+    Raises CheckpointError if the checkpoint to resume from is of another model, or was trained on another text or on
+    other weights. Raises ArgumentError if the context is longer than the model's. Raises DeviceError for a device that
+    this machine does not have.
     """
 
     def __init__(
@@ -133,16 +134,16 @@ class Training:
         self._before = self.stats()
 
     def steps(self) -> Iterator[StepRecord]:
-        """Train the steps that are left and yield a record of each.
+        """Train for the remaining steps, and yield a record of each step.
 
-        Raises ArgumentError for a loss, or a norm of the gradients, that is not finite.
+        Raises ArgumentError if the loss or the norm of the gradients is not finite.
         """
         batches = self.data.train_batches(self.step)
         while self.step < self.settings.steps:
             yield self._advance(*next(batches))
 
     def held_out_loss(self) -> Evaluation:
-        """Return the mean loss on the text held out of training, over half as many batches as there are steps."""
+        """Return the mean loss on held-out text, over at most half as many batches as the run has steps."""
         batches = min(max(1, self.settings.steps // 2), self.data.held_out_count)
         total, count = 0.0, 0
         self.model.eval()
@@ -156,10 +157,10 @@ class Training:
         return Evaluation(total / count, batches, self.data.held_out_count)
 
     def sample(self, length: int) -> str:
-        """Return `length` bytes that the model generates after a first word, as text; fewer after a short training.
+        """Return text of at most `length` bytes that the model generates after a first word.
 
-        Each byte takes a pass through the model. The length is bounded by the tokens trained on and, with a model on
-        disk, by the steps, so that the sample takes little time beside the training.
+        Each byte takes a pass through the model. So the length is also bounded by the number of trained tokens and, for
+        an offloaded model, by the number of steps: then the sample takes little time compared with the training.
         """
         trained_tokens = self.settings.steps * self.settings.accumulate * self.settings.batch * self.settings.context
         length = min(length, math.isqrt(trained_tokens // 8), self.settings.steps if self.offload else length)
@@ -171,9 +172,9 @@ class Training:
         return b"".join(bytes([token]) if token < _BYTES else b"\xff" for token in tokens).decode(errors="replace")
 
     def save(self, directory: Path) -> None:
-        """Write a checkpoint to resume from; of a model with adapters, it holds only the adapters.
+        """Write a checkpoint to resume from; for a model with adapters, the checkpoint holds only the adapters.
 
-        Raises CheckpointError when it cannot be written.
+        Raises CheckpointError if the checkpoint cannot be written.
         """
         extra = {"settings": dataclasses.asdict(self.settings), "text": self._text_hash, "base": self._base}
         sg.save_checkpoint(
@@ -189,21 +190,21 @@ class Training:
         return need.state + (need.parameters if self.settings.lora is None else need.gradients)
 
     def stats(self) -> StoreStats:
-        """Return the counters of the store: that of the offloaded model, which saved tensors share, or of `spill`."""
+        """Return the counters of the offload's store, which saved tensors share; if there is none, of `spill`'s."""
         stores = [store for store in (self.offload, self.spill) if store is not None]
         return stores[0].stats() if stores else StoreStats()
 
     @staticmethod
     def settings_of(directory: Path) -> tuple[TrainSettings, int]:
-        """Return the settings of the run whose checkpoint is in `directory`, and how many steps it has gone through.
+        """Return the settings of the run whose checkpoint is in `directory`, and the number of steps done so far.
 
-        Raises CheckpointError when there is no checkpoint, or one that no run has saved.
+        Raises CheckpointError if there is no checkpoint, or if no run has saved the checkpoint.
         """
         state = _state_of(directory)
         return dataclass_of(TrainSettings, state["extra"]["settings"], f"resume: {directory}"), state["step"]
 
     def _build(self, is_new: bool) -> sg.models.LanguageModel:
-        """Return the model. A resumed model gets its weights later, except those that adapters are for."""
+        """Build the model. A resumed model gets its weights later, except for the weights under adapters."""
         weights, rank = self.settings.weights, self.settings.lora
         if weights is not None and (is_new or rank is not None):
             model = sg.models.from_safetensors(weights).train()
@@ -251,13 +252,13 @@ class Training:
         )  # fmt: skip
 
     def _parts(self, x: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the batches of a step, one after the other."""
+        """Split the inputs and targets of a step into its batches, and yield the batches."""
         size = self.settings.batch
         return ((x[start : start + size], y[start : start + size]) for start in range(0, len(x), size))
 
 
 def _state_of(directory: Path) -> dict[str, Any]:
-    """Return a checkpoint's state. Raises CheckpointError when there is no checkpoint, or one that no run has saved."""
+    """Read the state of a checkpoint. Raises CheckpointError if there is no checkpoint, or if no run has saved it."""
     state = sg.load_checkpoint(directory)
     if not {"settings", "text"} <= state["extra"].keys():
         raise CheckpointError(f"resume: {directory} holds a model, but no run; give a folder that a run has saved to")
@@ -265,7 +266,7 @@ def _state_of(directory: Path) -> dict[str, Any]:
 
 
 def _config(settings: TrainSettings, state: Mapping[str, Any] | None) -> Config:
-    """Return the model's sizes: those of the run to resume, of the weights to begin with, or of the named model."""
+    """Return the model's sizes: from the checkpoint's `state` if given, else from the weights or the named model."""
     if state is not None:
         kind: type[Config] = sg.models.GPTConfig if state["model"] == "GPT" else sg.models.LlamaConfig
         return dataclass_of(kind, state["config"], "resume: the checkpoint")
@@ -287,7 +288,7 @@ def _width_and_layers(config: Config) -> tuple[int, int]:
 
 
 def _checksums(settings: TrainSettings) -> dict[str, str] | None:
-    """Return the checksums of the weights that adapters are for; None if the checkpoint holds the whole model."""
+    """Return the checksums of the base weights' files by name, for adapters; None if the run trains the whole model."""
     if settings.weights is None or settings.lora is None:
         return None
     return pretrained.load(settings.weights, lambda saved, _: _checksums_of({tensor.path for tensor in saved.values()}))

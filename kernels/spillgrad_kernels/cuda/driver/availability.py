@@ -35,13 +35,13 @@ def _error(driver: ctypes.CDLL, status: int) -> str:
 
 
 def _number(function: Callable[..., int], *arguments: int) -> int:
-    """Return the number that a function of the driver writes to its first argument; 0 if it fails."""
+    """Return the number that a function of the driver writes to its first argument; 0 if the function fails."""
     found = ctypes.c_int(0)
     return found.value if function(ctypes.byref(found), *arguments) == 0 else 0
 
 
 def _linker_version() -> int:
-    """Return the linker's major version of CUDA; 0 if it is not installed as a Python package."""
+    """Return the major version of CUDA of the linker; 0 if the linker is not installed as a Python package."""
     try:
         return int(metadata.version(_LINKER).partition(".")[0])
     except metadata.PackageNotFoundError:
@@ -50,7 +50,7 @@ def _linker_version() -> int:
 
 @functools.cache
 def missing() -> str | None:
-    """Return a text on what this process lacks to compute on a CUDA device, with advice; None if nothing is missing.
+    """Return a message that says what is missing to compute on a CUDA device, with advice; None if nothing is missing.
 
     The function looks for the packages of the extra 'cuda', then for NVIDIA's driver, then for a GPU.
     """

@@ -1,7 +1,7 @@
-"""Memory, streams, events and copies of a device, which in the simulator is in host memory.
+"""Memory, streams, events and copies of a device. In the simulator, the device is in host memory.
 
-Kernels run one after another on the `compute` stream, and so do copies for which no other stream is given. The host
-waits only if a docstring says so. The first call starts CUDA; importing this module does not.
+Kernels, and copies for which no other stream is given, run one after another on the stream `compute()`. A function
+makes the host wait only if its docstring says so. The first call starts CUDA; importing this module does not.
 """
 
 import collections
@@ -29,13 +29,14 @@ _STAGED_BYTES = 4 * _PIECE_BYTES
 
 
 class Event:
-    """A point in a stream's work, for which other streams and the host can wait. Before `record`, it counts as done.
+    """A point in a stream's work, for which other streams and the host can wait.
 
-    With `timed`, the time between two events can be measured; such events are slightly slower.
+    Before `record`, an event counts as done. The time between two events with `timed` can be measured; such events are
+    slightly slower.
     """
 
-    # Handles of dead events, for new events. A finalizer may run anywhere, so it must not call the driver to free a
-    # handle.
+    # Handles of dead events, kept for new events. A finalizer may run anywhere, so it must not call the driver to free
+    # a handle.
     _spare: ClassVar[dict[bool, list[Any]]] = {True: [], False: []}
 
     def __init__(self, timed: bool = False) -> None:
@@ -51,7 +52,7 @@ class Event:
     __del__ = finalizer
 
     def record(self, stream: "Stream") -> "Event":
-        """Let the event mark the end of the work that is in the stream now; return the event."""
+        """Make the event mark the end of the work that is in `stream` now, and return the event."""
         self._is_done = False
         self._launches = launches.last if stream.computes else 0
         calls.record(self._handle, stream.handle)
@@ -63,19 +64,19 @@ class Event:
             calls.hold(stream.handle, self._handle)
 
     def query(self) -> bool:
-        """Return whether the work before the event is done. Raises CudaError for a kernel that failed before it."""
+        """Return whether the work before the event is done. Raises CudaError if a kernel before the event failed."""
         if not self._is_done and calls.is_done(self._handle):
             self._note_done()
         return self._is_done
 
     def synchronize(self) -> None:
-        """Wait until the work before the event is done. Raises CudaError for a kernel that failed before it."""
+        """Wait until the work before the event is done. Raises CudaError if a kernel before the event failed."""
         if not self._is_done:
             calls.wait_for(self._handle)
             self._note_done()
 
     def elapsed_ms(self, end: "Event") -> float:
-        """Return the milliseconds from this event to `end`. Both must be timed, and done."""
+        """Return the milliseconds from this event to `end`. Both events must be timed, and done."""
         return float(calls.elapsed_ms(self._handle, end._handle))
 
     def _note_done(self) -> None:
@@ -84,10 +85,10 @@ class Event:
 
 
 class _Held:
-    """The arrays that the copies in a stream read and write, held in the copies' order until the copies are done.
+    """The arrays that a stream's copies read and write, in the copies' order, kept alive until the copies are done.
 
-    Invariant: an array is dropped only after its copy is done. The lock guards the queue: without it, two threads that
-    look at the first copy would remove two copies.
+    Invariant: an array is dropped only after its copy is done. The lock guards the queue: without the lock, two threads
+    that look at the first copy would remove two copies.
     """
 
     def __init__(self) -> None:
@@ -101,7 +102,7 @@ class _Held:
             self.nbytes += nbytes
 
     def let_go(self, at_most_bytes: int | None = None) -> None:
-        """Drop the arrays of finished copies; wait for more copies while the rest exceeds `at_most_bytes`."""
+        """Drop the arrays of finished copies; while more than `at_most_bytes` remain, wait for the next copy."""
         with self.lock:
             while self.copies:
                 event, nbytes, _ = self.copies[0]
@@ -118,15 +119,15 @@ _held: dict[Any, _Held] = {}
 
 
 class Stream:
-    """A sequence of work that a device does in order, in parallel with other streams.
+    """A queue of work that a device does in order, in parallel with other streams.
 
-    A copy holds its host array, and the object `keep`, until it is done, so that their memory is not reused meanwhile.
-    A copy does not wait for other streams by itself. Use `Event.wait` to make its stream wait for the work that
-    computes the memory that the copy reads, and for the work that uses the memory that the copy writes.
+    The stream keeps a copy's host array, and the object `keep`, alive until the copy is done, so that their memory is
+    not reused before. A copy does not wait for other streams by itself. Before a copy starts, use `Event.wait` to make
+    the stream wait for work that computes the memory to read, and for work that uses the memory to overwrite.
     """
 
     computes = False
-    _spare: ClassVar[list[Any]] = []  # handles of dead streams, for new streams, as in `Event`
+    _spare: ClassVar[list[Any]] = []  # handles of dead streams, kept for new streams, as in `Event`
 
     def __init__(self) -> None:
         try:
@@ -139,9 +140,9 @@ class Stream:
     __del__ = finalizer
 
     def copy_to_host_async(self, pinned: np.ndarray, address: int, nbytes: int, keep: Any = None) -> Event:
-        """Start a copy of device memory at `address` to the start of `pinned`; return the event of the copy's end.
+        """Start a copy of `nbytes` bytes of device memory at `address` to `pinned`; return the event of the copy's end.
 
-        `pinned` is a dense array from the function `pinned`.
+        `pinned` is a dense array that the function `pinned` returned. Raises ValueError if the array is too small.
         """
         if nbytes > pinned.nbytes:
             raise ValueError(f"a copy to the host: got {nbytes} bytes, for an array of {pinned.nbytes}")
@@ -149,9 +150,9 @@ class Stream:
         return self._hold(nbytes, pinned, keep)
 
     def copy_to_device_async(self, address: int, pinned: np.ndarray, nbytes: int, keep: Any = None) -> Event:
-        """Start a copy from the start of `pinned` to device memory at `address`; return the event of the copy's end.
+        """Start a copy of `nbytes` bytes of `pinned` to device memory at `address`; return the event of the copy's end.
 
-        `pinned` is a dense array from the function `pinned`.
+        `pinned` is a dense array that the function `pinned` returned. Raises ValueError if the array is too small.
         """
         if nbytes > pinned.nbytes:
             raise ValueError(f"a copy to the device: got {nbytes} bytes, of an array of {pinned.nbytes}")
@@ -169,7 +170,7 @@ class Stream:
         return self._copies.nbytes
 
     def let_go(self, at_most_bytes: int | None = None) -> None:
-        """Drop the arrays of finished copies; wait for more copies while the rest exceeds `at_most_bytes`."""
+        """Drop the arrays of finished copies; while more than `at_most_bytes` remain, wait for the next copy."""
         self._copies.let_go(at_most_bytes)
 
     def synchronize(self) -> None:
@@ -228,22 +229,23 @@ def allocator() -> CachingAllocator:
 
 
 def pinned(nbytes: int) -> np.ndarray:
-    """Return an uninitialised array of `nbytes` bytes in pinned memory, which is given back when its last view dies.
+    """Return an uninitialised array of `nbytes` bytes in pinned memory.
 
-    Raises MemoryError if the system refuses to pin more memory.
+    The memory is given back when the last view of the array dies. Raises MemoryError if the system refuses to pin more
+    memory.
     """
     _drop_copied(waits=False)
     return _pinned_memory.empty(nbytes)
 
 
 def empty_cache() -> None:
-    """Give unused memory back to the device and to the system."""
+    """Give unused device memory back to the device, and unused pinned memory back to the system."""
     allocator().give_back_idle()
     _pinned_memory.give_back_idle()
 
 
 def _piece(nbytes: int, stream: Stream) -> np.ndarray:
-    """Return pinned memory for a part of a copy; wait while the stream holds too much pinned memory."""
+    """Return pinned memory for a part of a copy. Wait while `stream` holds too much pinned memory (`_STAGED_BYTES`)."""
     stream.let_go(_STAGED_BYTES - _PIECE_BYTES)
     return pinned(nbytes)
 
@@ -254,10 +256,10 @@ def is_pinned(array: np.ndarray) -> bool:
 
 
 def copy_to_device(address: int, source: np.ndarray, stream: Stream | None = None, keep: Any = None) -> None:
-    """Fill device memory at `address` from a dense host array of bytes, which may be changed after the call.
+    """Copy `source`, a dense host array of bytes, to device memory at `address`. `source` may change after the call.
 
-    The copy runs in order in `stream`, by default the stream of kernels. Until it is done, the stream holds `keep`, the
-    owner of the device memory.
+    The copy runs in order in `stream`, by default the stream of kernels. The stream keeps `keep`, the owner of the
+    device memory, alive until the copy is done.
     """
     stream = compute() if stream is None else stream
     for start in range(0, source.nbytes, _PIECE_BYTES):
@@ -268,7 +270,7 @@ def copy_to_device(address: int, source: np.ndarray, stream: Stream | None = Non
 
 
 def copy_to_host(target: np.ndarray, address: int) -> None:
-    """Fill a dense host array of bytes from device memory at `address`. Waits for the kernels launched before.
+    """Fill `target`, a dense host array of bytes, from device memory at `address`. Waits for earlier kernels.
 
     Raises CudaError if a kernel failed.
     """

@@ -1,7 +1,7 @@
-"""The error for a failed call of NVIDIA's driver, and the names of kernels that may have caused it.
+"""The error for a failed call of NVIDIA's driver, and the names of the kernels that may have caused it.
 
-A kernel runs after its launch returns, so a later call reports its failure. `launches` has the names of kernels that
-may still be running, and the error lists them.
+A launch returns before its kernel has run, so a later call reports the kernel's failure. `launches` records the names
+of the kernels that may still be running, and the error lists these names.
 """
 
 import collections
@@ -12,7 +12,7 @@ import os
 BLOCKING_VARIABLE = "SPILLGRAD_CUDA_LAUNCH_BLOCKING"
 LAUNCH_BLOCKING = os.environ.get(BLOCKING_VARIABLE, "0") not in ("", "0")
 
-# More launches than NVIDIA's driver lets wait in a stream: older launches are done.
+# NVIDIA's driver lets fewer launches than this wait in a stream, so older launches are done.
 _REMEMBERED = 4096
 _NAMED = 6
 
@@ -38,10 +38,10 @@ _ADVICE = {
 
 
 class CudaError(RuntimeError):
-    """A failure of a device or of NVIDIA's driver; `status` is CUDA's name of the error.
+    """Raised for a failure of a device or of NVIDIA's driver. `status` is CUDA's name of the error.
 
-    One of `kernels` may have caused the failure; the last launched kernel is listed first. If `is_sticky`, only a new
-    process can use the device.
+    One of `kernels` may have caused the failure; the last launched kernel is listed first. If `is_sticky`, this process
+    cannot use the device any more, but a new process can.
     """
 
     def __init__(self, doing: str, status: str, text: str, kernels: tuple[str, ...] = ()) -> None:
@@ -69,7 +69,7 @@ class Launches:
     """The names of launched kernels that are not known to be done, in the order of their launches.
 
     Invariant: launches up to number `_done` are done. `last` is the number of the last launch. Two threads that launch
-    at the same time may leave `last` one too low; a failure may then also name a kernel that is done.
+    at the same time may leave `last` too low by 1; a failure may then also name a kernel that is done.
     """
 
     def __init__(self) -> None:

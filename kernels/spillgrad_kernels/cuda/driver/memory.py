@@ -1,8 +1,8 @@
-"""Device memory: a caching allocator, since an allocation by the driver takes a millisecond and waits for all work.
+"""A caching allocator of device memory. An allocation by the driver would take a millisecond and wait for all work.
 
 The allocator keeps freed blocks for later requests. It splits a block that is much too large, and joins adjacent free
-blocks. All kernels run in order on one stream, so a block may be reused while an earlier kernel still reads it. Copies
-on other streams hold their memory until they are done (`driver.Stream`).
+blocks. All kernels run in order on one stream, so a block may be reused while an earlier kernel still reads the block.
+A copy on another stream keeps its memory until the copy is done (see `driver.Stream`).
 """
 
 import bisect
@@ -22,7 +22,7 @@ _OWN_SEGMENT_ROUND_BYTES = 2 << 20
 
 
 def _readable(nbytes: int) -> str:
-    """Return `nbytes` as text, as `spillgrad.storage.sizes.format_bytes` does."""
+    """Return `nbytes` as text, in the format of `spillgrad.storage.sizes.format_bytes`."""
     for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= scale:
             return f"{nbytes / scale:.1f} {unit}"
@@ -30,7 +30,11 @@ def _readable(nbytes: int) -> str:
 
 
 class OutOfMemory(MemoryError):
-    """The device has no room for `asked` bytes. `free` bytes are left; live arrays hold `held`; `cached` are unused."""
+    """Raised if the device has no room for `asked` bytes.
+
+    `free` is the device's free memory, `held` the memory of live arrays, `cached` the allocator's unused memory. Units:
+    bytes.
+    """
 
     def __init__(self, asked: int, free: int, held: int, cached: int) -> None:
         self.asked, self.free, self.held, self.cached = asked, free, held, cached
@@ -45,10 +49,11 @@ class OutOfMemory(MemoryError):
 class MemoryStats:
     """Statistics of an allocator.
 
-    `live_bytes` belong to live arrays; `reserved_bytes` are live and cached bytes together. `allocated_bytes` is the
-    sum over all `allocations` so far; `blocks` of the allocations are live. `segments` counts the pieces of memory that
-    the device gave, `retries` the requests for which cached memory had to be returned to the device, `failures` the
-    requests that failed.
+    `live_bytes` is the memory of live arrays, and `reserved_bytes` the live and cached memory together. The fields
+    `peak_...` are the largest values of both. `allocations` counts the allocations so far, `allocated_bytes` is the sum
+    of their sizes, and `blocks` counts the live blocks. `segments` counts the pieces of memory that the allocator holds
+    from the device, `retries` the requests for which it waited for copies or gave cached memory back, and `failures`
+    the requests that failed.
     """
 
     live_bytes: int = 0
@@ -78,13 +83,14 @@ class Block:
 class CachingAllocator:
     """An allocator of blocks of device memory, which keeps freed blocks for later requests.
 
-    `reserve(nbytes)` gets a segment from the device and returns its address, or None. `give_back(address)` returns the
-    segment to the device. `free_bytes()` is the device's free memory. `drop_copied(waits)` drops the arrays of finished
-    copies or, if `waits`, waits for all copies and drops their arrays.
+    `reserve(nbytes)` gets a segment from the device and returns its address, or None if there is no room.
+    `give_back(address)` gives the segment back to the device. `free_bytes()` returns the device's free memory.
+    `drop_copied(waits)` drops the arrays of finished copies or, if `waits`, waits for all copies and drops their
+    arrays.
 
     Invariant: the blocks of a segment follow each other without gaps, and no two adjacent blocks are free. The lock
-    guards blocks and counters. An array may die while its thread holds the lock, so its block is only appended to
-    `_returned`.
+    guards blocks and counters. An array may die in a thread that holds the lock, so `release` only appends the array's
+    block to `_returned`, without the lock.
     """
 
     def __init__(
@@ -127,10 +133,10 @@ class CachingAllocator:
             return block
 
     def _make_room(self, wanted: int, small: bool) -> Block | None:
-        """Return a block although none is free, or None if the device has no room.
+        """Make room for a block of `wanted` bytes and return the block, or None if the device has no room.
 
-        Try, in this order: the memory of finished copies, a new segment, waiting for all copies, and a new segment
-        after cached memory was given back to the device.
+        Try, in this order: free the memory of finished copies; reserve a new segment; wait for all copies and free
+        their memory; give cached memory back to the device and reserve a new segment.
         """
         self._take_back(waits=False)
         block = self._best_fit(wanted, small) or self._segment(wanted, small)
@@ -156,14 +162,14 @@ class CachingAllocator:
             return replace(self._stats)
 
     def reset_peaks(self) -> None:
-        """Set the peaks to the present values."""
+        """Set the peaks in the statistics to the present values."""
         with self._lock:
             self._take_back(waits=False)
             stats = self._stats
             stats.peak_live_bytes, stats.peak_reserved_bytes = stats.live_bytes, stats.reserved_bytes
 
     def _take_back(self, waits: bool) -> None:
-        """Free the blocks of dead arrays, including arrays held by copies. With `waits`, wait for all copies."""
+        """Drop the arrays of finished copies or, with `waits`, of all copies; then free the blocks of dead arrays."""
         self._drop_copied(waits)
         self._drain()
 

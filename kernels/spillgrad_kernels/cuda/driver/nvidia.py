@@ -29,7 +29,7 @@ def _failure(doing: str, status: Any) -> CudaError:
 
 
 def _checked(doing: str, outcome: tuple[Any, ...]) -> Any:
-    """Return the result in `outcome`, a call's status and result. Raises CudaError if the status is not success."""
+    """Check `outcome`, the status and result of a call, and return the result. Raises CudaError if the call failed."""
     status, *results = outcome
     if status != _SUCCESS:
         raise _failure(doing, status)
@@ -38,14 +38,14 @@ def _checked(doing: str, outcome: tuple[Any, ...]) -> Any:
 
 @functools.cache
 def _context() -> tuple[Any, Any]:
-    """Return the device and its primary context."""
+    """Start CUDA; return device 0 and its primary context."""
     _checked("start CUDA", _cuda.cuInit(0))
     device = _checked("find the device", _cuda.cuDeviceGet(0))
     return device, _checked("make the device's context", _cuda.cuDevicePrimaryCtxRetain(device))
 
 
 def enter() -> Any:
-    """Make the context current in this thread; return the device."""
+    """Make the primary context current in this thread; return the device."""
     device, context = _context()
     (status,) = _cuda.cuCtxSetCurrent(context)
     if status is not _SUCCESS:
@@ -54,15 +54,15 @@ def enter() -> Any:
 
 
 def _call(doing: str, function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
-    """Return the result of a function of the driver, called in the context. Raises CudaError."""
+    """Call a function of the driver in the primary context; return its result. Raises CudaError if the call failed."""
     enter()
     return _checked(doing, function(*arguments))
 
 
 def _memory_of(doing: str, function: Callable[..., tuple[Any, ...]], *arguments: Any) -> int | None:
-    """Return the address of memory that a function of the driver allocates, or None if there is no room.
+    """Call a function of the driver that allocates memory; return the address, or None if there is no room.
 
-    Raises CudaError for other failures.
+    Raises CudaError for any other failure.
     """
     enter()
     outcome = function(*arguments)
@@ -75,12 +75,12 @@ def reserve(nbytes: int) -> int | None:
 
 
 def give_back(address: int) -> None:
-    """Free device memory that `reserve` allocated, after all running work is done."""
+    """Wait until all running work is done, then free device memory that `reserve` allocated."""
     _call("give device memory back", _cuda.cuMemFree, address)
 
 
 def memory_bytes() -> tuple[int, int]:
-    """Return the numbers of free and of total bytes of the device."""
+    """Return (free, total): the free bytes and all bytes of device memory."""
     enter()
     status, free, total = _cuda.cuMemGetInfo()
     _checked("look at the device's memory", (status,))
@@ -88,7 +88,7 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def pin(nbytes: int) -> int | None:
-    """Allocate page-locked host memory, which needs no staging for copies; return its address, or None if no room."""
+    """Allocate page-locked host memory, for copies without staging; return the address, or None if there is no room."""
     return _memory_of("pin host memory", _cuda.cuMemHostAlloc, nbytes, _PORTABLE)
 
 
@@ -108,12 +108,12 @@ def new_event(timed: bool) -> Any:
 
 
 def record(event: Any, stream: Any) -> None:
-    """Let `event` mark the end of the work that is in the stream now."""
+    """Make `event` mark the end of the work that is in `stream` now."""
     _call("record an event", _cuda.cuEventRecord, event, stream)
 
 
 def hold(stream: Any, event: Any) -> None:
-    """Make later work of the stream wait for the event."""
+    """Make later work of `stream` wait for `event`. The host does not wait."""
     _call("let a stream wait", _cuda.cuStreamWaitEvent, stream, event, 0)
 
 
@@ -128,12 +128,12 @@ def is_done(event: Any) -> bool:
 
 
 def wait_for(event: Any) -> None:
-    """Wait until the work before an event is done."""
+    """Make the host wait until the work before an event is done."""
     _call("wait for an event", _cuda.cuEventSynchronize, event)
 
 
 def synchronize(stream: Any) -> None:
-    """Wait until all work in a stream is done."""
+    """Make the host wait until all work in a stream is done."""
     _call("wait for the device", _cuda.cuStreamSynchronize, stream)
 
 
@@ -143,17 +143,17 @@ def elapsed_ms(begin: Any, end: Any) -> float:
 
 
 def to_host(target: int, address: int, nbytes: int, stream: Any) -> None:
-    """Start a copy of device memory at `address` to pinned memory at address `target`, in a stream."""
+    """Start, in `stream`, a copy of `nbytes` bytes of device memory at `address` to pinned memory at `target`."""
     _call("copy to the host", _cuda.cuMemcpyDtoHAsync, target, address, nbytes, stream)
 
 
 def to_device(address: int, source: int, nbytes: int, stream: Any) -> None:
-    """Start a copy of pinned memory at address `source` to device memory at `address`, in a stream."""
+    """Start, in `stream`, a copy of `nbytes` bytes of pinned memory at `source` to device memory at `address`."""
     _call("copy to the device", _cuda.cuMemcpyHtoDAsync, address, source, nbytes, stream)
 
 
 def clear(address: int, nbytes: int, stream: Any) -> None:
-    """Start setting device memory at `address` to 0, in a stream."""
+    """Start setting `nbytes` bytes of device memory at `address` to 0, in `stream`."""
     _call("clear device memory", _cuda.cuMemsetD8Async, address, 0, nbytes, stream)
 
 
@@ -170,7 +170,7 @@ def _attribute(attribute: Any) -> int:
 
 @functools.cache
 def capability() -> tuple[int, int]:
-    """Return the device's compute capability: major and minor."""
+    """Return the device's compute capability as (major, minor)."""
     return (
         _attribute(_ATTRIBUTES.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
         _attribute(_ATTRIBUTES.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
@@ -184,7 +184,7 @@ def multiprocessors() -> int:
 
 
 def function(code: bytes, name: str) -> Any:
-    """Load machine code, which stays loaded; return its function called `name`."""
+    """Load the machine code `code`, and return the function `name` in the code. The code stays loaded."""
     enter()
     module = _checked("load a kernel", _cuda.cuModuleLoadData(code))
     return _checked("find a kernel", _cuda.cuModuleGetFunction(module, name.encode()))
@@ -193,7 +193,8 @@ def function(code: bytes, name: str) -> Any:
 def launch(function: Any, name: str, blocks: int, threads: int, stream: Any, arguments: int) -> None:
     """Launch a kernel in a stream.
 
-    `arguments` is the address of the addresses of the kernel's arguments. This memory may be changed after the call.
+    `arguments` is the address of a table, which holds the address of each argument of the kernel. The table and the
+    arguments may be changed after the call. Raises CudaError if the launch fails.
     """
     enter()
     (status,) = _cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, 0)

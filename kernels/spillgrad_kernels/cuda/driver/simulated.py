@@ -9,7 +9,7 @@ import numpy as np
 _DEVICE_BYTES = 1 << 30
 _ALIGNED_BYTES = 512
 
-# The allocated memory, by its address.
+# The allocated arrays, by the address that was returned for each.
 _given: dict[int, np.ndarray] = {}
 _pinned: dict[int, np.ndarray] = {}
 _streams = itertools.count(1)
@@ -33,7 +33,7 @@ def give_back(address: int) -> None:
 
 
 def memory_bytes() -> tuple[int, int]:
-    """Return the numbers of free and of total bytes of the device."""
+    """Return (free, total): the free bytes and all bytes of device memory."""
     return _DEVICE_BYTES - sum(memory.nbytes - _ALIGNED_BYTES for memory in list(_given.values())), _DEVICE_BYTES
 
 
@@ -53,7 +53,7 @@ def new_stream() -> int:
 
 
 def new_event(timed: bool) -> list[float]:
-    """Return an event, a list with the time at which it was recorded."""
+    """Return an event: a list that holds the time at which the event was recorded."""
     return [0.0]
 
 
@@ -105,10 +105,10 @@ def name() -> str:
 
 
 def capability() -> tuple[int, int]:
-    """Return the simulated device's compute capability."""
+    """Return the simulated device's compute capability as (major, minor)."""
     return 9, 0
 
 
 def multiprocessors() -> int:
-    """Return the number of multiprocessors, which is small, because Python threads run each block."""
+    """Return 1, a small number of multiprocessors, because Python threads run each block."""
     return 1

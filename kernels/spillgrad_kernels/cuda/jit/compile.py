@@ -1,6 +1,6 @@
-"""Compile CUDA kernels: `cuda` and `device` to write them with, and `Kernel` to compile and launch them.
+"""Compile CUDA kernels: functions are written with `cuda` and `device`, and `Kernel` compiles and launches them.
 
-A kernel's arguments are integers and floats only. It accesses memory by address (see `cuda/pointers.py`), so one
+A kernel's arguments are integers and floats only. A kernel accesses memory by address (see `cuda/pointers.py`), so one
 machine code serves every layout, and a launch packs only words. Kernels compile to PTX on machines without a GPU. With
 `NUMBA_ENABLE_CUDASIM=1` they run on the CPU, in one Python thread for each thread of the device.
 """
@@ -32,7 +32,7 @@ if SIMULATED:
         """A block's shared memory in the simulator. Numba's own class gives concurrent threads different arrays."""
 
         def array(self, shape: Any, dtype: Any) -> np.ndarray:
-            """Return the array of the calling source line, which is the same for all threads of the block."""
+            """Return the array of the caller's source line: all threads of the block get the same array."""
             caller = sys._getframe(1)
             arrays = _simulator._get_kernel_context().shared._allocations
             place = caller.f_code, caller.f_lineno
@@ -40,7 +40,7 @@ if SIMULATED:
             return arrays.setdefault(place, np.empty(shape, dtype.name)) if found is None else found
 
     class _RunningKernel:
-        """The object called `cuda` in kernels, and in the functions that kernels call from any module."""
+        """The object that kernels, and the functions that kernels call in any module, use as `cuda`."""
 
         shared = _Shared()
 
@@ -50,7 +50,7 @@ if SIMULATED:
     cuda: Any = _RunningKernel()
 
     def device(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Let kernels call `function`, which stays a Python function."""
+        """Let kernels call `function`, and return it. Python code can still call the function."""
         return function
 
 else:
@@ -64,13 +64,13 @@ else:
     from spillgrad_kernels.cuda.jit.launch import launcher
 
     def device(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Let kernels call `function`, which stays a Python function."""
+        """Let kernels call `function`, and return it. Python code can still call the function."""
         return register_jitable(function)  # type: ignore[no-any-return]
 
     _device_at_hand = dispatcher.get_current_device
 
     def _device_to_compile_for() -> Any:
-        """Return the GPU, or without a GPU, a stand-in that has the compute capability to compile for."""
+        """Return a stand-in for a GPU of the compute capability to compile for; by default, return the GPU."""
         capability = getattr(_target, "capability", None)
         return _device_at_hand() if capability is None else python_types.SimpleNamespace(compute_capability=capability)
 
@@ -78,10 +78,10 @@ else:
 
 
 def device_form(function: Callable[..., Any], **names: Callable[..., Any]) -> Any:
-    """Return a copy of a CPU kernel's function for device kernels. `names` holds copies of functions that it calls.
+    """Return a copy, for device kernels, of a CPU kernel's function. `names` holds copies of functions that it calls.
 
-    Numba-cuda also finds functions that are registered for the CPU. If Numba inlines such a function, and this process
-    compiled it for the CPU before, numba-cuda would use the CPU's code.
+    The reason: numba-cuda also finds functions that are registered for the CPU. If Numba inlines such a function, and
+    this process compiled the function for the CPU before, numba-cuda would use the CPU's code.
     """
     if SIMULATED:
         return function
@@ -101,8 +101,8 @@ def _compiling_for(capability: Capability) -> Iterator[None]:
 def _for_each(first: str, step: str, body: Callable[..., None]) -> Callable[..., None]:
     """Return the function of a kernel that calls `body(turn, ...)` for each turn from 0 to `turns` - 1.
 
-    A thread takes the turn `first`, and then each turn that is `step` after the last one. The kernel's first argument
-    is `turns`, in place of the turn.
+    A thread takes the turns `first`, `first` + `step`, `first` + 2 * `step` and so on; `first` and `step` are code. The
+    kernel's first parameter is `turns`, in place of `turn`.
     """
     given = ", ".join(body.__code__.co_varnames[1 : body.__code__.co_argcount])
     source = f"""
@@ -119,7 +119,7 @@ def kernel(turns, {given}):
     return kernel
 
 
-# With the first, the threads of all blocks share the turns; with the second, all threads of a block take the same turn.
+# `for_each_turn`: the threads of all blocks share the turns. `for_each_group`: a block's threads take the same turn.
 for_each_turn = functools.partial(_for_each, "cuda.grid(1)", "cuda.gridsize(1)")
 for_each_group = functools.partial(_for_each, "cuda.blockIdx.x", "cuda.gridDim.x")
 
@@ -129,9 +129,9 @@ THREADS = 8 if SIMULATED else 256
 
 
 class Kernel:
-    """A function of numbers that many threads of a device run, in blocks of `threads`.
+    """A function of numbers that many threads of a device run, in blocks of `threads` threads.
 
-    `parameters` are the types of its arguments, by default int64 for all.
+    `parameters` are the types of the function's arguments; by default, all are int64.
     """
 
     def __init__(
@@ -180,11 +180,11 @@ class Kernel:
         return simulate
 
     def run(self, turns: int, *arguments: Any) -> None:
-        """Start threads that share `turns` turns (see `for_each_turn`), without waiting."""
+        """Start threads that share `turns` turns (see `for_each_turn`), without waiting for the threads."""
         self.launch(blocks_for(-(-turns // self.threads)), turns, *arguments)
 
     def run_blocks(self, work: int, *arguments: Any) -> None:
-        """Start blocks that share `work` groups of work (see `for_each_group`), without waiting."""
+        """Start blocks that share `work` groups of work (see `for_each_group`), without waiting for the blocks."""
         self.launch(blocks_for(work), work, *arguments)
 
 
@@ -193,7 +193,7 @@ _simulating = threading.Lock()
 
 
 def _without_warnings(function: Callable[..., None]) -> Callable[..., None]:
-    """Return `function` with NumPy's floating-point warnings off, as a device gives no warnings."""
+    """Return `function` with NumPy's floating-point warnings disabled, because a device gives no warnings."""
 
     def quiet(*arguments: Any) -> None:
         with errstate(all="ignore"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from spillgrad_kernels.cuda.driver import driver
 
-# Each argument takes one word, whatever its size. This maps the name of a type to its format for `struct`.
+# Each argument takes one word, whatever its size. This dict maps the name of a type to its format for `struct`.
 _WORD_BYTES = 8
 _LAYOUTS = {
     "int64": "q", "int32": "i4x", "int16": "h6x", "int8": "b7x", "uint64": "Q", "uint8": "B7x", "bool": "?7x",
@@ -26,11 +26,11 @@ class _Arguments:
 
 
 def launcher(code: bytes, name: str, parameters: Sequence[Any], threads: int) -> Callable[..., None]:
-    """Load a kernel's machine code and return `launch(blocks, *arguments)`."""
+    """Load a kernel's machine code, and return the function `launch(blocks, *arguments)` that starts the kernel."""
     function = driver.calls.function(code, "kernel")
     pack = struct.Struct("<" + "".join(_LAYOUTS[str(parameter)] for parameter in parameters)).pack_into
     stream, call = driver.compute().handle, driver.calls.launch
-    # Several, since several threads may launch at the same time.
+    # A list, since several threads may launch at the same time.
     spare: list[_Arguments] = []
 
     def launch(blocks: int, *arguments: Any) -> None:

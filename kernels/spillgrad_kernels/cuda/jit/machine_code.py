@@ -29,12 +29,12 @@ _SETTINGS = ("FORCE_CUDA_CC", "CUDA_DEBUGINFO_DEFAULT", "CUDA_NVRTC_EXTRA_SEARCH
 
 
 class UnknownIdentity(TypeError):
-    """A kernel refers to an object whose value cannot be hashed."""
+    """Raised for a kernel that refers to an object whose value cannot be hashed."""
 
 
 @functools.cache
 def _surroundings() -> bytes:
-    """Return a hash of all that every kernel's code depends on and that `cache.version` does not cover."""
+    """Return a hash of all that the code of every kernel depends on, except what `cache.version` covers."""
     digest = hashlib.sha256()
     for package in ("numba-cuda", "cuda-bindings"):
         digest.update(f"{package} {version(package)}\n".encode())
@@ -118,14 +118,14 @@ class _Identity:
 
 @functools.cache
 def _globals(code: python_types.CodeType) -> tuple[str, ...]:
-    """Return the names that a function's code, with its inner functions, looks up in the function's module."""
+    """Return the names of globals that a function's code, or the code of its inner functions, looks up."""
     names = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
     inner = [name for value in code.co_consts if isinstance(value, python_types.CodeType) for name in _globals(value)]
     return tuple(sorted({*names, *inner}))
 
 
 def identity(function: Callable[..., None], parameters: tuple[Any, ...], capability: tuple[int, int]) -> str:
-    """Return a hash that identifies a kernel's machine code. Raises UnknownIdentity."""
+    """Return a hash that identifies a kernel's machine code. Raises UnknownIdentity if a value cannot be hashed."""
     found = _Identity()
     found.add((capability, parameters, function))
     return found.digest.hexdigest()
@@ -134,7 +134,10 @@ def identity(function: Callable[..., None], parameters: tuple[Any, ...], capabil
 def find(
     function: Callable[..., None], parameters: tuple[Any, ...], capability: tuple[int, int], ptx: Callable[[], str]
 ) -> bytes:
-    """Return a kernel's machine code from the disk, or else link the result of `ptx()`, and store the machine code."""
+    """Return a kernel's machine code from the cache; if it is missing, link the PTX of `ptx()`, and store the code.
+
+    The machine code of a kernel that cannot be identified is linked, and not stored.
+    """
     try:
         place = identity(function, parameters, capability)
     except UnknownIdentity:
@@ -149,9 +152,9 @@ def find(
 
 
 def link(ptx: str, capability: tuple[int, int]) -> bytes:
-    """Return the machine code of `ptx` for devices of a compute capability. Raises RuntimeError if linking fails.
+    """Link `ptx` for devices of a compute capability; return the machine code. Raises RuntimeError if linking fails.
 
-    NVIDIA's driver could link the PTX too, but may be older than the compiler that wrote it.
+    NVIDIA's driver could link the PTX too, but the driver may be older than the compiler that wrote the PTX.
     """
     doing = f"cuda: link a kernel for compute capability {capability[0]}.{capability[1]}"
     try:
