@@ -85,6 +85,10 @@ class DataError(SpillgradError, ValueError):
     """Raised for training data that is missing, empty or too short."""
 
 
+class WorkerError(SpillgradError, RuntimeError):
+    """Raised for a worker of a `DataLoader` that ended, or took too long."""
+
+
 class StateDictError(SpillgradError, RuntimeError):
     """Raised for a state dict of another module, optimizer or scheduler."""
 
@@ -97,11 +101,19 @@ class MissingFileError(CheckpointError, FileNotFoundError):
     """Raised for a file to load that does not exist."""
 
 
-class UnknownModelError(SpillgradError, KeyError):
+class _KeyError(SpillgradError, KeyError):
+    """A KeyError that shows its message, where `KeyError` shows the message's repr."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class UnknownModelError(_KeyError):
     """Raised for a model name that is not in the list of models."""
 
-    def __str__(self) -> str:  # KeyError would show the message's repr
-        return str(self.args[0]) if self.args else ""
+
+class MissingOptionError(_KeyError):
+    """Raised for a group of an optimizer that lacks an option."""
 
 
 class OperandError(SpillgradError, TypeError, RuntimeError):

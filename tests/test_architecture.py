@@ -81,6 +81,7 @@ LATE_IMPORTS = {
     "spillgrad.spill.save_on_disk": "only tensors of a CUDA device need numba-cuda, which may not be installed",
     "spillgrad.cuda": "`import spillgrad` must not wait for numba-cuda, which may not be installed",
     "spillgrad_tools.cli": "`spillgrad --help` must not wait for Numba and HDF5",
+    "spillgrad.data.data_loader": "`import spillgrad` must not wait for multiprocessing, which only workers need",
     "spillgrad.data.bpe": "only byte-pair tokens need tokenizers, which may not be installed",
     "spillgrad.storage.codecs": "`import spillgrad` must not wait for zstd, which only codec='lossless' needs",
     "spillgrad.storage.encryption": "only encrypt=True needs cryptography, which may not be installed",

@@ -1,7 +1,9 @@
-"""Text and other data, in batches."""
+"""Datasets, samplers and batches; and texts to train language models on."""
 
 from spillgrad.data.bpe import BPEDataset, BPETokenizer
-from spillgrad.data.dataset import DataLoader, Dataset, TensorDataset, collate
+from spillgrad.data.collate import default_collate as collate
+from spillgrad.data.data_loader import DataLoader
+from spillgrad.data.dataset import Dataset, TensorDataset
 from spillgrad.data.text import load_text
 from spillgrad.data.token_dataset import ByteDataset, TokenDataset
 

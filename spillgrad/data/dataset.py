@@ -1,98 +1,174 @@
-"""Indexed samples, and batches of them."""
+"""Datasets: samples by index, or one after the other; and datasets made of others."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
-
-import numpy as np
+import bisect
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from spillgrad.errors import ArgumentError, ShapeError
-from spillgrad.ops import creation, join_split
+from spillgrad.generator import Generator
+from spillgrad.ops.creation import randperm
 from spillgrad.tensor import Tensor
 
+__all__ = [
+    "ChainDataset", "ConcatDataset", "Dataset", "IterableDataset", "StackDataset", "Subset", "TensorDataset",
+    "random_split",
+]  # fmt: skip
 
-class Dataset(Protocol):
-    """Anything with a length and samples by index."""
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Samples(Protocol):
+    """Anything with a length and samples by index; a `Dataset` or a list."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-class TensorDataset:
-    """Samples are tuples of one row of each tensor."""
+class Dataset(Generic[T_co]):
+    """The base of datasets: subclasses define `__getitem__`, and `__len__` unless a sampler chooses the indices.
+
+    `__getitems__(indices)`, where a subclass has it, returns the samples of a batch at once.
+    """
+
+    def __getitem__(self, index: Any) -> T_co:
+        raise NotImplementedError(f"{type(self).__name__}: Subclasses of Dataset should implement __getitem__.")
+
+    def __add__(self, other: "Dataset[T_co]") -> "ConcatDataset[T_co]":
+        return ConcatDataset([self, other])
+
+
+class IterableDataset(Dataset[T_co]):
+    """The base of datasets whose samples come one after the other: subclasses define `__iter__`.
+
+    Each worker of a `DataLoader` iterates over a copy; `get_worker_info()` tells which part is its own.
+    """
+
+    def __iter__(self) -> Iterator[T_co]:
+        raise NotImplementedError(f"{type(self).__name__}: an IterableDataset defines __iter__")
+
+    def __add__(self, other: Dataset[T_co]) -> "ChainDataset[T_co]":  # type: ignore[override]  # as in PyTorch
+        return ChainDataset([self, other])
+
+
+class TensorDataset(Dataset[tuple[Tensor, ...]]):
+    """Samples are tuples of one row of each tensor. Raises ShapeError unless all have the same length."""
 
     def __init__(self, *tensors: Tensor) -> None:
         lengths = [len(tensor) for tensor in tensors]
         if not tensors or len(set(lengths)) != 1:
-            raise ShapeError(f"TensorDataset: got tensors of lengths {lengths}; give one or more of the same length")
+            raise ShapeError(
+                f"TensorDataset: Size mismatch between tensors: got lengths {lengths}; give one or more of the same "
+                "length"
+            )
         self.tensors = tensors
 
     def __len__(self) -> int:
         return len(self.tensors[0])
 
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        return tuple(tensor[index] for tensor in self.tensors)
+    def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
+        return tuple([tensor[index] for tensor in self.tensors])
 
 
-class DataLoader:
-    """Iterate over a dataset in batches; each pass is one epoch, whose order is a pure function of (seed, epoch).
+class StackDataset(Dataset[Any]):
+    """Samples are tuples, or with names dicts, of one sample of each dataset."""
 
-    Samples may be tensors, arrays, numbers, and tuples, lists or dicts of them; a batch has their structure, stacked.
-    `epoch` counts the passes begun and may be set; `state_dict` says where the latest one stands, to resume there.
-    """
-
-    def __init__(
-        self, dataset: Dataset, batch_size: int = 1, shuffle: bool = False, seed: int = 0, drop_last: bool = False
-    ) -> None:
-        if batch_size < 1:
-            raise ArgumentError(f"DataLoader: got batch_size {batch_size}; at least 1 is needed")
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.seed = seed
-        self.drop_last = drop_last
-        self.epoch = 0
-        self._first = 0  # the first batch of the next pass
-        self._taken: int | None = None  # batches of the latest pass, unless it has ended
+    def __init__(self, *datasets: Samples, **named: Samples) -> None:
+        if bool(datasets) == bool(named):
+            raise ArgumentError(
+                f"StackDataset: got {len(datasets)} datasets and {len(named)} with names; give one or more of one kind"
+            )
+        self.datasets: Any = named or datasets
+        lengths = [len(dataset) for dataset in (named.values() if named else datasets)]
+        if len(set(lengths)) != 1:
+            raise ShapeError(f"StackDataset: Size mismatch between datasets: got lengths {lengths}; give equal ones")
+        self._length = lengths[0]
 
     def __len__(self) -> int:
-        """Return how many batches an epoch has."""
-        rows = len(self.dataset)
-        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+        return self._length
 
-    def __iter__(self) -> Iterator[Any]:
-        rows = len(self.dataset)
-        order = np.random.default_rng((self.seed, self.epoch)).permutation(rows) if self.shuffle else np.arange(rows)
-        self.epoch += 1
-        self._taken, self._first = self._first, 0
-        return self._batches(order, range(self._taken, len(self)))
-
-    def _batches(self, order: np.ndarray, numbers: range) -> Iterator[Any]:
-        for number in numbers:
-            rows = order[number * self.batch_size : (number + 1) * self.batch_size]
-            samples = [self.dataset[int(row)] for row in rows]
-            self._taken = number + 1
-            yield collate(samples)
-        self._taken = None
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the position of the next batch: in the latest pass, or at the start of another if that has ended."""
-        if self._taken is None or self._taken >= len(self):
-            return {"epoch": self.epoch, "batch": self._first}
-        return {"epoch": self.epoch - 1, "batch": self._taken}
-
-    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Let the next pass begin at a position that `state_dict` returned; later passes begin at their start."""
-        self.epoch, self._first, self._taken = state_dict["epoch"], state_dict["batch"], None
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(self.datasets, dict):
+            return {name: dataset[index] for name, dataset in self.datasets.items()}
+        return tuple([dataset[index] for dataset in self.datasets])
 
 
-def collate(samples: list[Any]) -> Any:
-    """Stack samples of the same structure into a batch."""
-    first = samples[0]
-    if isinstance(first, Tensor):
-        return join_split.stack(samples)
-    if isinstance(first, dict):
-        return {key: collate([sample[key] for sample in samples]) for key in first}
-    if isinstance(first, tuple | list):
-        return tuple(collate(list(parts)) for parts in zip(*samples, strict=True))
-    return creation.tensor(np.stack([np.asarray(sample) for sample in samples]))
+class ConcatDataset(Dataset[T_co]):
+    """The samples of several datasets, one dataset after the other."""
+
+    def __init__(self, datasets: Iterable[Any]) -> None:
+        self.datasets = list(datasets)
+        if not self.datasets:
+            raise ArgumentError("ConcatDataset: datasets should not be an empty iterable; give one or more")
+        if any(isinstance(dataset, IterableDataset) for dataset in self.datasets):
+            raise ArgumentError("ConcatDataset does not support IterableDataset; use ChainDataset")
+        self.cumulative_sizes = list(itertools.accumulate(len(dataset) for dataset in self.datasets))
+
+    def __len__(self) -> int:
+        return self.cumulative_sizes[-1]
+
+    def __getitem__(self, index: int) -> Any:
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            raise IndexError(f"ConcatDataset: index {index} is out of range for {len(self)} samples")
+        number = bisect.bisect_right(self.cumulative_sizes, place)
+        return self.datasets[number][place - (self.cumulative_sizes[number - 1] if number else 0)]
+
+
+class ChainDataset(IterableDataset[T_co]):
+    """The samples of several iterable datasets, one dataset after the other."""
+
+    def __init__(self, datasets: Iterable[Any]) -> None:
+        super().__init__()
+        self.datasets = datasets
+
+    def __iter__(self) -> Iterator[T_co]:
+        return itertools.chain.from_iterable(self.datasets)
+
+    def __len__(self) -> int:
+        return sum(len(dataset) for dataset in self.datasets)
+
+
+class Subset(Dataset[T_co]):
+    """The samples of a dataset at some indices."""
+
+    def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
+        self.dataset = dataset
+        self.indices = indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.dataset[[self.indices[i] for i in index] if isinstance(index, list) else self.indices[index]]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return several samples."""
+        chosen = [self.indices[index] for index in indices]
+        at_once = getattr(self.dataset, "__getitems__", None)
+        return [self.dataset[index] for index in chosen] if at_once is None else at_once(chosen)
+
+
+def random_split(
+    dataset: Samples, lengths: Sequence[int | float], generator: Generator | None = None
+) -> list[Subset[Any]]:  # fmt: skip
+    """Split a dataset at random into subsets of these lengths, or of these shares of it, which sum to 1."""
+    size = len(dataset)
+    if math.isclose(sum(lengths), 1) and sum(lengths) <= 1:
+        if not all(0 <= share <= 1 for share in lengths):
+            raise ArgumentError(f"random_split: got shares {list(lengths)}; each must be between 0 and 1")
+        counts = [math.floor(size * share) for share in lengths]
+        for index in range(size - sum(counts)):  # what rounding leaves goes to one subset after the other
+            counts[index % len(counts)] += 1
+    else:
+        counts = [int(length) for length in lengths]
+    if sum(counts) != size:
+        raise ArgumentError(
+            f"random_split: got lengths {list(lengths)} for {size} samples; Sum of input lengths does not equal the "
+            "length of the input dataset!"
+        )
+    order = randperm(size, generator=generator).tolist()
+    ends = list(itertools.accumulate(counts))
+    return [Subset(dataset, order[end - count : end]) for count, end in zip(counts, ends, strict=True)]

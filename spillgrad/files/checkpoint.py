@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spillgrad.data.dataset import DataLoader
+from spillgrad.data.data_loader import DataLoader
 from spillgrad.errors import (
     ArgumentError,
     CheckpointError,
@@ -33,7 +33,7 @@ from spillgrad.files.checkpoint_directory import CONFIG, MODEL, OPTIMIZER
 from spillgrad.files.safetensors_io import StoredTensor, damaged, reason
 from spillgrad.generator import GeneratorState, default_generator
 from spillgrad.nn.module import Module
-from spillgrad.optim.lr_scheduler import LRScheduler
+from spillgrad.optim.lr_scheduler.scheduler import LRScheduler
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad.tensor import Tensor

@@ -130,7 +130,7 @@ class ModuleCalls:
         With `with_kwargs`, the call is `hook(module, args, kwargs)`, and the result None or (args, kwargs).
         """
         called = hook if with_kwargs else functools.partial(_call_before, hook)
-        return _add_hook(self._forward_pre_hooks, called, prepend)
+        return self._forward_pre_hooks.add(called, first=prepend)
 
     def register_forward_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False, always_call: bool = False,
@@ -141,7 +141,7 @@ class ModuleCalls:
         called if forward or an earlier hook raises, with None for the output; its exceptions then become warnings.
         """
         called = hook if with_kwargs else functools.partial(_call_after, hook)
-        handle = _add_hook(self._forward_hooks, called, prepend)
+        handle = self._forward_hooks.add(called, first=prepend)
         if always_call:
             self._always_called.add(handle.id)
         return handle
@@ -153,7 +153,7 @@ class ModuleCalls:
         PyTorch, or None for other arguments. A result of the hook other than None replaces `grad_input`. The hook is
         called only if the module's result is a tensor, or a tuple or list with tensors.
         """
-        return _add_hook(self._backward_hooks, hook, prepend)
+        return self._backward_hooks.add(hook, first=prepend)
 
     register_backward_hook = register_full_backward_hook
 
@@ -162,7 +162,7 @@ class ModuleCalls:
 
         A result of the hook other than None replaces `grad_output`.
         """
-        return _add_hook(self._backward_pre_hooks, hook, prepend)
+        return self._backward_pre_hooks.add(hook, first=prepend)
 
 
 # Wrappers of hooks that take no kwargs; module-level functions, so that modules with hooks can be pickled.
@@ -175,13 +175,3 @@ def _call_after(
     hook: Callable[..., Any], module: ModuleCalls, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> Any:
     return hook(module, args, output)
-
-
-def _add_hook(hooks: HookDict, hook: Callable[..., Any], prepend: bool) -> RemovableHandle:
-    former = dict(hooks)
-    handle = hooks.add(hook)
-    if prepend:
-        for key, other in former.items():
-            del hooks[key]
-            hooks[key] = other
-    return handle

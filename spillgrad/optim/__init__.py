@@ -1,9 +1,14 @@
 """Optimizers and learning-rate schedules."""
 
-from spillgrad.optim import lr_scheduler
-from spillgrad.optim.adam import Adam, AdamW
+from spillgrad.optim import lr_scheduler, swa_utils
+from spillgrad.optim.adam import Adam, Adamax, AdamW, NAdam, RAdam
+from spillgrad.optim.adaptive import ASGD, Adadelta, Adagrad, RMSprop, Rprop
+from spillgrad.optim.lbfgs import LBFGS
 from spillgrad.optim.lion import Lion
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.optim.sgd import SGD
 
-__all__ = ["SGD", "Adam", "AdamW", "Lion", "Optimizer", "lr_scheduler"]
+__all__ = [
+    "ASGD", "LBFGS", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lion", "NAdam", "Optimizer", "RAdam",
+    "RMSprop", "Rprop", "lr_scheduler", "swa_utils",
+]  # fmt: skip

@@ -1,45 +1,64 @@
-"""Adam, and Adam with decoupled weight decay."""
+"""Adam and its variants."""
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, Unpack
 
-from spillgrad.ops import creation
-from spillgrad.optim.arrays import Pending
-from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State, checked_options
-from spillgrad.tensor import Tensor
-from spillgrad_kernels.cpu import optim as kernels
+from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer
+from spillgrad.optim.optimizer import Group, ParameterList, State, checked_options
+from spillgrad_kernels.tables import optim as updates
 from spillgrad_kernels.tables.optim import Update
 
+__all__ = ["Adam", "AdamW", "Adamax", "NAdam", "RAdam"]
 
-class Adam(Optimizer):
-    """Scale each element's step by running moments of its gradient; weight decay is added to the gradient.
+Betas = tuple[float, float]
 
-    Source: Kingma, Ba 2014, "Adam: a method for stochastic optimization", algorithm 1.
-    """
 
-    _kernel: ClassVar[Callable[..., Update]] = staticmethod(kernels.adam)
+class _Moments(FormulaOptimizer):
+    """An optimizer that keeps the running mean of each gradient, and that of its square."""
 
     def __init__(
-        self,
-        params: ParameterList,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
+        self, params: ParameterList, lr: float, betas: Betas, eps: float, weight_decay: float, maximize: bool,
+        accepted: Accepted, **options: Any,
+    ) -> None:  # fmt: skip
         name = type(self).__name__
-        super().__init__(params, checked_options(name, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+        defaults = checked_options(name, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        super().__init__(params, {**defaults, **options, "maximize": maximize}, **accepted)
 
-    def state_tensors(self, group: Group) -> int:
-        return 2
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        return "exp_avg", "exp_avg_sq"
 
-    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending:
-        if not state:
-            state.update(step=0, exp_avg=creation.zeros_like(param), exp_avg_sq=creation.zeros_like(param))
-        state["step"] += 1
-        beta1, beta2 = group["betas"]
-        options = (group["lr"], beta1, beta2, group["eps"], group["weight_decay"], state["step"])
-        return Pending(self._kernel, param, grad, (state["exp_avg"], state["exp_avg_sq"]), options)
+    def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        decoupled = (group["decoupled_weight_decay"],) if "decoupled_weight_decay" in group else ()
+        return group["lr"], *group["betas"], group["eps"], group["weight_decay"], *decoupled, state["step"]
+
+
+class Adam(_Moments):
+    """Scale each element's step by running moments of its gradient; weight decay is added to the gradient.
+
+    With `amsgrad`, the largest second moment so far counts; with `decoupled_weight_decay`, it is `AdamW`.
+    Source: Kingma, Ba 2014, "Adam: a method for stochastic optimization", algorithm 1; `amsgrad`: Reddi et al. 2018,
+    "On the convergence of Adam and beyond", algorithm 2.
+    """
+
+    def __init__(
+        self, params: ParameterList, lr: float = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, amsgrad: bool = False, *, maximize: bool = False,
+        decoupled_weight_decay: bool = False, **accepted: Unpack[Accepted],
+    ) -> None:  # fmt: skip
+        options = {"amsgrad": amsgrad, "decoupled_weight_decay": decoupled_weight_decay}
+        super().__init__(params, lr, betas, eps, weight_decay, maximize, accepted, **options)
+
+    def function(self, group: Group) -> Callable[..., Update]:
+        if group["amsgrad"]:
+            return updates.amsgrad
+        return updates.adamw if group["decoupled_weight_decay"] else updates.adam
+
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        return "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ())
+
+    def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        *options, decoupled, step = super().numbers(state, group)
+        return (*options, decoupled, step) if group["amsgrad"] else (*options, step)
 
 
 class AdamW(Adam):
@@ -48,14 +67,73 @@ class AdamW(Adam):
     Source: Loshchilov, Hutter 2017, "Decoupled weight decay regularization", algorithm 2.
     """
 
-    _kernel: ClassVar[Callable[..., Update]] = staticmethod(kernels.adamw)
+    def __init__(
+        self, params: ParameterList, lr: float = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False, **accepted: Unpack[Accepted],
+    ) -> None:  # fmt: skip
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True, **accepted
+        )
+
+
+class NAdam(_Moments):
+    """Adam with Nesterov's momentum, which grows over the first steps by the rate `momentum_decay`.
+
+    Source: Dozat 2016, "Incorporating Nesterov momentum into Adam", algorithm 2.
+    """
 
     def __init__(
-        self,
-        params: ParameterList,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-    ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay)
+        self, params: ParameterList, lr: float = 2e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, momentum_decay: float = 4e-3, decoupled_weight_decay: bool = False, *,
+        maximize: bool = False, **accepted: Unpack[Accepted],
+    ) -> None:  # fmt: skip
+        options = checked_options("NAdam", momentum_decay=momentum_decay)
+        options["decoupled_weight_decay"] = decoupled_weight_decay
+        super().__init__(params, lr, betas, eps, weight_decay, maximize, accepted, **options)
+
+    def function(self, group: Group) -> Callable[..., Update]:
+        return updates.nadam
+
+    def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        steps = (state["step"], state["step"] + 1)
+        mu, mu_next = (group["betas"][0] * (1 - 0.5 * 0.96 ** (step * group["momentum_decay"])) for step in steps)
+        state["mu_product"] = state.get("mu_product", 1.0) * mu
+        return *super().numbers(state, group), mu, mu_next, state["mu_product"]
+
+
+class RAdam(_Moments):
+    """Adam that adapts steps only once the variance of the second moment is known.
+
+    Source: Liu et al. 2020, "On the variance of the adaptive learning rate and beyond", algorithm 2.
+    """
+
+    def __init__(
+        self, params: ParameterList, lr: float = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, decoupled_weight_decay: bool = False, *, maximize: bool = False,
+        **accepted: Unpack[Accepted],
+    ) -> None:  # fmt: skip
+        super().__init__(
+            params, lr, betas, eps, weight_decay, maximize, accepted, decoupled_weight_decay=decoupled_weight_decay
+        )
+
+    def function(self, group: Group) -> Callable[..., Update]:
+        return updates.radam
+
+
+class Adamax(_Moments):
+    """Adam with the largest gradient, which decays, in place of the second moment.
+
+    Source: Kingma, Ba 2014, "Adam: a method for stochastic optimization", algorithm 2.
+    """
+
+    def __init__(
+        self, params: ParameterList, lr: float = 2e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, *, maximize: bool = False, **accepted: Unpack[Accepted],
+    ) -> None:  # fmt: skip
+        super().__init__(params, lr, betas, eps, weight_decay, maximize, accepted)
+
+    def function(self, group: Group) -> Callable[..., Update]:
+        return updates.adamax
+
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        return "exp_avg", "exp_inf"

@@ -9,7 +9,7 @@ from spillgrad.errors import GraphError, ShapeError
 from spillgrad.ops.placement import require_one_device
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import optim as kernels
-from spillgrad_kernels.tables.optim import Update
+from spillgrad_kernels.tables.optim import Update, maximizing
 
 # Updates that need copies are collected until the copies take this much memory.
 _COPIES_BYTES = 16 << 20
@@ -26,6 +26,7 @@ class Pending(NamedTuple):
     grad: Tensor
     state: Sequence[Tensor | None]
     options: tuple[float, ...]
+    maximize: bool = False  # step along the gradient, not against it
 
 
 class _Batch:
@@ -38,7 +39,7 @@ class _Batch:
 
     def add(self, update: Pending) -> None:
         """Add an update; first run the others if they change the same memory or if the copies would be too large."""
-        kernel, param, grad, state, options = update
+        kernel, param, grad, state, options, maximize = update
         tensors = [param, *[tensor for tensor in state if tensor is not None]]
         storages = [tensor._storage for tensor in tensors]
         if not self._changed.isdisjoint(storages) or self._copied_bytes > _COPIES_BYTES:
@@ -53,6 +54,8 @@ class _Batch:
         except ValueError as error:
             require_one_device("step", [*tensors, grad])
             raise ShapeError(str(error)) from error
+        if maximize:
+            made = made._replace(formula=maximizing(made.formula))
         self._updates.append((made, tensors))
         self._changed.update(storages)
         for given, array in zip((param, grad, *state), arrays, strict=True):

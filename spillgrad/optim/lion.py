@@ -1,13 +1,15 @@
 """Lion: steps by the sign of a momentum."""
 
-from spillgrad.ops import creation
-from spillgrad.optim.arrays import Pending
-from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State, checked_options
-from spillgrad.tensor import Tensor
-from spillgrad_kernels.cpu import optim as kernels
+from collections.abc import Callable
+from typing import Unpack
+
+from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer
+from spillgrad.optim.optimizer import Group, ParameterList, State, checked_options
+from spillgrad_kernels.tables import optim as updates
+from spillgrad_kernels.tables.optim import Update
 
 
-class Lion(Optimizer):
+class Lion(FormulaOptimizer):
     """Move each element by the learning rate, in the direction of its momentum; weights decay apart from the gradient.
 
     Its state is half of Adam's. It needs about a tenth of Adam's learning rate and ten times its weight decay.
@@ -15,20 +17,17 @@ class Lion(Optimizer):
     """
 
     def __init__(
-        self,
-        params: ParameterList,
-        lr: float = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(params, checked_options("Lion", lr=lr, betas=betas, weight_decay=weight_decay))
+        self, params: ParameterList, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0, *, maximize: bool = False, **accepted: Unpack[Accepted],
+    ) -> None:  # fmt: skip
+        options = checked_options("Lion", lr=lr, betas=betas, weight_decay=weight_decay)
+        super().__init__(params, {**options, "maximize": maximize}, **accepted)
 
-    def state_tensors(self, group: Group) -> int:
-        return 1
+    def function(self, group: Group) -> Callable[..., Update]:
+        return updates.lion
 
-    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending:
-        if not state:
-            state["exp_avg"] = creation.zeros_like(param)
-        beta1, beta2 = group["betas"]
-        options = (group["lr"], beta1, beta2, group["weight_decay"])
-        return Pending(kernels.lion, param, grad, (state["exp_avg"],), options)
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        return ("exp_avg",)
+
+    def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        return group["lr"], *group["betas"], group["weight_decay"]

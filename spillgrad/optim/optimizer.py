@@ -1,13 +1,15 @@
 """The base of optimizers: groups of parameters, and a state for each parameter."""
 
 import copy
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 from spillgrad.autograd.core.grad_mode import enable_grad, no_grad
-from spillgrad.errors import ArgumentError, StateDictError
+from spillgrad.autograd.core.node import HookDict, RemovableHandle
+from spillgrad.errors import ArgumentError, GraphError, StateDictError
 from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.ops.convert import to_device
 from spillgrad.optim.arrays import Pending, run
@@ -46,6 +48,46 @@ class StepContext:
         return param.grad
 
 
+Step = Callable[..., Any]
+
+_HOOKS = ("before step", "after step", "before state_dict", "after state_dict", "before loading", "after loading")
+_of_all = {when: HookDict() for when in _HOOKS[:2]}
+
+
+def register_optimizer_step_pre_hook(hook: Callable[..., Any]) -> RemovableHandle:
+    """Call `hook(optimizer, args, kwargs)` before each step of every optimizer; it may return other arguments."""
+    return _of_all["before step"].add(hook)
+
+
+def register_optimizer_step_post_hook(hook: Callable[..., Any]) -> RemovableHandle:
+    """Call `hook(optimizer, args, kwargs)` after each step of every optimizer."""
+    return _of_all["after step"].add(hook)
+
+
+def _with_hooks(step: Step) -> Step:
+    """Return a method `step` that calls the hooks around a step."""
+
+    @functools.wraps(step)
+    def with_hooks(*args: Any, **kwargs: Any) -> Any:
+        optimizer: Optimizer = args[0]
+        optimizer._opt_called = True
+        for hook in (*_of_all["before step"].values(), *optimizer._hooks["before step"].values()):
+            others = hook(optimizer, args, kwargs)
+            if others is not None:
+                if not (isinstance(others, tuple) and len(others) == 2):
+                    raise GraphError(
+                        f"step: got {others!r} from a hook; {hook} must return None or a tuple of (new_args, "
+                        "new_kwargs)"
+                    )
+                args, kwargs = others
+        result = step(*args, **kwargs)
+        for hook in (*optimizer._hooks["after step"].values(), *_of_all["after step"].values()):
+            hook(optimizer, args, kwargs)
+        return result
+
+    return with_hooks
+
+
 class Optimizer:
     """Updates parameters from their gradients.
 
@@ -55,8 +97,16 @@ class Optimizer:
     """
 
     step_context = StepContext()
+    state_has_shape_of_parameter = True  # of each tensor in it that has dimensions
+    _opt_called = False  # whether parameters were ever updated: schedules warn if theirs is the first step
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "step" in vars(cls):
+            cls.step = _with_hooks(cls.step)  # type: ignore[method-assign]
 
     def __init__(self, params: ParameterList, defaults: Mapping[str, Any]) -> None:
+        self._hooks = {when: HookDict() for when in _HOOKS}
         self.defaults = dict(defaults)
         self.state: defaultdict[Tensor, State] = defaultdict(dict)
         self.param_groups: list[Group] = []
@@ -93,6 +143,7 @@ class Optimizer:
         """Return how many tensors of a parameter's size the state of each parameter of a group will hold."""
         return 0
 
+    @_with_hooks
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Call `closure`, if given; update every parameter that has a gradient; return the closure's result."""
         result = None
@@ -111,12 +162,40 @@ class Optimizer:
 
     def step_parameter(self, param: Tensor, group: Group) -> None:
         """Update one parameter of a group, if it has a gradient."""
+        self._opt_called = True
         with no_grad(), self.step_context.around_update(param):
             run([self._update(param, group)])
 
     def _update(self, param: Tensor, group: Group) -> Pending | None:
         grad = self.step_context.gradient(param)
-        return None if grad is None else self.update(param, grad, self.state[param], group)
+        if grad is None:
+            return None
+        pending = self.update(param, grad, self.state[param], group)
+        return pending._replace(maximize=True) if pending is not None and group.get("maximize") else pending
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Call `hook(optimizer, args, kwargs)` before each step; it may return the arguments to use instead."""
+        return self._hooks["before step"].add(hook)
+
+    def register_step_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Call `hook(optimizer, args, kwargs)` after each step."""
+        return self._hooks["after step"].add(hook)
+
+    def register_state_dict_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
+        """Call `hook(optimizer)` before `state_dict`."""
+        return self._hooks["before state_dict"].add(hook, first=prepend)
+
+    def register_state_dict_post_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
+        """Call `hook(optimizer, state_dict)` after `state_dict`; it may return another one."""
+        return self._hooks["after state_dict"].add(hook, first=prepend)
+
+    def register_load_state_dict_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
+        """Call `hook(optimizer, state_dict)` before `load_state_dict`; it may return another one to load."""
+        return self._hooks["before loading"].add(hook, first=prepend)
+
+    def register_load_state_dict_post_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
+        """Call `hook(optimizer)` after `load_state_dict`."""
+        return self._hooks["after loading"].add(hook, first=prepend)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to None, or fill them with zeros."""
@@ -126,14 +205,19 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return state and options; parameters are numbered in order. Tensors share memory with the optimizer's."""
+        for hook in list(self._hooks["before state_dict"].values()):
+            hook(self)
         params = [param for group in self.param_groups for param in group["params"]]
         number = {id(param): index for index, param in enumerate(params)}
-        return {
+        state_dict = {
             "state": {number[id(param)]: dict(self.state[param]) for param in params if self.state.get(param)},
             "param_groups": [
                 {**group, "params": [number[id(param)] for param in group["params"]]} for group in self.param_groups
             ],
         }
+        for hook in list(self._hooks["after state_dict"].values()):
+            state_dict = hook(self, state_dict) or state_dict
+        return state_dict
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise StateDictError when groups, options or shapes in a state dict are not this optimizer's."""
@@ -158,7 +242,7 @@ class Optimizer:
             if number in by_number
             for key, value in state.items()
             if isinstance(value, Tensor | StoredTensor)
-            if value.ndim and tuple(value.shape) != tuple(by_number[number].shape)
+            if self.state_has_shape_of_parameter and value.ndim and tuple(value.shape) != tuple(by_number[number].shape)
         ]
         if unknown or misshapen:
             listed = ", ".join([f"{number} (no such parameter)" for number in unknown] + misshapen)
@@ -174,6 +258,8 @@ class Optimizer:
 
         Raises StateDictError, before anything changes, when groups, options or shapes are not this optimizer's.
         """
+        for hook in list(self._hooks["before loading"].values()):
+            state_dict = hook(self, state_dict) or state_dict
         self.check_state_dict(state_dict)
         by_number = self._by_number(state_dict)
         self.state.clear()
@@ -188,6 +274,8 @@ class Optimizer:
             for key, value in new.items():
                 if key != "params":  # JSON has no tuples
                     group[key] = tuple(value) if isinstance(group.get(key), tuple) else copy.deepcopy(value)
+        for hook in list(self._hooks["after loading"].values()):
+            hook(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for copies and pickles, which are offloaded no more."""

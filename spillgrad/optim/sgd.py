@@ -1,14 +1,17 @@
 """Stochastic gradient descent."""
 
+from typing import Unpack
+
 from spillgrad.errors import ArgumentError
 from spillgrad.ops import creation
 from spillgrad.optim.arrays import Pending
-from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State, checked_options
+from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer
+from spillgrad.optim.optimizer import Group, ParameterList, State, checked_options
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.cpu import optim as kernels
+from spillgrad_kernels.tables import optim as updates
 
 
-class SGD(Optimizer):
+class SGD(FormulaOptimizer):
     """Step against the gradient; with `momentum`, against its running sum.
 
     Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning", in PyTorch's
@@ -16,28 +19,27 @@ class SGD(Optimizer):
     """
 
     def __init__(
-        self,
-        params: ParameterList,
-        lr: float = 1e-3,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-    ) -> None:
+        self, params: ParameterList, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
+        weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False, **accepted: Unpack[Accepted],
+    ) -> None:  # fmt: skip
         options = checked_options("SGD", lr=lr, momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum == 0 or dampening != 0):
             raise ArgumentError(
-                f"SGD: got momentum {momentum} and dampening {dampening}; nesterov needs momentum, and dampening 0"
+                f"SGD: got momentum {momentum} and dampening {dampening}; Nesterov momentum requires a momentum and "
+                "zero dampening"
             )
-        super().__init__(params, options | {"dampening": dampening, "nesterov": nesterov})
+        options |= {"dampening": dampening, "nesterov": nesterov, "maximize": maximize}
+        super().__init__(params, options, **accepted)
 
-    def state_tensors(self, group: Group) -> int:
-        return 1 if group["momentum"] else 0
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        return ("momentum_buffer",) if group["momentum"] else ()
 
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending:
-        first = not state
-        if first and group["momentum"]:
-            state["momentum_buffer"] = creation.zeros_like(param)
+        is_first, buffer = not state, None
+        if group["momentum"]:
+            buffer = state.setdefault("momentum_buffer", None)
+            if buffer is None:  # PyTorch's state of a parameter that was not updated yet
+                buffer, is_first = creation.zeros_like(param), True
+                state["momentum_buffer"] = buffer
         options = [group[name] for name in ("lr", "momentum", "dampening", "weight_decay", "nesterov")]
-        buffer = state["momentum_buffer"] if group["momentum"] else None
-        return Pending(kernels.sgd, param, grad, (buffer,), (*options, first))
+        return Pending(updates.sgd, param, grad, [buffer], (*options, is_first))

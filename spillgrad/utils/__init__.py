@@ -1,5 +1,5 @@
-"""PyTorch's package `torch.utils`: the module `checkpoint`, which recomputes tensors instead of keeping them."""
+"""PyTorch's package `torch.utils`: `checkpoint`, which recomputes tensors instead of keeping them, and `data`."""
 
-from spillgrad.utils import checkpoint
+from spillgrad.utils import checkpoint, data
 
-__all__ = ["checkpoint"]
+__all__ = ["checkpoint", "data"]

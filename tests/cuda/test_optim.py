@@ -7,10 +7,16 @@ from spillgrad_kernels.cpu import optim as host
 from spillgrad_kernels.cuda import optim
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.cuda.driver import driver
+from spillgrad_kernels.tables import optim as updates
 
 UPDATES = {
     "adam": (2, (0.01, 0.9, 0.999, 1e-8, 0.1, 3)), "adamw": (2, (0.01, 0.9, 0.999, 1e-8, 0.1, 1)),
     "lion": (1, (0.01, 0.9, 0.99, 0.1)), "sgd": (0, (None, 0.01, 0.0, 0.0, 0.1, False, False)),
+    "amsgrad": (3, (0.01, 0.9, 0.999, 1e-8, 0.1, True, 3)),
+    "nadam": (2, (0.01, 0.9, 0.999, 1e-8, 0.1, False, 3, 0.8, 0.85, 0.5)),
+    "radam": (2, (0.01, 0.9, 0.999, 1e-8, 0.1, False, 9)), "adamax": (2, (0.01, 0.9, 0.999, 1e-8, 0.1, 3)),
+    "adagrad": (1, (0.01, 0.1, 0.1, 1e-8, 3)), "adadelta": (2, (0.1, 0.9, 1e-6, 0.1)),
+    "asgd": (1, (0.1, 0.1, 0.01, 0.5)), "rprop": (2, (0.5, 1.2, 1e-3, 5.0)),
 }  # fmt: skip
 MOMENTUM = [
     (0.01, momentum, dampening, 0.1, nesterov, first_step)
@@ -27,8 +33,8 @@ def assert_same_update(name, arrays, options, view=lambda a: a):
     """Return the results of the device and of the host, for views of the same memory."""
     on_device = [to_device(a) for a in arrays]
     on_host = [view(a).copy() for a in arrays]
-    host.run([getattr(host, name)(*on_host, *options)])
-    optim.run([getattr(optim, name)(*[view(a) for a in on_device], *options)])
+    host.run([getattr(updates, name)(*on_host, *options)])
+    optim.run([getattr(updates, name)(*[view(a) for a in on_device], *options)])
     near = 1e-5 if arrays[0].dtype == np.float32 else 1e-13
     for found, wanted in zip(on_device, on_host, strict=True):
         np.testing.assert_allclose(view(found).to_host(), wanted, rtol=near, atol=near)
@@ -72,7 +78,7 @@ SEVERAL = [(3, 5), (40,), (), (0,), (64,), (41,), (4, 4), (1,)]
 def test_many_parameters_are_updated_in_a_launch_for_each_access_and_number(name, options, monkeypatch):
     monkeypatch.setattr(optim, "_PART_ELEMENTS", 16)
     states = 1 if options == MOMENTUM[0] else UPDATES[name][0]
-    host_updates, updates, arrays = [], [], []
+    host_updates, device_updates, arrays = [], [], []
     for turn, dtype in enumerate((np.float32, np.float64, np.float32)):
         own = (options[0] or 0.0) + turn // 2, *options[1:]  # another learning rate
         if name == "sgd" and states == 0:
@@ -80,12 +86,12 @@ def test_many_parameters_are_updated_in_a_launch_for_each_access_and_number(name
         for shape in SEVERAL:
             given = [np.asarray(np.abs(draw(shape, dtype, seed))) for seed in range(2 + states)]
             there = [to_device(a) for a in given]
-            host_updates.append(getattr(host, name)(*given, *own))
-            updates.append(getattr(optim, name)(*there, *own))
+            host_updates.append(getattr(updates, name)(*given, *own))
+            device_updates.append(getattr(updates, name)(*there, *own))
             arrays += zip(there, given, strict=True)
     alone = []
     monkeypatch.setattr(optim, "_run_alone", alone.append)
-    optim.run(updates)
+    optim.run(device_updates)
     host.run(host_updates)
     assert alone == []
     for found, wanted in arrays:

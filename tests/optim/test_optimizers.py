@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad import nn
+from spillgrad import nn, optim
 from spillgrad.errors import ArgumentError, GraphError, ShapeError, StateDictError
 from spillgrad.optim import SGD, Adam, AdamW, Lion, Optimizer
+from spillgrad.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 STEPS = 5
 RANDOM = np.random.default_rng(0)
@@ -111,6 +112,69 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit(kind, options, expected):
     }
 
 
+# What they do in float64 is compared with PyTorch, in `tests/peers/programs/optimizers.py`.
+OTHERS = [
+    (optim.Adam, {"amsgrad": True}), (optim.NAdam, {}), (optim.RAdam, {"betas": (0.5, 0.6)}), (optim.Adamax, {}),
+    (optim.Adagrad, {"lr": 0.1}), (optim.Adadelta, {"eps": 0.1}), (optim.RMSprop, {"centered": True, "eps": 0.1}),
+    (optim.RMSprop, {"momentum": 0.5, "eps": 0.1}), (optim.Rprop, {}), (optim.ASGD, {"lr": 0.1, "t0": 2}),
+    (optim.AdamW, {"maximize": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("kind", "options"), OTHERS)
+def test_steps_of_another_dtype_follow_those_of_float64(kind, options, dtype):
+    param, _ = run(kind, options, dtype)
+    expected, _ = run(kind, options, "float64")
+    assert str(param.dtype) == dtype
+    near = TOLERANCES[dtype]
+    np.testing.assert_allclose(param.numpy().astype(np.float64), expected.numpy(), rtol=near, atol=near)
+
+
+@pytest.mark.parametrize(("kind", "options"), OTHERS)
+def test_any_optimizer_resumes_bit_for_bit(kind, options):
+    straight, _ = run(kind, options)
+    half, optimizer = run(kind, options, gradients=GRADIENTS[:2])
+    resumed = nn.Parameter(half.detach().clone())
+    other = kind([resumed])
+    other.load_state_dict(optimizer.state_dict())
+    for gradient in GRADIENTS[2:]:
+        resumed.grad = sg.tensor(gradient).to("float32")
+        other.step()
+    assert resumed.numpy().tobytes() == straight.numpy().tobytes()
+
+
+def test_recorded_updates_are_refused_and_unknown_options_named():
+    with pytest.raises(ArgumentError, match="differentiable=True"):
+        optim.Adam([nn.Parameter(sg.ones(1))], differentiable=True)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'learning_rate'"):
+        optim.SGD([nn.Parameter(sg.ones(1))], learning_rate=1.0)
+
+
+def test_lbfgs_needs_a_closure_and_all_parameters_in_ram(tmp_path):
+    layer = nn.Linear(2, 1)
+    optimizer = optim.LBFGS(layer.parameters())
+    with pytest.raises(ArgumentError, match="closure"):
+        optimizer.step()
+    sg.disk_offload(layer, optimizer, tmp_path, ram_budget="1MiB")
+    with pytest.raises(GraphError, match="use another optimizer"):
+        optimizer.step(lambda: layer(sg.ones(1, 2)).sum())
+
+
+def test_hooks_of_all_optimizers_surround_those_of_one():
+    param = nn.Parameter(sg.ones(1))
+    optimizer, seen = SGD([param]), []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    with (
+        register_optimizer_step_pre_hook(lambda *_: seen.append("all before")),
+        register_optimizer_step_post_hook(lambda *_: seen.append("all after")),
+    ):
+        optimizer.step()
+    optimizer.step()
+    assert seen == ["all before", "before", "after", "all after", "before", "after"]
+
+
 def test_a_step_counts_as_an_in_place_change():
     param = nn.Parameter(sg.ones(3))
     y = (param * param).sum()
@@ -145,7 +209,16 @@ def test_state_has_pytorchs_shape():
     assert state["state"][0]["step"] == STEPS
     assert state["state"][0]["exp_avg"].shape == state["state"][0]["exp_avg_sq"].shape == (3, 5)
     assert state["param_groups"] == [
-        {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "params": [0]}
+        {
+            "lr": 0.1,
+            "betas": (0.9, 0.999),
+            "eps": 1e-8,
+            "weight_decay": 0.01,
+            "amsgrad": False,
+            "maximize": False,
+            "decoupled_weight_decay": True,
+            "params": [0],
+        }
     ]
 
 

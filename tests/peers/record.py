@@ -34,6 +34,8 @@ PROGRAMS = {
         "grad_mode",
         "checkpoint",
         "functional",
+        "schedules",
+        "optimizers",
     ),
     "paddle": ("paddle_autograd",),
 }

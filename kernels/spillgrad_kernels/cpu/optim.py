@@ -23,12 +23,12 @@ _GRAIN = 2 * _CHUNK
 
 
 def _loop(formula: Formula, states: int) -> Any:
-    """Return the compiled loop that applies an optimizer's formula, in place, to parts of four arrays.
+    """Return the compiled loop that applies an optimizer's formula, in place, to parts of five arrays.
 
-    The arrays are the parameter, its gradient and two states. The formula has `states` states, from 0 to 2; the loop
+    The arrays are the parameter, its gradient and three states. The formula has `states` states, from 0 to 3; the loop
     does not read a state that the formula lacks.
     """
-    arrays = ["param", "grad", "state0", "state1"]
+    arrays = ["param", "grad", "state0", "state1", "state2"]
     operands = [f"{array}[j]" for array in arrays[: 2 + states]]
     numbers = [f"n{i}" for i in range(len(parameters(formula)) - len(operands))]
     lines = [
@@ -47,7 +47,7 @@ def _over_arrays(formula: Formula, states: int) -> Kernel:
     """Return the kernel that applies a formula with `states` states to chunks of many parameters, in place.
 
     The kernel's argument `table` has a row for each parameter: the number of the parameter's first chunk, its size in
-    elements, and the ids of its four arrays (see `_loop`).
+    elements, and the ids of its five arrays (see `_loop`).
     """
     loop = _loop(formula, states)
 
@@ -64,6 +64,7 @@ def _over_arrays(formula: Formula, states: int) -> Kernel:
                 array_at(like, data_of(table[row, 3]) + begin * width, count),
                 array_at(like, data_of(table[row, 4]) + begin * width, count),
                 array_at(like, data_of(table[row, 5]) + begin * width, count),
+                array_at(like, data_of(table[row, 6]) + begin * width, count),
                 numbers[row],
             )
 
@@ -84,8 +85,8 @@ def run(updates: Iterable[Update]) -> None:
         rows, chunks, elements = [], 0, 0
         for _, param, grad, state, _ in group:
             # In place of a state that the formula lacks, the loop gets the gradient, and does not read it as a state.
-            first, second = (*state, grad, grad)[:2]
-            rows.append((chunks, param.size, id(param), id(grad), id(first), id(second)))
+            states = (*state, grad, grad, grad)[:3]
+            rows.append((chunks, param.size, id(param), id(grad), *map(id, states)))
             chunks += -(-param.size // _CHUNK)
             elements += param.size
         # Numbers have the dtype of the arrays. A float64 number would make the whole loop float64.

@@ -76,12 +76,16 @@ class HookDict(dict[int, Any]):
 
     __slots__ = ("__weakref__",)
 
-    def add(self, hook: Callable[..., Any]) -> "RemovableHandle":
-        """Add `hook` after all others; return the handle that removes it."""
+    def add(self, hook: Callable[..., Any], first: bool = False) -> "RemovableHandle":
+        """Add `hook` after all others, or before them if `first`; return the handle that removes it."""
         handle = RemovableHandle(self)
         while handle.id in self:  # hooks that were unpickled keep the numbers of the process that pickled them
             handle.id = next(_sequence)
+        others = list(self.items()) if first else []
+        if first:
+            self.clear()
         self[handle.id] = hook
+        self.update(others)
         return handle
 
     def __reduce__(self) -> Any:

@@ -37,12 +37,22 @@ from spillgrad_kernels.layout import dense
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import CONVERSIONS, Symbol, Trace, parameters
 from spillgrad_kernels.tables.optim import (
+    adadelta_element,
+    adagrad_element,
     adam_element,
+    adamax_element,
+    amsgrad_element,
+    asgd_element,
     lion_element,
+    maximizing,
+    nadam_element,
+    radam_element,
+    rmsprop_centered_momentum_element,
+    rprop_element,
     scale_element,
     sgd_element,
     sgd_momentum_element,
-)  # fmt: skip
+)
 from tests.kernels.cuda.integer_rows import FORMULAS, as_by_numpy, operands_of
 
 CAPABILITIES = [(7, 5), (8, 0), (9, 0)]
@@ -354,7 +364,12 @@ def test_pooling_and_resampling_compile_for_every_generation(dtype):
 
 
 # The formulas of updates, and how many states each has.
-UPDATES = [(adam_element, 2), (lion_element, 1), (sgd_element, 0), (sgd_momentum_element, 1), (scale_element, 0)]
+UPDATES = [
+    (adam_element, 2), (amsgrad_element, 3), (nadam_element, 2), (radam_element, 2), (adamax_element, 2),
+    (adagrad_element, 1), (adadelta_element, 2), (rmsprop_centered_momentum_element, 3), (asgd_element, 1),
+    (rprop_element, 2), (lion_element, 1), (sgd_element, 0), (sgd_momentum_element, 1), (scale_element, 0),
+    (maximizing(adam_element), 2),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype, access", [("float32", "v4.f32"), ("float64", "v2.f64")])

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,11 @@ def test_training_is_bit_for_bit_that_in_ram(tmp_path: Path, share: float, how: 
     assert (offload.stats().read_bytes > 0) == (share < 100)
 
 
-@pytest.mark.parametrize("make", [sg.optim.SGD, sg.optim.Lion, sg.optim.Adam])
+@pytest.mark.parametrize("make", [
+    sg.optim.SGD, sg.optim.Lion, sg.optim.Adam, partial(sg.optim.AdamW, amsgrad=True), sg.optim.NAdam, sg.optim.RAdam,
+    sg.optim.Adamax, sg.optim.Adagrad, sg.optim.Adadelta, partial(sg.optim.RMSprop, centered=True, momentum=0.5),
+    sg.optim.Rprop, partial(sg.optim.ASGD, t0=3, maximize=True),
+])  # fmt: skip
 def test_any_optimizer_goes_on_from_any_state(tmp_path: Path, make: Callable[..., sg.optim.Optimizer]):
     def start() -> tuple[nn.Module, sg.optim.Optimizer]:
         model = build()

@@ -1,0 +1,164 @@
+"""Optimizers that scale each element's step by the gradients that it had; and averaged gradient descent."""
+
+from collections.abc import Callable
+from typing import Unpack
+
+from spillgrad.errors import ArgumentError
+from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer
+from spillgrad.optim.optimizer import Group, ParameterList, State, checked_options
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.tables import optim as updates
+from spillgrad_kernels.tables.optim import Update
+
+__all__ = ["ASGD", "Adadelta", "Adagrad", "RMSprop", "Rprop"]
+
+
+class Adagrad(FormulaOptimizer):
+    """Divide each element's step by the root of the sum of its squared gradients.
+
+    Source: Duchi et al. 2011, "Adaptive subgradient methods for online learning and stochastic optimization".
+    """
+
+    def __init__(
+        self, params: ParameterList, lr: float = 1e-2, lr_decay: float = 0.0, weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0, eps: float = 1e-10, *, maximize: bool = False,
+        **accepted: Unpack[Accepted],
+    ) -> None:  # fmt: skip
+        options = checked_options(
+            "Adagrad", lr=lr, lr_decay=lr_decay, eps=eps, weight_decay=weight_decay,
+            initial_accumulator_value=initial_accumulator_value,
+        )  # fmt: skip
+        super().__init__(params, {**options, "maximize": maximize}, **accepted)
+
+    def function(self, group: Group) -> Callable[..., Update]:
+        return updates.adagrad
+
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        return ("sum",)
+
+    def first_value(self, name: str, group: Group) -> float:
+        return float(group["initial_accumulator_value"])
+
+    def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        return group["lr"], group["lr_decay"], group["weight_decay"], group["eps"], state["step"]
+
+
+class Adadelta(FormulaOptimizer):
+    """Scale each element's step by the ratio of its former changes and gradients, each a root mean square.
+
+    Source: Zeiler 2012, "ADADELTA: an adaptive learning rate method", algorithm 1.
+    """
+
+    def __init__(
+        self, params: ParameterList, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0, *,
+        maximize: bool = False, **accepted: Unpack[Accepted],
+    ) -> None:  # fmt: skip
+        options = checked_options("Adadelta", lr=lr, eps=eps, weight_decay=weight_decay)
+        if not 0 <= rho <= 1:
+            raise ArgumentError(f"Adadelta: got rho {rho}; it must be between 0 and 1")
+        super().__init__(params, {**options, "rho": rho, "maximize": maximize}, **accepted)
+
+    def function(self, group: Group) -> Callable[..., Update]:
+        return updates.adadelta
+
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        return "square_avg", "acc_delta"
+
+    def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        return group["lr"], group["rho"], group["eps"], group["weight_decay"]
+
+
+class RMSprop(FormulaOptimizer):
+    """Divide each gradient by its running root mean square, or with `centered` by its running standard deviation.
+
+    Source: Hinton 2012, "Neural networks for machine learning", lecture 6e; centered: Graves 2013, "Generating
+    sequences with recurrent neural networks", eqs. 38 to 45.
+    """
+
+    def __init__(
+        self, params: ParameterList, lr: float = 1e-2, alpha: float = 0.99, eps: float = 1e-8,
+        weight_decay: float = 0.0, momentum: float = 0.0, centered: bool = False, *, maximize: bool = False,
+        **accepted: Unpack[Accepted],
+    ) -> None:  # fmt: skip
+        options = checked_options(
+            "RMSprop", lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum
+        )  # fmt: skip
+        super().__init__(params, {**options, "centered": centered, "maximize": maximize}, **accepted)
+
+    def function(self, group: Group) -> Callable[..., Update]:
+        return updates.rmsprop
+
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        momentum = ("momentum_buffer",) if group["momentum"] > 0 else ()
+        return "square_avg", *momentum, *(("grad_avg",) if group["centered"] else ())
+
+    def arrays(self, state: State, group: Group) -> list[Tensor | None]:
+        used = self.state_names(group)
+        return [state[name] if name in used else None for name in ("square_avg", "momentum_buffer", "grad_avg")]
+
+    def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        return tuple([group[name] for name in ("lr", "alpha", "eps", "weight_decay", "momentum")])
+
+
+class Rprop(FormulaOptimizer):
+    """Move each element by a step of its own, which grows while the gradient's sign stays, and shrinks when it changes.
+
+    `etas` are the factors by which it shrinks and grows, `step_sizes` its least and largest size. It is for gradients
+    of the whole data, not of batches.
+    Source: Riedmiller, Braun 1993, "A direct adaptive method for faster backpropagation learning: the RPROP algorithm".
+    """
+
+    def __init__(
+        self, params: ParameterList, lr: float = 1e-2, etas: tuple[float, float] = (0.5, 1.2),
+        step_sizes: tuple[float, float] = (1e-6, 50.0), *, maximize: bool = False, **accepted: Unpack[Accepted],
+    ) -> None:  # fmt: skip
+        options = checked_options("Rprop", lr=lr)
+        if not 0 < etas[0] < 1 < etas[1]:
+            raise ArgumentError(f"Rprop: got etas {etas}; wanted one between 0 and 1, and one above 1")
+        options |= {"etas": tuple(etas), "step_sizes": tuple(step_sizes), "maximize": maximize}
+        super().__init__(params, options, **accepted)
+
+    def function(self, group: Group) -> Callable[..., Update]:
+        return updates.rprop
+
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        return "prev", "step_size"
+
+    def first_value(self, name: str, group: Group) -> float:
+        return float(group["lr"]) if name == "step_size" else 0.0
+
+    def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        return *group["etas"], *group["step_sizes"]
+
+
+class ASGD(FormulaOptimizer):
+    """Gradient descent whose learning rate falls, and which averages the parameters from step `t0` on.
+
+    The average of a parameter is in its state as "ax".
+    Source: Polyak, Juditsky 1992, "Acceleration of stochastic approximation by averaging".
+    """
+
+    def __init__(
+        self, params: ParameterList, lr: float = 1e-2, lambd: float = 1e-4, alpha: float = 0.75, t0: float = 1e6,
+        weight_decay: float = 0.0, *, maximize: bool = False, **accepted: Unpack[Accepted],
+    ) -> None:  # fmt: skip
+        options = checked_options("ASGD", lr=lr, weight_decay=weight_decay)
+        options |= {"lambd": lambd, "alpha": alpha, "t0": t0, "maximize": maximize}
+        super().__init__(params, options, **accepted)
+
+    def function(self, group: Group) -> Callable[..., Update]:
+        return updates.asgd
+
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        return ("ax",)
+
+    def begin(self, param: Tensor, state: State, group: Group) -> None:
+        super().begin(param, state, group)
+        state.update(eta=group["lr"], mu=1.0)
+
+    def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        found = group["weight_decay"], group["lambd"], state["eta"], state["mu"]
+        step, lr = state["step"], group["lr"]  # for the next update
+        state["eta"] = lr / (1 + group["lambd"] * lr * step) ** group["alpha"]
+        state["mu"] = 1 / max(1, step - group["t0"])
+        return found

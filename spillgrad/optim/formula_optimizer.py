@@ -1,0 +1,74 @@
+"""The base of optimizers that update every element by a formula."""
+
+from collections.abc import Callable
+from typing import Any, TypedDict, Unpack
+
+from spillgrad.errors import ArgumentError
+from spillgrad.ops import creation
+from spillgrad.optim.arrays import Pending
+from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.tables.optim import Update
+
+
+class Accepted(TypedDict, total=False):
+    """Options that choose among PyTorch's implementations of an optimizer. spillgrad has one, which is fused."""
+
+    foreach: bool | None
+    fused: bool | None
+    capturable: bool
+    differentiable: bool
+
+
+class FormulaOptimizer(Optimizer):
+    """An optimizer whose updates are made by a function of `spillgrad_kernels.tables.optim`.
+
+    Subclasses define `function`, `state_names`, and `numbers`, which the function gets behind the arrays.
+    """
+
+    def __init__(self, params: ParameterList, defaults: dict[str, Any], **accepted: Unpack[Accepted]) -> None:
+        name = type(self).__name__
+        unknown = sorted(accepted.keys() - Accepted.__annotations__.keys())
+        if unknown:
+            raise TypeError(f"{name}.__init__() got an unexpected keyword argument '{unknown[0]}'")
+        if accepted.get("differentiable"):
+            raise ArgumentError(
+                f"{name}: got differentiable=True; updates are not recorded; leave it out, and compute new parameters "
+                "that shall have a graph by operations of your own"
+            )
+        super().__init__(params, defaults)
+
+    def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters."""
+        raise NotImplementedError(f"{type(self).__name__}: defines no function")
+
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state, in the order of the formula."""
+        return ()
+
+    def first_value(self, name: str, group: Group) -> float:
+        """Return the number that a tensor of state is filled with before the first update."""
+        return 0.0
+
+    def arrays(self, state: State, group: Group) -> list[Tensor | None]:
+        """Return the tensors of state that the function gets."""
+        return [state[name] for name in self.state_names(group)]
+
+    def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers of an update; `state` may be changed."""
+        raise NotImplementedError(f"{type(self).__name__}: defines no numbers")
+
+    def state_tensors(self, group: Group) -> int:
+        return len(self.state_names(group))
+
+    def begin(self, param: Tensor, state: State, group: Group) -> None:
+        """Make the state of a parameter."""
+        state["step"] = 0
+        for name in self.state_names(group):
+            state[name] = creation.full_like(param, self.first_value(name, group))
+
+    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending:
+        if not state:
+            self.begin(param, state, group)
+        state["step"] = state.get("step", 0) + 1
+        return Pending(self.function(group), param, grad, self.arrays(state, group), self.numbers(state, group))

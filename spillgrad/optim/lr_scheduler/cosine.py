@@ -1,0 +1,118 @@
+"""Schedules along cosines."""
+
+import math
+
+from spillgrad.errors import ArgumentError
+from spillgrad.optim.lr_scheduler.scheduler import LRScheduler
+from spillgrad.optim.optimizer import Optimizer
+
+__all__ = ["CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CosineWithWarmup"]
+
+
+def _between(low: float, high: float, done: float) -> float:
+    """Return the rate at the share `done` of a half cosine that falls from `high` to `low`."""
+    return low + (high - low) * (1 + math.cos(math.pi * done)) / 2
+
+
+class CosineAnnealingLR(LRScheduler):
+    """Go from the initial learning rate to `eta_min` and back along a cosine of half-period `T_max` steps.
+
+    Source: Loshchilov, Hutter 2016, "SGDR: stochastic gradient descent with warm restarts", eq. 5.
+    """
+
+    _keeps_present_rate = True
+
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
+        if T_max < 1:
+            raise ArgumentError(f"CosineAnnealingLR: got T_max {T_max}; at least 1 step is needed")
+        self.T_max = T_max
+        self.eta_min = eta_min
+        super().__init__(optimizer, last_epoch)
+
+    def next_rate(self, lr: float, base_lr: float) -> float:
+        step, period = self.last_epoch, self.T_max
+        if step == 0:
+            return lr
+        if (step - 1 - period) % (2 * period) == 0:  # from the lowest rate, which tells nothing of others
+            return lr + (base_lr - self.eta_min) * (1 - math.cos(math.pi / period)) / 2
+        now, before = (1 + math.cos(math.pi * s / period) for s in (step, step - 1))
+        return now / before * (lr - self.eta_min) + self.eta_min
+
+    def _get_closed_form_lr(self) -> list[float]:
+        return [_between(self.eta_min, base_lr, self.last_epoch / self.T_max) for base_lr in self.base_lrs]
+
+
+class CosineAnnealingWarmRestarts(LRScheduler):
+    """Fall along a half cosine to `eta_min`, again and again: at first in `T_0` steps, then in `T_mult` times as many.
+
+    Source: Loshchilov, Hutter 2016, "SGDR: stochastic gradient descent with warm restarts", eq. 5.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1
+    ) -> None:  # fmt: skip
+        if not isinstance(T_0, int) or T_0 < 1:
+            raise ArgumentError(f"CosineAnnealingWarmRestarts: Expected positive integer T_0, but got {T_0}")
+        if not isinstance(T_mult, int) or T_mult < 1:
+            raise ArgumentError(f"CosineAnnealingWarmRestarts: Expected integer T_mult >= 1, but got {T_mult}")
+        self.T_0, self.T_mult, self.eta_min = T_0, T_mult, eta_min
+        self.T_i: int = T_0  # the length of this fall
+        self.T_cur: float = last_epoch  # the steps since it began
+        super().__init__(optimizer, last_epoch)
+
+    def next_rate(self, lr: float, base_lr: float) -> float:
+        return _between(self.eta_min, base_lr, self.T_cur / self.T_i)
+
+    def step(self, epoch: float | None = None) -> None:
+        """Count a step, or go to `epoch`, which may be a fraction, such as `epoch + batch / batches`; set the rates."""
+        if epoch is not None and epoch < 0:
+            raise ArgumentError(f"CosineAnnealingWarmRestarts: Expected non-negative epoch, but got {epoch}")
+        self._go_to(epoch)
+
+    def _advance(self, epoch: int | None = None) -> None:
+        self._go_to(epoch)
+
+    def _go_to(self, epoch: float | None) -> None:
+        self._step_count += 1
+        if epoch is None and self.last_epoch >= 0:
+            epoch, self.T_cur = self.last_epoch + 1, self.T_cur + 1
+            if self.T_cur >= self.T_i:
+                self.T_cur, self.T_i = self.T_cur - self.T_i, self.T_i * self.T_mult
+        else:
+            epoch = 0 if epoch is None else epoch
+            falls = 0
+            if epoch >= self.T_0:  # whole falls before: T_0 (1 + T_mult + T_mult² + …) steps
+                ratio = epoch / self.T_0
+                falls = int(ratio if self.T_mult == 1 else math.log(ratio * (self.T_mult - 1) + 1, self.T_mult))
+            before = falls if self.T_mult == 1 else (self.T_mult**falls - 1) // (self.T_mult - 1)
+            self.T_i, self.T_cur = self.T_0 * self.T_mult**falls, epoch - self.T_0 * before
+        self.last_epoch = math.floor(epoch)
+        self._set(self.get_lr())
+
+
+class CosineWithWarmup(LRScheduler):
+    """Rise linearly over `warmup_steps`, then fall along a half cosine to `min_ratio` of the peak at `total_steps`."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        warmup_steps: int,
+        total_steps: int,
+        min_ratio: float = 0.1,
+        last_epoch: int = -1,
+    ) -> None:
+        if not 0 <= warmup_steps <= total_steps:
+            raise ArgumentError(
+                f"CosineWithWarmup: got {warmup_steps} warm-up steps of {total_steps}; wanted 0 to the total"
+            )
+        self.warmup_steps = warmup_steps
+        self.total_steps = total_steps
+        self.min_ratio = min_ratio
+        super().__init__(optimizer, last_epoch)
+
+    def next_rate(self, lr: float, base_lr: float) -> float:
+        step = self.last_epoch
+        if step < self.warmup_steps:
+            return base_lr * (step + 1) / (self.warmup_steps + 1)
+        done = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
+        return base_lr * (self.min_ratio + (1 - self.min_ratio) * (1 + math.cos(math.pi * done)) / 2)

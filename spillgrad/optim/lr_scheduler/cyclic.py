@@ -1,0 +1,196 @@
+"""Schedules that raise the learning rate and lower it again, and the momentum the other way."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from spillgrad.errors import ArgumentError
+from spillgrad.optim.lr_scheduler.scheduler import LRScheduler, numbers_for_groups
+from spillgrad.optim.optimizer import Group, Optimizer
+
+__all__ = ["CyclicLR", "OneCycleLR"]
+
+Rates = float | Sequence[float]
+
+
+class _MomentumSchedule(LRScheduler):
+    """A schedule that sets the momentum, too, if `cycle_momentum`: "momentum", or the first of "betas"."""
+
+    cycle_momentum: bool
+    use_beta1: bool
+
+    def _choose_momentum(self, optimizer: Optimizer, cycle_momentum: bool) -> None:
+        """Find which option is the momentum. Raises ArgumentError for an optimizer that has none."""
+        self.cycle_momentum, self.use_beta1 = cycle_momentum, "betas" in optimizer.defaults
+        if cycle_momentum and not self.use_beta1 and "momentum" not in optimizer.defaults:
+            raise ArgumentError(
+                f"{type(self).__name__}: optimizer must support momentum or beta1 with `cycle_momentum` option "
+                "enabled; give cycle_momentum=False"
+            )
+
+    def _set_momentum(self, group: Group, momentum: float) -> None:
+        if self.use_beta1:
+            group["betas"] = (momentum, *group["betas"][1:])
+        else:
+            group["momentum"] = momentum
+
+
+class CyclicLR(_MomentumSchedule):
+    """Raise the learning rate from `base_lr` to `max_lr` and lower it again, in cycles.
+
+    `mode` says how the height of cycles changes: "triangular" (not at all), "triangular2" (it halves each cycle) or
+    "exp_range" (times `gamma` each step); `scale_fn` is a function of its own, of the number of the cycle or, with
+    `scale_mode="iterations"`, of the step.
+
+    Source: Smith 2015, "Cyclical learning rates for training neural networks".
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, base_lr: Rates, max_lr: Rates, step_size_up: int = 2000,
+        step_size_down: int | None = None, mode: str = "triangular", gamma: float = 1.0,
+        scale_fn: Callable[[float], float] | None = None, scale_mode: str = "cycle", cycle_momentum: bool = True,
+        base_momentum: Rates = 0.8, max_momentum: Rates = 0.9, last_epoch: int = -1,
+    ) -> None:  # fmt: skip
+        groups, who = optimizer.param_groups, "CyclicLR"
+        if mode not in ("triangular", "triangular2", "exp_range") and scale_fn is None:
+            raise ArgumentError(
+                f"{who}: got mode {mode!r}; mode is invalid and scale_fn is None; wanted triangular, triangular2 or "
+                "exp_range"
+            )
+        if step_size_up < 1 or (step_size_down is not None and step_size_down < 1):
+            raise ArgumentError(f"{who}: got {step_size_up} steps up and {step_size_down} down; wanted 1 or more")
+        rates = numbers_for_groups(who, "base_lr", base_lr, groups)
+        for group, rate in zip(groups, rates, strict=True):
+            if last_epoch == -1:
+                group["lr"] = rate
+        self.max_lrs = numbers_for_groups(who, "max_lr", max_lr, groups)
+        self.step_size_up = float(step_size_up)
+        self.step_size_down = self.step_size_up if step_size_down is None else float(step_size_down)
+        self.mode, self.gamma, self.scale_fn = mode, gamma, scale_fn
+        self.scale_mode = "iterations" if scale_fn is None and mode == "exp_range" else scale_mode
+        self._choose_momentum(optimizer, cycle_momentum)
+        if cycle_momentum:
+            self.base_momentums = numbers_for_groups(who, "base_momentum", base_momentum, groups)
+            self.max_momentums = numbers_for_groups(who, "max_momentum", max_momentum, groups)
+            for group, momentum in zip(groups, self.max_momentums, strict=True):
+                if last_epoch == -1:
+                    self._set_momentum(group, momentum)
+        super().__init__(optimizer, last_epoch)
+        self.base_lrs = rates
+
+    def _height(self) -> float:
+        """Return how far the rate is between the lowest and the highest of all cycles."""
+        length = self.step_size_up + self.step_size_down
+        cycle = math.floor(1 + self.last_epoch / length)
+        done = 1.0 + self.last_epoch / length - cycle
+        rising = self.step_size_up / length
+        share = done / rising if done <= rising else (done - 1) / (rising - 1)
+        return share * self._scale(cycle if self.scale_mode == "cycle" else self.last_epoch)
+
+    def _scale(self, x: float) -> float:
+        if self.scale_fn is not None:
+            return self.scale_fn(x)
+        if self.mode == "triangular":
+            return 1.0
+        return math.pow(0.5, x - 1) if self.mode == "triangular2" else math.pow(self.gamma, x)
+
+    def get_lr(self) -> list[float]:
+        height = self._height()
+        if self.cycle_momentum:
+            ranges = zip(self.optimizer.param_groups, self.base_momentums, self.max_momentums, strict=True)
+            for group, low, high in ranges:
+                self._set_momentum(group, high - (high - low) * height)
+        return [low + (high - low) * height for low, high in zip(self.base_lrs, self.max_lrs, strict=True)]
+
+
+class _Phase(NamedTuple):
+    """The step at which a part of the cycle ends, and the groups' entries between which rate and momentum go."""
+
+    end: float
+    lrs: tuple[str, str]
+    momentums: tuple[str, str]
+
+
+class OneCycleLR(_MomentumSchedule):
+    """Raise the learning rate to `max_lr` in the first part of training, and lower it to almost nothing in the rest.
+
+    Training has `total_steps` steps, or `epochs * steps_per_epoch`; `pct_start` is the share of the first part. The
+    rate begins at `max_lr / div_factor` and ends at the `final_div_factor`-th part of that. With `three_phase`, it
+    falls as it rose, and then to the last rate.
+
+    Source: Smith, Topin 2017, "Super-convergence: very fast training of neural networks using large learning rates".
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, max_lr: Rates, total_steps: int | None = None, epochs: int | None = None,
+        steps_per_epoch: int | None = None, pct_start: float = 0.3, anneal_strategy: str = "cos",
+        cycle_momentum: bool = True, base_momentum: Rates = 0.85, max_momentum: Rates = 0.95, div_factor: float = 25.0,
+        final_div_factor: float = 1e4, three_phase: bool = False, last_epoch: int = -1,
+    ) -> None:  # fmt: skip
+        if total_steps is None:
+            if epochs is None or steps_per_epoch is None:
+                raise ArgumentError(
+                    "OneCycleLR: You must define either total_steps OR (epochs AND steps_per_epoch); give total_steps"
+                )
+            total_steps = epochs * steps_per_epoch
+        if not isinstance(total_steps, int) or total_steps < 1:
+            raise ArgumentError(f"OneCycleLR: Expected positive integer total_steps, but got {total_steps}")
+        if not 0 <= pct_start <= 1:
+            raise ArgumentError(f"OneCycleLR: Expected float between 0 and 1 pct_start, but got {pct_start}")
+        if anneal_strategy not in ("cos", "linear"):
+            raise ArgumentError(
+                f"OneCycleLR: anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}"
+            )
+        self.total_steps, self.pct_start = total_steps, pct_start
+        self.anneal_strategy, self.three_phase = anneal_strategy, three_phase
+        self._choose_momentum(optimizer, cycle_momentum)
+        if last_epoch == -1:
+            self._lay_out(optimizer.param_groups, max_lr, base_momentum, max_momentum, div_factor, final_div_factor)
+        super().__init__(optimizer, last_epoch)
+
+    def _lay_out(
+        self, groups: Sequence[Group], max_lr: Rates, base_momentum: Rates, max_momentum: Rates, div_factor: float,
+        final_div_factor: float,
+    ) -> None:  # fmt: skip
+        """Write the rates and momentums of the cycle into the groups."""
+        for group, highest in zip(groups, numbers_for_groups("OneCycleLR", "max_lr", max_lr, groups), strict=True):
+            group["initial_lr"] = highest / div_factor
+            group["max_lr"] = highest
+            group["min_lr"] = group["initial_lr"] / final_div_factor
+        if self.cycle_momentum:
+            lowest = numbers_for_groups("OneCycleLR", "base_momentum", base_momentum, groups)
+            highest_momentums = numbers_for_groups("OneCycleLR", "max_momentum", max_momentum, groups)
+            for group, low, high in zip(groups, lowest, highest_momentums, strict=True):
+                self._set_momentum(group, high)
+                group["base_momentum"], group["max_momentum"] = low, high
+
+    def _phases(self) -> Iterator[_Phase]:
+        """Yield the parts of the cycle."""
+        rising = self.pct_start * self.total_steps - 1
+        yield _Phase(rising, ("initial_lr", "max_lr"), ("max_momentum", "base_momentum"))
+        if self.three_phase:
+            yield _Phase(2 * rising, ("max_lr", "initial_lr"), ("base_momentum", "max_momentum"))
+            yield _Phase(self.total_steps - 1, ("initial_lr", "min_lr"), ("max_momentum", "max_momentum"))
+        else:
+            yield _Phase(self.total_steps - 1, ("max_lr", "min_lr"), ("base_momentum", "max_momentum"))
+
+    def get_lr(self) -> list[float]:
+        step = self.last_epoch
+        if step > self.total_steps:
+            raise ArgumentError(
+                f"OneCycleLR: Tried to step {step} times. The specified number of total steps is {self.total_steps}"
+            )
+        phases = list(self._phases())
+        number = next((i for i, phase in enumerate(phases) if step <= phase.end), len(phases) - 1)
+        phase, start = phases[number], phases[number - 1].end if number else 0.0
+        done = (step - start) / (phase.end - start)
+        for group in self.optimizer.param_groups if self.cycle_momentum else ():
+            self._set_momentum(group, self._anneal(group, phase.momentums, done))
+        return [self._anneal(group, phase.lrs, done) for group in self.optimizer.param_groups]
+
+    def _anneal(self, group: Group, ends: tuple[str, str], done: float) -> float:
+        start: float = group[ends[0]]
+        end: float = group[ends[1]]
+        if self.anneal_strategy == "linear":
+            return (end - start) * done + start
+        return end + (start - end) / 2.0 * (math.cos(math.pi * done) + 1)

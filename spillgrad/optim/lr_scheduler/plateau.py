@@ -1,0 +1,85 @@
+"""A schedule that follows a measured quantity."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from spillgrad.errors import ArgumentError
+from spillgrad.optim.lr_scheduler.scheduler import LRScheduler, numbers_for_groups
+from spillgrad.optim.optimizer import Optimizer
+
+__all__ = ["ReduceLROnPlateau"]
+
+
+class ReduceLROnPlateau(LRScheduler):
+    """Multiply the learning rate by `factor` when a quantity has not improved for more than `patience` steps.
+
+    `mode` is "min" or "max". A value is an improvement if it beats the best by `threshold`: a share of the best, or
+    with `threshold_mode="abs"` a difference. After a change, `cooldown` steps are not counted. Rates do not fall below
+    `min_lr`, nor by less than `eps`.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, mode: str = "min", factor: float = 0.1, patience: int = 10, threshold: float = 1e-4,
+        threshold_mode: str = "rel", cooldown: int = 0, min_lr: float | Sequence[float] = 0.0, eps: float = 1e-8,
+    ) -> None:  # fmt: skip
+        if factor >= 1.0:
+            raise ArgumentError(f"ReduceLROnPlateau: got factor {factor}; Factor should be < 1.0.")
+        if mode not in ("min", "max"):
+            raise ArgumentError(f"ReduceLROnPlateau: mode {mode} is unknown!  Wanted min or max")
+        if threshold_mode not in ("rel", "abs"):
+            raise ArgumentError(f"ReduceLROnPlateau: threshold mode {threshold_mode} is unknown!  Wanted rel or abs")
+        self.mode, self.factor, self.patience, self.cooldown, self.eps = mode, factor, patience, cooldown, eps
+        self.threshold, self.threshold_mode = threshold, threshold_mode
+        self.default_min_lr = None if isinstance(min_lr, list | tuple) else min_lr
+        self.min_lrs = numbers_for_groups("ReduceLROnPlateau", "min_lr", min_lr, optimizer.param_groups)
+        super().__init__(optimizer)
+
+    def _begin(self) -> None:
+        self.last_epoch = 0
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+        self._reset()
+
+    def _reset(self) -> None:
+        """Forget the best value, and count from 0."""
+        self.best = math.inf if self.mode == "min" else -math.inf
+        self.cooldown_counter = self.num_bad_epochs = 0
+
+    def step(self, metrics: Any, epoch: int | None = None) -> None:  # type: ignore[override]  # as in PyTorch
+        """Note the value of the quantity after a step, and lower the learning rates if it has not improved for long."""
+        value = float(metrics)
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        if self._is_better(value, self.best):
+            self.best, self.num_bad_epochs = value, 0
+        else:
+            self.num_bad_epochs += 1
+        if self.in_cooldown:
+            self.cooldown_counter -= 1
+            self.num_bad_epochs = 0
+        if self.num_bad_epochs > self.patience:
+            self._reduce()
+            self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+    def _reduce(self) -> None:
+        groups = self.optimizer.param_groups
+        # Groups may have been added since.
+        lowest = [*self.min_lrs, *[self.default_min_lr or 0.0] * (len(groups) - len(self.min_lrs))]
+        for group, min_lr in zip(groups, lowest, strict=True):
+            reduced = max(group["lr"] * self.factor, min_lr)
+            if group["lr"] - reduced > self.eps:
+                group["lr"] = reduced
+
+    @property
+    def in_cooldown(self) -> bool:
+        """Whether steps are not counted yet after a change."""
+        return self.cooldown_counter > 0
+
+    def _is_better(self, value: float, best: float) -> bool:
+        """Return whether a value is an improvement over the best."""
+        if self.threshold_mode == "rel":
+            share = self.threshold if self.mode == "max" else -self.threshold
+            limit = best * (1.0 + share)
+        else:
+            limit = best + (self.threshold if self.mode == "max" else -self.threshold)
+        return value < limit if self.mode == "min" else value > limit

@@ -1,0 +1,163 @@
+"""The base of schedules of the learning rate."""
+
+import types
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from spillgrad.errors import ArgumentError, MissingOptionError, OperandError, StateDictError
+from spillgrad.optim.optimizer import Group, Optimizer
+
+__all__ = ["LRScheduler"]
+
+_T = TypeVar("_T")
+
+# Entries of PyTorch's state dicts that position no schedule.
+_BOOKKEEPING = {"_get_lr_called_within_step", "_is_initial", "verbose"}
+
+
+class LRScheduler:
+    """Sets each group's learning rate on construction and on each `step()`, which follows the optimizer's step.
+
+    A subclass defines `next_rate`, or `get_lr` for all groups at once. The next rate follows from the present one, as
+    in PyTorch, so that several schedules of one optimizer multiply. `last_epoch` counts the steps; with `last_epoch`
+    given, the schedule goes on from there, and the groups must have an "initial_lr".
+
+    Raises OperandError for what is no optimizer, MissingOptionError for groups without "initial_lr".
+    """
+
+    # Whether a schedule that goes on from `last_epoch` begins with the present rate, as these do in PyTorch.
+    _keeps_present_rate = False
+
+    def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
+        self.optimizer = _an_optimizer(optimizer)
+        for index, group in enumerate(optimizer.param_groups):
+            if last_epoch == -1:
+                group.setdefault("initial_lr", group["lr"])
+            elif "initial_lr" not in group:
+                raise MissingOptionError(
+                    f"{type(self).__name__}: param 'initial_lr' is not specified in param_groups[{index}] when "
+                    f"resuming scheduler with last_epoch={last_epoch}; load the optimizer's state first, or give "
+                    "last_epoch=-1"
+                )
+        self.base_lrs: list[float] = [group["initial_lr"] for group in optimizer.param_groups]
+        self.last_epoch = last_epoch
+        self._last_lr: list[float] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """Set the first learning rates."""
+        self._step_count = 0
+        self._advance()
+
+    def next_rate(self, lr: float, base_lr: float) -> float:
+        """Return the learning rate at step `last_epoch` of a group whose present rate is `lr`."""
+        raise NotImplementedError(f"{type(self).__name__}: defines no next_rate, and no get_lr")
+
+    def get_lr(self) -> list[float]:
+        """Return the learning rate of each group at step `last_epoch`; users call `get_last_lr()`."""
+        present = [group["lr"] for group in self.optimizer.param_groups]
+        if self._keeps_present_rate and self._step_count == 1 and self.last_epoch > 0:
+            return present
+        return [self.next_rate(lr, base_lr) for lr, base_lr in zip(present, self.base_lrs, strict=True)]
+
+    def step(self, epoch: int | None = None) -> None:
+        """Count a step and set the learning rates. PyTorch has deprecated `epoch`, which names the step to go to."""
+        if self._step_count == 1 and not self.optimizer._opt_called:
+            warnings.warn(
+                "Detected call of `lr_scheduler.step()` before `optimizer.step()`. You should call them in the "
+                "opposite order: `optimizer.step()` before `lr_scheduler.step()`. Otherwise the first value of the "
+                "learning rate schedule is skipped.",
+                UserWarning,
+                stacklevel=2,
+            )
+        if epoch is not None:
+            warnings.warn(
+                "The epoch parameter in `scheduler.step()` was not necessary and is being deprecated where possible. "
+                "Please use `scheduler.step()` to step the scheduler.",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._advance(epoch)
+
+    def _advance(self, epoch: int | None = None) -> None:
+        """Do a step, or go to step `epoch`, and set the learning rates."""
+        self._step_count += 1
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        closed_form = None if epoch is None else getattr(self, "_get_closed_form_lr", None)
+        self._set(self.get_lr() if closed_form is None else closed_form())
+
+    def _set(self, rates: Sequence[float]) -> None:
+        """Set the groups' learning rates."""
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self._last_lr = list(rates)
+
+    def get_last_lr(self) -> list[float]:
+        """Return the learning rates that the schedule set last."""
+        return self._last_lr
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the numbers that determine the schedule's position. Of a function, only attributes are kept."""
+        return {key: _plain(value) for key, value in vars(self).items() if key != "optimizer"}
+
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise StateDictError when the state is of another schedule."""
+        own, given = self.state_dict(), state_dict.keys() - _BOOKKEEPING
+        lists_fit = all(
+            isinstance(state_dict[key], list | tuple) and len(state_dict[key]) == len(value)
+            for key, value in own.items()
+            if key in given and isinstance(value, list) and value
+        )
+        if own.keys() != given or not lists_fit:
+            raise StateDictError(
+                f"{type(self).__name__}.load_state_dict: got {sorted(given)}, wanted {sorted(own)} of "
+                f"{len(self.base_lrs)} groups; give the state of the same schedule"
+            )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a state that `state_dict` returned, and set the learning rates.
+
+        Raises StateDictError when it is of another schedule.
+        """
+        self.check_state_dict(state_dict)
+        for key in self.state_dict():
+            setattr(self, key, _restored(getattr(self, key), state_dict[key]))
+        self._set(self._last_lr)
+
+
+def _an_optimizer(optimizer: Optimizer) -> Optimizer:
+    if not isinstance(optimizer, Optimizer):
+        raise OperandError(f"schedule: {type(optimizer).__name__} is not an Optimizer; give one of sg.optim")
+    return optimizer
+
+
+def _plain(value: Any) -> Any:
+    """Return what the state has of an attribute: of schedules their states, of functions what objects have set."""
+    if isinstance(value, LRScheduler):
+        return value.state_dict()
+    if callable(value):
+        return None if isinstance(value, types.FunctionType | types.BuiltinFunctionType) else dict(vars(value))
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _restored(present: Any, state: Any) -> Any:
+    """Return an attribute's value from its state, which `_plain` returned; schedules and functions stay themselves."""
+    if isinstance(present, LRScheduler):
+        present.load_state_dict(state)
+    elif callable(present):
+        vars(present).update(state or {})
+    elif isinstance(present, list) and present and len(present) == len(state):
+        return [_restored(*pair) for pair in zip(present, state, strict=True)]
+    else:
+        return state
+    return present
+
+
+def numbers_for_groups(who: str, what: str, value: _T | Sequence[_T], groups: Sequence[Group]) -> list[_T]:
+    """Return one value for each group: `value`, or its elements. Raises ArgumentError if there are too few or many."""
+    if not isinstance(value, list | tuple):
+        return [value] * len(groups)  # type: ignore[list-item]  # a single one
+    if len(value) != len(groups):
+        raise ArgumentError(f"{who}: got {len(value)} values of {what}, expected {len(groups)}, one for each group")
+    return list(value)
