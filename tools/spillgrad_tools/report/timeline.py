@@ -43,7 +43,7 @@ def _kind_of(span: Span) -> int | None:
 
 
 class Spans:
-    """The spans of a run as columns of NumPy: a span takes 40 bytes here, and some 300 as a `Span`."""
+    """The spans of a run as NumPy arrays, one a column: a span takes 40 bytes, in place of some 300 as a `Span`."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self.names: list[str] = []
