@@ -80,12 +80,12 @@ def _budgets(run: Run) -> Iterator[Advice]:
 
 
 def _batches(run: Run) -> int:
-    """Return the number of batches that most steps have; the store does the same for each batch."""
+    """Return the number of batches that most steps have; a step repeats the step plan for each batch."""
     return statistics.mode([step.batches for step in run.steps] or [1])
 
 
 def _reads(plan: StepPlan, batches: int) -> Callable[[int], int]:
-    """Return a function from a budget in bytes to the bytes that a step of `batches` reads from disk."""
+    """Return a function that predicts, for a budget in bytes, the bytes that a step of `batches` batches reads."""
     items = [belady.Item(nbytes, persistent) for nbytes, persistent in plan.arrays]
     events = [belady.Event(kind, place) for kind, place in plan.happened]
 
@@ -153,9 +153,9 @@ def _by_kind(run: Run) -> dict[Kind, OriginCounters]:
 
 
 def _ratios(run: Run) -> dict[Kind, float]:
-    """Return, for each kind of array, the share of the written bytes that remains after compression.
+    """Return, for each kind of array (op, slot, dtype), the share of the written bytes that remains after compression.
 
-    For an origin without samples, the samples of its kind are used.
+    An origin without samples gets the share of all samples of its kind.
     """
     by_origin = {each.origin: [each] for each in run.shrinkage}
     by_kind: dict[Kind, list[Shrinkage]] = {}

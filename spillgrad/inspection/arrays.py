@@ -45,10 +45,10 @@ class StoredArray:
     """An array of a segment: a dataset of the root group, or one that the next flush will add there.
 
     `key` is the array's name. The facts come from the journal of the run if `from_journal`, else from the dataset's
-    attribute; without an attribute, `sequence` is None. `views` and `chunk_shape` are known from HDF5 alone. `dtype`,
-    `shape` and `nbytes` describe the array before the `codec`, `stored_bytes` and `chunks` the bytes in the file.
-    `checksum` has 16 hexadecimal digits; it is None if the run took no checksums. `problem` says why the values cannot
-    be read; if it is None, they can be read unless they are `encrypted`.
+    attribute; without an attribute, `sequence` is None. Only HDF5 knows `views` and `chunk_shape`. `dtype`, `shape` and
+    `nbytes` describe the array before the `codec` encoded it; `stored_bytes` and `chunks` describe the bytes in the
+    file. `checksum` has 16 hex digits; it is None if the run took no checksums. `problem` says why the values cannot be
+    read; if it is None, the values can be read unless they are `encrypted`.
     """
 
     key: str
@@ -81,8 +81,8 @@ class StoredArray:
 class Item:
     """A named object of an HDF5 file: `kind` is group, dataset, soft link, external link, type or unreadable.
 
-    `target` is the target of a link, `members` the number of a group's members. `layout`, `chunk_shape` and the numbers
-    of the `filters` describe a dataset. `attributes` holds the name and the bytes of each attribute.
+    `target` is the target of a link; `members` is the number of a group's members. `layout`, `chunk_shape` and the
+    numbers of the `filters` describe a dataset. `attributes` holds the name and the size in bytes of each attribute.
     """
 
     path: str
@@ -103,7 +103,7 @@ class Segment:
     """An HDF5 file of arrays.
 
     `items` are all objects that HDF5 names in the file, as of its last flush. `arrays` are those that the run's journal
-    places in the file; without a journal, they are the items that a store could have written. `left_out` counts objects
+    lists in the file; without a journal, they are the items that a store could have written. `left_out` counts objects
     beyond the limits of reading. `problems` list what no store would have written. `note` says which arrays HDF5 does
     not have yet.
     """
@@ -164,7 +164,7 @@ def read_structure(path: Path, reader: UntrustedReader) -> Segment:
 
 
 def foreign(item: Item) -> str | None:
-    """Return the problem with an object that no store makes, else None; an unreadable object may be a store's."""
+    """Return why no store makes `item`; None for a dataset of the root group or an unreadable object."""
     if item.kind == "unreadable" or (item.kind == "dataset" and item.path.count("/") == 1):
         return None
     return f"{item.path}: {item.problem or f'is of a kind that no store makes: {item.kind}'}"
@@ -176,7 +176,7 @@ def held_bytes(found: os.stat_result) -> int:
 
 
 def without_overlap(arrays: list[StoredArray], most_bytes: int, problems: list[str]) -> list[StoredArray]:
-    """Return the arrays; if their sum exceeds `most_bytes`, add that problem to `problems` and to each array."""
+    """Return the arrays; if their bytes exceed `most_bytes` in total, add a problem to `problems` and to each array."""
     if sum(array.stored_bytes for array in arrays if array.problem is None) <= most_bytes:
         return arrays
     problem = f"its arrays are more than the {format_bytes(most_bytes)} it can hold: they overlap, or are holes"

@@ -16,7 +16,7 @@ from spillgrad.storage.sizes import format_bytes
 
 
 def export_npy(values: StoredValues, selection: Selection, path: Path, overwrite: bool = False) -> int:
-    """Write a selection of an array to a .npy file, piece by piece, and return the bytes of the selection.
+    """Write a selection of an array to a .npy file, piece by piece, and return the number of bytes of the selection.
 
     The file is written whole or not at all. Values of a dtype of ml_dtypes are written as raw bytes, as by `np.save`:
     `np.load(path).view(ml_dtypes.bfloat16)` reads such a file.

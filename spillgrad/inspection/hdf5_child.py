@@ -36,7 +36,7 @@ Line = dict[str, Any]
 
 
 def main() -> None:
-    """Answer the questions on stdin until it ends."""
+    """Answer the questions on stdin until stdin ends."""
     codecs.lookup("ascii")  # load now the codec that h5py needs for names: later no file can be opened
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     size = int(_read("/proc/self/statm").split()[0]) * resource.getpagesize()
@@ -177,7 +177,7 @@ class Walk:
 
 
 def _type(kind: Any) -> tuple[str | None, int]:
-    """Return the name of the NumPy dtype with the same bytes (None if there is none), and the bytes of an item."""
+    """Return the name of the NumPy dtype with the same bytes (None if there is none), and the bytes of one item."""
     size = kind.get_size()
     if kind.get_class() == h5t.OPAQUE:
         tag = kind.get_tag()
@@ -194,7 +194,7 @@ def _type(kind: Any) -> tuple[str | None, int]:
 
 
 def _attributes(found: Any) -> list[tuple[str, int | None]]:
-    """Return the name and bytes of each attribute; for many, only their count, because HDF5 would sort them first."""
+    """Return the name and size of each attribute; of many, which HDF5 would sort first, only the count."""
     count = h5a.get_num_attrs(found)
     if count > MOST_ATTRIBUTES:
         return [(f"({count} attributes)", None)]

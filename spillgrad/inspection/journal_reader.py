@@ -28,11 +28,10 @@ _heads = msgspec.json.Decoder(Head)
 
 
 class JournalReader(contextlib.AbstractContextManager["JournalReader"]):
-    """Follows a journal and its old file: each `read()` adds the new lines to `state`.
+    """Follows a journal: `read()` adds the lines since the last call to `state`. The first call also reads `old_path`.
 
     If `directory` is given, a journal that belongs to the run of another directory is ignored.
-
-    Raises OSError if a file cannot be read. Raises SpillFormatError if it is no journal, or is of a newer version.
+    Raises OSError if a file cannot be read. Raises SpillFormatError if a file is no journal or is of a newer version.
     """
 
     def __init__(self, path: Path, state: JournalState | None = None, directory: Path | None = None) -> None:
@@ -71,7 +70,7 @@ class JournalReader(contextlib.AbstractContextManager["JournalReader"]):
 
     @property
     def is_written(self) -> bool:
-        """Whether the process that writes the journal lives: it holds a lock on the file that was read last."""
+        """Whether the process that writes the journal lives: that process locks the file that was read last."""
         return self._file is not None and not self._is_over and self._file.is_locked
 
     def close(self) -> None:
@@ -163,7 +162,7 @@ class _File:
         self._skips = False
 
     def head(self) -> Head | None:
-        """Return the head, or None while the first line is incomplete. Raises SpillFormatError if it is no head."""
+        """Return the head, or None while the first line is incomplete. Raises SpillFormatError if that line is bad."""
         if self._head is not None:
             return self._head
         line, newline, self._rest = os.read(self._fd, _PIECE_BYTES).partition(b"\n")

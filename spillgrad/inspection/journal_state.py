@@ -1,4 +1,4 @@
-"""Add up the lines of a journal."""
+"""Compute the counters, steps, samples and places of arrays of a run from the lines of its journal."""
 
 import collections
 import dataclasses
@@ -42,8 +42,8 @@ class Place(NamedTuple):
     """The place of an array according to its journal: the `dataset` in a segment, and the `pieces` of the file.
 
     Each piece is an offset in the file and a number of bytes; `pieces` is None if the journal does not list them.
-    `chunks` has the bytes of each compressed chunk. `retold` is None for a place from a `write` line; for a place that
-    a `place` line repeated, it counts the `totals` lines before that line.
+    `chunks` has the bytes of each compressed chunk. `retold` is None for a place from a `write` line; for a place from
+    a `place` line, which repeats a place, `retold` is the number of `totals` lines before that line.
     """
 
     segment: str
@@ -209,7 +209,7 @@ class JournalState:
         self._note_step(line.array, line.step)
 
     def _whose(self, line: _OfArray) -> _Live:
-        """Return the array of a line, as the line describes it; if it does not, the live array, else `_UNKNOWN`."""
+        """Return the array of a line: from the line if it describes the array, else the live array, else `_UNKNOWN`."""
         is_told = _told(line.dtype) is not None or (isinstance(line, events.Wait) and line.cause == "put")
         if not is_told:
             return self._live_array(line.array) or _UNKNOWN
@@ -259,7 +259,7 @@ class JournalState:
             self._on_span(Span("wait", line.t - line.took, line.took, line.array, nbytes, origin, cause))
 
     def _stands(self, line: events.Place) -> None:
-        """Record the place of an array, which may not be live: the totals that follow in the file say which are."""
+        """Record the place of an array; if the array is not live, the next `totals` line removes the place."""
         self._leaves(line.array)
         if not self._with_places or line.segment is None or line.dataset is None:
             return

@@ -31,7 +31,7 @@ class Step:
     the batches; `took_s` is the time from the beginning of the first batch to the end of the last.
 
     If `label` is None, the step is one batch that only the store counted: the time from the first array put to the last
-    array dropped, or between the steps of an offload. `number` counts steps of both kinds from 1.
+    array dropped or, in an offload, the time from one step to the next. `number` counts steps of both kinds from 1.
     """
 
     number: int

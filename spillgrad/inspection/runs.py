@@ -22,7 +22,7 @@ _PATIENCE_S = 1.0
 
 
 class RunReader(contextlib.AbstractContextManager["RunReader"]):
-    """Follows a run, given its directory or journal: `read()` reads new lines, `run()` returns what is known so far.
+    """Follows a run, given its directory or journal: `read()` reads new journal lines, `run()` returns a Run.
 
     Raises the errors of `inspect`.
     """
@@ -62,7 +62,7 @@ class RunReader(contextlib.AbstractContextManager["RunReader"]):
         return self._journal.state.step
 
     def run(self) -> Run:
-        """Return what is known of the run."""
+        """Return the record of the run, made from the journal lines read so far and the run's files."""
         directory = _directory(self._journal.head) if self._directory is None else self._directory
         how = self._state(directory)
         state, head = self._journal.state, self._journal.head
@@ -110,7 +110,7 @@ class RunReader(contextlib.AbstractContextManager["RunReader"]):
 
 
 def inspect(path: str | os.PathLike[str]) -> Inspection:
-    """Return what is known of the runs at `path`: a run's directory, a directory of runs, a journal, or a segment.
+    """Return records of what is at `path`: a run's directory, a directory of runs, a journal, or a segment.
 
     Live runs are not disturbed. For runs of this process, all events until now are included; for runs of other
     processes, all events up to a fifth of a second ago. If one of several runs ends meanwhile and leaves no files, it
@@ -153,7 +153,6 @@ def find_runs(path: str | os.PathLike[str], below: bool = True) -> list[Path]:
     """Return the runs at `path`: run directories, and kept journals of runs whose directory is gone.
 
     If there are none and `below` is set, return the runs in the folders directly below `path`.
-
     Raises OSError if a folder cannot be read. Raises SpillError if there is no run.
     """
     path = Path(path)

@@ -77,7 +77,7 @@ def _of_run(path: Path, structure: Segment, refused: SpillError | None, state: J
 
 
 def _completed(array: StoredArray, is_elsewhere: bool, in_hdf5: StoredArray | None) -> StoredArray:
-    """Return a journal's array with HDF5's views and chunk shape; if the journal lacks its pieces, HDF5's array."""
+    """Return the journal's `array` with HDF5's views and chunk shape, or `in_hdf5` if the journal lists no pieces."""
     if in_hdf5 is None or (in_hdf5.problem is not None and not is_elsewhere):
         return array
     if is_elsewhere:

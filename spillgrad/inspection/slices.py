@@ -113,10 +113,10 @@ def read_selection(values: StoredValues, selection: Selection) -> Iterator[np.nd
 
 
 def read_shown(values: StoredValues, selection: Selection) -> tuple[np.ndarray, bool]:
-    """Return the elements that NumPy prints of a selection, and whether it is so large that NumPy prints only corners.
+    """Return the elements that NumPy prints of a selection, and whether NumPy summarises the selection with "...".
 
-    A shortened axis keeps its first and last `EDGE` elements, and one between them in place of those left out.
-    Raises ArgumentError if more than `MOST_SHOWN` elements would be printed.
+    A summarised axis has its first and last `EDGE` elements, and one element between them, which is printed as "...".
+    Raises ArgumentError if more than `MOST_SHOWN` elements would be returned.
     """
     large = selection.size > THRESHOLD
     edges = [_edges(axis) if large else [axis] for axis in selection.ranges]

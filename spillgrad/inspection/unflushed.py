@@ -24,21 +24,21 @@ _DATASET_NAME = re.compile("[0-9]{8,19}")
 
 
 class Journals(contextlib.AbstractContextManager["Journals"]):
-    """Reads the journals beside segments. The journal asked for last stays open, and only its new lines are read.
-    A store writes to its journal before it gives the place of an array to another array. So the bytes read from a place
-    are those of the array that the journal has there, if the journal still has the array there after the reading.
+    """Reads the journals in the folders of segments. The last journal stays open, so only its new lines are read.
+    A store records in its journal that an array is gone before it reuses the array's bytes. So the bytes read for an
+    array are the array's own if the journal still lists the array after the reading.
     """
 
     def __init__(self) -> None:
         self._directory: Path | None = None
         self._reader: JournalReader | None = None
-        self._keys: dict[str, set[str]] = {}  # by segment, the keys of the arrays that the journal has there now
+        self._keys: dict[str, set[str]] = {}  # by segment, the keys of the arrays that the journal lists in it
 
     def __exit__(self, *exception: object) -> None:
         self._close()
 
     def of(self, segment: Path) -> JournalState | None:
-        """Return the sums of the journal beside a segment, read up to now.
+        """Read the journal in the folder of a segment up to its present end, and return its state.
 
         Return None if there is no journal, if it cannot be read, or if it is a link to the journal of another run.
         """
@@ -77,7 +77,7 @@ class Journals(contextlib.AbstractContextManager["Journals"]):
 
 
 def require_there(segment: Path, array: StoredArray) -> None:
-    """Raise SpillError if the run freed or changed an array by now, so that its place may hold another array."""
+    """If `array` is from a journal that no longer lists it, raise SpillError: its bytes may have been overwritten."""
     if not array.from_journal:
         return
     with Journals() as journals:
@@ -90,7 +90,7 @@ def require_there(segment: Path, array: StoredArray) -> None:
 
 @contextlib.contextmanager
 def there(segment: Path, array: StoredArray) -> Iterator[StoredValues]:
-    """Context manager: open the values of an array for reading, and check at the end that the array is still there.
+    """Context manager: open the values of an array for reading; at the end, check the array with `require_there`.
 
     Raises SpillError if the run freed or changed the array meanwhile.
     """
@@ -104,7 +104,7 @@ def there(segment: Path, array: StoredArray) -> Iterator[StoredValues]:
 
 
 def placed_array(found: Placed, file_bytes: int, most_bytes: int) -> StoredArray:
-    """Convert a journal's array; its file has a size of `file_bytes`, and holds at most `most_bytes` of arrays."""
+    """Convert a journal's array; the array's file has `file_bytes`, and can hold at most `most_bytes` of arrays."""
     place, origin = found.place, found.origin
     dtype, shape = None, tuple(place.shape)
     chunks: tuple[Chunk, ...] = ()
@@ -157,7 +157,7 @@ def _chunks(
 
 
 def _compressed(place: Place, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[Chunk]:
-    """Yield the chunks of a compressed array. Raises Unreadable unless each is in one piece and all fill the pieces."""
+    """Yield a compressed array's chunks. Raises Unreadable unless each lies in one piece and they fill the pieces."""
     if not math.prod(shape) or dtype.itemsize > MAX_ITEM_BYTES:
         raise Unreadable("it is not compressed as a store does it")
     rows = zip(shape, compressed_chunk_shape(shape, dtype.itemsize), strict=True)

@@ -51,7 +51,7 @@ class UntrustedReader(contextlib.AbstractContextManager["UntrustedReader"]):
         self._end()
 
     def structure(self, path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-        """Yield the lines of `hdf5_child.Walk` about each object in a file, and last the number `left_out`.
+        """Yield the lines of `hdf5_child.Walk` about each object in a file, and last a line with `left_out`.
 
         Raises SpillError if HDF5 cannot read the file. Raises OSError if the file cannot be opened.
         """

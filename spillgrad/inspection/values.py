@@ -26,7 +26,7 @@ _ELEMENTWISE: dict[str, Codec] = {Bfloat16.name: Bfloat16(), Int8.name: Int8()}
 class StoredValues(contextlib.AbstractContextManager["StoredValues"]):
     """The values of an array of a segment, opened for reading; a context manager, which closes the file.
 
-    The places of the bytes were checked when the `StoredArray` was made; here they are read from the file without HDF5.
+    The places of the bytes were checked when the `StoredArray` was made; this class reads the bytes without HDF5.
     Raises ArgumentError if the array cannot be read. Raises OSError if the file cannot be opened.
     """
 
@@ -62,7 +62,7 @@ class StoredValues(contextlib.AbstractContextManager["StoredValues"]):
         return digest.hexdigest()
 
     def verdict(self) -> str:
-        """Compare the stored bytes with the checksum: return "verified", "wrong", or "none" without a checksum.
+        """Compare the stored bytes with the checksum: return "verified", "wrong", or "none" if there is no checksum.
 
         Raises the errors of `checksum`.
         """

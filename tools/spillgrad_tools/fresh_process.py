@@ -1,4 +1,4 @@
-"""Call a function in a process that compiles no kernel: compiling a kernel takes 200 MiB until the process ends."""
+"""Call a function in a process without the 200 MiB of memory that a process keeps after it compiled a kernel."""
 
 import os
 import pickle

@@ -17,8 +17,8 @@ _EMPTY_S = 10.0
 class _Hierarchy(NamedTuple):
     """The folder of one version of control groups, and the names of the files that limit and report memory.
 
-    `swap` is the file that limits swap; `swap_bytes` is the limit to write there. It is None if the file limits the sum
-    of memory and swap.
+    `swap` is the file that limits swap; `swap_bytes` is the limit to write to it, or None if the file limits the
+    sum of memory and swap.
     """
 
     controller: str
@@ -43,8 +43,8 @@ class MemoryCap:
     """Limits the memory of the programs that are started with the command lines that `command` returns.
 
     A memory control group limits all programs together, page cache included, and kills a process that needs more. If
-    no group can be made (`is_group` is False), RLIMIT_DATA limits each process, and its allocations beyond the limit
-    fail. Leaving the context removes the group; its processes must have ended.
+    no group can be made (`is_group` is False), RLIMIT_DATA limits each process: allocations beyond the limit fail.
+    Leaving the context removes the group; all programs must have ended before.
     """
 
     def __init__(self, limit_bytes: int) -> None:

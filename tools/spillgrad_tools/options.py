@@ -48,13 +48,13 @@ def runs(
     module: str, record: type | None = None, settings: type | None = None, first: Sequence[str] = (),
     status: int = WRONG,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:  # fmt: skip
-    """Return a decorator that makes a command of a function without a body; the command calls `run` of `module`.
+    """Return a decorator that turns a function without a body into a command; the command calls `run` of `module`.
 
     Without `record`, `run` gets the function's parameters. With `record`, a dataclass, `run` gets one object of it, and
-    each of its fields annotated with an option becomes that option. The fields of `settings` become options, too: those
-    that the command line names are a dictionary in the record's field `settings`; the others are left out, so that
-    a resumed run keeps its own. `first` names the options that the help shows first. If `run` returns False, the
-    command exits with `status`.
+    each of its fields annotated with an option becomes that option. The fields of `settings` become options, too: the
+    record's field `settings` is a dictionary of those that the command line names. It lacks the others, so that a
+    resumed run keeps its former values. `first` names the options that the help shows first. If `run` returns False,
+    the command exits with `status`.
     """
     optional = [] if settings is None else list(map(_left_out, _parameters(settings)))
 

@@ -16,7 +16,7 @@ Seconds = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Yardstick:
-    """A further timing that a bar needs: `library` copies the row's first operand, or runs the row on `threads`."""
+    """A timing for a bar: `library` copies the row's first operand if `copies`, else runs the row with `threads`."""
 
     name: str
     library: str
@@ -34,7 +34,7 @@ DEVICE_COPY = Yardstick("device copy", "ours", copies=True)
 class Verdict:
     """The result of a bar: the values `reached` and `wanted`, in the unit that `bar` names.
 
-    `wanted` is the largest allowed value if `most`, else the least.
+    `wanted` is the largest allowed value if `most`, else the smallest.
     """
 
     bar: str

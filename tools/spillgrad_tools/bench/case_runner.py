@@ -73,7 +73,7 @@ class CaseRunner:
             np.save(Path(directory) / f"{number}.npy", result)
 
     def check(self, case: str, directory: str) -> float | None:
-        """Prepare and run a case; return the `disagreement` of its results, or None if the library lacks it."""
+        """Prepare and run a case; return the `disagreement` of its results, or None if the library cannot run it."""
         self.calls, self.counts = {}, {}  # frees the operands of the case before
         self.library.release_memory()
         asked = self.cases[case]
@@ -101,7 +101,7 @@ class CaseRunner:
         return float(np.max(shares))
 
     def time(self, what: str = "case", threads: int | None = None) -> float:
-        """Return the seconds of one call of the case that `check` prepared last; if `what` is "copy", of a copy.
+        """Return the seconds of one call of the case that `check` prepared last, or of one copy if `what` is "copy".
 
         The copy is of the case's first operand. `threads` replaces the number of threads for this timing.
         """

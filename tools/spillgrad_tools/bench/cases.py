@@ -48,8 +48,8 @@ class Case:
     """One row: an operation and its operands.
 
     `kinds` has a letter for each operand: "n" for normal numbers; "t" for normal numbers whose last two axes are
-    transposed in memory; "i" for integers below `classes`, or else below the columns of the first operand; "o" for the
-    memory of the result. A capital letter asks for the operand's gradient.
+    transposed in memory; "i" for integers below `classes` or, if that is 0, below the first operand's number of
+    columns; "o" for an array to write the result to. A capital letter asks for the operand's gradient.
 
     With a `period`, operands and results repeat after `period` numbers, and the reference covers one period. `beside`
     holds the names of a contender and of another case: our time of that case counts as the contender's time.

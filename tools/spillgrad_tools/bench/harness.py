@@ -47,10 +47,11 @@ class RequestFailed(RuntimeError):
 
 
 class Worker:
-    """A process that runs one library on a device; an object of the class `runner` answers its requests.
+    """A process in which an object of the class `runner` uses `library` on `device`, and answers the calls of `ask`.
 
-    `threads` also limits the threads of BLAS libraries; 0 leaves their number as it is. `cap` limits the memory of the
-    process. Raises WorkerEnded if the process ends before it is ready.
+    The object gets `library`, `threads` and `device`. Unless `threads` is 0, it is also the limit for the threads of
+    OpenMP and BLAS libraries. `cap` limits the memory of the process. Raises WorkerEnded if the process ends before it
+    is ready.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ CONTENDERS = {
 
 
 def check_gradients(processes: Sequence[Process], step: int) -> None:
-    """Raise RuntimeError unless all processes have bitwise equal losses so far, and gradients of the last step."""
+    """Raise RuntimeError unless the losses so far and the last step's gradients of all processes are bitwise equal."""
     losses = {process.contender.name: [answer["loss"] for answer in process.taken] for process in processes}
     require_agreement("bench hooks: losses", losses, step)
     digests = {process.contender.name: process.gradients() for process in processes}

@@ -121,10 +121,7 @@ def _measured(case: Case, contenders: Contenders, directory: str, threads: int, 
     failures: dict[str, str] = {}
 
     def note(worker: Worker, why: str, error: Exception | None = None) -> None:
-        """On the CPU, raise; on a GPU, record in `failures` why a library is not timed.
-
-        After an `error`, replace the library's process.
-        """
+        """On the CPU, raise. On a GPU, record `why` in `failures`; after an `error`, replace the library's process."""
         if contenders.device == "cpu":
             raise error or RuntimeError(f"bench {case.name}: {worker.library} differs from NumPy by {why}")
         failures[worker.library] = why if error else f"wrong: {why}"

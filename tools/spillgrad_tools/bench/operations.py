@@ -24,9 +24,9 @@ Call = Callable[[], Any]
 class Library:
     """A library under test, in a process of its own: it makes arrays, and prepares and times calls of operations.
 
-    The defaults are for PyTorch's interface, which spillgrad has, too: `top` is the module of functions, `functional`
-    that of the functions of layers. `training` is the class that trains a GPT-2. If `version` is None, the library
-    cannot be used on this machine.
+    The defaults are for PyTorch's interface, which spillgrad has, too: `top` is the module of functions;
+    `functional` is the module of the functions of layers. `training` is the class that trains a GPT-2. If `version` is
+    None, the library cannot be used on this machine.
     """
 
     version: str | None
@@ -115,7 +115,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation: `spelled` names spillgrad's and PyTorch's function, `numpy` NumPy's; both default to `name`.
+    """An operation: its function is `spelled` in spillgrad and PyTorch, and `numpy` in NumPy; both default to `name`.
 
     `options` are keyword arguments of every call. If `composed` is given, it makes the function for a library, in place
     of `spelled`. If `prepared` is given, it names the method of Library that takes the operands and returns the timed
@@ -192,7 +192,7 @@ def _chain_of_7(library: Library) -> Function:
 
 
 def _with_gradients(forward: Callable[[Library], Function]) -> Callable[[Library], Function]:
-    """Return a `composed` for an operation with its inputs' gradients; the last operand is the result's gradient."""
+    """Return `forward` with the inputs' gradients as further results; the last operand is the result's gradient."""
 
     def composed(library: Library) -> Function:
         function, grad = forward(library), library.grad

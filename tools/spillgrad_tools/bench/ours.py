@@ -86,7 +86,7 @@ class Spillgrad(Library):
     adamw = staticmethod(partial(sg.optim.AdamW, lr=1e-3, weight_decay=1e-2))
 
     def into(self, operation: Operation, *operands: Any) -> Call:
-        """Return a function that writes an operation's result to its last operand: by `out`, or by the bare kernel."""
+        """Return a function that writes to the last operand: with `out` if the operation has it, else by the kernel."""
         if operation.name == "copy":
             return partial(operands[-1].copy_, operands[0])
         function = operation.function(self)

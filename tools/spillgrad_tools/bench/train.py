@@ -97,7 +97,7 @@ def write_weights(model: sg.models.GPT, path: Path) -> None:
 
 
 class Process:
-    """A contender in training. If its process ends early, it takes no further steps, and its result says so.
+    """A contender in training. If its capped process ends early, `step` does nothing more, and `result` has the status.
 
     `taken` holds the answers of all steps, `timed` the seconds of the timed steps.
     """
@@ -335,7 +335,7 @@ def measure_large(contender: Contender, threads: int, folder: Path) -> Results:
 
 
 def gpt_config(model: str, context: int) -> sg.models.GPTConfig:
-    """Return the sizes of a GPT-2. Raises UnknownModelError if the name is unknown, ArgumentError if it is no GPT-2."""
+    """Return a GPT-2's sizes. Raises UnknownModelError for an unknown name, and ArgumentError for another model."""
     config = sg.models.config(model, context=context)
     if not isinstance(config, sg.models.GPTConfig):
         raise ArgumentError(f"bench: got model {model}; the peers' model is a GPT-2: take gpt2 or another of its sizes")

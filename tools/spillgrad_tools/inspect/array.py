@@ -34,7 +34,7 @@ _CHECKSUMS = {"verified": "green", "wrong": "bold red", "none": "yellow"}
 
 
 def show_array(options: InspectOptions, key: str) -> bool:
-    """Print what is known of the array `key`, or the values of a slice; or export values to a file.
+    """Print a description of the array `key`, or the values of a slice; or export values to a file.
 
     Return False if the array has a problem, such as a wrong checksum. Its values are printed nevertheless; the problem
     is printed to standard error, or is the value of "problem" in JSON.
@@ -171,8 +171,8 @@ def _printable_text(texts: np.ndarray) -> np.ndarray:
 def _json_values(values: StoredValues, selection: Selection) -> Any:
     """Return the values of a selection as nested lists for JSON.
 
-    Dates become text, complex numbers pairs, raw bytes hexadecimal text, and numbers that JSON lacks "NaN", "Infinity"
-    or "-Infinity". Raises ArgumentError for more than MOST_SHOWN values.
+    Dates become text, complex numbers become pairs, raw bytes become hex digits, and numbers that JSON lacks become
+    "NaN", "Infinity" or "-Infinity". Raises ArgumentError for more than MOST_SHOWN values.
     """
     if selection.size > MOST_SHOWN:
         raise ArgumentError(f"slice: got {selection.size:,} values to print; name fewer, or write them with --export")

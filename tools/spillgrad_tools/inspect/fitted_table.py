@@ -1,4 +1,4 @@
-"""A table that fits a width: if there is too little room, its cells are shortened, and then columns are left out."""
+"""A table that fits a width: if there is too little room, cells are shortened, and then columns are left out."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,7 +28,10 @@ class Column:
 
 
 def fitting(columns: Sequence[Column], room: int) -> tuple[list[Column], bool]:
-    """Return the columns that fit in `room` characters, and whether the columns must use their short cells."""
+    """Return the columns that fit in `room` characters, and whether they fit only with their `short` cells.
+
+    If even the short cells do not fit, columns of least `worth` are left out first.
+    """
     kept, short = list(columns), False
     while sum(each.width(short) + GAP for each in kept) > room and kept:
         if short:

@@ -31,7 +31,7 @@ class Counted(NamedTuple):
         return getattr(moved, self.attribute)
 
     def matters(self, total: OriginCounters) -> bool:
-        """Return whether to show the column for arrays with these totals; `stored` only if a codec changed the size."""
+        """Return whether to show the column for these totals; "stored" is shown only if a codec changed the size."""
         if self.name == "stored":
             return total.stored_bytes not in (0, total.written_bytes)
         return self.name in ("packed", "written", "read") or self.of(total) > 0
@@ -54,7 +54,7 @@ COLUMNS = {
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """The groups to show. `rest` is the sum of the groups left out, whose number is `left_out`; `total` is of all."""
+    """The groups to show. `rest` is the sum of the `left_out` groups that are not shown; `total` is the sum of all."""
 
     by: str
     sort: str

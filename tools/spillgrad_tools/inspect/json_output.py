@@ -70,7 +70,7 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Convert a record to plain JSON values: fields become a dictionary, and a number that is not finite None."""
+    """Convert a record to JSON values: its fields become a dictionary, and numbers that are not finite become None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, int | str):  # most values are: checked early

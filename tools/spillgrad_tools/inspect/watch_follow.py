@@ -27,7 +27,7 @@ class Follower:
         self._news_s = 0.0  # when the journal last grew, by `time.monotonic`
 
     def look(self) -> Watched | None:
-        """Read the new lines, and return what is known of the run; None while there is no run.
+        """Read the new lines, and return the present state of the run; None while there is no run.
 
         Raises OSError if a file cannot be read. Raises SpillFormatError if it is no journal, or is of a newer version.
         """
@@ -49,7 +49,7 @@ class Follower:
             self._reader = None
 
     def _take_in(self, reader: RunReader) -> Watched:
-        """Read the new lines and return what is known of the run; close the reader if the run has ended."""
+        """Read the new lines and return the present state of the run; close the reader if the run has ended."""
         with contextlib.suppress(FileNotFoundError):  # the journal was removed
             if reader.read():
                 self._news_s = time.monotonic()

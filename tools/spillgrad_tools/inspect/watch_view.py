@@ -185,7 +185,7 @@ def _peak(run: Run, sample: Sample) -> int:
 
 
 def _bar(run: Run, sample: Sample, width: int) -> Text:
-    """Return a bar of the parts of RAM, with marks at the budget and the peak; the bar ends at the larger of both."""
+    """Return a bar of the parts of RAM, with marks at the budget and the peak; the larger of both is its width."""
     peak = _peak(run, sample)
     full = max(run.settings.budget_bytes or 0, peak, 1)
     bar, end, held, parts = Text(), 0, 0, ram_parts(sample)

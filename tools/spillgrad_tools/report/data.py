@@ -98,7 +98,7 @@ def _without_chains(tree: Iterable[Path]) -> dict[Path, Path | None]:
 
 
 def _label(path: Path, parent: Path | None) -> str:
-    """Return a tile's label: the part of `path` below `parent`, with the name before it if it begins with a number."""
+    """Return a tile's label: the part of `path` below `parent`; if it begins with a number, also the name before."""
     if parent is None:
         return ROOT
     begin = len(parent)

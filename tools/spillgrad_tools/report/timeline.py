@@ -43,7 +43,7 @@ def _kind_of(span: Span) -> int | None:
 
 
 class Spans:
-    """The spans of a run as columns of NumPy: a span takes 40 bytes here, and some 300 as a `Span`."""
+    """The spans of a run as NumPy arrays, one a column: a span takes 40 bytes, in place of some 300 as a `Span`."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self.names: list[str] = []
@@ -76,10 +76,10 @@ def name(origin: Origin) -> str:
 
 
 def timeline(spans: Spans, most_bars: int = MOST_BARS) -> dict[str, Any]:
-    """Return the lanes of the page, and for each kind of span the columns of its bars, in the order of their begin.
+    """Return the lanes of the page, and for each kind of span the columns of its bars, sorted by when they begin.
 
-    A bar is one span, or the sum of spans that are shorter than `merged_below_us` and began within that time. Units:
-    microseconds and bytes.
+    A bar is one span, or the sum of spans of one row that are shorter than `merged_below_us` and began in the same
+    interval of that length. Units: microseconds and bytes.
     """
     rows = _rows(spans)
     below_s, cells = _merged(spans, rows, most_bars)
@@ -117,7 +117,7 @@ def _rows(spans: Spans) -> np.ndarray:
 
 
 def _merged(spans: Spans, rows: np.ndarray, most_bars: int) -> tuple[float, np.ndarray]:
-    """Return the seconds below which spans are merged, so that at most `most_bars` remain, and a cell for each span.
+    """Return the seconds below which spans are merged, so that at most `most_bars` bars remain, and each span's cell.
 
     Spans of the same cell are merged into one bar; a span with the cell -1 is a bar of its own.
     """

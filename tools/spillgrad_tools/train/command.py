@@ -209,8 +209,8 @@ def _train(training: Training, console: Console, saves: Saves) -> tuple[collecti
 def _settings(options: TrainOptions) -> TrainSettings:
     """Return the settings of the command line, completed by the defaults or by the settings of the run to resume.
 
-    Raises ArgumentError if a setting differs from that of the run to resume and would change the run's numbers. Raises
-    ArgumentError if that run has gone through all steps.
+    Raises ArgumentError if an option contradicts a setting of the run to resume that decides the run's numbers. Raises
+    ArgumentError if the run to resume has done all steps.
     """
     if options.resume is None:
         return dataclasses.replace(TrainSettings(), **options.settings)
@@ -240,11 +240,11 @@ def _words(name: str, value: Any) -> str:
 
 @contextlib.contextmanager
 def _output_directory(options: TrainOptions) -> Iterator[Path]:
-    """Context manager: lock the folder of the checkpoint: that of --out, of the resumed run, or a new one in runs/.
+    """Context manager: lock the checkpoint's folder, which --out or --resume names, or else a new folder in runs/.
 
     A missing folder is made; a folder that is empty at the end is removed. If the folder is in runs/, the spill files
-    of killed runs in runs/ are removed. Raises OSError if the folder cannot be written. Raises ArgumentError if it
-    holds the checkpoint of another run, or if another training writes to it.
+    of killed runs in runs/ are removed. Raises OSError if the folder cannot be written. Raises ArgumentError if the
+    folder holds the checkpoint of another run, or if another training writes to it.
     """
     runs = Path("runs")
     named = options.out or options.resume

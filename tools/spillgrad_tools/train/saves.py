@@ -17,10 +17,10 @@ MOST_SHARE = 0.05
 class Saves:
     """Saves a checkpoint every `every` steps, every ten minutes if `every` is None, or only at the end if it is 0.
 
-    A new checkpoint replaces the former one when it is whole, so two checkpoints need room at the same time. If there
-    is room for one only and `every` is None, the run saves only at the end. If a checkpoint cannot be written, `say` is
-    called with a line and training goes on; at the end, the error is raised. Both texts name the checkpoint that stays.
-    Raises CheckpointError before training if the disk has too little room.
+    The former checkpoint is removed only when the new one is whole, so two need room at the same time. If there is
+    room for only one and `every` is None, the run saves only at the end. If a checkpoint cannot be written, `say` is
+    called with a line and training goes on; at the end, the error is raised. Line and error name the checkpoint that
+    stays. Raises CheckpointError before training if the disk has too little room.
     """
 
     def __init__(self, training: Training, out: Path, every: int | None, say: Callable[[str], None]) -> None:

@@ -190,7 +190,7 @@ class Training:
         return need.state + (need.parameters if self.settings.lora is None else need.gradients)
 
     def stats(self) -> StoreStats:
-        """Return the counters of the offload's store, which saved tensors share; if there is none, of `spill`'s."""
+        """Return the counters of the offload's store, which saved tensors share, or else of the store of `spill`."""
         stores = [store for store in (self.offload, self.spill) if store is not None]
         return stores[0].stats() if stores else StoreStats()
 
