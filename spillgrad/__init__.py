@@ -179,7 +179,7 @@ _bind(_PROTOCOLS)  # all operations are declared now
 
 
 def __getattr__(name: str) -> _Any:
-    """Import `array_api` when it is first asked for: few programs do, and it takes a millisecond."""
+    """Import `array_api` on first use: few programs use it, and the import takes a millisecond."""
     if name != "array_api":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _import_module("spillgrad.array_api")

@@ -26,7 +26,7 @@ def is_autocast_available(device_type: str) -> bool:
 def custom_fwd(
     fwd: Callable[..., Any] | None = None, *, device_type: str = "cpu", cast_inputs: Any = None
 ) -> Callable[..., Any]:
-    """Decorate a custom function's forward: store the mode of `autocast` for a backward with `custom_bwd`.
+    """Decorate a custom function's forward: store the mode of `autocast`, in which a backward with `custom_bwd` runs.
 
     If `cast_inputs` is a dtype and `autocast` is enabled, forward runs with `autocast` disabled, and its floating-point
     inputs other than float64 are converted to that dtype.

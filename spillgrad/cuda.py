@@ -20,7 +20,7 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Return whether CUDA has been started, which the first use of a device does."""
+    """Return whether CUDA has been started; the first use of a device starts it."""
     driver = sys.modules.get("spillgrad_kernels.cuda.driver.driver")
     return driver is not None and bool(driver.is_started())
 
@@ -55,7 +55,7 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Return whether the CUDA device computes in bfloat16; emulation in float32, by every device, counts by default."""
+    """Return whether the CUDA device computes in bfloat16; by default, emulation counts, which every device can do."""
     return is_available() and (including_emulation or get_device_capability() >= (8, 0))
 
 

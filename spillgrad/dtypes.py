@@ -50,7 +50,7 @@ def get_default_dtype() -> DType:
 
 
 def set_default_dtype(dtype: Any) -> None:
-    """Set the dtype of floating-point tensors made without a dtype. Raises DtypeError if it is not floating-point."""
+    """Set the dtype of floating-point tensors made without a dtype. Raises DtypeError for other dtypes."""
     global _default_float
     chosen = as_dtype(dtype)
     if chosen not in _FLOATING:
@@ -59,7 +59,7 @@ def set_default_dtype(dtype: Any) -> None:
 
 
 def as_dtype(dtype: Any) -> DType:
-    """Convert a dtype, NumPy or Python type, or name to a dtype in native byte order. Raises DtypeError otherwise."""
+    """Convert a dtype, NumPy or Python type, or name to a native-endian dtype. Raises DtypeError for other values."""
     if isinstance(dtype, np.dtype):
         found = dtype if dtype.isnative else dtype.newbyteorder("=")
     elif isinstance(dtype, str) and dtype.rpartition(".")[2] in _BY_NAME:

@@ -13,8 +13,8 @@ _T = TypeVar("_T")
 class ForkSafeLock(RLock):  # type: ignore[misc]  # final to type checkers, not to Python
     """A reentrant lock. In a forked child the lock is free, unless the thread that forked held it.
 
-    Any other thread that held the lock does not exist in the child, so it would never be released there. The data that
-    the lock guards may be half changed in the child: guard only data that is usable at every moment of a change.
+    Another thread that held the lock does not exist in the child, so it could never release the lock there. The data
+    that the lock guards may be half changed in the child: guard only data that is usable at every moment of a change.
     """
 
     def __init__(self) -> None:

@@ -60,7 +60,7 @@ def _with_suffixes(text: str, suffixes: list[str], indent: int) -> str:
 
 
 def _shown(array: np.ndarray) -> np.ndarray:
-    """Return the values that will be printed: all, or of a large array the ends of its long dimensions."""
+    """Return the values that will be printed: all values, or only the ends of long dimensions if the array is large."""
     if array.size <= _THRESHOLD:
         return array
     edges = [*range(_EDGE_ITEMS), *range(-_EDGE_ITEMS, 0)]
@@ -82,7 +82,7 @@ def _column(values: np.ndarray) -> _Column:
 
 
 def _float_column(values: np.ndarray) -> _Column:
-    """Return the format of floats. Only finite nonzero numbers determine its width, so other numbers may be wider."""
+    """Return the format of floats. Only finite nonzero numbers determine the width, so NaN and inf may be wider."""
     finite = values[np.isfinite(values) & (values != 0)]
     whole = bool(np.all(finite == np.ceil(finite)))
     sizes = np.abs(finite)

@@ -1,4 +1,4 @@
-"""Random number generators. The state is a seed and a position in its stream, so that any draw can be repeated."""
+"""Random number generators. The state is a seed and a position in its stream, so any draw can be repeated."""
 
 import contextlib
 import operator
@@ -25,14 +25,14 @@ class GeneratorState:
 
 
 class _Position:
-    """The seed and the offset of the next draw in its stream, as one tuple: a fork never sees half a change."""
+    """A seed and the offset of the next draw in its stream. They are one tuple, so a fork never sees half a change."""
 
     def __init__(self, seed: int, offset: int) -> None:
         self.now = (seed, offset)
 
 
 class Generator:
-    """A counter-based stream of random numbers. Its state is a seed and a position, which each draw advances.
+    """A counter-based stream of random numbers. Its state is a seed and a position; each draw advances the position.
 
     One state gives the same numbers on every device; `device` is accepted for compatibility with PyTorch.
     Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox).
@@ -56,7 +56,7 @@ class Generator:
         return self
 
     def seed(self) -> int:
-        """Take a random seed from the system's entropy, and start its stream; return the seed."""
+        """Take a random seed from the system's entropy, and start the stream of this seed; return the seed."""
         self.manual_seed(secrets.randbits(63))
         return self.initial_seed()
 
@@ -86,7 +86,7 @@ class Generator:
 
     @contextlib.contextmanager
     def replay(self, state: GeneratorState) -> Iterator[None]:
-        """Context manager: let this thread draw from `state` on. Other threads and later draws are not affected."""
+        """Context manager: this thread draws from `state` on. Other threads and draws after its end are unaffected."""
         before = getattr(self._own, "position", None)
         self._own.position = _Position(state.seed, state.offset)
         try:

@@ -1,4 +1,4 @@
-"""Linear algebra under PyTorch's names; batches of matrices lie in the last two dimensions.
+"""Linear algebra under PyTorch's names; the last two dimensions of a tensor hold matrices, the others a batch.
 
 Inverses and systems: `inv solve solve_triangular tensorinv tensorsolve lstsq pinv`; determinants: `det slogdet`;
 factorizations: `cholesky qr eigh eigvalsh svd svdvals`; norms: `norm vector_norm matrix_norm cond matrix_rank`;

@@ -1,4 +1,4 @@
-"""The tensor: an array in memory (`spillgrad.tensor_data`) that has a place in the graph.
+"""The tensor: an array in memory (`spillgrad.tensor_data`) that can be part of a graph.
 
 Operations live in `spillgrad.ops` and are bound to this class by `spillgrad.ops.tensor_methods`.
 """
@@ -73,7 +73,7 @@ class Tensor(TensorData):
 
     @staticmethod
     def wrap(array: np.ndarray, storage: Storage | None = None) -> "Tensor":
-        """Return a tensor over `array`; it shares `storage`, or has a new storage if that is None."""
+        """Return a tensor over `array`; it shares `storage`, or has a new storage if `storage` is None."""
         tensor: Tensor = _new(Tensor)
         tensor._array = array
         if storage is None:
@@ -160,7 +160,7 @@ class Tensor(TensorData):
 
     @property
     def stop_gradient(self) -> bool:
-        """Paddle's name for the opposite of `requires_grad`; setting it to True on a non-leaf makes it a leaf."""
+        """Paddle's name for the opposite of `requires_grad`; setting it to True makes a non-leaf a leaf."""
         return not self.requires_grad
 
     @stop_gradient.setter
@@ -214,9 +214,9 @@ class Tensor(TensorData):
 
     @property
     def data(self) -> "Tensor":
-        """A tensor over the same memory without graph. Assigning a tensor makes this tensor use that tensor's memory.
+        """A tensor over the same memory without a graph. On assignment, it takes the memory of the given tensor.
 
-        Values that were saved for backward before keep the former memory. `_version` never decreases.
+        Values that were saved for backward before the assignment keep the former memory. `_version` never decreases.
         """
         return self.detach()
 
@@ -238,7 +238,7 @@ class Tensor(TensorData):
             self._storage.trainable = True
 
     def gradient_edge(self) -> Edge:
-        """Return the edge that the gradient flows to: (`grad_fn`, `output_nr`), a leaf's accumulator, or NO_EDGE."""
+        """Return the edge for the gradient: (`grad_fn`, `output_nr`), (accumulator, 0) for a leaf, else NO_EDGE."""
         grad_fn = self._grad_fn if self._base is None else self.grad_fn
         if grad_fn is not None:
             return grad_fn, self._output_nr
@@ -270,7 +270,7 @@ class Tensor(TensorData):
         return tensor
 
     def connect(self, edge: Edge) -> None:
-        """Connect a new tensor to the graph, so that its gradient flows to `edge`."""
+        """Connect this new tensor to the graph: its gradient will flow to `edge`."""
         node, output_nr = edge
         if isinstance(node, AccumulateGrad):  # another tensor over a leaf: its gradient goes to the leaf
             self._requires_grad, self._accumulator = True, lambda: node
@@ -295,7 +295,7 @@ class Tensor(TensorData):
         self._output_nr = 0
 
     def accumulate_grad(self, grad: "Tensor") -> None:
-        """Add `grad` to `.grad`, in place if grad mode is disabled. Raises DeviceError for another device."""
+        """Add `grad` to `.grad`, in place if grad mode is off. Raises DeviceError if `grad` is on another device."""
         if grad.device is not self.device:
             raise DeviceError(
                 f"backward: got a gradient on '{grad.device}' for a leaf on '{self.device}'; a hook or a custom "
@@ -370,7 +370,7 @@ class Tensor(TensorData):
         return self.grad_fn is not None and self._output_nr in (self.grad_fn._retain_hooks or ())
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
-        """Fill the gradient with zeros in place, or set it to None (Paddle's name)."""
+        """Fill the gradient with zeros in place; set it to None if `set_to_zero` is False (Paddle's name)."""
         self._grad = self._grad.detach().zero_() if set_to_zero and self._grad is not None else None
 
     clear_gradient = clear_grad
@@ -449,6 +449,6 @@ _view_again: Callable[[Tensor, Tensor], None] = NotImplemented
 
 
 def register_view_again(function: Callable[[Tensor, Tensor], None]) -> None:
-    """Set the function (view, base) that computes a view again from its changed base; called once at import."""
+    """Set the function(view, base) that computes a view again after its base has changed; called once, at import."""
     global _view_again
     _view_again = function

@@ -20,8 +20,8 @@ class Storage:
 
     `uid` is never used twice in a process. `version` counts the in-place changes. `array` is the dense memory itself.
     `earlier_versions` counts the changes of the memory that a tensor had before this memory was assigned to its `data`,
-    so that `_version` never decreases. `aliased` says that more than one tensor may use the storage, `trainable` that
-    it belongs to a leaf that requires a gradient.
+    so that `_version` never decreases. `aliased` says that more than one tensor may use the storage. `trainable` says
+    that it belongs to a leaf that requires a gradient.
     """
 
     # Few storages set any of these; defaults on the class make tensors cheap.
@@ -54,7 +54,7 @@ class Storage:
         return self._uid  # type: ignore[return-value]
 
     def begin_change(self) -> None:
-        """Let `keeper` copy the values, and count a change before it is made, so that other threads can detect it."""
+        """Before a change, let `keeper` copy the values, and count the change, so that other threads can detect it."""
         if self.keeper is not None:
             keeper, self.keeper = self.keeper(), None
             if keeper is not None:
@@ -91,7 +91,7 @@ class TensorData:
         return moved(self._array, CPU)
 
     def array_to_overwrite(self) -> np.ndarray:
-        """Return the array to a caller that replaces every element; its present values may not have been loaded."""
+        """Return the array for a caller that overwrites every element; its values may never have been loaded."""
         return self._array
 
     @property
@@ -201,7 +201,7 @@ class TensorData:
         """Return a NumPy array over the same memory, also of a tensor that requires a gradient.
 
         Writes to the array are not tracked: change no value that backward still needs. Raises DeviceError for a tensor
-        on a CUDA device; with `force`, it is copied to the host instead.
+        on a CUDA device; with `force`, returns a copy on the host instead.
         """
         if is_on_device(self._array):
             if force:

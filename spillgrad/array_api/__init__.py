@@ -1,9 +1,9 @@
 """The array API standard, 2024.12: the namespace that `Tensor.__array_namespace__` returns.
 
 Every function has the standard's name, parameters and meaning. If PyTorch gives a function another meaning, `sg`
-follows PyTorch, and this module the standard: its functions promote dtypes whatever the number of dimensions (the
-operators of tensors promote as in PyTorch), `max` and `sort` return values alone, `std` divides by n, `squeeze` refuses
-dimensions whose size is not 1. Functions that have gradients in `sg` have gradients in this module, too.
+follows PyTorch, and this module follows the standard: its functions promote dtypes whatever the number of dimensions
+(the operators of tensors promote as in PyTorch), `max` and `sort` return values alone, `std` divides by n, `squeeze`
+refuses dimensions whose size is not 1. Functions that have gradients in `sg` have gradients in this module, too.
 
 Two parts of the standard are missing: arithmetic of complex numbers, which can be stored, moved and Fourier
 transformed; and the attribute `Tensor.size`, which is PyTorch's method.

@@ -20,7 +20,7 @@ __all__ = [
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
-    """Return `obj` as a tensor: always a copy if `copy` is True, never if False, only if necessary if None.
+    """Return `obj` as a tensor. With `copy` True, it is always a copy; with None, only if a copy is necessary.
 
     Raises ArgumentError if `copy` is False and a copy is necessary.
     """
@@ -55,7 +55,7 @@ def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = N
 
 @declare(numpy=True)
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return a tensor filled with one value; its dtype is by default that of the value."""
+    """Return a tensor filled with one value; by default, its dtype is the dtype of the value."""
     return ops.full(shape, fill_value, dtype, device)
 
 
@@ -84,7 +84,7 @@ def full_like(x: Tensor, /, fill_value: Any, *, dtype: Any = None, device: Any =
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
-    """Return a tensor over the memory of an object with `__dlpack__`, or over a copy if necessary or if `copy` is True.
+    """Return a tensor over the memory of an object with `__dlpack__`; copy it if necessary, or if `copy` is True.
 
     Raises ExportError if `copy` is False and `device` is not the device of the memory.
     """
@@ -97,7 +97,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> T
 
 @declare(numpy=True)
 def meshgrid(*arrays: Tensor, indexing: str = "xy") -> tuple[Tensor, ...]:
-    """Return views of vectors as coordinate grids: "ij" gives matrix order, "xy" swaps the first two dimensions."""
+    """Return views in the shape of the grid; vector i lies along dimension i. "xy" swaps the first two dimensions."""
     return join_split.meshgrid(*arrays, indexing=indexing)
 
 

@@ -55,7 +55,7 @@ def _dtype_of(array_or_dtype: Any) -> DType:
 def can_cast(from_: Any, to: Any, /) -> bool:
     """Return whether `from_`, a dtype or a tensor, can be cast to the dtype `to`: promoting both must give `to`.
 
-    Both must be of one kind (bool, integer, real or complex), or `from_` real and `to` complex.
+    Both must be of one kind (bool, integer, real or complex), unless `from_` is real and `to` is complex.
     """
     source, target = _dtype_of(from_), dtypes.as_dtype(to)
     kinds = dtypes.category(source), dtypes.category(target)

@@ -36,7 +36,7 @@ def clip(x: Tensor, /, min: Any = None, max: Any = None) -> Tensor:
 
 
 def where(condition: Tensor, x1: Any, x2: Any, /) -> Tensor:
-    """Return elements of `x1` where `condition` holds, else of `x2`."""
+    """Return elements of `x1` where `condition` holds, and elements of `x2` elsewhere."""
     if not isinstance(x1, Tensor) and not isinstance(x2, Tensor):
         return clamp_where.where(condition, x1, x2)  # type: ignore[no-any-return]
     return clamp_where.where(condition, *promoted("where", x1, x2))  # type: ignore[no-any-return]

@@ -79,7 +79,7 @@ def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
 
 
 def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
-    """Return the triangular factors of symmetric positive-definite matrices. Raises LinAlgError for other matrices."""
+    """Return lower or `upper` triangular factors of symmetric positive-definite matrices. Raises LinAlgError if not."""
     return decompositions.cholesky(x, upper=upper)
 
 

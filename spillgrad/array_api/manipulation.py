@@ -39,7 +39,7 @@ def flip(x: Tensor, /, *, axis: Any = None) -> Tensor:
 
 @declare(numpy=True)
 def moveaxis(x: Tensor, source: Any, destination: Any, /) -> Tensor:
-    """Return a view with the dimensions `source` at the places `destination`; the others keep their order."""
+    """Return a view with the dimensions `source` moved to the positions `destination`; the others keep their order."""
     return shape_ops.movedim(x, source, destination)
 
 
@@ -57,7 +57,7 @@ def reshape(x: Tensor, /, shape: Any, *, copy: bool | None = None) -> Tensor:
 
 @declare(numpy=True)
 def roll(x: Tensor, /, shift: Any, *, axis: Any = None) -> Tensor:
-    """Return a copy with the elements rolled by `shift` along some dimensions, or along the flattened tensor."""
+    """Return a copy with the elements rolled by `shift` along some dimensions, by default in the flattened tensor."""
     several = isinstance(axis, tuple) and not isinstance(shift, tuple)
     return rearrange.roll(x, (shift,) * len(axis) if several else shift, axis)
 

@@ -16,7 +16,7 @@ __all__ = [
 
 
 def _over(function: Callable[..., Tensor], x: Tensor, axis: Any, *further: Any) -> Tensor:
-    """Return a reduction over the dimensions `axis`. `()` means none, as in the standard; for PyTorch it means all."""
+    """Return a reduction over the dimensions `axis`. As in the standard, `()` means none; in PyTorch, all."""
     if axis == ():
         return shape.squeeze(function(shape.unsqueeze(x, 0), 0, *further[:-1], True), 0)
     return function(x, axis, *further)
@@ -42,7 +42,7 @@ def count_nonzero(x: Tensor, /, *, axis: Any = None, keepdims: bool = False) -> 
 
 
 def _as_total(x: Tensor, dtype: Any, total: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the sum or product `total(x)` in `dtype`; if that is None, unsigned integers give uint64."""
+    """Return the sum or product `total(x)` in `dtype`; if `dtype` is None, unsigned integers give uint64."""
     if dtype is None:
         return convert.to_dtype(total(x), uint64) if x.dtype.kind == "u" else total(x)
     return convert.to_dtype(total(convert.to_dtype(x, dtype)), dtype)

@@ -53,7 +53,7 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
 
 @declare(numpy=True)
 def searchsorted(x1: Tensor, x2: Any, /, *, side: str = "left", sorter: Tensor | None = None) -> Tensor:
-    """Return the indices at which to insert elements of `x2` into the sorted `x1`: "left" or "right" of equal ones."""
+    """Return the indices at which to insert elements of `x2` into the sorted `x1`, on the `side` of equal elements."""
     return counting.searchsorted(x1, x2, side=side, sorter=sorter)
 
 

@@ -31,7 +31,7 @@ def promoted(name: str, *operands: Any) -> list[Any]:
 
 
 def called(function: Function, like: Callable[..., Any], name: str | None = None) -> Function:
-    """Give `function` the docstring of `like`, and `name` or else the name of `like`; return `function`."""
+    """Give `function` the docstring of `like`, and the name `name`, by default that of `like`; return `function`."""
     return named(function, name or like.__name__, like.__doc__)
 
 

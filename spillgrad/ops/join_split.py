@@ -79,7 +79,7 @@ def _stack(count: int) -> Operation:
 
 
 def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors in their common dtype. Raises ArgumentError for an empty list, OperandError otherwise."""
+    """Return tensors in their common dtype. Raises ArgumentError for an empty list, OperandError for other objects."""
     if not isinstance(tensors, list | tuple) or not all(isinstance(x, Tensor) for x in tensors):
         raise OperandError(f"{name}: got {type(tensors).__name__}; wanted a list or tuple of tensors")
     if not tensors:
@@ -142,7 +142,7 @@ row_stack = vstack
 
 
 def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
-    """Return views of vectors as coordinate grids: "ij" gives matrix order, "xy" swaps the first two dimensions."""
+    """Return views in the shape of the grid; vector i lies along dimension i. "xy" swaps the first two dimensions."""
     if indexing not in ("ij", "xy"):
         raise ArgumentError(f'meshgrid: got indexing={indexing!r}; accepted are "ij" and "xy"')
     vectors = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else tensors
@@ -193,7 +193,7 @@ def split(
 ) -> tuple[Tensor, ...]:
     """Return views of consecutive pieces: each of the given size (the last may be smaller), or of the sizes in a list.
 
-    All pieces are outputs of one operation, so that backward joins their gradients instead of adding padded ones.
+    All pieces are outputs of one operation, so that backward joins their gradients instead of padding and adding them.
     """
     dim = normalize_dim("split", dim if axis is None else axis, input.ndim)
     if not input.ndim:
@@ -253,7 +253,7 @@ def chunk(input: Tensor, chunks: int, dim: int = 0, *, axis: int | None = None) 
 
 @declare(method=True)
 def unbind(input: Tensor, dim: int = 0, *, axis: int | None = None) -> tuple[Tensor, ...]:
-    """Return views of the slices along a dimension, without that dimension; one operation outputs all (see `split`)."""
+    """Return views of the slices along a dimension, without that dimension; all are outputs of one operation."""
     dim = normalize_dim("unbind", dim if axis is None else axis, input.ndim)
     if not input.ndim:
         raise DimensionError("unbind: got a 0-d tensor; it has no dimension to take apart")
@@ -282,7 +282,7 @@ def select(input: Tensor, dim: int, index: int) -> Tensor:
 
 @declare(method=True)
 def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """Return views of pieces: a given number of nearly equal size, or the pieces between given indices."""
+    """Return views of consecutive pieces: a given number of nearly equal size, or those between given indices."""
     dim = normalize_dim("tensor_split", dim, input.ndim)
     given = indices_or_sections.tolist() if isinstance(indices_or_sections, Tensor) else indices_or_sections
     size = input.shape[dim] if input.ndim else 0
@@ -308,7 +308,7 @@ def _pieces_along(name: str, input: Tensor, indices_or_sections: Any, dim: int, 
 
 @declare(method=True, numpy=True)
 def hsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    """Return views of pieces along the second dimension, or along the only one of a vector (see `tensor_split`)."""
+    """Return views of pieces along the second dimension, or the only dimension of a vector (see `tensor_split`)."""
     return _pieces_along("hsplit", input, indices_or_sections, min(1, input.ndim - 1), 1)
 
 

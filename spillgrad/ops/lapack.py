@@ -43,7 +43,7 @@ _ADVICE = {
 
 
 def require_matrices(name: str, *matrices: Tensor) -> None:
-    """Raise ShapeError below two dimensions, DtypeError unless all have the same floating-point dtype."""
+    """Raise ShapeError for fewer than two dimensions, DtypeError unless all have the same floating-point dtype."""
     for matrix in matrices:
         if matrix.ndim < 2:
             raise ShapeError(f"{name}: The input tensor A must have at least 2 dimensions, got {matrix.shape}")
@@ -73,10 +73,10 @@ def identity_like(matrix: Tensor) -> Tensor:
 
 
 def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Return numerator / denominator, 0 where both are 0.
+    """Return numerator / denominator, but 0 where both are 0.
 
-    Derivatives divide by the distance of two eigenvalues or singular values. If that distance is 0, such a derivative
-    is right if it does not depend on the choice of vectors that span their space, and infinite if it does.
+    Derivatives divide by the distance of two eigenvalues or singular values. If that distance is 0, the derivative
+    is right if it is the same for every basis of the space that belongs to the two values, and infinite otherwise.
     """
     both = Tensor.wrap((numerator.array == 0) & (denominator.array == 0))
     return div(numerator, where(both, 1.0, denominator))

@@ -29,7 +29,7 @@ def binary_cross_entropy(
     """Return the negative log probability of `target` (probabilities) under the probabilities `input`.
 
     Logarithms are limited to at least -100, and their derivative to at most 1e12.
-    Shapes: input and target are equal; weight broadcasts. Raises ArgumentError for an input outside [0, 1] on the host.
+    Shapes: target as input; weight broadcasts. Raises ArgumentError for an input outside [0, 1] on the host.
     """
     require_alike("binary_cross_entropy", input, target)
     # A check of values on a device would wait for the device.
@@ -51,8 +51,8 @@ def _kl_div(input: Any, target: Any, log_target: bool) -> Any:
 def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """Return the Kullback-Leibler divergence of the distribution `target` from the distribution `input`.
 
-    `input` holds logarithms of probabilities; `target` holds probabilities, or with `log_target` their logarithms. The
-    reduction "batchmean" divides the sum by the first size, as the divergence is defined; "mean" by all elements.
+    `input` holds logarithms of probabilities; `target` holds probabilities, or with `log_target` their logarithms.
+    "mean" divides the sum by the number of elements, "batchmean" by the first size, as the divergence is defined.
     """
     losses: Tensor = _kl_div(input, target, log_target)
     if reduction == "batchmean":
@@ -93,10 +93,10 @@ def gaussian_nll_loss(
 ) -> Tensor:
     """Return the negative log density of `target` under normal distributions of means `input` and variances `var`.
 
-    Variances below `eps` are raised to `eps`; gradients pass through to them unchanged. With `full`, the loss includes
-    the constant log(2π) / 2.
-    Shapes: var as input, with a last size of 1, or without the last dimension. Raises ArgumentError for a negative
-    variance, ShapeError for another shape.
+    Variances below `eps` are raised to `eps`; their gradients are the gradients of the raised variances. With `full`,
+    the loss includes the constant log(2π) / 2.
+    Shapes: var has the shape of input, but its last size may be 1, or its last dimension missing. Raises ArgumentError
+    for a negative variance, ShapeError for another shape.
     """
     if not isinstance(var, Tensor):
         var = mul(input.detach() * 0 + 1, var)

@@ -99,7 +99,7 @@ def cross_entropy(
 
     Shapes: input (C,), (N, C) or (N, C, d1, …); target is class indices in the shape of input without C, or
     probabilities in the shape of input; weight (C,).
-    The mean of class indices is over targets other than `ignore_index`, each weighted by the `weight` of its class.
+    For class indices, "mean" averages over targets other than `ignore_index`, weighted by the `weight` of their class.
     Raises ShapeError, DtypeError, ArgumentError, and DimensionError for a class outside [0, C).
     """
     if not 0 <= label_smoothing <= 1:
@@ -127,7 +127,7 @@ def _linear_cross_entropy_losses(
     input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, target: np.ndarray, divisor: _Count | None,
     ignore_index: int, label_smoothing: float,
 ) -> np.ndarray:  # fmt: skip
-    """Return the loss of each row, or, if `divisor` is not None, the sum of the losses divided by it."""
+    """Return the loss of each row if `divisor` is None, otherwise the sum of the losses divided by `divisor`."""
 
     def losses(input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         rows = kernels.linear_cross_entropy(input, weight, bias, target, ignore_index, label_smoothing)
@@ -140,7 +140,7 @@ def _linear_cross_entropy_ahead(
     input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, target: np.ndarray, divisor: _Count,
     ignore_index: int, label_smoothing: float, needs_ahead: tuple[bool, ...],
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
-    """Return the sum of the losses divided by `divisor`, and the gradients of that by input, weight and bias.
+    """Return the sum of the losses divided by `divisor`, and the gradients of this quotient by input, weight and bias.
 
     `needs_ahead` says which of the three gradients to compute; the others are empty arrays.
     """
@@ -246,10 +246,10 @@ def linear_cross_entropy(
     """Return the cross entropy of the logits `linear(input, weight, bias)` without ever holding all logits.
 
     Logits exist for one block of rows at a time. If a gradient is recorded and no hook but `save_on_disk` sees saved
-    tensors, a mean or sum computes its gradients in forward and saves them. Otherwise it saves its inputs, and backward
-    computes the logits again.
-    Shapes: input (..., k), weight (C, k), bias (C,), target (...): class indices. The mean is over targets other than
-    `ignore_index`.
+    tensors, the reductions "mean" and "sum" compute the gradients in forward and save these. Otherwise the inputs are
+    saved, and backward computes the logits again.
+    Shapes: input (..., k), weight (C, k), bias (C,), target (...): class indices. "mean" averages over targets other
+    than `ignore_index`.
     Raises ShapeError, DtypeError, ArgumentError, and DimensionError for a class outside [0, C).
     """
     name = "linear_cross_entropy"
@@ -342,7 +342,7 @@ def _check_classes(name: str, target: Tensor, classes: int, ignore_index: int) -
 
 
 def _target_weights(classes: Tensor, weight: Tensor | None, ignore_index: int) -> np.ndarray:
-    """Return the weight of each row in the mean: that of its class (1 without `weight`), or 0 if it is ignored."""
+    """Return each row's weight in the mean: 0 if the row is ignored, otherwise its class's weight (by default 1)."""
     kept: np.ndarray = np.not_equal(classes.array, ignore_index)
     if weight is None:
         return kept

@@ -28,7 +28,7 @@ __all__ = [
 def margin_ranking_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
-    """Return max(0, margin - target * (input1 - input2)): target 1 wants input1 larger than input2, -1 smaller."""
+    """Return max(0, margin - target * (input1 - input2)): target 1 wants input1 > input2, -1 wants input1 < input2."""
     losses: Any = clamp_min(margin - target * (input1 - input2), 0.0)
     return reduced("margin_ranking_loss", losses, reduction)
 
@@ -101,7 +101,7 @@ def multi_margin_loss(
     input: Tensor, target: Tensor, p: int = 1, margin: float = 1.0, weight: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """Return the sum over other classes i of max(0, margin - input[target] + input[i])**p, divided by C.
+    """Return the sum over non-target classes i of max(0, margin - input[target] + input[i])**p, divided by C.
 
     Shapes: input (N, C) or (C,), target (N,) or (): class indices, weight (C,).
     """
@@ -128,7 +128,7 @@ def multi_margin_loss(
 @float32_in_autocast
 @by_host
 def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the sum over target classes j and other classes i of max(0, 1 - input[j] + input[i]), divided by C.
+    """Return the sum over target classes j and non-target classes i of max(0, 1 - input[j] + input[i]), divided by C.
 
     Shapes: input and target (N, C) or (C,); a row of `target` lists its target classes, up to the first -1.
     """

@@ -35,7 +35,7 @@ __all__ = ["addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "dot", "ger", "
 
 
 class _Product(Planned):
-    """The matrix product of two arrays of at least two dimensions each; its kernels can add a third (see `_Linear`)."""
+    """The matrix product of two arrays of at least two dimensions each; its kernels can add a third array."""
 
     def __init__(self, name: str, parameters: tuple[str, ...]) -> None:
         super().__init__(name, parameters, absent=3 - len(parameters))
@@ -56,7 +56,7 @@ class _Product(Planned):
         return new_plan(layouts, call.code, call.cut.blocks, call.geometry, call.shape, call.dtype, large)
 
     def run(self, operands: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> None:
-        """Compute a large product; the kernel plans it anew for the present number of threads."""
+        """Compute a large product; the kernel makes a new plan for the present number of threads."""
         kernels.matmul(*operands, *outs)
 
     def plan_on_device(self, operands: tuple[Any, ...], out: Any, is_aligned: bool) -> Any:
@@ -211,7 +211,7 @@ def mv(input: Tensor, vec: Tensor) -> Tensor:
 @declare(method=True)
 @float32_in_autocast
 def dot(input: Tensor, tensor: Tensor) -> Tensor:
-    """Return the sum of the products of two vectors. Raises ShapeError for anything else."""
+    """Return the dot product of two vectors. Raises ShapeError for anything else."""
     _require_dims("dot", ((input, 1), (tensor, 1)))
     return matmul(input, tensor)
 
@@ -338,9 +338,9 @@ def linear(
 ) -> Tensor:  # fmt: skip
     """Return activation(input @ weight.T + bias) + residual.
 
-    The kernel of the product also applies the activation ("relu", "silu", "gelu" or "gelu_tanh"), or, without one, adds
-    `residual`: neither needs a pass over memory of its own. Gradients and saved tensors are those of the separate
-    operations.
+    The kernel of the product also applies the activation ("relu", "silu", "gelu" or "gelu_tanh"), or, if there is no
+    activation, adds `residual`: neither needs a separate pass over memory. Gradients and saved tensors are those of the
+    separate operations.
     Shapes: input (..., k), weight (n, k), bias (n,), residual and the result (..., n).
     Raises ShapeError if shapes do not fit, DtypeError if dtypes differ, ArgumentError for another activation.
     """
@@ -381,7 +381,7 @@ def check_linear(
 def _fused_linear(
     input: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None
 ) -> Tensor:
-    """Compute `linear` in one kernel, and record its operations as if they had been called one by one."""
+    """Compute `linear` in one kernel, and record the separate operations as if each had been called."""
     operands = [x for x in (input, weight, bias, residual) if x is not None]
     if any([x.is_cuda for x in operands]):
         require_one_device("linear", operands)

@@ -25,10 +25,10 @@ Shape = tuple[int, ...]
 
 
 def run_on_tensors(kernel: Callable[..., Any], *tensors: Tensor | None, **options: bool) -> Any:
-    """Call a fused backward kernel on tensors; return its gradients as tensors of the dtype of the first tensor.
+    """Call a fused backward kernel on tensors; return the gradients that it computes, in the dtype of the first tensor.
 
-    `options` are those of `on_floats`. With `exact_aux`, only the first gradient has that dtype: the others, gradients
-    of parameters, are not rounded to half precision.
+    `options` are passed to `on_floats`. With `exact_aux`, only the first gradient has that dtype; the other gradients,
+    those of parameters, are not rounded to half precision.
     """
     results = on_floats(kernel, *(t.array if isinstance(t, Tensor) else t for t in tensors), **options)
     return tuple(map(Tensor.wrap, results)) if isinstance(results, tuple) else Tensor.wrap(results)
@@ -119,7 +119,7 @@ def _layer_norm_composed(
 def _wanted(
     gradients: tuple[Tensor, ...], normalized_shape: Shape, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients that `needs` asks for, else None; reshape those of parameters, which kernels return flat."""
+    """Return each gradient, or None if `needs` is False; reshape gradients of parameters, which kernels return flat."""
     by_input, *by_parameters = gradients
     if len(normalized_shape) > 1:
         by_parameters = [reshape(part, normalized_shape) for part in by_parameters]
@@ -146,7 +146,7 @@ def layer_norm(
 
 
 def require_parameter_dtype(name: str, input: Tensor, what: str, parameter: Tensor) -> None:
-    """Raise DtypeError unless the parameter has the dtype of the input, or float32 with an input of half precision."""
+    """Raise DtypeError unless a parameter has the dtype of the input, or is float32 for an input of half precision."""
     if parameter.dtype != input.dtype and not (input.dtype in HALF and parameter.dtype == float32):
         raise DtypeError(f"{name}: got input {input.dtype} and {what} {parameter.dtype}; convert one with .to(dtype)")
 
@@ -154,7 +154,7 @@ def require_parameter_dtype(name: str, input: Tensor, what: str, parameter: Tens
 def _checked_rows(
     name: str, input: Tensor, normalized_shape: int | Sequence[int], **parameters: Tensor | None
 ) -> Shape:
-    """Return `normalized_shape` as a tuple. Raises ShapeError or DtypeError if input or parameters do not fit it."""
+    """Return `normalized_shape` as a tuple. Raises ShapeError or DtypeError if the operands do not match."""
     shape = shape_arguments((normalized_shape,))
     if not shape or input.shape[-len(shape) :] != shape:
         raise ShapeError(
@@ -204,7 +204,7 @@ def rms_norm(
 ) -> Tensor:
     """Return each row scaled to mean square 1, then multiplied by `weight`.
 
-    `eps` is by default the machine epsilon of the dtype computed in: float64 for float64, else float32.
+    `eps` is by default the machine epsilon of float64 if the input is float64, of float32 if not.
     Shapes: a row is the trailing dimensions, of shape `normalized_shape`; the weight has that shape.
     Source: Zhang & Sennrich 2019.
     """

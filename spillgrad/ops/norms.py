@@ -46,8 +46,8 @@ def matrix_norm(
 ) -> Tensor:
     """Return the norm `ord` of matrices: "fro", "nuc", 1, 2, inf, -1, -2 or -inf.
 
-    Norm 1 is the largest sum of absolute values of a column, inf that of a row, 2 the largest singular value; -1, -inf
-    and -2 are the smallest. "nuc" is the sum of the singular values.
+    Norm 1 is the largest column sum of absolute values, inf is the largest row sum, 2 is the largest singular value;
+    norms -1, -inf and -2 are the smallest of these. "nuc" is the sum of the singular values.
     Shapes: the matrices' rows and columns are in the dimensions `dim` of A. Raises ShapeError, DtypeError,
     ArgumentError.
     """
@@ -99,8 +99,8 @@ def norm(
 def cond(A: Tensor, p: Order = None) -> Tensor:
     """Return the condition number of matrices: by default the largest singular value over the smallest.
 
-    -2 is the smallest over the largest. With another `p`, it is the product of the norms `p` of A and of its inverse,
-    infinite for a singular matrix.
+    If `p` is -2, it is the smallest over the largest. With any other norm `p`, it is the norm of A times the norm of
+    the inverse of A, infinite for a singular matrix.
     Shapes: A (..., m, n), square if `p` is not None, 2 or -2. Raises ShapeError, DtypeError, ArgumentError.
     """
     require_matrices("linalg.cond", A)
@@ -175,7 +175,7 @@ def _in_best_order(matrices: list[Tensor]) -> Tensor:
 
 @declare(in_place=True)
 def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
-    """Return the tensor with each slice along `dim` whose p-norm exceeds `maxnorm` scaled to just below `maxnorm`."""
+    """Return the tensor, but scale each slice along `dim` whose p-norm exceeds `maxnorm` to just below `maxnorm`."""
     dim = normalize_dim("renorm", dim, input.ndim)
     if input.ndim < 2:
         raise ShapeError(f"renorm: got a tensor of shape {input.shape}; input needs at least 2 dimensions")

@@ -10,7 +10,7 @@ The values that a derivative's parameters name are saved for backward:
 * `<input>_shape`, `<input>_dtype`: metadata, never saved arrays;
 * `needs`, in a joint derivative: which of its inputs want a gradient.
 
-Derivatives take and return tensors and are themselves differentiable: with `create_graph` they run recorded.
+Derivatives take and return tensors and are themselves differentiable: `create_graph` records their operations.
 """
 
 import inspect
@@ -81,7 +81,7 @@ def _share_memory(result: np.ndarray, array: np.ndarray) -> bool:
 
 
 def view_of(source: Tensor, array: np.ndarray) -> Tensor:
-    """Return a view of `source` over `array`, a part of its memory; the view follows in-place changes of `source`."""
+    """Return a view of `source` over `array`, a part of the memory of `source`; a change of either changes both."""
     view = Tensor.wrap(array, source._storage)
     base = source if source._base is None else source._base
     view._base = base
@@ -97,7 +97,7 @@ all_operations: "weakref.WeakSet[Operation]" = weakref.WeakSet()
 class Operation:
     """A differentiable operation. A call computes the outputs, and records them if an input needs a gradient.
 
-    `view` says that an output may share the memory of the first input; such an output has its storage and version.
+    `view` says that an output may share the memory of the first input; such an output also shares storage and version.
     """
 
     name: str
@@ -163,7 +163,7 @@ class Operation:
         return arguments, found if isinstance(found, tuple | list) else [found]
 
     def again(self, arguments: Sequence[Any], results: Sequence[np.ndarray]) -> Any:
-        """Record a call with promoted arguments whose results are known; return the output."""
+        """Record a call whose arguments are promoted and whose results are known; return the output."""
         return self._run_made(*(results if self.structure.single else [results]), *arguments)
 
     @lazy_property
@@ -189,7 +189,7 @@ class Operation:
 
     @lazy_property
     def _own_names(self) -> dict[str, Any]:
-        """The objects of this operation alone that the generated code of its call names."""
+        """The names in the generated code of the call that differ between operations: {name: object}."""
         own: dict[str, Any] = {"name": self.name, "symbolic": self._symbolic, "anew": self._anew}
         own["forward"] = self.forward.compute if isinstance(self.forward, Planned) else self.forward
         if self.derivatives:
@@ -302,9 +302,9 @@ class OperationNode(Node):
 
 
 def _hold(gradient: Any, held: set[int]) -> Any:
-    """Return the gradient of an input. If other code may hold it, mark it as shared, so that a leaf copies it.
+    """Return the gradient of an input. If its id is in `held`, mark the gradient as shared: a leaf then stores a copy.
 
-    `held` are the ids of the tensors that other code may hold; the id of the gradient is added.
+    `held` contains the ids of tensors that other code may use, too. The id of the gradient is added to `held`.
     """
     if gradient is None:
         return None
@@ -340,7 +340,7 @@ def operation(
     joint: tuple[tuple[str, ...], Callable[..., Any] | Composed] | None = None,
     **derivatives: Callable[..., Any] | Composed,
 ) -> Operation:  # fmt: skip
-    """Define and return an operation. Each keyword argument in `derivatives` gives an input's derivative by its name.
+    """Define and return an operation. Each keyword argument in `derivatives` is the derivative of the input so named.
 
     `forward` takes arrays in place of tensors; it returns the outputs, then the results that `aux` names. `joint` is
     (names of inputs, function): one derivative for several inputs, which returns a gradient or None for each.

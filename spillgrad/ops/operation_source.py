@@ -102,15 +102,15 @@ class Structure(NamedTuple):
         return len(self.parameters) > UNROLLED
 
     def of(self, letter: str) -> list[str]:
-        """Return the code's variables of a letter, one for each parameter: p0, p1, … or p[0], p[1], … for "p"."""
+        """Return the names of the variables of a letter, one for each parameter: p0, p1, … or p[0], p[1], … for "p"."""
         return [f"{letter}[{i}]" if self.listed else f"{letter}{i}" for i in range(len(self.parameters))]
 
     def all_of(self, letter: str) -> str:
-        """Return the code's variables of a letter as the arguments of a call."""
+        """Return the variables of a letter (see `of`) as the code of the arguments of a call."""
         return f"*{letter}" if self.listed else ", ".join(self.of(letter))
 
     def needs(self, inputs: Iterable[int]) -> str:
-        """Return the condition that any of the inputs at these positions needs a gradient."""
+        """Return the code of the condition that any of the inputs at these positions needs a gradient."""
         return " or ".join([f"{i} in n" if self.listed else f"n{i}" for i in inputs])
 
     @property
@@ -120,7 +120,7 @@ class Structure(NamedTuple):
 
 
 def call_source(structure: Structure, made: bool) -> str:
-    """Return the code of the call. With `made`, its first arguments are the results, computed by another kernel."""
+    """Return the code of the call. With `made`, the call takes the results, which another kernel computed, first."""
     array = "{0}._array if isinstance({0}, Tensor) else {0}"
     if structure.listed:
         arrays = [f"a = [{array.format('x')} for x in p]"]
@@ -146,7 +146,7 @@ def _tuple(parts: Sequence[str]) -> str:
 
 
 def _positions(numbers: tuple[int, ...]) -> str:
-    """Return the expression for positions. Many in a row become a range: a tuple of 10,000 takes 50 ms to compile."""
+    """Return the code of a tuple of positions, or of a range for many in a row: a tuple of 10,000 compiles in 50 ms."""
     if len(numbers) > UNROLLED and numbers == tuple(range(numbers[0], numbers[0] + len(numbers))):
         return f"range({numbers[0]}, {numbers[0] + len(numbers)})"
     return str(numbers)

@@ -16,8 +16,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def require_one_device(name: str, arguments: Iterable[Any]) -> None:
     """Raise DeviceError if tensors are on different devices.
 
-    0-d tensors on the host fit any device: they count as Python numbers. Arrays that are no tensors are settings of an
-    operation, and may be on any device.
+    0-d tensors on the host fit any device: they count as Python numbers. Arrays that are not tensors may be on
+    any device: they are settings of the operation.
     """
     found: dict[Device, Any] = {}
     for argument in arguments:
@@ -61,7 +61,7 @@ def _computed_on_host(
 
 
 def computed_anywhere(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function that has no gradient on arrays or tensors, on the host if the device has no kernel."""
+    """Call a function that has no gradient; if the device has no kernel for it, call it on copies on the host."""
     try:
         return function(*arguments)
     except NotOnDevice:
@@ -81,7 +81,7 @@ def by_host(function: Function) -> Function:
 
 
 def or_by_host(function: Function) -> Function:
-    """Decorate as `by_host` does, but use the host only if the device has no kernel; the function changes nothing."""
+    """Decorate like `by_host`, but use the host only if a device has no kernel. `function` must change no argument."""
     on_host = by_host(function)
 
     @functools.wraps(function)
@@ -96,7 +96,7 @@ def or_by_host(function: Function) -> Function:
 
 
 def _any_on_device(function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    """Return whether a tensor is on a device. Raises DeviceError if other tensors are not."""
+    """Return whether a tensor is on a device. Raises DeviceError if tensors are on different devices."""
     given = (*arguments, *options.values())
     if not any([isinstance(x, Tensor) and x.is_cuda for x in given]):
         return False

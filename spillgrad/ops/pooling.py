@@ -39,9 +39,9 @@ def _max_forward(self: np.ndarray, down: Ranges, across: Ranges) -> tuple[np.nda
 
 @on_device("pooling")
 def spread_maxima(grad: np.ndarray, indices: np.ndarray, image: Pair, down: Ranges, across: Ranges) -> np.ndarray:
-    """Return images of zeros with the gradient of each window added at the place of the window's largest element.
+    """Return images of zeros with the gradient of each window added at the index of the window's largest element.
 
-    Shapes: grad and indices (N, C, h, w), result (N, C, *image).
+    Shapes: grad and indices (in the flattened image) (N, C, h, w), result (N, C, *image).
     """
     planes = grad.shape[0] * grad.shape[1]
     zeros = np.broadcast_to(grad.dtype.type(0), (planes, math.prod(image)))
@@ -84,7 +84,7 @@ def _mean_spread(
 
 
 def _as_taken(array: np.ndarray, *scales: Scales) -> Any:
-    """Return the scales as the kernels take them: unchanged if `array` is on a device, as arrays for the CPU."""
+    """Return the scales as kernels for `array` expect them: unchanged if it is on a device, as arrays if on the CPU."""
     return scales if is_on_device(array) else [np.array(numbers) for numbers in scales]
 
 
@@ -137,7 +137,7 @@ def _pool_windows(
 
 
 def largest(name: str, input: Tensor, dims: int, return_indices: bool, *options: Any) -> Any:
-    """Return the largest element of each window of signals or images, and with `return_indices` its place."""
+    """Return the largest element of each window of signals or images, and with `return_indices` its index."""
     images = _as_images(name, input, dims)
     windows = _pool_windows(name, images, dims, *options)
     down, across = _ranges(windows)
@@ -159,10 +159,10 @@ def max_pool2d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> Any:  # fmt: skip
-    """Return the largest element of each window, and with `return_indices` its place in the flattened image.
+    """Return the largest element of each window, and with `return_indices` its index in the flattened image.
 
     Shapes: input (N, C, H, W) or (C, H, W), result (N, C, h, w). The stride is by default the kernel's size. Of equal
-    elements the first counts. NaN counts as larger than any number; padding never counts.
+    elements, the first is taken. NaN counts as larger than any number; padding is never taken.
     Raises ShapeError, DtypeError, ArgumentError.
     """
     return largest("max_pool2d", input, 2, return_indices, kernel_size, stride, padding, dilation, ceil_mode)
@@ -328,7 +328,7 @@ def unpooled(
     name: str, input: Tensor, indices: Tensor, dims: int, kernel_size: Sizes, stride: Sizes | None, padding: Sizes,
     output_size: Sequence[int] | None,
 ) -> Tensor:  # fmt: skip
-    """Return zeros with the elements of `input` at the places `indices` from which max pooling took them."""
+    """Return zeros with each element of `input` at its index in `indices`, from which max pooling took it."""
     if input.ndim not in (dims + 1, dims + 2) or input.shape != indices.shape:
         raise ShapeError(
             f"{name}: Expected shape of indices to be that of the input ({dims + 2} dimensions, or {dims + 1} "
@@ -364,7 +364,7 @@ def max_unpool2d(
     input: Tensor, indices: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     output_size: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return zeros with the elements of `input` at the places `indices` from which `max_pool2d` took them.
+    """Return zeros with each element of `input` at its index in `indices`, from which `max_pool2d` took it.
 
     Shapes: input and indices (N, C, h, w) or (C, h, w), result (N, C, H, W) or (C, H, W). Images of several sizes give
     the same pooled size; `output_size` chooses one of them. Raises ShapeError, ArgumentError.
@@ -376,5 +376,5 @@ def max_unpool1d(
     input: Tensor, indices: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     output_size: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return zeros with the elements of `input` at the places that `max_pool1d` returned (see `max_unpool2d`)."""
+    """Return zeros with the elements of `input` at the indices that `max_pool1d` returned (see `max_unpool2d`)."""
     return unpooled("max_unpool1d", input, indices, 1, kernel_size, stride, padding, output_size)

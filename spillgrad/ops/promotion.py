@@ -1,6 +1,6 @@
-"""Promote the operands of elementwise operations: their types, and the dtype that is computed in.
+"""Promote the operands of elementwise operations to tensors and numbers, in the dtype that the operation computes in.
 
-They promote as in PyTorch; a Python number never widens a tensor.
+The rules are PyTorch's; a Python number never widens a tensor.
 """
 
 from typing import Any
@@ -51,7 +51,7 @@ def result_type(*operands: Operand) -> dtypes.DType:
 
 
 def promoted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the operands in the dtype that `name` computes in, at least one a tensor. Raises as `elementwise.call`."""
+    """Return operands in the dtype that `name` computes in; at least one is a tensor. Raises as `elementwise.call`."""
     if _share_a_float(operands):  # most calls: nothing to convert
         return operands
     tensors = [as_operand(name, o) for o in operands]
@@ -68,7 +68,7 @@ def promoted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _share_a_float(operands: tuple[Any, ...]) -> bool:
-    """Return whether operands are Python numbers and tensors of one floating-point dtype: that of the result."""
+    """Return whether operands are Python numbers and tensors of one floating-point dtype; the result has it, too."""
     dtype = None
     for operand in operands:
         if isinstance(operand, Tensor):

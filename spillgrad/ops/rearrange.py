@@ -64,7 +64,7 @@ _roll: Callable[..., Tensor] = operation(
 def roll(
     input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None, *, axis: Any = None
 ) -> Tensor:
-    """Return a copy with the elements moved by `shifts` along some dimensions, or along the flattened tensor.
+    """Return a copy with the elements moved by `shifts` along some dimensions, or in the flattened tensor.
 
     Elements that are moved beyond an end continue at the other end.
     """
@@ -98,7 +98,7 @@ constant_pad: Callable[..., Tensor] = operation("constant_pad_nd", _padded, self
 
 
 def _with_counts(counts: Shape, shape: Shape) -> tuple[Shape, Shape]:
-    """Return the shapes (count, size, count, size, …) of a repeated tensor and (1, size, 1, size, …) of the tensor."""
+    """Return the shapes (count, size, count, size, …) for the repeated tensor, (1, size, 1, size, …) for the input."""
     shape = (1,) * (len(counts) - len(shape)) + shape
     spread = tuple(size for pair in zip(counts, shape, strict=True) for size in pair)
     return spread, tuple(size for s in shape for size in (1, s))
@@ -122,7 +122,7 @@ _repeat: Callable[..., Tensor] = operation("repeat", _repeated, self=_repeat_gra
 
 @declare(method=True)
 def repeat(input: Tensor, *repeats: Any) -> Tensor:
-    """Return the tensor repeated along each dimension; `repeats` has a count for each, new dimensions first."""
+    """Return the tensor repeated along each dimension; `repeats` has one count for each, new dimensions first."""
     counts = shape_arguments(repeats)
     if len(counts) < input.ndim:
         raise ShapeError(f"repeat: got {counts} for {input.ndim} dimensions; give a count for each")
@@ -142,8 +142,8 @@ def repeat_interleave(
 ) -> Tensor:
     """Return each element, or each slice along `dim`, repeated next to itself.
 
-    `repeats` is one count for all, or has a count for each. If it is None, `input` holds the counts: return the index
-    of each count, repeated that often.
+    `repeats` is one count for all, or has a count for each. If `repeats` is None, `input` holds counts: return
+    each index, repeated as often as the count at that index says.
     """
     dim = axis if dim is None else dim
     if repeats is None:

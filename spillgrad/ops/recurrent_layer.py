@@ -1,8 +1,8 @@
 """A layer of a recurrent network, in one direction, as one operation.
 
 One product over all time steps computes the input's part of all gates; each gradient of a weight or of the data is one
-product over all steps, too. A step is one small product and one elementwise loop. Sequences are packed as `recurrent`
-says. The state of a sequence that has ended, or has not begun, stays unchanged in its row.
+product over all steps, too. A step is one small product and one elementwise loop. Sequences are packed as the module
+`recurrent` says. The state of a sequence that has ended, or has not begun, stays unchanged in its row.
 """
 
 import functools
@@ -31,12 +31,12 @@ from spillgrad_kernels.threads.dispatch import get_num_threads
 class _Mode(NamedTuple):
     """The elementwise formulas of a step.
 
-    `forward` takes the sums of the gates, then the former state. It returns the `kept` values that `backward` needs;
-    the last of these are the new cell state, if there is one, and the new hidden state.
+    `forward` takes the sums of the gates, then the former state. It returns `kept` values, which `backward` needs;
+    the last of them are the new cell state, if the mode has one, and the new hidden state.
     `backward` takes the gradients of the output and of the new states, the values that `forward` returned, and the
     former states. It returns the gradients of the sums of the gates. If `carries`, it also returns the gradient of the
-    former cell state, or, in a mode without one, the part of the former hidden state's gradient that passes no product.
-    With `apart`, the sums of the gates are the input's sums, then the state's, instead of the totals.
+    former cell state, or, if there is none, the part of the former hidden state's gradient that bypasses the product.
+    With `apart`, the sums of the gates are two arguments, the input's sums and the state's, instead of their totals.
     """
 
     forward: Formula
@@ -121,7 +121,7 @@ def _traced(formula: Formula, dtype: Any) -> Trace:
 class _Loop:
     """A formula of several results, run on arrays. Calls with the same number of rows must have the same layouts.
 
-    Results must not be operands: a loop that may overwrite its operands is not vectorised, and takes ten times as long.
+    Outputs must not be operands: a loop that may overwrite its operands is not vectorised, and takes ten times as long.
     """
 
     def __init__(self, formula: Formula, dtype: Any) -> None:
@@ -177,7 +177,7 @@ def _forward(
     mode: _Mode, counts: Sequence[int], reverse: bool, data: np.ndarray, weight_ih: np.ndarray, weight_hh: np.ndarray,
     bias_ih: np.ndarray | None, bias_hh: np.ndarray | None, *first: np.ndarray | None,
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
-    """Return the hidden states of all steps, the last states, and what backward needs: (rows, mode.kept, hidden)."""
+    """Return the hidden states of all steps, the last states, and values for backward: (rows, mode.kept, hidden)."""
     rows, width, dtype = len(data), weight_hh.shape[1], data.dtype
     if bias_ih is not None and not mode.apart:
         bias_ih, bias_hh = bias_ih + bias_hh, None  # there are both biases or none
@@ -249,7 +249,7 @@ def _backward(
 
 
 def _before(first: np.ndarray, values: np.ndarray, steps: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return the states before each step, given the states `first` before the first and `values` after each step."""
+    """Return the states before each step, given those before the first step (`first`) and after each one (`values`)."""
     found = empty(values.shape, values.dtype)
     state = np.array(first)
     for start, stop in steps:

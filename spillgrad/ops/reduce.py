@@ -71,7 +71,7 @@ def _kept_shape(shape: Shape, dims: Shape) -> Shape:
 
 
 def _kept(tensor: Any, self_shape: Shape, dims: Shape) -> Any:
-    """Return a reduced tensor with its reduced dimensions as size 1, so that it broadcasts with the input."""
+    """Return a reduced tensor with the reduced dimensions restored in size 1: it then broadcasts with the input."""
     return reshape(tensor, _kept_shape(self_shape, dims))
 
 
@@ -80,7 +80,7 @@ def _count(shape: Shape, dims: Shape) -> int:
 
 
 class _Folded(Planned):
-    """A fold over dimensions: by a kernel for floating-point dtypes, by NumPy with `options` for integers and bool."""
+    """A reduction: a kernel computes floating-point dtypes, and NumPy computes integers and bool, with `options`."""
 
     def __init__(self, fold: str, numpy_function: Callable[..., Any], **options: Any) -> None:
         super().__init__(fold, ("self", "dims", "keepdim"), arrays=1)
@@ -126,8 +126,8 @@ _mean: Callable[..., Tensor] = operation("mean", _Folded("mean", np.mean), self=
 def _products_of_others(factors: Tensor) -> Tensor:
     """Return, for each element of the last dimension, the product of all others, without division: zeros are exact.
 
-    The products of pairs of neighbours are formed; the function calls itself on these. An element's result is the
-    product of all other pairs times its neighbour.
+    The function multiplies pairs of neighbours, and calls itself on these products. The result of an element is the
+    product of all other pairs times the neighbour of the element.
     """
     count = factors.shape[-1]
     if count <= 1:
@@ -237,7 +237,7 @@ def var(
     input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False,
     *, correction: float | None = None, axis: Dims = None,
 ) -> Tensor:  # fmt: skip
-    """Return the variance over dimensions: the sum of squared deviations over n - correction.
+    """Return the variance over dimensions: the sum of squared deviations divided by n - correction.
 
     `correction` is by default 1, or 0 if `unbiased` is False.
     """
@@ -273,7 +273,7 @@ def std_mean(
 
 
 def shared_among_ties(g: Any, self: Any, result: Any, dims: Shape) -> Any:
-    """Return the gradient of `self`: all elements that equal the extreme share its gradient evenly."""
+    """Return the gradient of `self`: all elements that equal the extreme `result` share the gradient `g` evenly."""
     extreme = _kept(result, self.shape, dims).detach()
     is_extreme = (self.detach() == extreme) | (self.detach() != self.detach())
     share = _kept(g, self.shape, dims) / to_dtype(sum(is_extreme, dims, True), g.dtype)
@@ -357,13 +357,13 @@ def _over(name: str, operation: Any, input: Tensor, dim: Dims, keepdim: bool) ->
 
 @declare(method=True)
 def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
-    """Return the largest element; along a `dim`, (values, indices); if `dim` is a tensor, the elementwise maximum."""
+    """Return the largest element, or (values, indices) along `dim`; the elementwise maximum if `dim` is a tensor."""
     return _extreme("max", _max_along, _max_of_all, maximum, input, dim, keepdim, axis)
 
 
 @declare(method=True)
 def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
-    """Return the smallest element; along a `dim`, (values, indices); if `dim` is a tensor, the elementwise minimum."""
+    """Return the smallest element, or (values, indices) along `dim`; the elementwise minimum if `dim` is a tensor."""
     return _extreme("min", _min_along, _min_of_all, minimum, input, dim, keepdim, axis)
 
 

@@ -42,7 +42,7 @@ def _require_probabilities(name: str, p: np.ndarray) -> None:
 
 @declare(method=True)
 def bernoulli(input: Tensor, p: float | None = None, *, generator: Generator | None = None) -> Tensor:
-    """Return, for each element, 1 with a probability equal to the element, or to `p` if that is given, else 0.
+    """Draw 1 or 0 for each element; the probability of 1 is `p`, or, if `p` is None, the value of the element.
 
     Raises ArgumentError for probabilities outside [0, 1], unless they are on a device.
     """
@@ -55,7 +55,7 @@ def bernoulli(input: Tensor, p: float | None = None, *, generator: Generator | N
 
 @declare(method=True)
 def bernoulli_(tensor: Tensor, p: float | Tensor = 0.5, *, generator: Generator | None = None) -> Tensor:
-    """Overwrite each element with 1, with probability `p`, or else with 0; return the tensor."""
+    """Overwrite each element with 1 (with probability `p`) or 0; return the tensor."""
     chances = (to_device(p, tensor.device).array if isinstance(p, Tensor) else np.asarray(p)).astype(np.float64)
     _require_probabilities("bernoulli_", chances)
     drawn = (_uniform(tensor.shape, generator, tensor.device) < chances).astype(tensor.dtype)
@@ -69,8 +69,8 @@ def multinomial(
     """Draw indices with probabilities proportional to the weights `input`, each at most once unless `replacement`.
 
     Shapes: input (n,) or (m, n), the result (num_samples,) or (m, num_samples); int64.
-    Raises ArgumentError for more samples without replacement than there are indices. On the host, it also raises
-    ArgumentError for weights that are negative, not finite or all 0; on a device, a check would wait for the device.
+    Raises ArgumentError for more samples without replacement than there are indices, and, on the host, for weights that
+    are negative, not finite or all 0 (on a device, this check would wait for the device).
     """
     require_floats("multinomial", input.dtype)
     if input.ndim not in (1, 2):
@@ -109,7 +109,7 @@ def normal(
     mean: Tensor | float = 0.0, std: Tensor | float = 1.0, size: Any = None, *, generator: Generator | None = None,
     dtype: Any = None, shape: Any = None, device: Any = None,
 ) -> Tensor:  # fmt: skip
-    """Return a draw for each mean and standard deviation in tensors, or `size` draws from one normal distribution.
+    """Draw a number for each element of `mean` and `std`, or, if neither is a tensor, numbers in the shape `size`.
 
     Raises ArgumentError for two numbers without a size, and for a negative `std`, unless `std` is on a device.
     """
@@ -155,7 +155,7 @@ def exponential_(tensor: Tensor, lambd: float = 1.0, *, generator: Generator | N
 
 @declare(method=True)
 def geometric_(tensor: Tensor, p: float, *, generator: Generator | None = None) -> Tensor:
-    """Overwrite the tensor with numbers of tries until the first success of probability `p`; return the tensor."""
+    """Overwrite each element with a number of trials up to the first success (probability `p`); return the tensor."""
     if not 0 < p < 1:
         raise ArgumentError(f"geometric_: got p={p}; wanted a number between 0 and 1")
     draws = _uniform(tensor.shape, generator, tensor.device)

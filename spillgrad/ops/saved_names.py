@@ -29,7 +29,7 @@ def _keeps_dims(node: Any) -> bool:
 
 
 def _limit(name: str) -> Callable[[Any], Any]:
-    """Return a function of the node of `clamp` that returns a bound, or None if the bound is infinite."""
+    """Return a function that takes a node of `clamp` and returns its bound `name`, or None if the bound is infinite."""
 
     def limit(node: Any) -> Any:
         value = node.value(name)
@@ -42,7 +42,7 @@ _NO_END = 2**63 - 1  # as PyTorch
 
 
 def _subscript(node: Any) -> tuple[int, Any]:
-    """Return (dimension, part) of the last part of a basic index that does not take a dimension whole."""
+    """Return (dimension, subscript) of the last subscript of a basic index that is not `:`."""
     shape = node.input_shape("self")
     index = [part for part in node._saved["index"] if part is not None]
     if Ellipsis in index:
@@ -96,7 +96,7 @@ _SIZES: dict[str, Shown] = {"self_sym_sizes": _shape_of("self")}
 
 
 def _only_dim(node: Any) -> Any:
-    """Return the dimension of a product as an integer, as in PyTorch; several dimensions as a tuple."""
+    """Return the dimension that `prod` reduced as an integer, as in PyTorch, or several dimensions as a tuple."""
     dims = node._saved["dims"]
     return dims[0] if len(dims) == 1 else dims
 

@@ -46,7 +46,7 @@ def _running(operation: Any, name: str, input: Tensor, dim: int | None, dtype: A
 
 
 def _moved_on(input: Tensor, dim: int, first: float) -> Tensor:
-    """Return the elements moved one place on along a dimension, with `first` in front; the last is dropped."""
+    """Return the elements shifted by one index along a dimension: `first` is put in front, the last is dropped."""
     if not input.shape[dim]:
         return input
     widths = tuple((int(i == dim), 0) for i in range(input.ndim))
@@ -170,13 +170,13 @@ _cummax, _cummin = (
 
 @declare(method=True)
 def cummax(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> ValuesAndIndices:
-    """Return (values, indices) of the largest element so far along a dimension, the last of equal elements."""
+    """Return (values, indices) of the largest element so far along a dimension; of equal elements, of the last."""
     return ValuesAndIndices(*_along(_cummax, input, one_dim("cummax", dim, axis, input.ndim)))
 
 
 @declare(method=True)
 def cummin(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> ValuesAndIndices:
-    """Return (values, indices) of the smallest element so far along a dimension, the last of equal elements."""
+    """Return (values, indices) of the smallest element so far along a dimension; of equal elements, of the last."""
     return ValuesAndIndices(*_along(_cummin, input, one_dim("cummin", dim, axis, input.ndim)))
 
 

@@ -37,7 +37,7 @@ def normalize_dim(name: str, dim: int, ndim: int) -> int:
 
 
 def as_tuple(values: Any) -> tuple[Any, ...]:
-    """Return one value, or a sequence of them, as a tuple."""
+    """Return an iterable as a tuple, and any other value as a tuple of one element."""
     return tuple(values) if hasattr(values, "__iter__") else (values,)
 
 
@@ -53,7 +53,7 @@ def normalize_dims(name: str, dims: Any, ndim: int) -> Shape:
 
 
 def shape_arguments(values: tuple[Any, ...], named: Any = None) -> Shape:
-    """Return the sizes in `values`, one by one or as a list, or in `named`. Raises OperandError for non-integers."""
+    """Return the sizes in `named`, by default in `values` (sizes or one list). Raises OperandError for non-integers."""
     if named is not None:
         values = (named,)
     sizes = values[0] if len(values) == 1 and not isinstance(values[0], int | np.integer | Tensor) else values
@@ -72,7 +72,7 @@ def one_dim(name: str, dim: int | None, axis: int | None, ndim: int) -> int:
 
 
 def _complete(name: str, shape: Shape, count: int) -> Shape:
-    """Return the shape with -1 replaced by the size that fits. Raises ShapeError unless it has `count` elements."""
+    """Return the shape with -1 replaced by the size that gives `count` elements. Raises ShapeError if no size does."""
     if math.prod(shape) == count and min(shape, default=0) >= 0:
         return shape
     known = math.prod(s for s in shape if s != -1)
@@ -130,9 +130,9 @@ def reshape(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
 
 @declare(method=True)
 def view(input: Tensor, *sizes: Any) -> Tensor:
-    """Return a view in another shape (one size may be -1), or, given a dtype, of the same bytes in that dtype.
+    """Return a view in another shape (one size may be -1); given a dtype, return a view of the bytes in that dtype.
 
-    Raises ShapeError if the strides allow no view; `reshape` then copies.
+    Raises ShapeError if the strides allow no view; in that case, `reshape` copies.
     """
     if len(sizes) == 1 and isinstance(sizes[0], np.dtype | type | str):
         return _reinterpreted(input, dtypes.as_dtype(sizes[0]))
@@ -190,7 +190,7 @@ def flatten(
 
 @declare(method=True)
 def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-    """Return the tensor with one dimension split into dimensions of `sizes`, of which one may be -1."""
+    """Return the tensor with one dimension split into dimensions of the given sizes; one size may be -1."""
     dim = normalize_dim("unflatten", dim, input.ndim)
     inner = _complete("unflatten", tuple(sizes), input.shape[dim])
     return reshape(input, (*input.shape[:dim], *inner, *input.shape[dim + 1 :]))
@@ -198,7 +198,7 @@ def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
 
 @declare(method=True)
 def squeeze(input: Tensor, dim: int | Sequence[int] | None = None, *, axis: Any = None) -> Tensor:
-    """Return a view without dimensions of size 1: without all of these, or without those that `dim` names."""
+    """Return a view without the dimensions of size 1, or only without those of them that `dim` names."""
     dim = axis if dim is None else dim
     dims = range(input.ndim) if dim is None else normalize_dims("squeeze", dim, input.ndim)
     return _squeeze(input, tuple(s for i, s in enumerate(input.shape) if not (i in dims and s == 1)))
@@ -233,7 +233,7 @@ swapaxes = swapdims = transpose
 
 @declare(method=True)
 def t(input: Tensor) -> Tensor:
-    """Return the transpose of a matrix, or a vector or 0-d tensor unchanged. Raises ShapeError above two dimensions."""
+    """Return the transpose of a matrix; return a tensor of fewer dimensions unchanged. Raises ShapeError above two."""
     if input.ndim > 2:
         raise ShapeError(
             f"t: got a tensor of {input.ndim} dimensions; at most 2 are transposed: use transpose or permute"
@@ -243,7 +243,7 @@ def t(input: Tensor) -> Tensor:
 
 @declare(method=True)
 def movedim(input: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
-    """Return a view with the dimensions `source` at the places `destination`; the others keep their order."""
+    """Return a view with the dimensions `source` moved to the positions `destination`; the others keep their order."""
     sources = normalize_dims("movedim", source, input.ndim)
     destinations = normalize_dims("movedim", destination, input.ndim)
     if len(sources) != len(destinations):
@@ -259,7 +259,7 @@ moveaxis = movedim
 
 @declare(method=True)
 def expand(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
-    """Return a view of the given shape in which dimensions of size 1 repeat; a size of -1 keeps that of the input."""
+    """Return a view of the given shape in which dimensions of size 1 repeat; a size of -1 keeps the input's size."""
     wanted = shape_arguments(sizes, shape)
     lead = len(wanted) - input.ndim
     if lead < 0 or any(size == -1 and i < lead for i, size in enumerate(wanted)):
@@ -307,5 +307,5 @@ def atleast_2d(*tensors: Any) -> Any:
 
 @declare(numpy=True)
 def atleast_3d(*tensors: Any) -> Any:
-    """Return a view of each tensor with at least three dimensions: (n,) becomes (1, n, 1), (m, n) (m, n, 1)."""
+    """Return a view of each tensor with at least three dimensions: (n,) becomes (1, n, 1), (m, n) becomes (m, n, 1)."""
     return _of_each(lambda x: x if x.ndim > 2 else unsqueeze(x, -1) if x.ndim == 2 else reshape(x, (1, -1, 1)), tensors)

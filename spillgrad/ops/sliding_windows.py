@@ -32,7 +32,7 @@ def _windows(self: np.ndarray, dim: int, size: int, step: int, spacing: int) -> 
 
 
 def _strided(array: Any, shape: Shape, strides: Shape) -> np.ndarray:
-    """Return a view of another shape and other strides, in bytes."""
+    """Return a view of the array's memory with the given shape and strides (in bytes)."""
     view, writeable = np.lib.stride_tricks.as_strided, array.flags.writeable
     if is_on_device(array):
         array = array.view_by(view, shape, strides, writeable=writeable)
@@ -45,7 +45,7 @@ def _strided(array: Any, shape: Shape, strides: Shape) -> np.ndarray:
 def sum_along(windows: np.ndarray, dim: int, step: int, spacing: int, length: int) -> np.ndarray:
     """Return zeros of size `length` along `dim`, with the elements of windows added at the places they came from.
 
-    Shapes: the last dimension of `windows` is a window. Windows are `step` apart, the elements of one `spacing` apart.
+    Shapes: the last dimension of `windows` is a window. Windows are `step` apart, and their elements `spacing` apart.
     """
     count, size = windows.shape[dim], windows.shape[-1]
     out = zeros((*windows.shape[:dim], length, *windows.shape[dim + 1 : -1]), windows.dtype)
@@ -157,7 +157,7 @@ def unfold_image(
 def fold(
     input: Tensor, output_size: Sizes, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
 ) -> Tensor:
-    """Return images of zeros with windows, one in each column, added at the places where `unfold` takes them.
+    """Return images of zeros with the windows, the columns of `input`, added at the places where `unfold` takes them.
 
     Shapes: input (N, C * kernel elements, windows) or without N, result (N, C, H, W) or (C, H, W).
     """

@@ -87,8 +87,8 @@ def _require_rows(name: str, A: Tensor, B: Tensor) -> None:
 def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     """Return X with A X = B; without `left`, X with X A = B.
 
-    Shapes: A (..., n, n), B (..., n, k), or (n,) for one vector, or (..., n) for a vector for each matrix of A; result
-    as B, batches broadcast. Raises ShapeError, DtypeError; LinAlgError for a singular matrix.
+    Shapes: A (..., n, n); B (..., n, k), one vector (n,), or (..., n), which is a vector for each matrix of A. Batches
+    broadcast; the result is as B. Raises ShapeError, DtypeError; LinAlgError for a singular matrix.
     """
     name = "linalg.solve"
     require_square(name, A)
@@ -165,7 +165,7 @@ def tensorsolve(A: Tensor, B: Tensor, dims: tuple[int, ...] | None = None) -> Te
 @declare(numpy="linalg.tensorinv")
 @float32_in_autocast
 def tensorinv(A: Tensor, ind: int = 2) -> Tensor:
-    """Return the inverse of A as a linear map from its dimensions `ind` and later to its first `ind` dimensions."""
+    """Return the inverse of A as a linear map from the dimensions after the first `ind` to the first `ind`."""
     if ind < 1 or math.prod(A.shape[:ind]) != math.prod(A.shape[ind:]):
         raise ShapeError(
             f"linalg.tensorinv: got A {A.shape} and ind {ind}; the dimensions before and behind it must hold equally "
@@ -203,7 +203,7 @@ def _det_gradient_composed(g: Tensor, A: Tensor) -> Tensor:
 
 
 def _adjugate(A: Tensor) -> Tensor:
-    """Return the adjugate of A, which singular matrices have, too, as a polynomial in A.
+    """Return the adjugate of A, computed as a polynomial in A; it exists for singular matrices, too.
 
     Source: Faddeev & LeVerrier's recursion; accurate for the small matrices that are likely to be singular.
     """
@@ -263,7 +263,7 @@ def slogdet(A: Tensor) -> SignAndLogarithm:
 @declare(method=True)
 @float32_in_autocast
 def logdet(input: Tensor) -> Tensor:
-    """Return the logarithm of the determinant; NaN if that is negative. Shapes: input (..., n, n), result (...)."""
+    """Return the logarithm of the determinant, or NaN for a negative one. Shapes: input (..., n, n), result (...)."""
     require_square("logdet", input)
     sign, logarithm = slogdet(input)
     return where(sign < 0, math.nan, logarithm)  # type: ignore[no-any-return]
@@ -349,7 +349,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
 
     The residuals are the minimal sums of squares if A has more rows than columns and full rank, else empty.
     Every `driver` uses one method: the singular value decomposition.
-    Shapes: A (..., m, n), B (..., m, k), or (m,) or (..., m) for vectors; solution (..., n, k). Raises ShapeError,
+    Shapes: A (..., m, n), B (..., m, k), or for vectors (m,) or (..., m); solution (..., n, k). Raises ShapeError,
     DtypeError, ArgumentError.
     """
     name = "linalg.lstsq"
@@ -380,7 +380,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
 
 @declare(method=True)
 def matrix_power(A: Tensor, n: int) -> Tensor:
-    """Return the n-th power of square matrices; if n is negative, that of their inverse.
+    """Return the n-th power of square matrices; if n is negative, the power -n of their inverse.
 
     Shapes: A (..., n, n), result the same. Raises as `inv` does.
     """

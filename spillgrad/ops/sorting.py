@@ -36,7 +36,7 @@ def _order(array: np.ndarray, dim: int) -> Any:
 
 @on_device("sorting")
 def in_order(a: np.ndarray, axis: int, descending: bool, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first `count` sorted elements along `axis`, and their indices; stable order, NaN is the largest."""
+    """Return the first `count` elements along `axis` in stable sorted order, and their indices; NaN is the largest."""
     keys = a.astype(np.float32) if dtypes.is_floating_point(a.dtype) and a.itemsize == 2 else a
     if descending:
         order = a.shape[axis] - 1 - np.flip(np.argsort(np.flip(keys, axis), axis, kind="stable"), axis)
@@ -124,7 +124,7 @@ def _nanmedian_position(array: np.ndarray, dim: int, k: int) -> Any:
 
 
 def _mode_position(array: np.ndarray, dim: int, k: int) -> Any:
-    """Return the index of the most frequent value (of several, the smallest), where it occurs last."""
+    """Return the index of the last occurrence of the most frequent value, or of the smallest of several such values."""
     order = _order(array, dim)
     ordered = np.take_along_axis(array, order, dim)
     places = arange_beside(array, array.shape[dim]).reshape([-1 if i == dim else 1 for i in range(array.ndim)])

@@ -51,7 +51,7 @@ def cov(
     """Return the covariances of variables; each row of `input` holds the observations of a variable.
 
     `fweights` say how often each observation was made, `aweights` how much it counts. Sums are divided by the weighted
-    number of observations less `correction`; if that is not positive, by 0: the result is infinite or NaN.
+    number of observations less `correction`, or by 0 if the difference is negative: the result is then inf or NaN.
     Shapes: input (variables, observations) gives (variables, variables); (observations,) and () give ().
     Raises ShapeError, DtypeError, ArgumentError.
     """
@@ -99,10 +99,10 @@ def histogram(
     input: Tensor, bins: int | Tensor, *, range: Sequence[Number] | None = None, weight: Tensor | None = None,
     density: bool = False,
 ) -> Histogram:  # fmt: skip
-    """Return (hist, bin_edges): how many elements, or how much weight, lie in each bin.
+    """Return (hist, bin_edges); `hist` is the number of elements in each bin, or the sum of their weights.
 
     With `density`, each count is divided by the width of its bin and by the sum of all counts.
-    `bins` is the number of bins of equal width over `range` (by default that of the data), or a vector of their sorted
+    `bins` is the number of bins of equal width over `range` (by default, of the data), or a vector of sorted bin
     edges. Elements outside all bins are not counted; the last bin includes its right edge. The results have no
     gradient.
     Raises ArgumentError, ShapeError, DtypeError.

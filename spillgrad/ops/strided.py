@@ -1,4 +1,4 @@
-"""Views of a tensor's memory of other shapes and strides, and functions that turn the tensor itself into a view."""
+"""Views of a tensor's memory with other shapes and strides, and functions that turn the tensor itself into a view."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def _read(self: np.ndarray, memory: np.ndarray, place: Geometry, own: Geometry) 
 
 
 def _span(place: Geometry) -> tuple[int, int]:
-    """Return the range of elements of the storage that `place` covers: the first, and the one after the last."""
+    """Return the storage elements that `place` (size, strides, offset) covers: the first, and one after the last."""
     size, strides, offset = place
     if 0 in size:
         return offset, offset
@@ -39,7 +39,7 @@ def _span(place: Geometry) -> tuple[int, int]:
 
 
 def _gradient(g: Tensor, place: Geometry, own: Geometry) -> Tensor:
-    """Sum the gradient in an array for the memory that input and output cover, and return the input's part of it."""
+    """Return the input's gradient: sum `g`, which lies at `place`, into memory, and view that memory at `own`."""
     spans = _span(place), _span(own)
     first, last = min(low for low, _ in spans), max(high for _, high in spans)
     length = (max(last - first, 0),)
@@ -59,7 +59,7 @@ _as_strided: Callable[..., Tensor] = operation("as_strided", _read, view=True, s
 
 @declare(method=True)
 def as_strided(input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
-    """Return a view of the storage: elements `stride` apart from `storage_offset` on (by default where `input` begins).
+    """Return a view of the storage of this size and stride from `storage_offset` on (by default, where `input` begins).
 
     Gradients of elements outside the input are dropped. Raises ArgumentError for negative strides or elements
     outside the storage, GraphError for a storage that is not dense.

@@ -41,7 +41,7 @@ def _in_place(name: str, function: Callable[..., Tensor]) -> Callable[..., Tenso
 
 
 def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` as an operator; for other types of operands it returns NotImplemented, as Python expects."""
+    """Return `function` as an operator that, as Python expects, returns NotImplemented for other types of operands."""
 
     def operate(self: Tensor, other: Any) -> Any:
         return function(self, other) if isinstance(other, promotion.OPERANDS) else NotImplemented
@@ -104,20 +104,20 @@ def _conversion(dtype: dtypes.DType) -> Callable[[Tensor], Tensor]:
 
 
 class _Further(Tensor):
-    """Methods that differ from the function of their name in `sg`, or have none; `bind` sets them on `Tensor`."""
+    """Methods that differ from the function of the same name in `sg`, or have none; `bind` sets them on `Tensor`."""
 
     backward = differentiate.tensor_backward
 
     def cpu(self) -> Tensor:
-        """Return a copy of the tensor on the host, or the tensor itself if it is there."""
+        """Return a copy of the tensor on the host, or the tensor itself if it is on the host."""
         return convert.to(self, device="cpu")
 
     def cuda(self, device: Any = None, non_blocking: bool = False) -> Tensor:
-        """Return a copy on a CUDA device, or the tensor itself if it is there. Raises DeviceError if there is none."""
+        """Return a copy on a CUDA device, or the tensor itself if it is on one. Raises DeviceError without a device."""
         return convert.to(self, device="cuda" if device is None else device)
 
     def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor:
-        """Return a copy of the tensor on a device, or the tensor itself if it is there.
+        """Return a copy of the tensor on a device, or the tensor itself if it is on that device.
 
         Raises ArgumentError unless `stream` is None: a copy is always in order with the computations.
         """
@@ -132,7 +132,7 @@ class _Further(Tensor):
         return convert.to(self, other)
 
     def type(self, dtype: Any = None) -> Any:
-        """Return the tensor converted to `dtype`; if that is None, return the name of the tensor's dtype."""
+        """Return the tensor converted to `dtype`; if `dtype` is None, return the name of the tensor's dtype."""
         return str(self.dtype) if dtype is None else convert.to_dtype(self, dtype)
 
     def pin_memory(self) -> Tensor:
@@ -155,7 +155,7 @@ class _Further(Tensor):
         return self.shape == other.shape
 
     def where(self, condition: Tensor, other: Any) -> Any:
-        """Return elements of the tensor where `condition` holds, else of `other`."""
+        """Return elements of the tensor where `condition` holds, and elements of `other` elsewhere."""
         return clamp_where.where(condition, self, other)
 
     def polygamma(self, n: int) -> Tensor:

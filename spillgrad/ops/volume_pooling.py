@@ -48,7 +48,7 @@ def _volumes(columns: Tensor, slices: Tensor, input: Tensor) -> Tensor:
 
 
 class _Boxes(NamedTuple):
-    """The options of pooling windows, over slices or over columns."""
+    """The options of the pooling windows over slices, or of the windows over columns."""
 
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -59,7 +59,7 @@ class _Boxes(NamedTuple):
 def _boxes(
     name: str, kernel_size: Sizes, stride: Sizes | None, padding: Sizes, dilation: Sizes = 1
 ) -> tuple[_Boxes, _Boxes]:
-    """Return the options of boxes as the options of windows over slices, and of windows over columns."""
+    """Split the options of boxes into the options of windows over slices and of windows over columns."""
     whole = [
         sizes(name, option, value, 3, least)
         for option, value, least in (
@@ -74,7 +74,7 @@ def _boxes(
 def _with_places(
     values: Tensor, depths: Tensor, places: Tensor, slices: Tensor, input: Tensor, return_indices: bool
 ) -> Any:
-    """Return the largest elements, and with `return_indices` their places in volumes, from those in slices."""
+    """Return the largest elements; with `return_indices`, also their indices in volumes, from those in slices."""
     result = _volumes(values, slices, input)
     if not return_indices:
         return result
@@ -89,7 +89,7 @@ def max_pool3d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> Any:  # fmt: skip
-    """Return the largest element of each box, and with `return_indices` its place in the flattened volume.
+    """Return the largest element of each box, and with `return_indices` its index in the flattened volume.
 
     Shapes: input (N, C, D, H, W) or (C, D, H, W), result (N, C, d, h, w). The rest is as in `max_pool2d`.
     """
@@ -156,5 +156,5 @@ def max_unpool3d(
     input: Tensor, indices: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     output_size: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return zeros with the elements of `input` at the places that `max_pool3d` returned (see `max_unpool2d`)."""
+    """Return zeros with the elements of `input` at the indices that `max_pool3d` returned (see `max_unpool2d`)."""
     return unpooled("max_unpool3d", input, indices, 3, kernel_size, stride, padding, output_size)

@@ -31,7 +31,7 @@ def windows_over(
     name: str, image: Shape, size: Shape, stride: Shape, before: Shape, after: Shape, dilation: Shape,
     ceil_mode: bool = False,
 ) -> Windows:  # fmt: skip
-    """Return the windows that fit into the padded image; `ceil_mode` adds a last window that only begins inside.
+    """Return the windows that fit into the padded image; `ceil_mode` adds one that begins inside but ends outside.
 
     Raises ShapeError if no window fits.
     """

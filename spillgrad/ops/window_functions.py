@@ -21,7 +21,7 @@ def _window(
     name: str, length: int, periodic: bool, values: Callable[[np.ndarray], np.ndarray], dtype: Any, device: Any,
     requires_grad: bool,
 ) -> Tensor:  # fmt: skip
-    """Return the window `values(x)` for `length` places x from 0 to 1; a periodic window ends before 1."""
+    """Return the window `values(x)` for `length` points x from 0 to 1; a periodic window ends before 1."""
     place = as_device(device)
     wanted = dtypes.get_default_dtype() if dtype is None else dtypes.as_dtype(dtype)
     if not dtypes.is_floating_point(wanted):
@@ -38,7 +38,7 @@ def hamming_window(
     window_length: int, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, *, dtype: Any = None,
     device: Any = None, requires_grad: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return alpha - beta cos(2πx) for places x from 0 to 1."""
+    """Return alpha - beta cos(2πx) for points x from 0 to 1."""
     return _window(
         "hamming_window", window_length, periodic, lambda x: alpha - beta * np.cos(2 * np.pi * x), dtype, device,
         requires_grad,
@@ -48,7 +48,7 @@ def hamming_window(
 def hann_window(
     window_length: int, periodic: bool = True, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
-    """Return (1 - cos(2πx)) / 2 for places x from 0 to 1."""
+    """Return (1 - cos(2πx)) / 2 for points x from 0 to 1."""
     return _window(
         "hann_window", window_length, periodic, lambda x: 0.5 - 0.5 * np.cos(2 * np.pi * x), dtype, device,
         requires_grad,
@@ -58,7 +58,7 @@ def hann_window(
 def blackman_window(
     window_length: int, periodic: bool = True, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
-    """Return 0.42 - 0.5 cos(2πx) + 0.08 cos(4πx) for places x from 0 to 1."""
+    """Return 0.42 - 0.5 cos(2πx) + 0.08 cos(4πx) for points x from 0 to 1."""
     return _window(
         "blackman_window", window_length, periodic,
         lambda x: 0.42 - 0.5 * np.cos(2 * np.pi * x) + 0.08 * np.cos(4 * np.pi * x), dtype, device, requires_grad,
@@ -68,7 +68,7 @@ def blackman_window(
 def bartlett_window(
     window_length: int, periodic: bool = True, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
-    """Return 1 - |2x - 1| for places x from 0 to 1."""
+    """Return 1 - |2x - 1| for points x from 0 to 1."""
     return _window(
         "bartlett_window", window_length, periodic, lambda x: 1 - np.abs(2 * x - 1), dtype, device, requires_grad
     )
@@ -78,7 +78,7 @@ def kaiser_window(
     window_length: int, periodic: bool = True, beta: float = 12.0, *, dtype: Any = None, device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return I0(beta sqrt(1 - (2x - 1)²)) / I0(beta) for places x from 0 to 1."""
+    """Return I0(beta sqrt(1 - (2x - 1)²)) / I0(beta) for points x from 0 to 1."""
     return _window(
         "kaiser_window", window_length, periodic,
         lambda x: np.i0(beta * np.sqrt(np.maximum(1 - (2 * x - 1) ** 2, 0))) / np.i0(beta), dtype, device,
