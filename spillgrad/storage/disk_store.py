@@ -40,10 +40,10 @@ protect(__name__.rpartition(".")[0])
 class DiskStore(TieredStore[DiskEntry]):
     """Keeps arrays in RAM up to `ram_budget` bytes, and the others in HDF5 files below `directory`.
 
-    Each store has a thread, the writer, which alone touches the structure of the files. The I/O threads of the
-    process write the oldest arrays to disk. Once callers ask for arrays again, the I/O threads read the newest arrays
-    that are on disk back. All these threads share a `StoreState` with callers, guarded by its lock; I/O and callbacks
-    of callers run without the lock.
+    Each store has a thread, the writer, which alone touches the structure of the files. For the writer, I/O threads,
+    which all stores of the process share, write the oldest arrays to disk. Once callers ask for arrays again, the I/O
+    threads read back the newest arrays on disk. Callers and all these threads share a `StoreState`, guarded by its
+    lock; I/O and callbacks of callers run without the lock.
 
     `direct_io` says whether to bypass the page cache, if the file system can. With None, a short measurement decides;
     then arrays that do not fit the budget go through the page cache, and so do all arrays once two steps in succession
