@@ -269,7 +269,7 @@ def filters(dtype: np.dtype[Any]) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _pays(array: np.ndarray) -> bool:
-    """Return whether an array is worth compressing: compress a few pieces, spread over it, and compare the sizes."""
+    """Return whether to compress an array: whether a few samples, spread over the array, shrink enough."""
     items = array.reshape(-1).view(np.uint8).reshape(-1, array.itemsize)
     length = max(1, _SAMPLE_BYTES // array.itemsize)
     before = after = 0

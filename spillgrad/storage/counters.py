@@ -143,7 +143,7 @@ class Counters:
     def waited_to_put(
         self, began_s: float, sequence: int, label: Label, dtype: np.dtype[Any] | None, cached: bool = False
     ) -> None:
-        """Count a caller's wait since `began_s` for room, or for a write (`cached`: one through the page cache)."""
+        """Count a caller's wait, since `began_s`, for room or a write; `cached`: the write used the page cache."""
         waited_s = time.perf_counter() - began_s
         self._cached_wait_s += waited_s if cached else 0.0
         origin, of_origin = self._origin(label, dtype)
@@ -234,7 +234,7 @@ class Counters:
         return found
 
     def _if_freed(self, entry: DiskEntry) -> dict[str, Any]:
-        """Return event fields for the bytes and origin of a freed array, which journal readers forgot; else none."""
+        """Return event fields: bytes and origin of a freed array, which journal readers forgot; {} for a live array."""
         if entry.references > 0:
             return {}
         return {"bytes": entry.nbytes, **self._origin(entry.label, entry.dtype)[0]._asdict()}
@@ -284,7 +284,7 @@ class Counters:
         )
 
     def sample(self, disk_bytes: int) -> "events.Event":
-        """Return the bytes held now. Called in any thread without the lock: numbers may be of different moments."""
+        """Return the present bytes and counters. Called in any thread without the lock: not all are of one moment."""
         tier, total = self._tier, self.total
         return events.Sample(
             ram=tier.used_bytes,

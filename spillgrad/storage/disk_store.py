@@ -40,10 +40,10 @@ protect(__name__.rpartition(".")[0])
 class DiskStore(TieredStore[DiskEntry]):
     """Keeps arrays in RAM up to `ram_budget` bytes, and the others in HDF5 files below `directory`.
 
-    Each store has a thread, the writer, which alone touches the structure of the files. For the writer, the I/O threads
-    of the process write the oldest arrays to disk, and read the newest of these back once callers ask for arrays again.
-    All these threads share a `StoreState` with callers, guarded by its lock; I/O and callbacks of callers run without
-    the lock.
+    Each store has a thread, the writer, which alone touches the structure of the files. For the writer, I/O threads,
+    which all stores of the process share, write the oldest arrays to disk. Once callers ask for arrays again, the I/O
+    threads read back the newest arrays on disk. Callers and all these threads share a `StoreState`, guarded by its
+    lock; I/O and callbacks of callers run without the lock.
 
     `direct_io` says whether to bypass the page cache, if the file system can. With None, a short measurement decides;
     then arrays that do not fit the budget go through the page cache, and so do all arrays once two steps in succession
@@ -70,8 +70,8 @@ class DiskStore(TieredStore[DiskEntry]):
 
     Invariants: `ram_bytes` never exceeds the budget, with three exceptions. A `get` that must read the disk evicts what
     it can, and then adds its own array. A `put` of an array that does not fit and must be copied adds the copy. If
-    nothing else can make room, one array at a time is encoded beyond the budget. Methods wait only for the progress of
-    these threads, and these threads wait for no caller.
+    nothing else can make room, one array at a time is encoded beyond the budget. Methods wait only for the writer
+    and the I/O threads, which wait for no caller.
 
     A store closes when no reference to it is left, or when the process ends. A forked child cannot use the stores of
     its parent.
@@ -145,7 +145,7 @@ class DiskStore(TieredStore[DiskEntry]):
         return self._state.posted
 
     def see_to_drops(self) -> None:
-        """Free the arrays that were dropped until now. Calls that use arrays do so first."""
+        """Free the arrays that were dropped so far, unless a thread has the lock. Calls that use arrays do so first."""
         self._state.try_drain_posts()
 
     def watch_drops(self, callback: Callable[[Handle], None] | None) -> None:
@@ -197,7 +197,7 @@ class DiskStore(TieredStore[DiskEntry]):
         return entry
 
     def _warn(self, warning: str | None, entry: DiskEntry | None = None) -> None:
-        """Warn with `warning`, if there is one; if that raises, drop `entry`. Called without the lock."""
+        """Issue `warning`, if any; if a warning filter makes it an error, drop `entry`. Called without the lock."""
         if warning is not None:
             try:
                 warnings.warn(warning, stacklevel=3)
@@ -222,7 +222,7 @@ class DiskStore(TieredStore[DiskEntry]):
         return entry
 
     def count_with(self, handle: Handle, nbytes: int) -> None:
-        """Count `nbytes` that a caller holds beside the array of `handle`, as long as the handle is live."""
+        """Count `nbytes` that a caller holds in addition to the array of `handle`, as long as the handle is live."""
         with self._state.lock:
             entry = self._state.open_entry("count_with", handle)
             entry.beside_bytes += nbytes
@@ -331,7 +331,7 @@ class DiskStore(TieredStore[DiskEntry]):
         self._warn(warning)
 
     def expect(self, nbytes: int) -> None:
-        """Announce `nbytes` of persistent arrays to come, so that arrays that fit beside them are not written early."""
+        """Announce persistent arrays of `nbytes` in total: arrays that fit beside them are not written early."""
         with self._state.lock:
             self._state.schedule.expected_bytes = nbytes
 
@@ -388,7 +388,7 @@ class DiskStore(TieredStore[DiskEntry]):
             self._prefetcher.request([state.live_entry("prefetch", handle) for handle in handles])
 
     def flush(self) -> None:
-        """Wait until plain h5py can read all live arrays in the files, and the journal has all events until now."""
+        """Wait until plain h5py can read every live array from the files, and the journal has every event so far."""
         state = self._state
         with state.lock:
             state.require_open("flush")
@@ -404,7 +404,7 @@ class DiskStore(TieredStore[DiskEntry]):
         return stats
 
     def check(self) -> list[SpillCorruptionError]:
-        """Read back everything on disk, one array at a time; return an error for each that is damaged."""
+        """Read every array that is on disk, one at a time; return an error for each damaged array."""
         state = self._state
         with state.lock:
             state.require_open("check")
@@ -435,10 +435,7 @@ class DiskStore(TieredStore[DiskEntry]):
         self._state.retire_with(owner)
 
     def close(self) -> None:
-        """Stop the threads, free everything and remove the files.
-
-        Raises SpillError if the files cannot be removed.
-        """
+        """Stop the threads, free everything and remove the files. Raises SpillError if files cannot be removed."""
         self._lifecycle.close()
 
     def _tell(self) -> None:

@@ -15,7 +15,7 @@ _NONCE_BYTES, _TAG_BYTES = 12, 16
 
 
 class Encrypted:
-    """Encrypts, by AES-256 in Galois/Counter mode, what the codec `inner` encodes, or, without that, the array itself.
+    """Encrypts, by AES-256 in Galois/Counter mode, the output of the codec `inner`, or the array itself if it is None.
 
     An array is cut into pieces of 1 MiB; each is stored with its nonce before it and its tag behind it. The key never
     leaves this object. Nonces count up, so none repeats. The tag of a piece also authenticates the number, label, dtype
@@ -74,7 +74,7 @@ def _pieces(nbytes: int) -> list[tuple[int, int, int]]:
 
 
 def sealed_bytes(nbytes: int) -> int:
-    """Return the bytes of the encrypted form of `nbytes`."""
+    """Return how many bytes the encrypted form of `nbytes` bytes takes."""
     return nbytes + len(_pieces(nbytes)) * (_NONCE_BYTES + _TAG_BYTES)
 
 

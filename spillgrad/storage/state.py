@@ -62,7 +62,7 @@ class StoreState(TierState[DiskEntry]):
         self._owner = self._watch(owner)
 
     def _watch(self, watched: object) -> "weakref.ref[Any]":
-        """Return a weak reference to an object; when the object is gone, it is posted and the writer is woken."""
+        """Return a weak reference to an object; when the object dies, the reference is posted and the writer woken."""
         self._wakers.append(weakref.ref(watched, self.bell.ring_in_c))  # the newest reference is called first
         return weakref.ref(watched, self.posted.append)
 
@@ -117,7 +117,7 @@ class StoreState(TierState[DiskEntry]):
         self.changed.notify_all()
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Have an I/O thread call `work`; the files of the store stay open until that has ended."""
+        """Have an I/O thread call `work`; the files of the store stay open until `work` has ended."""
         io_threads.submit(work, self._job_ended)  # `_job_ended` needs the lock, so it runs after this
         self._jobs += 1
 
@@ -166,9 +166,9 @@ class StoreState(TierState[DiskEntry]):
         self.counters.shared(entry)
 
     def note_change(self, entry: DiskEntry) -> None:
-        """Record that an array has new values, and give these a new number in files.
+        """Record that an array has new values, and choose the number under which the files will have these values.
 
-        The old place on disk is freed, but files may still know it by the old number.
+        The place of the old values is freed, but the files may still list it under the old number.
         """
         self.free_below(entry)
         self.tier.unwatch(entry)

@@ -51,7 +51,7 @@ class Remote(Protocol):
     nbytes: int
 
     def fetch(self) -> tuple[np.ndarray, Callable[[], None]]:
-        """Begin to copy the array; return the copy, and a function that returns once its bytes are there."""
+        """Begin to copy the array; return the copy, and a function that waits until the copy is complete."""
         ...
 
 
@@ -70,7 +70,7 @@ def nobody() -> None:
 class Handle:
     """Names one stored array; only the store that made the handle can use it.
 
-    The caller of `put` may append to `views`; the file gets the views that are in it when the array is described.
+    The caller of `put` may append to `views`; the file stores the views in this list when the array is described.
     `watcher()` returns the object that counts the changes of the array in memory, or None.
     """
 
@@ -134,9 +134,9 @@ class Store(Protocol):
         """Keep `array` and return its handle, which holds one reference.
 
         With the `key` of a live handle, that handle is returned again, with one more reference. The array itself is
-        kept, not a copy, unless it is read-only, unaligned or not C-contiguous. If the caller may write to the array
-        afterwards, `unchanged` must return False once the caller has. A remote array is copied as soon as there is
-        room, and must not change before that is done. A `persistent` array lives longer than a training step, as
+        kept, not a copy, unless it is read-only, unaligned or not C-contiguous. If the caller may modify the array
+        afterwards, `unchanged` must return False once the array was modified. A remote array is copied as soon as there
+        is room, and must not change before it is copied. A `persistent` array lives longer than a training step, as
         parameters do, and is used in each step.
 
         Raises SpillError if this write or an earlier one failed.
@@ -152,15 +152,15 @@ class Store(Protocol):
         ...
 
     def use(self, handle: Handle) -> None:
-        """Record that a caller uses the array of `handle`, which it holds already. Raises what `get` raises."""
+        """Record that a caller who already holds the array of `handle` uses it again. Raises what `get` raises."""
         ...
 
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
         """Announce that `array`, the array of `handle`, is about to be modified; it stays in RAM until `end_change`.
 
-        Until then, the store does not check whether the array is unchanged; after that, only if the array has no new
-        values. A caller that will overwrite the whole array may give another array of the same shape and dtype, which
-        becomes the array of `handle`.
+        Until then, the store does not check whether the array is unchanged. Afterwards, it does so only if `end_change`
+        got `changed=False`. A caller that will overwrite the whole array may give another array of the same shape and
+        dtype, which becomes the array of `handle`.
 
         Raises what `get` raises.
         """
@@ -176,7 +176,7 @@ class Store(Protocol):
     def replace(self, handle: Handle, array: Remote) -> None:
         """Replace the values of the array of `handle` by those of a remote array of the same shape and dtype.
 
-        The remote array is copied as soon as there is room, and must not change before that is done. Raises what `get`
+        The remote array is copied as soon as there is room, and must not change before it is copied. Raises what `get`
         raises.
         """
         ...
@@ -184,7 +184,7 @@ class Store(Protocol):
     def begin_step(self) -> None:
         """Announce a training step, in which persistent arrays are expected to be used as in the last step.
 
-        A store without persistent arrays begins a step by itself when all its arrays were dropped.
+        A store without persistent arrays begins a step by itself once all its arrays have been dropped.
         """
         ...
 

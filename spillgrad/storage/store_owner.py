@@ -38,12 +38,12 @@ class StoreOwner:
         stacklevel: int = 3,
         **options: Any,
     ) -> None:
-        """Make a store in `directory`; or, if `directory` is another owner, share its store.
+        """Make a store in `directory`; or, if `directory` is another owner, share that owner's store.
 
-        A store made here closes when this object and all handles of the store are gone. `shared` is the name of the
-        function that makes owners whose stores can be shared, and the class of these owners. `who` begins messages, and
-        `stacklevel` says whose line warnings name. Raises ArgumentError if a shared store is given options, or a new
-        one no `ram_budget`.
+        A store made here closes when this object and all handles of the store are gone. `shared` is a pair: the
+        name of the function that makes owners whose stores can be shared, and the class of these owners. Messages begin
+        with `who`; `stacklevel` is that of `warnings.warn`. Raises ArgumentError if a shared store is given options,
+        or if a new store is given no `ram_budget`.
         """
         offload, owners = shared or (None, ())
         if isinstance(directory, owners):

@@ -38,10 +38,10 @@ class TieredStore(Generic[E]):
         raise NotImplementedError
 
     def _note_use(self, entry: E, is_here: bool) -> None:
-        """Called when a caller uses an array that is in the tier (`is_here`) or is being read, with the lock held."""
+        """No-op hook for subclasses: called, with the lock held, at a use; `is_here` unless the array is read."""
 
     def _begin_change(self, entry: E) -> None:
-        """Called when an array is about to be modified, with the lock held."""
+        """No-op hook for subclasses: called, with the lock held, when a caller is about to modify an array."""
 
     def _end_change(self, entry: E, changed: bool) -> None:
         """Let the array of an entry be written and evicted again. Called with the lock held."""
@@ -63,7 +63,7 @@ class TieredStore(Generic[E]):
         return self._state.tier.budget_bytes
 
     def get(self, handle: Handle) -> np.ndarray:
-        """Return the array of `handle`; see `Store.get`. Reads the tier below unless it is here or on its way."""
+        """Return the array of `handle`; see `Store.get`. Reads the tier below unless the array is loaded or loading."""
         state, tier = self._state, self._state.tier
         checked = None
         while True:
@@ -91,7 +91,7 @@ class TieredStore(Generic[E]):
         return array
 
     def _use(self, entry: E, array: np.ndarray | None) -> None:
-        """Record that a caller gets `array`, or begin to load it if it is None. Called with the lock held."""
+        """Record a use of an entry, and begin to load the array if `array` is None. Called with the lock held."""
         self._state.tier.schedule.get(entry)
         if array is None:
             self._begin_load(entry)
@@ -148,7 +148,7 @@ class TieredStore(Generic[E]):
     def watch(self, handle: Handle, array: np.ndarray, watcher: Watcher, instead_of: object) -> Any:
         """Ask `watcher`, before `array` of `handle` is handed out again, whether the array is unchanged.
 
-        Return the watcher of the array: another one if another thread has replaced `instead_of` meanwhile. The store
+        Return `watcher`, or the watcher with which another thread has replaced `instead_of` meanwhile. The store
         holds the watcher as long as it holds the array. If the watcher dies before the array, the store presumes that
         the array changed, and reads its own copy.
         """
@@ -163,7 +163,7 @@ class TieredStore(Generic[E]):
         return present
 
     def drop(self, handle: Handle) -> None:
-        """Release one reference; see `Store.drop`. A handle without references is left alone."""
+        """Release one reference; see `Store.drop`. Does nothing for a handle without references."""
         self._state.posted.append(handle)
         self._state.try_drain_posts()
 

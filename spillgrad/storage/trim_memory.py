@@ -13,7 +13,7 @@ _next_trim_s = 0.0
 
 
 def trim_soon() -> None:
-    """Have an I/O thread give memory back if it is scarce, unless a thread checked just before.
+    """Have an I/O thread give malloc's free memory back if memory is scarce, unless a thread checked just before.
 
     It takes no lock, because finalizers call it too. Two threads that call it at the same time may both start a check.
     """

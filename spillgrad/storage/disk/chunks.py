@@ -20,14 +20,14 @@ Piece = tuple[int, int, int]  # offset in the file, offset in the array's bytes,
 
 
 def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the chunk shape of an uncompressed array: the whole array, or from 4 GiB on contiguous whole rows."""
+    """Return the chunk shape of an uncompressed array: the whole array, or, from 4 GiB on, consecutive whole rows."""
     if not math.prod(shape):
         return (1,) * len(shape)
     return _rows(shape, itemsize, _MAX_CHUNK_BYTES)
 
 
 def compressed_chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the chunk shape of a compressed array: blocks of whole consecutive rows, of at most 256 KiB."""
+    """Return the chunk shape of a compressed array: consecutive whole rows, of at most 256 KiB altogether."""
     return _rows(shape, itemsize, _COMPRESSED_BYTES)
 
 
@@ -35,7 +35,11 @@ def compressed_chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, 
 def compressed_chunks(
     shape: tuple[int, ...], itemsize: int
 ) -> tuple[tuple[int, ...], dict[tuple[int, ...], tuple[int, int]]]:
-    """Return the chunk shape of a compressed array, and its chunks: {offset: (first element, number of elements)}."""
+    """Return the chunk shape of a compressed array, and a dict of its chunks.
+
+    A key is the tuple of indices, one for each axis, of the first element of a chunk. The value is (flat index of that
+    element, number of elements in the chunk).
+    """
     chunk = compressed_chunk_shape(shape, itemsize)
     axis = next(i for i in range(len(shape)) if chunk[i] > 1 or i == len(shape) - 1)
     rows, row = chunk[axis], math.prod(shape[axis + 1 :])
@@ -50,7 +54,7 @@ def compressed_chunks(
 
 
 def _rows(shape: tuple[int, ...], itemsize: int, most_bytes: int) -> tuple[int, ...]:
-    """Return the shape of blocks of at most `most_bytes`: whole rows of the first axis whose rows are that short."""
+    """Return the shape of a block of whole rows, of at most `most_bytes`, along the first axis with rows that small."""
     axis = next(i for i in range(len(shape)) if math.prod(shape[i + 1 :]) * itemsize <= most_bytes)
     most_rows = most_bytes // (math.prod(shape[axis + 1 :]) * itemsize)
     parts = -(-shape[axis] // most_rows)

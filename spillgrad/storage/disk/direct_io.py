@@ -42,7 +42,7 @@ class Speeds(NamedTuple):
 
     @property
     def direct_io_pays(self) -> bool:
-        """Whether direct I/O takes less processor time than the page cache, on a disk that is not too slow for it."""
+        """Whether direct I/O takes less processor time than the page cache, and is less than 20 times slower."""
         if self.cached is None or self.direct is None:
             return False
         is_fast_enough = self.direct.seconds(1) < _SLOWEST * self.cached.seconds(1)
@@ -90,7 +90,7 @@ _SLOW_STEPS = 2
 
 
 def is_awaited(device: int) -> bool:
-    """Return whether the page cache is to replace direct I/O on a device, as steps in succession waited for it."""
+    """Return whether to use the page cache on a device, because successive steps waited for direct I/O."""
     return _slow_steps[device] >= _SLOW_STEPS
 
 

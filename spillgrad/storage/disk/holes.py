@@ -11,7 +11,7 @@ _NOT_HERE = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def hole_bytes(descriptor: int, start: int, stop: int) -> int:
-    """Return how many of bytes `start:stop` are in holes; if the file system reports none, those past the end."""
+    """Return how many of the bytes `start:stop` lie in holes that the file system reports, or past the file's end."""
     found = 0
     while start < stop:
         try:

@@ -17,11 +17,11 @@ _COPIED_BYTES = 2 << 20
 class PayloadFile:
     """Reads and writes the bytes of arrays in a file, through the page cache, or past it if `direct`.
 
-    Direct I/O (O_DIRECT) takes a third of the processor time, but moves only whole pages, to and from page-aligned
-    addresses. A large array that is not page-aligned, because another library allocated it, is copied to a buffer and
-    written from there. Each writing thread has one such buffer, which no budget counts. Small arrays, the last partial
-    page of other arrays, and everything on a file system without direct I/O go through the page cache, which the kernel
-    keeps consistent with the file. Any thread may read and write.
+    Direct I/O (O_DIRECT) takes a third of the page cache's processor time, but moves only whole pages, to and from
+    page-aligned addresses. A large array that is not page-aligned, because another library allocated it, is written
+    from a buffer, to which it is copied first. Each writing thread has one such buffer, which no budget counts. Small
+    arrays, the last partial page of other arrays, and everything on a file system without direct I/O go through the
+    page cache, which the kernel keeps consistent with the file. Any thread may read and write.
     """
 
     def __init__(self, path: str, descriptor: int, direct: bool) -> None:
@@ -54,9 +54,9 @@ class PayloadFile:
             self._move(os.pwritev, buffer[: piece.size], file_offset + done, cached)
 
     def read(self, array: np.ndarray, start: int, nbytes: int, file_offset: int, cached: bool = False) -> int:
-        """Fill bytes `start:start + nbytes` of a C-contiguous array from `file_offset`; return how many were read.
+        """Fill bytes `start:start + nbytes` of a C-contiguous array from `file_offset`; return how many bytes it read.
 
-        These are fewer than `nbytes` only if the file ends. With `cached`, they go through the page cache. Raises
+        The result is below `nbytes` only if the file ends. With `cached`, the bytes go through the page cache. Raises
         OSError if the read fails.
         """
         return self._move(os.preadv, array.reshape(-1).view(np.uint8)[start : start + nbytes], file_offset, cached)
@@ -85,7 +85,7 @@ def _is_at_page(payload: np.ndarray) -> bool:
 
 
 def _move_pages(call: Callable[..., int], direct: int, view: memoryview, place: int) -> int:
-    """Move the whole pages of a page-aligned `view`; return the bytes moved, 0 if the file wants larger blocks."""
+    """Have `call` move the whole pages of a page-aligned `view`; return the bytes moved, 0 if blocks must be larger."""
     whole = len(view) // PAGE_BYTES * PAGE_BYTES
     try:
         return call(direct, [view[:whole]], place) if whole else 0

@@ -1,4 +1,4 @@
-"""A segment: an HDF5 file of arrays. HDF5 assigns each array a place; its bytes are read and written without HDF5.
+"""A segment: an HDF5 file of arrays. HDF5 assigns places to arrays; their bytes are read and written without HDF5.
 
 `FORMAT.md` describes the file.
 """
@@ -78,7 +78,7 @@ class Extent:
 
     @property
     def where(self) -> tuple[Any, ...]:
-        """The values for `events.Place` from `segment` on; `dataset` is the dataset's name after the next flush."""
+        """The fields of `events.Place` from `segment` on; `dataset` is the dataset's name after the next flush."""
         about = self.encoding or self
         place = (
             self.segment.name,
@@ -146,8 +146,7 @@ class Segment:
     methods, except `disk_bytes`, which any thread may call. Any thread may write and read an extent until the extent is
     freed.
 
-    Once a write fails, no arrays are added any more: HDF5 would assign the place that could not be written again and
-    again.
+    Once a write fails, no more arrays are added: HDF5 would keep assigning the place that could not be written.
     """
 
     def __init__(self, path: str, capacity_bytes: int, *, direct_io: bool, checksums: bool) -> None:
@@ -194,7 +193,7 @@ class Segment:
     def place(
         self, array: np.ndarray, sequence: int, label: Label, views: list[View], encoding: Encoding | None = None
     ) -> Extent:
-        """Create a dataset for a C-contiguous array, and return its place; `Extent.write` then stores the bytes.
+        """Create a dataset for a C-contiguous array, and return its extent; then `Extent.write` writes the array there.
 
         With an `encoding`, `array` is the encoded form. Raises OSError if the structure of the file cannot be written.
         """
@@ -219,7 +218,7 @@ class Segment:
     def place_again(
         self, extent: Extent, sequence: int, label: Label, views: list[View], encoding: Encoding | None = None
     ) -> Extent:
-        """Reuse the place of a freed array, which was never described, for an array of the same shape and dtype."""
+        """Reuse the place of a freed array, whose dataset has no attribute, for one of the same shape and dtype."""
         for extents in (self._undescribed, self._live):
             extents.discard(extent)
         extent = dataclasses.replace(
@@ -242,9 +241,9 @@ class Segment:
                 self._file.unlink(extent.dataset.encode())
 
     def flush(self) -> None:
-        """Describe all arrays and write HDF5's structure out, so that plain h5py finds every dataset.
+        """Write the descriptions of all arrays, and HDF5's structure, to the file. Then plain h5py finds every dataset.
 
-        No write may be under way. Raises OSError if the structure could not be written, now or earlier.
+        No write of an array may be under way. Raises OSError if the structure could not be written, now or earlier.
         """
         if not self.broken:
             with self._structural_change():
@@ -255,7 +254,7 @@ class Segment:
             raise OSError(f"the structure of {self.path} could not be written") from self._structure.error
 
     def describe_one(self) -> bool:
-        """Describe one array, as `flush` does for all; return False if there is none. Writes may be under way."""
+        """Describe one written array, as `flush` does; return False if there is none. Writes may be under way."""
         written = next((extent for extent in self._undescribed if extent.written), None)
         if written is None or self.broken:
             return False
@@ -268,7 +267,7 @@ class Segment:
         return os.fstat(self._fd).st_blocks * 512
 
     def hole_bytes(self, extent: Extent) -> int:
-        """Return how many bytes of disk a write to `extent` will allocate. Raises OSError if the system cannot tell."""
+        """Return how many bytes of `extent` are in holes, which a write fills. Raises OSError if lseek fails."""
         return sum(hole_bytes(self._fd, start, start + nbytes) for start, _, nbytes in extent.pieces)
 
     def punch_holes(self) -> None:
@@ -314,7 +313,7 @@ class Segment:
 
     @contextlib.contextmanager
     def _structural_change(self) -> Iterator[None]:
-        """Context manager: record that HDF5 failed; raise OSError if its reads or writes of structure failed."""
+        """Context manager: record an error that HDF5 raises; raise OSError if I/O of the structure failed."""
         try:
             yield
         except BaseException:
@@ -324,7 +323,7 @@ class Segment:
             raise OSError(*self._structure.error.args) from self._structure.error
 
     def _describe(self, extent: Extent) -> None:
-        """Attach the description of an array as one JSON attribute, as each attribute costs 30 to 45 microseconds."""
+        """Describe an array in one JSON attribute of its dataset, as each attribute costs 30 to 45 microseconds."""
         self._undescribed.discard(extent)
         if extent.dataset != _dataset_name(extent.sequence):  # another array had the place before
             name = _dataset_name(extent.sequence)
@@ -428,9 +427,9 @@ def _abandon_parents() -> None:
 def abandon_at_exit() -> None:
     """Register functions that close the open files when the process ends, and in every forked child.
 
-    Functions registered last run first, so h5py is loaded, and registers its own, before. At exit, h5py removes what
-    the closing of files needs. Before a fork, h5py takes its lock; a thread that opens a file may wait for that lock
-    while it holds `_opening`.
+    First loads h5py, which registers its own functions: those registered last run first. At exit, h5py removes what
+    is needed to close files. Before a fork, h5py takes its lock; a thread that holds `_opening` to open a file may wait
+    for that lock, so `_opening` must be taken first.
     """
     hdf5.load()
     atexit.register(_abandon_all)

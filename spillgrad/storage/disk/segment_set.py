@@ -30,11 +30,11 @@ _Form = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 class SegmentSet:
-    """Segments of bounded size. Each array goes to the first with room, to reuse freed space before a file grows.
+    """Segments of bounded size. Each array goes to the first segment with room, to reuse space before a file grows.
 
-    A training step stores the same arrays as the last step, and HDF5 takes 200 microseconds to give up a place and make
-    another. So the place of a freed array is kept for an array of the same shape and dtype. When an array fits none of
-    the kept places, all of them are given up, so that files do not grow.
+    Each training step stores the same arrays, and HDF5 takes 200 microseconds to give up a place and make another. So
+    the place of a freed array is kept for an array of the same shape and dtype. When an array fits none of the kept
+    places, all of them are given up, so that files do not grow.
 
     Only the owner thread calls the methods, except `measure`, `disk_usage`, `goes_through_cache` and `note_step`. A
     lock guards the counters `disk_bytes` and `peak_disk_bytes`. `device` is the number of the device that `directory`
@@ -88,7 +88,7 @@ class SegmentSet:
             self.measure(segment)
 
     def _make_way(self, nbytes: int) -> None:
-        """Punch holes if `nbytes` more would make the files over 5 % larger than the most bytes that were live."""
+        """Punch holes if `nbytes` more would make the files over 5 % larger than the most bytes that were ever live."""
         live_bytes = sum(segment.live_bytes for segment in self._segments)
         self._needed_bytes = max(self._needed_bytes, live_bytes)
         if nbytes and self.disk_bytes + nbytes > self._needed_bytes * _MOST_DISK:
@@ -122,17 +122,14 @@ class SegmentSet:
             self.measure(segment)
 
     def flush(self) -> None:
-        """Write the structure of every segment to its file.
-
-        Raises OSError if the structure could not be written.
-        """
+        """Write the descriptions and structure of every segment to its file. Raises OSError if that fails."""
         self._free_waiting()
         for segment in self._segments:
             segment.flush()
             self.measure(segment)
 
     def describe_one(self) -> bool:
-        """Describe one array, as `flush` does for all; return False if there is none. Writes may be under way."""
+        """Describe one written array, as `flush` does; return False if there is none. Writes may be under way."""
         self._free_waiting()
         return any(segment.describe_one() for segment in self._segments)
 
@@ -140,7 +137,7 @@ class SegmentSet:
         """Return whether to write an array through the page cache although its file is open for direct I/O.
 
         A large array that does not fit the budget (not `fitting`) goes through the page cache, if that has room,
-        because callers wait for both its write and its read. All arrays do once steps waited for direct I/O.
+        because callers wait for both its write and its read. Once steps waited for direct I/O, all arrays do.
         """
         if not (self._may_choose and self._direct_io):
             return False
@@ -217,6 +214,6 @@ class SegmentSet:
 
 
 def _cache_room_bytes() -> float:
-    """Return by how many bytes the page cache may grow; in a control group with little memory these are few."""
+    """Return by how many bytes the page cache may grow: few in a cgroup with little memory, infinity if unknown."""
     system = system_memory()
     return math.inf if system is None else system.available_bytes - system.total_bytes * _LEFT_SHARE

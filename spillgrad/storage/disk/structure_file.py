@@ -33,7 +33,7 @@ class StructureFile:
 
     @contextlib.contextmanager
     def written_elsewhere(self, payload: np.ndarray) -> Iterator[None]:
-        """Context manager: HDF5 only assigns places to the bytes of `payload`, and does not write them."""
+        """Context manager: HDF5 assigns places to the bytes of `payload`, but its writes of these bytes are ignored."""
         start = payload.__array_interface__["data"][0]
         self._elsewhere = range(start, start + payload.nbytes)
         try:
@@ -94,7 +94,7 @@ class StructureFile:
             self._fail(error)
 
     def flush(self) -> None:
-        """Do nothing: nothing is buffered here."""
+        """Do nothing: this object has no buffer."""
 
     def _note(self, start: int, stop: int) -> None:
         if stop > len(self.pages) * PAGE_BYTES:

@@ -93,7 +93,7 @@ class Place(ArrayEvent, tag="place", gc=False):
 
 
 class Write(Place, tag="write", gc=False):
-    """An array was written. The line has its bytes and origin if the array was freed meanwhile."""
+    """An array was written. If the array was freed meanwhile, the line also has the array's bytes and origin."""
 
     took: Seconds = 0.0
     bytes: Count | UnsetType = UNSET
@@ -104,7 +104,7 @@ class Write(Place, tag="write", gc=False):
 
 
 class ToldEvent(ArrayEvent, gc=False):
-    """An event of one array. The line has its bytes and origin if the array was freed meanwhile."""
+    """An event of one array. If the array was freed meanwhile, the line also has the array's bytes and origin."""
 
     bytes: Count | UnsetType = UNSET
     module: Name | UnsetType = UNSET
@@ -121,7 +121,7 @@ class Read(ToldEvent, tag="read", gc=False):
 
 
 class Shrink(ToldEvent, tag="shrink", gc=False):
-    """The bytes of a sample of an array, before and after lossless compression."""
+    """The bytes of a sample of an array, before (`sampled`) and after (`shrunk`) lossless compression."""
 
     sampled: Count = 0
     shrunk: Count = 0
@@ -216,7 +216,7 @@ OriginSums = tuple[
 
 
 class Sums(msgspec.Struct):
-    """Sums of all earlier events; `live` has number, bytes, index into `origins` and training step of each array."""
+    """Sums of all earlier events; `live` has (number, bytes, index into `origins`, training step) of live arrays."""
 
     stats: Stats
     kept: Count

@@ -51,7 +51,7 @@ def is_journal(path: Path) -> bool:
 def is_of(directory: Path, run: object) -> bool:
     """Return whether the journal that a run's directory links to belongs to that run.
 
-    `run` is from the journal's head. Another run may have replaced a kept journal since.
+    `run` is "run" in the journal's head. Another run may have replaced a kept journal since the link was made.
     """
     if run is None or not os.path.islink(directory / JOURNAL_NAME):
         return True
@@ -59,7 +59,7 @@ def is_of(directory: Path, run: object) -> bool:
 
 
 def has_others_beside(path: Path) -> bool:
-    """Return whether the file at the old path of a journal belongs to another run, by the first lines of both files.
+    """Return whether the file at a journal's old path is another run's: the first lines of the two files differ.
 
     This is so if, for example, a user renamed the journal before the next run. Such a file stays.
     """
@@ -123,7 +123,7 @@ def claim(path: Path) -> int:
 
 
 def _is_written(path: Path) -> bool:
-    """Return whether a live run writes a journal. While a run begins its next file, it may have only the old one."""
+    """Return whether a live run has locked a file. A run that begins its next file may have only the old file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -56,7 +56,7 @@ _FAILURES_MAX = 100
 
 
 class Summary(NamedTuple):
-    """The waiting lines; number and place on disk of each array; and the sums of all events until now."""
+    """The waiting lines; (number, `Extent.where`) of each array on disk; and the sums of all events so far."""
 
     lines: "list[Line]"
     places: list[tuple[int, tuple[Any, ...]]]
@@ -67,8 +67,8 @@ class Journal:
     """Collects events without a lock; one thread, the store's writer, writes them.
 
     Stores do not depend on the journal: lines that the disk refuses are lost. A `lost` line says so at once, in disk
-    space that was reserved for it, because arrays may be in other places from then on. Once the disk takes lines again,
-    or at the end, the journal gets the reasons of failed writes, and the sums of all events.
+    space that was reserved for it: from then on, arrays may be elsewhere than the journal says. Once the disk takes
+    lines again, or at the end, the journal gets the reasons of failed writes, and the sums of all events.
 
     The journal is in the run's directory and is removed with it; or it is at `keep`, where it stays, and the directory
     has a link to it.
@@ -113,7 +113,7 @@ class Journal:
             self._keep(directory)
 
     def ask(self, sample: "Callable[[], events.Event]", summary: Callable[[collections.deque[Any]], Summary]) -> None:
-        """Set two functions: `sample` returns the bytes held now, `summary` a `Summary`, given the waiting lines."""
+        """Set two functions: `sample` returns the bytes held now; `summary` takes waiting lines into a `Summary`."""
         self._sample, self._summary = sample, summary
         self._sampled_s = self._sample_at = 0.0
 
@@ -145,7 +145,7 @@ class Journal:
 
     @property
     def waits(self) -> bool:
-        """Whether a line waits or is being written. The order matters: `write` sets the flag before it takes lines."""
+        """Whether a line waits or is being written. Asks in this order: `write` sets its flag before it takes lines."""
         return bool(self._lines) or self._is_writing
 
     @property
@@ -155,12 +155,12 @@ class Journal:
 
     @property
     def is_behind(self) -> bool:
-        """Whether to write now: many lines wait, or one waits long, a thread wants it, or `write_soon` was called."""
+        """Whether to write now: many lines wait, a line waits long, or `wanted` or `write_soon` was called."""
         waited_s = time.perf_counter() - self._written_s if self._lines else 0.0
         return len(self._lines) >= _BATCH or waited_s > _BUSY_WRITE_EVERY_S or bool(self._wanted) or self._is_wanted
 
     def wanted(self) -> threading.Event:
-        """Ask for the waiting lines to be written; return the event that is set once they are."""
+        """Ask for the waiting lines to be written; return an event that is set once the disk took or refused them."""
         written = threading.Event()
         self._wanted.append(written)
         return written
@@ -198,7 +198,7 @@ class Journal:
         self.close()
 
     def _end_in_short(self) -> None:
-        """Write an end without totals to a full disk: the last block may have room for that, and for some failures."""
+        """Write an `end` line without totals to a full disk: the file's last block may hold it, and some failures."""
         self._sample_at = math.inf
         self._lost -= 1  # the end is added again
         for failures in (_FAILURES_MAX, 1, 0):
@@ -278,7 +278,7 @@ class Journal:
             self._summary_is_due = False
 
     def _refused(self, lines: "Sequence[Line]") -> None:
-        """Keep the last failures until the disk takes lines again; count the others, and write that number if possible.
+        """Keep the last `fail` lines for the next write; count the other lines, and write that number if possible.
 
         The number tells readers that arrays may no longer be where earlier lines say.
         """
@@ -311,7 +311,7 @@ class Journal:
         return round(time.perf_counter() - self._began_s, 6)
 
     def _begin_next_file(self) -> bool:
-        """Begin the next file because this one is full; return False if another store took the path."""
+        """Begin the next file, as this one is full; return False if another store took the path: the journal ends."""
         try:
             is_ours = os.path.samestat(os.fstat(cast(int, self._fd)), os.stat(self._path))
         except FileNotFoundError:
@@ -384,7 +384,7 @@ def _encode(lines: "Iterable[Line]") -> bytes:
 
 
 def _append(fd: int, data: bytes, size: int) -> int:
-    """Append `data`, or nothing, to a file of `size` bytes; return the new size. Raises OSError if the disk refuses."""
+    """Append to a file of `size` bytes; return its new size. If the disk refuses, append nothing and raise OSError."""
     left = memoryview(data)
     try:
         while left:

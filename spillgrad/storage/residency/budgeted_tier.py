@@ -86,7 +86,7 @@ class BudgetedTier(Generic[E]):
         self._move(entry, CALLERS)
 
     def remove(self, entry: E) -> None:
-        """Let go of an entry that was dropped or lost. If it is being written or read, the end of that does so."""
+        """Let go of an entry that was dropped or lost; if it is being written or read, the end of that does it."""
         if entry.residence is CHANGING:
             self.pinned_bytes -= entry.nbytes
         if not entry.is_writing and entry.residence is not LOADING:
@@ -217,8 +217,8 @@ class BudgetedTier(Generic[E]):
     def hand_out(self, entry: E) -> None:
         """Record that a caller gets the array of an entry, which is in this tier.
 
-        If the store made the array and can read it again, the store gives up its own reference, so that only the caller
-        holds the array; but not if the schedule expects another use.
+        If the store made the array, can read it again, and expects no further use, the store gives up its own
+        reference. Then only callers hold the array.
         """
         if entry.residence is not BOTH or entry.lease is None or self._is_needed_again(entry):
             return
@@ -252,8 +252,8 @@ class BudgetedTier(Generic[E]):
     def make_room(self, nbytes: int, for_rank: int | None = None) -> bool:
         """Evict clean arrays until `nbytes` more fit; return whether they do.
 
-        For a prefetch, `for_rank` is the rank of the array to be read. Then only arrays that were used already or are
-        needed later are evicted; or, if a plan is known, only arrays that were used already or must spill.
+        For a prefetch, `for_rank` is the rank of the array to be read. Then an array is evicted only if it was used
+        already, or if it is needed later than that array. If a plan reserves room: only if it was used or must spill.
         """
         self.drop_dead()
         while self.used_bytes + nbytes > self.budget_bytes:
@@ -287,7 +287,7 @@ class BudgetedTier(Generic[E]):
                     self._move(entry, BELOW)
 
     def _release(self, entry: E, is_counted: bool = True) -> None:
-        """Give up the store's own reference to an array; one that the store made counts while callers hold it."""
+        """Give up the store's reference to an array; if the store made the array, it counts while callers hold it."""
         if entry.array is not None:
             lease = entry.lease
             if lease is None and is_counted:
@@ -315,7 +315,7 @@ class BudgetedTier(Generic[E]):
         return is_expected and entry.references > 0 and self.used_bytes <= self.budget_bytes
 
     def _needed_last(self) -> E | None:
-        """Return the clean entry needed last (Belady's rule): one that was used already, else the first to spill."""
+        """Return the clean entry needed last (Belady's rule): one used already, if any, else the first to spill."""
         cursor = self.schedule.cursor
         used = None if cursor is None else self.clean.at_or_above(cursor)
         return used or self.clean.first_to_spill()

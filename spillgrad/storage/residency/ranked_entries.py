@@ -53,7 +53,7 @@ class RankedEntries(Generic[E]):
         return bool(self._must_spill)
 
     def first_to_spill(self) -> E | None:
-        """Return the entry of the lowest rank of those that must spill, or else of all; None if there is none."""
+        """Return the entry of the lowest rank: of those that must spill, or, if none must, of all; None if empty."""
         ranks = self._must_spill or self._ranks
         return self._entries[ranks[0]] if ranks else None
 

@@ -36,7 +36,7 @@ class Schedule:
     """
 
     def __init__(self, tier: str, budget_bytes: int, rerank: Rerank, reserves: bool = True) -> None:
-        """Rank arrays for a tier of that name and budget; call `rerank` to give new ranks to arrays that have one.
+        """Rank the arrays of the tiers named `tier`; call `rerank` with (entry, new rank) pairs to change ranks.
 
         With `reserves`, no array that the plan keeps until its next use is evicted for a prefetched array. Otherwise
         any array that is needed later than a prefetched array may be evicted for it.
@@ -109,7 +109,7 @@ class Schedule:
 
     @property
     def reserves_room(self) -> bool:
-        """Whether a plan says which arrays stay until they are used."""
+        """Whether a plan says which arrays stay until they are used, and prefetches may not evict these."""
         return self._reserves and self.follows_plan
 
     @property
@@ -122,7 +122,7 @@ class Schedule:
         return self._plan is not None and self._reserves and self._plan.must_spill(rank, self.budget_bytes)
 
     def is_near(self, entry: Entry) -> bool:
-        """Whether an array is needed so soon that it may be prefetched; True without a plan."""
+        """Whether an array is needed so soon that it may be prefetched; True without a plan or without `reserves`."""
         return (
             self._plan is None
             or not self._reserves

@@ -22,10 +22,10 @@ Happened = tuple[str, int, int]
 
 
 class _Within(NamedTuple):
-    """What a plan misses within a budget, once the step has repeated.
+    """Which uses of a plan must read the disk, within a budget, once the step has repeated.
 
-    `missed` holds the uses whose array is on disk only, `missed_bytes` the sum of the bytes of such uses before each
-    use, and `prefetch_bytes` is the room for prefetched arrays beside the arrays that stay.
+    `missed` holds the positions of these uses. `missed_bytes` has, for each use, the sum of the bytes of the missed
+    uses before it. `prefetch_bytes` is the room for prefetched arrays beside the arrays that stay.
     """
 
     missed: frozenset[int]

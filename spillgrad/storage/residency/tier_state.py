@@ -147,17 +147,17 @@ class TierState(Generic[E]):
         raise NotImplementedError
 
     def _entered(self, entry: E) -> None:
-        """Called when an entry was added."""
+        """No-op hook for subclasses: called after an entry was added."""
 
     def _shared(self, entry: E) -> None:
-        """Called when an array was put that has an entry already."""
+        """No-op hook for subclasses: called when an array is put that has an entry already."""
 
     def _freed(self, entry: E) -> None:
-        """Called when an entry has lost its last reference, while its array is still held."""
+        """No-op hook for subclasses: called when an entry lost its last reference, before its array is released."""
 
     def _begin_step(self) -> None:
-        """Called before the first array of a step is added."""
+        """No-op hook for subclasses: called before the first array of a step, persistent arrays aside, is added."""
 
     def _end_step(self) -> None:
-        """Called when the last array of a step is gone."""
+        """Tell the schedule that a step's last array, persistent arrays aside, is gone. Subclasses may extend this."""
         self.tier.schedule.pass_last()

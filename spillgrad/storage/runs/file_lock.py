@@ -1,11 +1,12 @@
-"""Locks of open files: a lock ends when the last descriptor of its open file is closed, at the latest with its process.
+"""Lock files with open file description (OFD) locks, or, if the kernel has none, with POSIX record locks.
 
-A forked child inherits its parent's descriptors. It closes the descriptors of files that may be locked, so that no lock
-outlives the parent.
+An OFD lock ends when the last descriptor of its open file description is closed. A forked child inherits descriptors of
+the same description. So a fork handler of this module closes, in the child, every descriptor from `open_file`; then the
+lock ends at the latest with the parent.
 
-A kernel without such locks (Linux before 3.15, gVisor) has locks of processes. They exclude other processes in the same
-way, and the two kinds exclude each other. But a lock of a process does not exclude that process, which loses the lock
-as soon as it closes any descriptor of the file.
+Linux before 3.15 and gVisor have only POSIX record locks. Locks of both kinds exclude other processes and each other.
+But a POSIX record lock does not exclude its own process, which loses the lock as soon as it closes any descriptor of
+the file.
 """
 
 import errno
@@ -47,10 +48,10 @@ def close(fd: int) -> None:
 
 
 def lock(fd: int, *, required: bool = False) -> bool:
-    """Lock a file that `open_file` opened to write; return False if it is locked already, also by this process.
+    """Lock a file that `open_file` opened for writing; return False if it is locked already.
 
-    On a file system without locks, returns True, or, if the lock is `required`, raises OSError. Raises OSError for any
-    other failure.
+    An OFD lock of this process counts, too. On a file system without locks, returns True, or raises OSError if the lock
+    is `required`. Raises OSError for any other failure.
     """
     try:
         _ask(fd, fcntl.F_OFD_SETLK, fcntl.F_SETLK)
@@ -63,7 +64,7 @@ def lock(fd: int, *, required: bool = False) -> bool:
 
 
 def is_locked(fd: int) -> bool:
-    """Return whether an open file is locked. This asks for the lock, but never takes it."""
+    """Return whether an open file is locked; False on a file system without locks. Never takes the lock."""
     try:
         kind: int = struct.unpack(_FLOCK, _ask(fd, fcntl.F_OFD_GETLK, fcntl.F_GETLK))[0]
     except OSError:  # a file system without locks
@@ -72,7 +73,7 @@ def is_locked(fd: int) -> bool:
 
 
 def _ask(fd: int, of_file: int, of_process: int) -> bytes:
-    """Call fcntl with `of_file`, a command for locks of open files; on kernels without these, with `of_process`."""
+    """Call fcntl with `of_file`, an OFD lock command; if the kernel lacks it, call with the POSIX one, `of_process`."""
     try:
         return fcntl.fcntl(fd, of_file, _EXCLUSIVE)
     except OSError as error:

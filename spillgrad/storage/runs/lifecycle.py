@@ -26,7 +26,7 @@ class Lifecycle:
     """Runs the writer's thread, and ends a store exactly once: releases its arrays, then removes its files.
 
     The thread ends the store as its last act; if the thread died, the caller of `close` does. Files are closed only
-    when no thread reads or writes them, because other files may get their descriptors afterwards.
+    when no thread reads or writes them, because files opened later may get the same descriptors.
     """
 
     def __init__(self, state: StoreState, segments: SegmentSet, run: RunDirectory) -> None:
@@ -54,7 +54,7 @@ class Lifecycle:
         self._thread = thread
 
     def _work(self, loop: Callable[[], None]) -> None:
-        """Run `loop`, then end the store. If that raises, make the store unusable, so that no thread waits."""
+        """Run `loop`, then end the store. If either raises, make the store unusable: then no thread waits for it."""
         own_threads.add(threading.get_ident())
         try:
             loop()

@@ -1,4 +1,4 @@
-"""The directory of one run, and the lock that tells a live run's files from a dead one's."""
+"""The directory of one run, and the lock that tells a live run's files from a dead run's."""
 
 import contextlib
 import errno
@@ -84,10 +84,10 @@ def default_directory() -> Path:
 
 
 class RunDirectory:
-    """`<directory>/run-<random>`, readable by its owner only, locked while its process lives.
+    """`<directory>/run-<random>`, readable by its owner only, locked while the process that made it lives.
 
-    The lock ends with the process, and a forked child gives up its copy of the lock. A process number could not replace
-    the lock: another process may get the same number later.
+    The lock ends with that process: a forked child closes its descriptor of the lock file. A process number could not
+    replace the lock: another process may get the same number later.
     """
 
     def __init__(self, directory: Path, remove_parent: bool = False) -> None:
@@ -164,7 +164,7 @@ class RunDirectory:
 
 
 def open_run(run: Path) -> int:
-    """Open a run's directory, also for use after it is moved. Raises OSError, also if `run` is a symbolic link."""
+    """Return a descriptor of a run's directory, valid even after a move. Raises OSError, also for a symbolic link."""
     return os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class Bell:
-    """Lets one thread sleep until the bell is rung, or was rung since the thread last woke.
+    """Lets one thread sleep until the bell is rung; a ring while the thread was awake ends its next sleep at once.
 
     `ring` takes no lock, so a finalizer may call it in the middle of any locked section, where a condition variable
     deadlocks. The only state is the rings themselves, so nothing that interrupts `ring` can make later rings go
@@ -24,7 +24,7 @@ class Bell:
             self._rings.put(None)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Sleep until rung; return False when `timeout_s` passed instead."""
+        """Sleep until the bell is rung, and return True; return False if `timeout_s` passes first."""
         try:
             self._rings.get(timeout=timeout_s)
         except queue.Empty:

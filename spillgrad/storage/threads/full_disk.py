@@ -31,7 +31,7 @@ class FullDisk:
         return time.monotonic() < self._paused_until_s
 
     def answer_failures(self) -> None:
-        """If writes failed, keep arrays in RAM for a while, if that is allowed; else raise the first error, once."""
+        """If writes failed, keep arrays in RAM for a while if `on_full` allows it; else raise the first error once."""
         state = self._state
         if state.failures and self.keep_in_ram(next(iter(state.failures.values()))):
             state.failures.clear()

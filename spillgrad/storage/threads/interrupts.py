@@ -88,7 +88,8 @@ def _come_again(main_thread: int, number: int, postponing: _Postponing) -> None:
 def _may_be_left(frame: FrameType | None, is_patient: bool) -> bool:
     """Return whether a handler may run now, while the main thread is in `frame`.
 
-    It may if the thread waits there, or is in no code that must finish. Finalizers must finish only while `is_patient`.
+    It may if the thread waits there for another thread, or is in no code that must finish. The code of a finalizer must
+    finish only while `is_patient`.
     """
     waits = frame is not None and _waits(frame)
     is_in_store = False

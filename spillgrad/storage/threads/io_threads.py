@@ -19,7 +19,7 @@ _started = False
 
 
 def submit(work: Callable[[], None], ended: Callable[[SpillError | None], None]) -> None:
-    """Have an I/O thread call `work` after earlier submissions, then `ended` with the error of `work`, or with None."""
+    """Have an I/O thread call `work`, after earlier submissions, then call `ended` with the error of `work` or None."""
     global _started
     if not _started:
         with _starting:

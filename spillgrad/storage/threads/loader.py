@@ -32,7 +32,7 @@ class Loader:
         self.begin_read(entry, pinned)
 
     def end(self, entry: DiskEntry, array: np.ndarray | None, began_s: float, handed_out: bool) -> None:
-        """End a read for a caller (`handed_out`) or a prefetch: count `array`, not its room; None if it failed."""
+        """End a read for a caller (`handed_out`) or a prefetch: count `array`, not its room; None: the read failed."""
         if array is not None:
             self._state.counters.read(entry, began_s, prefetched=not handed_out)
         self._state.tier.end_load(entry, array, handed_out)
@@ -70,7 +70,7 @@ class Loader:
         return array
 
     def prefetch(self, entry: DiskEntry) -> None:
-        """Read an entry, after `begin`, before it is asked for. Called without the lock, in an I/O thread."""
+        """Read an entry, after `begin`, before a caller asks for it. Called without the lock, in an I/O thread."""
         array = None
         started = time.perf_counter()
         try:

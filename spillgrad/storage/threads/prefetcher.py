@@ -33,7 +33,7 @@ class Prefetcher:
         self.start_loads()
 
     def start_loads(self) -> None:
-        """Have I/O threads load what fits. Sets `load_waits` if an array waits for room: then call this again."""
+        """Have I/O threads load what fits. Sets `load_waits` if an array waits: call this again once there is room."""
         state = self._state
         while self._loading < _LOADING_MAX:
             entry = self._next()

@@ -18,8 +18,8 @@ class StoreLock(ForkSafeLock):  # type: ignore[misc]  # as there
     """A lock that raises SpillError if the thread already holds this lock, or the lock of another store.
 
     A finalizer that the garbage collector runs, or a signal handler, may run between any two lines, while its thread is
-    in the middle of a change of a store. If it waited for a lock there, the thread would wait for itself, or for a
-    thread that waits for this one.
+    in the middle of a change of a store. If it waited for a lock there, its thread would wait for itself, or for a
+    thread that waits for its thread.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ def _is_any_mine() -> bool:
 
 
 def interrupted_error() -> SpillError:
-    """Return the error for a store that is used where its thread must not wait."""
+    """Return the error for the use of a store in a thread that is interrupted, and so must not wait for a store."""
     return SpillError(
         "spill: a finalizer or a signal handler used a store in the middle of what its thread did with one; "
         "have it set a flag, and use the store where the flag is read"

@@ -86,7 +86,7 @@ class Writer:
         return bool(tier.dirty) and tier.dirty.nbytes + coming_bytes > tier.budget_bytes
 
     def needs(self, array: np.ndarray | Remote) -> int:
-        """Return how many bytes a new array takes, with its encoded form if both can fit the budget."""
+        """Return how many bytes a new array takes, including its encoded form if both together can fit the budget."""
         if self._codec is not None:
             with_encoded = array.nbytes + self._codec.bound(array)
             if with_encoded <= self._state.tier.budget_bytes:
@@ -94,7 +94,7 @@ class Writer:
         return array.nbytes
 
     def write_through(self, entry: DiskEntry, array: np.ndarray, is_copy: bool) -> None:
-        """Write an entry straight from its caller's memory, or from a copy, which counts; wait until it is written.
+        """Write an array straight from its caller's memory, or from a copy, which counts, and wait until it is written.
 
         Raises SpillError if the write fails.
         """
@@ -117,7 +117,7 @@ class Writer:
             state.counters.waited_to_put(started, entry.sequence, entry.label, entry.dtype, cached)
 
     def flush(self) -> None:
-        """Wait until every array that was put before is in the files, and plain h5py can read it."""
+        """Wait until plain h5py can read from files every array put so far. Raises SpillError if a write failed."""
         state = self._state
         wanted = list(state.entries.values())
         ticket = None
@@ -166,7 +166,7 @@ class Writer:
                 self._sleep()
 
     def _sleep(self) -> None:
-        """Wait for something to do, or for a post of a finalizer; tidy up if nothing happens for a while."""
+        """Wait for work or a finalizer's post; if none comes for a while, write the journal or remove unused space."""
         state = self._state
         is_behind = state.journal.waits or self._freed
         patience_s = WRITE_EVERY_S if is_behind else _KEEP_EMPTY_S if self._segments.has_unused() else math.inf
@@ -317,7 +317,7 @@ class Writer:
         unchanged: bool = True,
         began_s: float = 0.0,
     ) -> None:
-        """Record how a write ended: it failed with `error`, or its values were `unchanged` or not. Takes the lock."""
+        """Record how a write ended: with an `error`, with `unchanged` values, or with changed ones. Takes the lock."""
         state = self._state
         with state.lock:
             self._moving -= 1
