@@ -91,7 +91,7 @@ def _forward(
 
 
 def _track(running: np.ndarray | None, values: np.ndarray, momentum: float) -> None:
-    """Move a running statistic, unless it is None, in place towards the mean of `values` over the batch."""
+    """Move `running`, unless it is None, in place by `momentum` towards the mean of `values` over the batch."""
     if running is not None:
         running[...] = (1 - momentum) * running.astype(values.dtype) + momentum * np.mean(values, 0).reshape(-1)
 

@@ -70,7 +70,7 @@ def conv2d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes | str = 0,
     dilation: Sizes = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return, for every window of the images, the sum of its elements times the weights, plus the bias.
+    """Return, for every window of the images, the sum of the window's elements times the weights, plus the bias.
 
     `padding` is the number of zeros on each side. "valid" adds none; "same" (only for stride 1) keeps the size.
     Shapes: input (N, C, H, W) or (C, H, W), weight (M, C / groups, kh, kw), bias (M,), result (N, M, h, w).
@@ -83,7 +83,7 @@ def conv1d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes | str = 0,
     dilation: Sizes = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return, for every window of the signals, the sum of its elements times the weights, plus the bias.
+    """Return, for every window of the signals, the sum of the window's elements times the weights, plus the bias.
 
     Shapes: input (N, C, L) or (C, L), weight (M, C / groups, k), bias (M,), result (N, M, l). The rest is as in
     `conv2d`.
@@ -95,7 +95,7 @@ def conv3d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes | str = 0,
     dilation: Sizes = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return, for every window of the volumes, the sum of its elements times the weights, plus the bias.
+    """Return, for every window of the volumes, the sum of the window's elements times the weights, plus the bias.
 
     The slices that a window along the depth reaches are copied next to each other.
     Shapes: input (N, C, D, H, W) or (C, D, H, W), weight (M, C / groups, kd, kh, kw), bias (M,), result (N, M, d, h,
@@ -110,8 +110,8 @@ def conv_transpose2d(
 ) -> Tensor:  # fmt: skip
     """Return a larger image: for each input element, the weights times the element are added to the element's window.
 
-    It is the derivative of `conv2d` by its input. If `conv2d` maps several image sizes to the size of `input`,
-    `output_padding` chooses among these sizes.
+    This is the derivative of `conv2d` by the input of `conv2d`. If `conv2d` maps several image sizes to the size of
+    `input`, `output_padding` chooses among these sizes.
     Shapes: input (N, C, h, w) or (C, h, w), weight (C, M / groups, kh, kw), bias (M,), result (N, M, H, W).
     Raises ShapeError, DtypeError, ArgumentError.
     """

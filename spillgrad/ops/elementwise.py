@@ -136,7 +136,7 @@ OPERATIONS: dict[str, Operation] = {name: _operation(row) for name, row in ROWS.
 
 
 def tensor_functions() -> dict[str, Callable[..., Any]]:
-    """Return the functions of tensors that formulas call, by name."""
+    """Return {name: function of tensors} for all functions that formulas call."""
     return {name: OPERATIONS[name] for name in FUNCTIONS}
 
 

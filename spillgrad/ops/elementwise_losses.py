@@ -143,7 +143,7 @@ def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
 
 @float32_in_autocast
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
-    """Return half the square of differences up to `delta`, and delta (|difference| - delta / 2) of larger ones.
+    """Return half the square of differences up to `delta`, and delta (|difference| - delta / 2) for larger ones.
 
     Raises ArgumentError unless delta > 0. Source: Huber 1964.
     """

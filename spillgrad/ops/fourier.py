@@ -32,7 +32,7 @@ _ADJOINT = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
 def _as_transformed(array: np.ndarray, like: np.ndarray, is_real: bool) -> np.ndarray:
-    """Return the transform `array` in the precision of its operand `like`."""
+    """Return the transform `array`, real or complex, in the precision of the array `like` that was transformed."""
     double = like.dtype in (np.float64, np.complex128)
     kinds = (np.float32, np.float64) if is_real else (np.complex64, np.complex128)
     return np.ascontiguousarray(array, kinds[double])

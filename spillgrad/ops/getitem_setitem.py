@@ -100,7 +100,7 @@ _slice, _select, _unsqueeze = (
 
 
 def _basic(tensor: Tensor, index: tuple[Any, ...]) -> Tensor:
-    """Return the view at a basic index; the kind of the index's last part names the node, as in PyTorch."""
+    """Return the view at a basic index; its graph node is named after the kind of the last part, as in PyTorch."""
     last = next((p for p in reversed(index) if p is not Ellipsis and p != slice(None)), slice(None))
     return (_select if isinstance(last, int) else _unsqueeze if last is None else _slice)(tensor, index)  # type: ignore[no-any-return]
 

@@ -146,7 +146,7 @@ def begin_write(tensor: Tensor, name: str, shape: tuple[int, ...], dtype: dtypes
 
 
 def repeats_places(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether two elements at these strides share memory, as in an expanded or unfolded tensor."""
+    """Return whether any elements at these strides share memory, as in an expanded or unfolded tensor."""
     steps = sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True) if size > 1)
     reach = 0
     for stride, size in steps:

@@ -154,8 +154,8 @@ def interpolate(
 
     The modes are "nearest", "nearest-exact" and "area" for any input, "linear" for signals, "bilinear" and "bicubic"
     for images, "trilinear" for volumes. With `align_corners`, the centres of the corner elements keep their places,
-    otherwise the outer corners of the image do. With `antialias`, "bilinear" and "bicubic" sum over all elements that a
-    result element covers in a smaller image. Coordinates are computed from `scale_factor` itself, or with
+    else the outer corners of the image keep theirs. With `antialias`, "bilinear" and "bicubic" sum over all elements
+    that a result element covers in a smaller image. Coordinates are computed from `scale_factor` itself, or with
     `recompute_scale_factor` from the sizes.
     Shapes: input (N, C, L), (N, C, H, W) or (N, C, D, H, W), result the same with other sizes.
     Raises ShapeError, DtypeError, ArgumentError.
