@@ -87,7 +87,7 @@ logsigmoid = log_sigmoid = row_function(
 
 
 def gelu(input: Tensor, approximate: str = "none", *, out: Tensor | None = None) -> Tensor:
-    """Return x Φ(x), Φ the normal cumulative distribution; "tanh" approximates Φ. Source: Hendrycks & Gimpel 2016."""
+    """Return x Φ(x), where Φ is the normal CDF; approximate="tanh" approximates Φ. Source: Hendrycks & Gimpel 2016."""
     if approximate not in ("none", "tanh"):
         raise ArgumentError(f'gelu: got approximate={approximate!r}; accepted are "none" and "tanh"')
     return call("gelu" if approximate == "none" else "gelu_tanh", input, out=out)
@@ -138,7 +138,7 @@ def hardtanh(
 
 
 def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the in-place form of an activation: it overwrites its input and returns it."""
+    """Return the in-place form of an activation function, which overwrites its input and returns the input."""
 
     def changed(input: Tensor, *numbers: Any, **options: Any) -> Tensor:
         return function(input, *numbers, **options, inplace=True)

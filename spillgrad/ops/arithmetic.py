@@ -118,7 +118,7 @@ rsqrt = row_function("rsqrt", "Return the reciprocal of the square root of each 
 
 @declare(in_place=True, numpy="power", standard=True)
 def pow(input: Operand, exponent: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Return input raised to `exponent`; for the exponents 1, 2, 3, 0.5 and -1 it is computed without a logarithm."""
+    """Return input raised to `exponent`; the exponents 1, 2, 3, 0.5 and -1 are computed without a logarithm."""
     if isinstance(input, Tensor) and input.is_floating_point() and isinstance(exponent, int | float):
         if exponent == 1:
             return call("mul", input, 1, out=out)

@@ -59,7 +59,7 @@ bitwise_invert = bitwise_not
 
 
 def asarray(obj: Any, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
-    """Return data as a tensor: copy=True always copies the data, copy=False never, and None only if it must.
+    """Return `obj` as a tensor. copy=True always copies the data, copy=False never copies, None copies if necessary.
 
     Raises ArgumentError for copy=False if the data must be copied.
     """
@@ -78,18 +78,18 @@ def asarray(obj: Any, dtype: Any = None, device: Any = None, copy: bool | None =
 
 @declare(numpy=True)
 def astype(x: Tensor, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
-    """Return the tensor as a dtype and on a device, as a copy; copy=False copies only if dtype or device change."""
+    """Return a copy of `x` with the given dtype and device; copy=False copies only if one of these changes."""
     return to(x, dtype=dtypes.as_dtype(dtype), device=device, copy=copy)
 
 
 def can_cast(from_: Any, to: Any) -> bool:
-    """Return whether a dtype or a tensor casts to `to` of the same or a later kind: bool, integer, real, complex."""
+    """Return whether a dtype or tensor can be cast: to its own kind or a later one of bool, integer, real, complex."""
     source = from_.dtype if isinstance(from_, Tensor) else dtypes.as_dtype(from_)
     return dtypes.category(source) <= dtypes.category(dtypes.as_dtype(to))
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:
-    """Return whether a dtype is of `kind`: a dtype, a name such as "real floating", or a tuple of kinds.
+    """Return whether a dtype is of `kind`, which is a dtype, a name such as "real floating", or a tuple of kinds.
 
     Raises DtypeError for an unknown name.
     """
@@ -109,7 +109,7 @@ def isdtype(dtype: Any, kind: Any) -> bool:
 
 
 def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
-    """Return a view with the dimensions in another order."""
+    """Return a view with the dimensions in the order `axes`."""
     return permute(x, tuple(axes))
 
 
@@ -134,7 +134,7 @@ def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
 
 
 def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
-    """Return the shape that shapes broadcast to; an int is a 1-d shape. Raises ShapeError if they do not broadcast."""
+    """Return the shape that `shapes` broadcast to; an int is a 1-d shape. Raises ShapeError if there is none."""
     return common_shape("broadcast_shapes", shapes)
 
 
@@ -193,7 +193,7 @@ def unique_counts(x: Tensor, /) -> UniqueCounts:
 
 @declare(numpy=True)
 def unique_inverse(x: Tensor, /) -> UniqueInverse:
-    """Return the distinct elements, and for each element of `x` the index of its value among them."""
+    """Return the distinct elements, and for each element of `x` the index of its value in the distinct elements."""
     found = unique_all(x)
     return UniqueInverse(found.values, found.inverse_indices)
 
@@ -202,8 +202,8 @@ def unique_inverse(x: Tensor, /) -> UniqueInverse:
 def unique_all(x: Tensor, /) -> UniqueAll:
     """Return the distinct elements, the index of the first occurrence of each, the inverse indices and the counts.
 
-    An inverse index says, for an element of `x`, which distinct element it is. The gradient of a distinct element goes
-    to its first occurrence.
+    The inverse index of an element of `x` is the index of its value in the distinct elements. The gradient of a
+    distinct element goes to the first occurrence of the value in `x`.
     """
     values, inverse, counts = unique(x, return_inverse=True, return_counts=True)
     first = filled(x.device, values.shape, np.int64, inverse.numel())

@@ -108,12 +108,12 @@ def require_one_dtype(name: str, **operands: Any) -> None:
 def on_floats(
     kernel: Callable[..., Result], *arrays: Any, exact_aux: bool = False, device_takes_half: bool = False
 ) -> Result:  # fmt: skip
-    """Call a kernel for float32 and float64 on arrays of one floating dtype, converting half precision to float32.
+    """Return the results of a float32 and float64 kernel on arrays of one floating dtype.
 
-    Float32 results are rounded back to half precision; integer results stay integers. Arguments that are not floating
-    arrays pass through. With `exact_aux` only the first result is rounded: the others, statistics that backward needs,
-    such as a mean or the logarithm of a sum, stay float32. With `device_takes_half` device arrays are not converted:
-    the device's kernel takes half precision and rounds its sums itself.
+    Half-precision arrays are converted to float32, and float32 results are then rounded to half precision; others stay.
+    Other arguments pass unchanged. With `exact_aux`, only the first result is rounded. The others (statistics for
+    backward, such as a mean or the logarithm of a sum) stay float32. With `device_takes_half`, arrays on the device are
+    not converted: the device's kernel takes half precision and rounds its sums itself.
     """
     if isinstance(arrays[0], np.ndarray) and arrays[0].dtype in FLOATS:
         return kernel(*arrays)
@@ -146,7 +146,7 @@ def run_formula(
     formula: Formula, name: str, operands: Sequence[Any], dtype: dtypes.DType, result_dtype: dtypes.DType,
     out: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Compute an elementwise formula: by a kernel on a device or for floating dtypes, otherwise by NumPy."""
+    """Compute an elementwise formula: by a kernel for floating dtypes and device arrays, otherwise by NumPy."""
     computed = compute_dtype(dtype)
     if any([is_on_device(v) for v in operands]):
         number = _compared if result_dtype == dtypes.bool_ and computed.kind in "iu" else as_array
@@ -168,13 +168,13 @@ def run_formula(
 
 
 def _compared(value: int, dtype: dtypes.DType) -> np.ndarray:
-    """Return `value` as an array to compare with integers of `dtype`: infinite if `dtype` cannot hold the value."""
+    """Return `value` as an array to compare with integers of `dtype`: ±infinity if `dtype` cannot hold the value."""
     limits = np.iinfo(dtype)
     return np.asarray(value, dtype) if limits.min <= value <= limits.max else np.asarray(math.copysign(math.inf, value))
 
 
 def as_array(value: Any, dtype: dtypes.DType) -> np.ndarray:
-    """Return an array or Python number as an array of `dtype`; bool arrays stay bool, as they may be conditions."""
+    """Return an array or Python number as an array of `dtype`; a bool array stays bool, as it may be a condition."""
     if not isinstance(value, ARRAYS):
         # 0 and -0 are equal, so a cache could not tell them apart.
         return _number(value, dtype) if type(value) in (int, float) and value != 0 else _new_number(value, dtype)

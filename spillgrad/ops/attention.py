@@ -75,7 +75,7 @@ _attention: Callable[..., Tensor] = operation(
 
 
 def _dropout_factors(shape: tuple[int, ...], dtype: dtypes.DType, device: Device, dropout: Dropout) -> np.ndarray:
-    """Return the factor of each attention weight: 0 for a dropped weight, a number above 1 for the others."""
+    """Return the factor of each attention weight: 0 for a dropped weight, 1 / (1 - p) for the others."""
     # Each row of random words starts at a new counter: rows are padded to whole counters of 4 words.
     row = 4 * counters_needed(shape[-1])
     ones = filled(device, (*shape[:-1], row), dtypes.float32 if dtype.itemsize < 4 else dtype, 1)
@@ -83,7 +83,7 @@ def _dropout_factors(shape: tuple[int, ...], dtype: dtypes.DType, device: Device
 
 
 def _weights(query: Tensor, key: Tensor, attn_mask: Tensor | None, scale: float, is_causal: bool) -> Tensor:
-    """Return the softmax of the scores; the weights of a query that sees no key are 0."""
+    """Return the attention weights: the softmax of the scores, or 0 for a query that sees no key."""
     scores = mul(matmul(query, transpose(key, -2, -1)), scale)
     if is_causal:
         hidden = moved(~np.tri(*scores.shape[-2:], dtype=np.bool_), scores.device)
@@ -140,7 +140,7 @@ def scaled_dot_product_attention(
 def _grouped(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the operands with the heads in two dimensions: (key and value heads, query heads that share each)."""
+    """Return the operands with the heads split in two dimensions: (heads of the key, query heads that share one)."""
     heads, shared = (x.shape[-3] if x.ndim > 2 else 0 for x in (query, key))
     if not shared or heads % shared or value.ndim < 3 or value.shape[-3] != shared:
         raise ShapeError(

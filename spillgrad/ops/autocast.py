@@ -1,7 +1,7 @@
 """Mixed precision: in an `autocast` region, products compute in half precision, and some functions in float32.
 
-Entering a region puts a check before every product, as `intercept` does, so that operations cost nothing extra while no
-thread is in a region. Functions that must compute in float32 are made of several operations; the decorator
+Entering a region puts a check before every product, by an `Interception`. While no thread is in a region, operations
+cost nothing extra. Functions that must compute in float32 are made of several operations; the decorator
 `float32_in_autocast` marks them. Derivatives never convert: each runs in the dtypes of its forward operation.
 """
 
@@ -40,7 +40,7 @@ _CONVERTED = dtypes.HALF | {dtypes.float32}
 
 
 class _Origin(NamedTuple):
-    """The parameter that a conversion was made from, without its graph. An offloaded parameter is not held in RAM."""
+    """The parameter that was converted, without the parameter's graph. An offloaded parameter is not held in RAM."""
 
     storage: Storage
     version: int
@@ -62,7 +62,7 @@ class _Origin(NamedTuple):
 
 
 class CastOf(Storage):
-    """The storage of a converted parameter. The conversion can be made again, unless storage or parameter changed."""
+    """The storage of a parameter's converted copy, which can be made again unless copy or parameter have changed."""
 
     def __init__(self, array: np.ndarray, parameter: Tensor) -> None:
         super().__init__(array)
@@ -76,12 +76,12 @@ class CastOf(Storage):
         return self.origin.storage.offloaded and not self.version
 
     def view_of(self, tensor: Tensor) -> "Conversion":
-        """Return the object that a graph saves for `tensor`, a tensor over this storage."""
+        """Return the `Conversion` that a graph saves in place of `tensor`, a tensor over this storage."""
         return Conversion(self, tensor._array)
 
 
 class Conversion:
-    """The object that a graph saves for a tensor over a `CastOf`: the parameter and the tensor's layout in the cast."""
+    """What a graph saves for a tensor over a `CastOf` storage: the parameter and the tensor's layout in the storage."""
 
     __slots__ = ("_array", "_dtype", "_label", "_offset", "_origin")
 
@@ -123,7 +123,7 @@ def _memory_of(parameter: Tensor) -> np.ndarray | Storage:
 
 
 class _Region(threading.local):
-    """Per thread: the depth of nested `autocast` regions, and the conversions made since the outermost one began."""
+    """Per thread: the depth of nested `autocast` regions, and the conversions cached in the outermost region."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -146,7 +146,7 @@ class Casting(NamedTuple):
         return is_one and argument.device.type == self.device_type
 
     def operands(self, operation: Operation, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return an operation's arguments; those of a product are converted to the dtype it computes in."""
+        """Return an operation's arguments; a product's float32 and half-precision operands are converted to `dtype`."""
         if operation.name not in _PRODUCTS:
             return arguments
         with without_handler():
@@ -190,13 +190,13 @@ def _parameter_as(parameter: Tensor, dtype: dtypes.DType) -> Tensor:
 
 
 def product_dtype(dtype: dtypes.DType) -> dtypes.DType:
-    """Return the dtype in which products take operands of `dtype`, given this thread's `autocast` region, if any."""
+    """Return the dtype to which this thread's products convert operands of `dtype`; without `autocast`, `dtype`."""
     casting = state.autocast
     return casting.dtype if casting is not None and dtype in _CONVERTED else dtype
 
 
 def require_products_dtype(name: str, first: Tensor, **others: Tensor | None) -> None:
-    """Raise DtypeError unless a product's operands have the same dtype, or `autocast` will convert them to one."""
+    """Raise DtypeError unless a product's operands have one dtype, or will have one after conversion by `autocast`."""
     for what, other in others.items():
         if other is None or other.dtype == first.dtype or product_dtype(other.dtype) == product_dtype(first.dtype):
             continue
@@ -218,8 +218,8 @@ class autocast:
     Parameters and their gradients keep their dtype. With `cache_enabled`, a parameter is converted once in the
     outermost region. If hooks on saved tensors are active, or the parameter is offloaded, the converted copy is freed
     when nothing uses it, and made again when needed. `save_on_disk` saves the parameter instead of the copy.
-    A copy is not used again after its parameter changed, nor a copy from `no_grad` where gradients are recorded.
-    Backward computes in the dtypes of the forward, inside and outside the region, and `checkpoint` restores the mode
+    A new copy is made after the parameter changed, and where gradients are recorded if the old copy is from `no_grad`.
+    Backward, inside or outside the region, computes in the dtypes of the forward. `checkpoint` restores the mode
     for its recomputations. Use `dtype=bfloat16` or scale the loss: gradients below 6e-8 are 0 in float16.
 
     Only tensors on the device, "cpu" or "cuda", are converted. With a dtype other than bfloat16 and float16, or "cuda"
@@ -274,7 +274,7 @@ class autocast:
 
 
 def present() -> autocast:
-    """Return an `autocast` context manager that restores this thread's present mode."""
+    """Return an `autocast` context manager that restores the mode that this thread has now."""
     casting: Casting | None = state.autocast
     if casting is None:
         return autocast(enabled=False)
@@ -282,12 +282,12 @@ def present() -> autocast:
 
 
 def is_autocast_enabled(device_type: str = "cpu") -> bool:
-    """Return whether this thread computes products on the device in half precision."""
+    """Return whether this thread computes products on devices of this type in half precision."""
     return state.autocast is not None and state.autocast.device_type == device_type
 
 
 def get_autocast_dtype(device_type: str = "cpu") -> dtypes.DType:
-    """Return the dtype of products in the present `autocast` region, or outside of any region the default, bfloat16."""
+    """Return the dtype of products in the current `autocast` region; outside any region, the default bfloat16."""
     return dtypes.bfloat16 if state.autocast is None else state.autocast.dtype
 
 
@@ -297,12 +297,12 @@ def is_autocast_cache_enabled() -> bool:
 
 
 def clear_autocast_cache() -> None:
-    """Forget the conversions of parameters made so far in this thread."""
+    """Drop this thread's cached conversions of parameters."""
     _region.known.clear()
 
 
 def float32_in_autocast(function: _Function) -> _Function:
-    """Decorator: in an `autocast` region, run the function without `autocast`, with float32 for half precision."""
+    """Decorator: in a region, run the function with `autocast` off and half-precision arguments as float32."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
@@ -322,9 +322,9 @@ def float32_in_autocast(function: _Function) -> _Function:
 
 
 def half_in_autocast(function: _Function) -> _Function:
-    """Decorator: in an `autocast` region, convert float32 and half-precision positional arguments to its `dtype`.
+    """Decorator: convert positional float32 and half-precision arguments to the dtype of the `autocast` region, if any.
 
-    It is for functions that do more than one product.
+    For functions that compute several products.
     """
 
     @functools.wraps(function)

@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 
 
 def shape_error(name: str, shapes: Iterable[Shape]) -> ShapeError:
-    """Return the error for shapes that do not broadcast."""
+    """Return (not raise) the error for shapes that do not broadcast."""
     found = " and ".join([str(shape) for shape in shapes if shape != ()])  # numbers and 0-d tensors fit any shape
     return ShapeError(
         f"{name}: got shapes {found}; sizes must match from the last dimension on, or be 1: "
@@ -24,7 +24,7 @@ def shape_error(name: str, shapes: Iterable[Shape]) -> ShapeError:
 
 
 def common_shape(name: str, shapes: Iterable[Any]) -> Shape:
-    """Return the shape that shapes broadcast to. Raises ShapeError if they do not broadcast."""
+    """Return the shape that `shapes` broadcast to. Raises ShapeError if they do not broadcast."""
     shapes = list(shapes)
     try:
         return np.broadcast_shapes(*shapes)
@@ -55,7 +55,7 @@ _expand_operation: Callable[..., Tensor] = operation(
 
 
 def sum_to(tensor: Tensor, shape: Shape) -> Tensor:
-    """Sum a tensor to `shape`: over the dimensions along which `shape` broadcasts to the tensor's shape."""
+    """Return the tensor summed to `shape`: over the dimensions along which `shape` broadcasts to the tensor's shape."""
     return tensor if tensor.shape == shape else _sum_to_operation(tensor, shape)
 
 

@@ -1,4 +1,4 @@
-"""Forward functions that keep a plan for each combination of operands' layouts.
+"""Forward functions that keep a plan for each combination of operand layouts.
 
 Operands with the same shapes, strides and dtypes as earlier operands find their plan in one dictionary lookup. A plan
 holds the kernel, the layout of the result and the metadata of the autograd node.
@@ -29,7 +29,7 @@ class Large(Protocol):
     """A computation that needs several threads, or copies of its operands."""
 
     def run(self, operands: Sequence[np.ndarray], outs: tuple[np.ndarray, ...]) -> Any:
-        """Compute into `outs`."""
+        """Compute the result and write it to `outs`."""
 
 
 class CallPlan(NamedTuple):
@@ -64,15 +64,15 @@ class CallOnDevice(NamedTuple):
     function: Callable[..., Any]
 
     def run(self, operands: Sequence[Any], outs: Sequence[Any]) -> tuple[Any]:
-        """Return the function's only result, as a tuple of one; `outs` is not used."""
+        """Call the function and return its only result as a tuple of one; `outs` is not used."""
         return (self.function(*operands),)
 
 
 class Planned:
-    """A function of operands (arrays or numbers) followed by attributes, and its plans for the operands it has met.
+    """A function of operands (arrays or numbers) and then attributes, with its plans for operand layouts seen so far.
 
-    Its kernels may take more arrays than the function; `absent` counts these. Subclasses make the plans, and compute
-    where there is no plan.
+    `absent` is the number of further arrays in the kernels' signature; 0 is passed for each. Subclasses make the plans,
+    and compute results without a plan.
     """
 
     def __init__(self, name: str, parameters: tuple[str, ...], arrays: int | None = None, absent: int = 0) -> None:
@@ -84,11 +84,11 @@ class Planned:
         self.device_plans: dict[Any, DevicePlan] = {}
 
     def plan(self, layouts: tuple[Layout, ...], *attributes: Any) -> CallPlan | None:
-        """Return the plan for operands of these layouts; None if the operands must be converted first."""
+        """Make and return the plan for operands of these layouts; return None if operands must be converted first."""
         raise NotImplementedError
 
     def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the result without a plan: for dtypes that no kernel computes in, or for an unusual `out`.
+        """Return the result without a plan: for dtypes that no kernel computes in, or an `out` of another layout.
 
         The result is written to `out` if it fits there.
         """
@@ -117,7 +117,7 @@ class Planned:
         return tuple(key)
 
     def _on_device(self, *arguments: Any, out: Any = None) -> tuple[Any, DevicePlan] | None:
-        """Do the work of `compute` if one of the operands is a device array."""
+        """Do what `compute` does, for operands of which at least one is a device array."""
         plan = self.device_plans.get(self._device_key(arguments, out))
         if plan is None:
             return None
@@ -155,14 +155,14 @@ class Planned:
         return True
 
     def promoted(self, *arguments: Any) -> tuple[Any, ...]:
-        """Return the arguments with tensors of the dtype that the operation computes in, for a program to record."""
+        """Hook for subclasses: return the arguments, with tensors converted to the dtype of the computation."""
         return arguments
 
     @lazy_property
     def compute(self) -> "Callable[..., tuple[np.ndarray, CallPlan | DevicePlan] | None]":
-        """Return the result and its plan; None if there is no plan for the arguments.
+        """The generated function of the arguments and `out`: it returns (result, plan), or None if there is no plan.
 
-        The result is written to `out`, if given. Return None, too, if the layout of `out` is not that of a new result.
+        It writes the result to `out`, if given, and returns None if a new result would have another layout than `out`.
         """
         names = {
             "plans": self.plans, "ndarray": np.ndarray, "arrays_of": _arrays_of, "DeviceArray": DeviceArray,
@@ -172,7 +172,7 @@ class Planned:
         return operation_source.function(source, self.name, names)
 
     def prepare(self, *arguments: Any, out: Any = None) -> bool:
-        """Make a plan for arguments with these layouts, unless it exists; return whether there is a plan."""
+        """Make the plan for arguments with these layouts, unless it exists; return whether there now is a plan."""
         if any([type(operand) is DeviceArray for operand in arguments[: self.arrays]]):
             return self._prepare_on_device(arguments, out)
         arrays, attributes = _arrays_of(*arguments[: self.arrays]), arguments[self.arrays :]

@@ -1,6 +1,6 @@
 """Batch, instance and group normalization, with parameters per channel.
 
-All three are one operation over (N, G, K, S): N samples, G groups of K channels, S places. They differ in the
+All three are one operation over (N, G, K, S): N samples, G groups of K channels, S positions. They differ in the
 dimensions over which mean and variance are taken.
 """
 
@@ -91,7 +91,7 @@ def _forward(
 
 
 def _track(running: np.ndarray | None, values: np.ndarray, momentum: float) -> None:
-    """Move a running statistic, unless it is None, in place towards the mean of `values` over the batch."""
+    """Move `running`, unless it is None, in place by `momentum` towards the mean of `values` over the batch."""
     if running is not None:
         running[...] = (1 - momentum) * running.astype(values.dtype) + momentum * np.mean(values, 0).reshape(-1)
 
@@ -196,11 +196,11 @@ def batch_norm(
 ) -> Tensor:  # fmt: skip
     """Return each channel normalized to mean 0 and variance 1 over the batch, then times `weight` plus `bias`.
 
-    With `training`, mean and variance are the batch's own. The running statistics, if given, move towards them by
+    With `training`, mean and variance are the batch's own. The running statistics, if given, move towards these by
     `momentum` in place; the running variance divides by n - 1. Without `training`, mean and variance are the running
     statistics, which get no gradient.
-    Shapes: input (N, C, ...), all others (C,). Raises ShapeError, DtypeError; ArgumentError for a single value per
-    channel in training, and for a missing running statistic otherwise. Source: Ioffe & Szegedy 2015.
+    Shapes: input (N, C, ...), all others (C,). Raises ShapeError, DtypeError; ArgumentError in training for a
+    single value per channel, else for a missing running statistic. Source: Ioffe & Szegedy 2015.
     """
     channels = _checked(
         "batch_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
@@ -234,9 +234,9 @@ def instance_norm(
 ) -> Tensor:  # fmt: skip
     """Return each channel of each sample normalized to mean 0 and variance 1, then times `weight` plus `bias`.
 
-    With `use_input_stats`, mean and variance are the channel's own. The running statistics, if given, move towards
-    their averages over the batch by `momentum` in place. Otherwise mean and variance are the running statistics.
-    Shapes: input (N, C, ...), all others (C,). Raises ShapeError, DtypeError; ArgumentError for a single place per
+    With `use_input_stats`, mean and variance are the channel's own, and the running statistics, if given, move in place
+    by `momentum` towards the batch averages of these. Otherwise mean and variance are the running statistics.
+    Shapes: input (N, C, ...), all others (C,). Raises ShapeError, DtypeError; ArgumentError for a single position per
     channel. Source: Ulyanov et al. 2016.
     """
     _checked("instance_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)

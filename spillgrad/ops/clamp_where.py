@@ -21,7 +21,7 @@ def where(
 ) -> Any:  # fmt: skip
     """Return the elements of `input` where `condition` holds, and those of `other` elsewhere.
 
-    With `condition` alone, return the indices where it holds, as a tensor per dimension.
+    With `condition` alone, return the indices of its true elements, as one index tensor per dimension.
     """
     condition = condition if isinstance(condition, Tensor) else Tensor.wrap(np.asarray(condition))
     if (input is None) != (other is None):
@@ -52,7 +52,7 @@ fmin = row_function(
 def clamp(
     input: Tensor, min: Operand | None = None, max: Operand | None = None, *, out: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """Return each element clamped to [min, max]; max if min exceeds max.
+    """Return each element clamped to [min, max]; the result is max if min exceeds max.
 
     Raises ArgumentError if neither bound is given.
     """
@@ -66,7 +66,7 @@ clip = clamp
 
 
 def bounds(dtype: dtypes.DType) -> tuple[Number, Number]:
-    """Return the least and the greatest number of a dtype: as bounds they change no element."""
+    """Return the least and the greatest number of a dtype; clamping to these two changes no element."""
     if dtypes.category(dtype) == 1:
         limits = dtypes.iinfo(dtype)
         return limits.min, limits.max
@@ -90,7 +90,7 @@ def nan_to_num(
     input: Tensor, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None,
     *, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return each element, NaN replaced by `nan`, infinities by `posinf` and `neginf` (None: the finite limits)."""
+    """Return each element, NaN replaced by `nan`, and ±infinity by `posinf` and `neginf` (None: the finite limits)."""
     if not input.is_floating_point():
         return call("nan_to_num", input, 0, 0, 0, out=out)
     limits = dtypes.finfo(input.dtype)

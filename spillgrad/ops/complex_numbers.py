@@ -1,6 +1,6 @@
 """Conversions between real and complex tensors; complex arithmetic itself is not provided.
 
-As in PyTorch, a complex tensor's gradient is the gradient by its real part plus i times the one by its imaginary part.
+As in PyTorch, a complex tensor's gradient is the gradient by its real part plus i times that by its imaginary part.
 """
 
 import math
@@ -57,7 +57,7 @@ def complex(real: Tensor, imag: Tensor) -> Tensor:
 
 @declare(numpy=True, standard=True)
 def real(input: Tensor) -> Tensor:
-    """Return the real parts as a copy, or a real tensor itself."""
+    """Return the real parts as a copy; return a real tensor itself."""
     return _real(input) if input.is_complex() else input
 
 
@@ -70,13 +70,13 @@ def imag(input: Tensor) -> Tensor:
 
 @declare(method=True, numpy="conjugate", standard=True)
 def conj(input: Tensor) -> Tensor:
-    """Return the complex conjugates as a copy, or a real tensor itself."""
+    """Return the complex conjugates as a copy; return a real tensor itself."""
     return _complex(_real(input), arithmetic.neg(_imag(input))) if input.is_complex() else input
 
 
 @declare(method=True)
 def resolve_conj(input: Tensor) -> Tensor:
-    """Return the tensor itself: `conj` conjugates at once (PyTorch's only marks the tensor)."""
+    """Return the tensor itself: `conj` conjugates at once (PyTorch's `conj` only marks the tensor)."""
     return input
 
 
@@ -87,7 +87,7 @@ def polar(abs: Tensor, angle: Tensor) -> Tensor:
 
 @declare(method=True, numpy=True)
 def angle(input: Tensor) -> Tensor:
-    """Return the angle of each element in radians; for real elements π if negative, else 0."""
+    """Return the angle of each element in radians; a real element has the angle π if negative, else 0."""
     if input.is_complex():
         return trigonometry.atan2(_imag(input), _real(input))
     if dtypes.category(input.dtype) < 2:
@@ -112,7 +112,7 @@ def view_as_real(input: Tensor) -> Tensor:
 
 @float32_in_autocast
 def view_as_complex(input: Tensor) -> Tensor:
-    """Return the complex numbers whose parts are the pairs along the last dimension, as a copy (PyTorch: a view)."""
+    """Return complex numbers made of the pairs (real, imag) in the last dimension, as a copy (PyTorch: a view)."""
     if not input.ndim or input.shape[-1] != 2:
         raise ShapeError(f"view_as_complex: got {input.shape}; Tensor must have a last dimension of size 2")
     return complex(select(input, -1, 0), select(input, -1, 1))
@@ -129,7 +129,7 @@ def add_gradients(first: Tensor, second: Tensor) -> Tensor:
 
 
 def accumulate(total: Tensor, gradient: Tensor) -> None:
-    """Add `gradient` to `total` in place, without recording; both may be complex."""
+    """Add `gradient` to `total` in place, without recording this in the graph; both may be complex."""
     if total.is_complex():
         inplace.write(total, "add_", total.array + gradient.array)
     else:

@@ -1,6 +1,6 @@
 """Convolution, transposed convolution and the weight's gradient: bilinear operations, each the others' derivative.
 
-Signals are computed as images of one row; volumes as images with the channels of all slices that a window reaches.
+Signals are computed as images of one row; volumes as images whose channels are those of all slices in a window.
 """
 
 import functools
@@ -70,9 +70,9 @@ def conv2d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes | str = 0,
     dilation: Sizes = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return, for every window of the images, the sum of its elements times the weights, plus the bias.
+    """Return, for every window of the images, the sum of the window's elements times the weights, plus the bias.
 
-    `padding` is the number of zeros on each side, "valid" for none, or "same" for as many as keep the size (stride 1).
+    `padding` is the number of zeros on each side. "valid" adds none; "same" (only for stride 1) keeps the size.
     Shapes: input (N, C, H, W) or (C, H, W), weight (M, C / groups, kh, kw), bias (M,), result (N, M, h, w).
     Raises ShapeError, DtypeError, ArgumentError.
     """
@@ -83,7 +83,7 @@ def conv1d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes | str = 0,
     dilation: Sizes = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return, for every window of the signals, the sum of its elements times the weights, plus the bias.
+    """Return, for every window of the signals, the sum of the window's elements times the weights, plus the bias.
 
     Shapes: input (N, C, L) or (C, L), weight (M, C / groups, k), bias (M,), result (N, M, l). The rest is as in
     `conv2d`.
@@ -95,9 +95,9 @@ def conv3d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes | str = 0,
     dilation: Sizes = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return, for every window of the volumes, the sum of its elements times the weights, plus the bias.
+    """Return, for every window of the volumes, the sum of the window's elements times the weights, plus the bias.
 
-    For every window along the depth, the slices that it reaches are copied next to each other.
+    The slices that a window along the depth reaches are copied next to each other.
     Shapes: input (N, C, D, H, W) or (C, D, H, W), weight (M, C / groups, kd, kh, kw), bias (M,), result (N, M, d, h,
     w). The rest is as in `conv2d`.
     """
@@ -110,8 +110,8 @@ def conv_transpose2d(
 ) -> Tensor:  # fmt: skip
     """Return a larger image: for each input element, the weights times the element are added to the element's window.
 
-    It is the derivative of `conv2d` by its input. If `conv2d` maps several image sizes to the size of `input`,
-    `output_padding` chooses among them.
+    This is the derivative of `conv2d` by the input of `conv2d`. If `conv2d` maps several image sizes to the size of
+    `input`, `output_padding` chooses among these sizes.
     Shapes: input (N, C, h, w) or (C, h, w), weight (C, M / groups, kh, kw), bias (M,), result (N, M, H, W).
     Raises ShapeError, DtypeError, ArgumentError.
     """
@@ -191,7 +191,7 @@ def _transposed(
 def _laid_over_volumes(
     input: Tensor, weight: Tensor, windows: Windows, groups: int, step: int, spacing: int, before: int, depth: int
 ) -> Tensor:
-    """Transposed convolution of volumes: each slice gives as many slices as the weight has, added along the depth."""
+    """Compute the transposed convolution of each slice as an image, and add the results that overlap in depth."""
     n, channels, count = input.shape[:3]
     inner, span = weight.shape[1:3]
     slices = reshape(permute(input, (0, 2, 1, 3, 4)), (n * count, channels, *input.shape[3:]))
@@ -270,7 +270,7 @@ def _convolved(
 def _padding(
     name: str, padding: Sizes | str, size: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the padding before each dimension, and the padding after each."""
+    """Return two tuples: the numbers of zeros before each dimension, and those after each dimension."""
     if padding == "same":
         if max(stride) > 1:
             raise ArgumentError(f'{name}: got padding "same" and stride {stride}; it takes stride 1: give integers')

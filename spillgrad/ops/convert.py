@@ -62,7 +62,7 @@ def to(
     input: Tensor, *arguments: Any, dtype: Any = None, device: Any = None, non_blocking: bool = False,
     copy: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return the tensor as a dtype and on a device; without `copy`, the tensor itself if nothing changes.
+    """Return the tensor with the wanted dtype and device; without `copy`, the tensor itself if it has both.
 
     `arguments` are a dtype and a device in either order, or another tensor that has the wanted dtype and device.
     """

@@ -21,7 +21,7 @@ __all__ = ["bincount", "bucketize", "histc", "isin", "searchsorted", "unique", "
 
 
 def _comparable(array: np.ndarray) -> np.ndarray:
-    """Return the array as NumPy can sort it: half-precision numbers as float32."""
+    """Return the array in a dtype that NumPy can sort: float32 for half precision."""
     return array.astype(compute_dtype(array.dtype), copy=False)
 
 
@@ -92,7 +92,7 @@ def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, inve
 
 @declare(method=True, numpy=True)
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """Return how often each integer from 0 on occurs in a vector, or the sum of the weights at its occurrences.
+    """Return how often each integer from 0 on occurs in a vector, or the sum of `weights` where the integer occurs.
 
     Shapes: input and weights (n,), the result at least (minlength,). Raises ArgumentError for negative numbers.
     """
@@ -124,7 +124,7 @@ def _least_and_most(array: np.ndarray) -> tuple[Any, Any]:
 def histc(input: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
     """Return how many elements lie in each of `bins` equally wide bins from `min` to `max`.
 
-    If `min` equals `max`, the bins reach from the least element to the greatest. Elements outside are not counted.
+    If `min` equals `max`, the bins span the least to the greatest element. Elements outside the bins are not counted.
     Raises ArgumentError for fewer than one bin, for min > max, and for a range that is not finite.
     """
     array = _comparable(input.array).reshape(-1)
@@ -178,7 +178,7 @@ def searchsorted(
 
 @on_device("sorting")
 def places_among(keys: np.ndarray, sought: np.ndarray, after: bool) -> np.ndarray:
-    """Return the indices at which elements would be inserted into sorted rows: before equal ones, or `after` them.
+    """Return the indices at which `sought` would be inserted into sorted `keys`: before equal ones, or `after` them.
 
     Shapes: keys (n,) with any sought, or (..., n) with (..., k).
     """

@@ -123,7 +123,7 @@ def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
 
 
 def from_numpy(array: np.ndarray) -> Tensor:
-    """Return a tensor over a NumPy array's memory; writes through the array cannot be tracked."""
+    """Return a tensor over a NumPy array's memory; autograd does not notice writes through the array."""
     if not isinstance(array, np.ndarray):
         raise OperandError(f"from_numpy: got {type(array).__name__}; wanted a NumPy array")
     if native(array) is not array:
@@ -136,7 +136,7 @@ def from_numpy(array: np.ndarray) -> Tensor:
 def from_dlpack(source: Any) -> Tensor:
     """Return a tensor over the memory of any object with `__dlpack__` (PyTorch, NumPy, …), on the host or on CUDA.
 
-    Writes through `source` cannot be tracked. Raises DtypeError for dtypes NumPy lacks, DeviceError for another device.
+    Autograd misses writes through `source`. Raises DtypeError for dtypes NumPy lacks, DeviceError for another device.
     """
     if isinstance(source, Tensor):
         return source.detach()

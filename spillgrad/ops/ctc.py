@@ -40,7 +40,7 @@ def _lengths(what: str, given: Any, batch: int) -> np.ndarray:
 
 
 def _labels(targets: Tensor, lengths: np.ndarray, alone: bool) -> np.ndarray:
-    """Return a row of labels for each sequence, padded with zeros."""
+    """Return a row of labels per sequence, padded with zeros; `alone` says that there is no batch dimension."""
     if targets.dtype.kind not in "iu":
         raise DtypeError(f"ctc_loss: got targets of {targets.dtype}; wanted class indices: convert them to int64")
     longest = int(lengths.max(initial=0))
@@ -73,8 +73,8 @@ def ctc_loss(
 
     "mean" first divides each loss by the length of its target. A target that is too long for its input has an infinite
     loss; with `zero_infinity`, its loss and gradient are 0. The gradient is the derivative by `log_probs` itself, and
-    can be differentiated again. (PyTorch's assumes that log_softmax made `log_probs`; the input of log_softmax gets the
-    same gradient from both.)
+    can be differentiated again. (PyTorch's gradient assumes that log_softmax made `log_probs`; the input of log_softmax
+    gets the same gradient from both.)
     Shapes: log_probs (T, N, C) or (T, C); targets (N, S), or all labels in one dimension; lengths (N,) or (). Labels
     are 0 to C - 1 without `blank`.
     Raises ShapeError, DtypeError, ArgumentError, and DimensionError for a label outside [0, C).

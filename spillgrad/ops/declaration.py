@@ -11,8 +11,8 @@
 
 An argument is False, a string of names separated by spaces, or True. True means every public name that its module gives
 the function, aliases by assignment included; for the standard, which has no aliases, it means the function's own name.
-`tensor_methods` makes the methods, `spillgrad.array_api` the standard's functions, and `spillgrad.interop.numpy` the
-functions for NumPy's.
+From the declarations, `tensor_methods` makes methods, `spillgrad.array_api` makes the standard's functions, and
+`spillgrad.interop.numpy` makes the implementations of NumPy's functions.
 """
 
 import functools
@@ -62,7 +62,7 @@ declarations: list[Declaration] = []
 def declare(
     *, method: Names = False, in_place: Names = False, numpy: Names = False, standard: Names = False
 ) -> Callable[[Function], Function]:
-    """Return a decorator that records further names of a function; `in_place` without `method` means both."""
+    """Return a decorator that records further names of a function; without `method`, `in_place` also names methods."""
 
     def note(function: Function) -> Function:
         declarations.append(Declaration(function, method, in_place, numpy, standard))

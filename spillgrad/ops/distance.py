@@ -108,7 +108,7 @@ _cdist: Callable[..., Tensor] = operation("cdist", _euclidean, x1=_first_gradien
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
     """Return the p-norm of the difference of every row of `x1` and every row of `x2`.
 
-    Differences are exact for every `compute_mode`, which PyTorch has for speed. The gradient of a distance 0 is 0.
+    Differences are exact: `compute_mode`, in PyTorch for speed, has no effect. The gradient of a distance 0 is 0.
     Shapes: x1 (..., P, M), x2 (..., R, M), the result (..., P, R); leading dimensions broadcast.
     """
     for x in (x1, x2):

@@ -1,8 +1,8 @@
 """Sums of products over named dimensions: two operands are multiplied by one matrix product.
 
-Three or more operands are multiplied two at a time: in the order that the package opt_einsum plans if it is installed
-(`pip install opt_einsum`), otherwise always the two with the fewest products first. `opt_einsum.contract` takes
-tensors, too.
+Three or more operands are multiplied two at a time. If the package opt_einsum is installed (`pip install opt_einsum`),
+it plans the order. Otherwise, each product takes the two operands with the fewest products of elements.
+`opt_einsum.contract` takes tensors, too.
 """
 
 import functools
@@ -75,7 +75,7 @@ def _from_lists(arguments: tuple[Any, ...]) -> tuple[list[Tensor], list[Labels],
 
 
 def _spelled_out(labels: Labels, ndim: int, dots: int) -> Labels:
-    """Return a label for each dimension: "..." becomes the last of `dots` common labels, so that it broadcasts."""
+    """Return a label for each dimension: "..." becomes the last of `dots` labels that all operands have in common."""
     if _ELLIPSIS not in labels:
         return labels
     place = labels.index(_ELLIPSIS)
@@ -208,9 +208,9 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _planned(terms: tuple[Labels, ...], result: Labels, sizes: tuple[tuple[Any, int], ...]) -> Any:
-    """Return the pairs of operands to multiply, as opt_einsum orders them; None if it is not installed.
+    """Return the pairs of operands to multiply, in the order of opt_einsum; None if opt_einsum is not installed.
 
-    A pair holds two positions in the list of operands; the product replaces the two at the end of the list.
+    A pair holds two positions in the list of operands: these two are removed, and their product is appended.
     """
     try:
         from opt_einsum import contract_path, get_symbol

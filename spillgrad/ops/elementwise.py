@@ -97,7 +97,7 @@ def _shapes(operands: Iterable[Any]) -> list[Shape]:
 
 
 def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
-    """Return the derivative by the operand `source`: `formula` as a kernel, or on tensors under `create_graph`."""
+    """Return the derivative by operand `source`, running `formula` as a kernel, or on tensors under `create_graph`."""
     if traced(formula).results == ("in_g",):
         return Derivative((source,), ("g", f"{source}_shape"), sum_to)
     loop = Loop(formula, f"{row.name}.{source}")
@@ -136,12 +136,12 @@ OPERATIONS: dict[str, Operation] = {name: _operation(row) for name, row in ROWS.
 
 
 def tensor_functions() -> dict[str, Callable[..., Any]]:
-    """Return the functions of tensors that formulas call, by name."""
+    """Return {name: function of tensors} for all functions that formulas call."""
     return {name: OPERATIONS[name] for name in FUNCTIONS}
 
 
 def call(name: str, *operands: Any, out: Tensor | None = None) -> Tensor:
-    """Call a row's operation after promoting its operands to one dtype; the result is written to `out`, if given.
+    """Call the operation of the row `name` on operands promoted to one dtype; write the result to `out`, if given.
 
     Raises OperandError for an operand that is neither tensor nor number, DtypeError for a dtype without this operation,
     and ShapeError if shapes do not broadcast. With `out`, raises DtypeError or ShapeError if the result does not fit
@@ -203,7 +203,7 @@ def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
 
 
 def accumulate(total: Tensor, gradient: Tensor) -> None:
-    """Do `total.add_(gradient)`, as backward does for every leaf; call it only where nothing is recorded."""
+    """Add `gradient` to `total` in place, as backward does for every leaf; call this only where nothing is recorded."""
     into, array = total._array, gradient._array
     if array.shape == into.shape and inplace.computes_in_place(total, (gradient,), {}) and _same_or_apart(into, array):
         total._storage.begin_change()
@@ -228,7 +228,7 @@ def _check_out(name: str, out: Any, shape: tuple[int, ...], device: Device, diff
 
 
 def _same_or_apart(out: np.ndarray, operand: Any) -> bool:
-    """Return whether `out` and the operand coincide or share no memory, so that no unread element is overwritten."""
+    """Return whether writing `out` overwrites no unread element: `out` and the operand coincide or share no memory."""
     if operand is out or not isinstance(operand, ARRAYS) or not np.may_share_memory(out, operand):
         return True
     return (address_of(out), layout_of(out)) == (address_of(operand), layout_of(operand))

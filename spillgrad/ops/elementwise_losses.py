@@ -26,8 +26,8 @@ def _reduced_operation(
 ) -> Operation:
     """Return the operation that computes the losses of elements and reduces them.
 
-    `losses(input, target, *options)` returns the losses of elements; `by_input(g, input, target, *options)` and
-    `by_target`, with the same arguments, return their gradients.
+    `losses(input, target, *options)` returns the losses of elements. `by_input(g, input, target, *options)` returns the
+    gradient by the input, and `by_target`, with the same arguments, the gradient by the target.
     """
 
     def forward(self: np.ndarray, target: np.ndarray, reduction: str, options: tuple[float, ...]) -> np.ndarray:
@@ -81,8 +81,8 @@ def binary_cross_entropy_with_logits(
 ) -> Tensor:  # fmt: skip
     """Return the negative log probability of `target` (probabilities) under the sigmoid of the logits `input`.
 
-    `weight` multiplies each loss, `pos_weight` the term that `target` multiplies; both broadcast. Shapes: input and
-    target the same.
+    `weight` multiplies each loss, and `pos_weight` multiplies the term with the factor `target`; both broadcast.
+    Shapes: input and target the same.
     """
     require_alike("binary_cross_entropy_with_logits", input, target)
     if weight is None and pos_weight is None and type(input) is not Symbol:
@@ -143,7 +143,7 @@ def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
 
 @float32_in_autocast
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
-    """Return half the square of differences up to `delta`, and delta (|difference| - delta / 2) of larger ones.
+    """Return half the square of differences up to `delta`, and delta (|difference| - delta / 2) for larger ones.
 
     Raises ArgumentError unless delta > 0. Source: Huber 1964.
     """

@@ -111,7 +111,7 @@ def _shorten_rows(weight: Tensor, indices: np.ndarray, max_norm: float, norm_typ
 
 
 def _by_frequency(rows: Tensor, indices: np.ndarray) -> Tensor:
-    """Return `rows` with gradients that are divided by how often the index of each row occurs."""
+    """Return `rows`; backward divides the gradient of each row by how often the index of the row occurs."""
     _, inverse, counts = np.unique(indices, return_inverse=True, return_counts=True)
     weights = (1 / counts[inverse.reshape(indices.shape)])[..., None].astype(rows.dtype)
     return _weigh_gradient(rows, weights)
@@ -137,8 +137,8 @@ def embedding_bag(
 ) -> Tensor:  # fmt: skip
     """Return the sum, mean or elementwise maximum of the rows of `weight` in each bag; zeros for an empty bag.
 
-    Each row of a matrix `input` is a bag. In a vector, a bag reaches from one of the `offsets` to the next, the last
-    bag to the end; with `include_last_offset`, the last offset is this end. `per_sample_weights` multiply the rows of a
+    Each row of a matrix `input` is a bag. In a vector, a bag begins at each of the `offsets` and ends before the next;
+    with `include_last_offset`, the last offset only ends the last bag. `per_sample_weights` multiply the rows of a
     sum. The row `padding_idx` is left out. Of equal maxima, the first gets the gradient. Other options are as in
     `embedding`.
     Shapes: input (B, n), or (n,) with offsets (B,); weight (V, D); per_sample_weights as input; result (B, D).
@@ -168,7 +168,7 @@ def embedding_bag(
 
 
 def _bags(name: str, input: Tensor, offsets: Tensor | None, include_last_offset: bool) -> tuple[np.ndarray, int]:
-    """Return, for each index in order, the bag it belongs to, and the number of bags."""
+    """Return the bag of each index in `input`, in order, and the number of bags."""
     if input.ndim == 2:
         if offsets is not None:
             raise ArgumentError(

@@ -32,7 +32,7 @@ _ADJOINT = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
 def _as_transformed(array: np.ndarray, like: np.ndarray, is_real: bool) -> np.ndarray:
-    """Return the transform `array` in the precision of its operand `like`."""
+    """Return the transform `array`, real or complex, in the precision of the array `like` that was transformed."""
     double = like.dtype in (np.float64, np.complex128)
     kinds = (np.float32, np.float64) if is_real else (np.complex64, np.complex128)
     return np.ascontiguousarray(array, kinds[double])
@@ -65,7 +65,7 @@ def _by_half(g: Tensor, dims: Shape, norm: str, self_shape: Shape) -> Tensor:
 
 
 def _by_real(g: Tensor, dims: Shape, norm: str, self_shape: Shape, size: int) -> Tensor:
-    """Return the gradient of the real inverse transform: elements that stand for two of the spectrum count twice."""
+    """Return the gradient of the real inverse transform; a value that stands for two of the spectrum counts twice."""
     along = dims[-1]
     half = _fft_r2c(g, dims, _ADJOINT[norm])
     twice = np.full(half.shape[along], 2.0)
@@ -101,7 +101,7 @@ def _known_norm(name: str, norm: str | None) -> str:
 def _checked(
     name: str, input: Tensor, s: Any, dim: Dims, norm: str | None, by_default: Shape | None
 ) -> tuple[Tensor, Shape, tuple[int, ...] | None, str]:  # fmt: skip
-    """Check the arguments; return the operand in a dtype that has transforms, the dimensions, the sizes, the norm."""
+    """Check the arguments; return (operand in a dtype that has transforms, dimensions, sizes or None, norm)."""
     norm = _known_norm(name, norm)
     if not input.is_complex() and input.dtype != dtypes.float64:
         input = to_dtype(input, dtypes.float32)
@@ -158,7 +158,7 @@ def _other_way(name: str, norm: str | None) -> str:
 
 
 def _hermitian(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
-    """Return the transform of half a spectrum: the inverse of its conjugate, with the norm of the other direction."""
+    """Return `hfft` of half a sequence: the real inverse transform of its conjugate, with `norm` for the other way."""
     return _real(name, complex_numbers.conj(input), s, dim, _other_way(name, norm), default)
 
 

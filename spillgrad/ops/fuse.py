@@ -35,8 +35,8 @@ Shape = tuple[int, ...]
 class FusedFunction:
     """A function that `fuse` made: each call runs one kernel.
 
-    The original function is called only once per combination of dtypes, numbers of dimensions and values of arguments
-    that are neither tensors nor floats.
+    The original function is called once for given dtypes and numbers of dimensions of the tensors, and given values of
+    the arguments that are neither tensors nor floats.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -132,7 +132,7 @@ class FusedFunction:
 
 
 def fuse(function: Callable[..., Any]) -> FusedFunction:
-    """Return a function of elementwise operations as one kernel forward and one backward; also a decorator.
+    """Fuse the elementwise operations of a function to one forward and one backward kernel; also a decorator.
 
     Backward saves only the arguments that gradients need, and computes the rest again. Arguments broadcast. Float
     arguments may change from call to call; each value of an argument that is neither tensor nor float gets a kernel of
@@ -143,7 +143,7 @@ def fuse(function: Callable[..., Any]) -> FusedFunction:
 
 
 def _operation_that_raised(traceback: TracebackType | None) -> str:
-    """Return the name of the operation that read a symbol: the first spillgrad function that the function called."""
+    """Return the name of the operation that read a symbol: the outermost spillgrad function below the user's."""
     name, outside = "an operation", True
     while traceback is not None:
         frame = traceback.tb_frame
@@ -313,7 +313,7 @@ _RESERVED = ("g", "grads", "needs")
 
 
 def _slot(name: str) -> str:
-    """Return the name under which an argument is saved: its own, with a suffix if derivatives reserve that name."""
+    """Return the name under which an argument is saved: its own name, with a suffix if derivatives reserve it."""
     taken = name.startswith("result") or name in _RESERVED or name.endswith(("_shape", "_dtype"))
     return f"{name}_argument" if taken else name
 
@@ -323,7 +323,7 @@ def _as(array: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
 
 
 def _groups(shapes: Sequence[Shape], numbers: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the numbers in groups with the same shape; `shapes[k]` is the shape of number k."""
+    """Return `numbers`, which are indices into `shapes`, in groups with equal shapes."""
     if len(numbers) == 1:
         return [tuple(numbers)]
     groups: dict[Shape, list[int]] = {}

@@ -34,7 +34,7 @@ class Recorder:
         self, formula: Formula, derivatives: dict[str, Formula], operands: Sequence[Any], constants: dtypes.DType,
         dtype: dtypes.DType,
     ) -> "Symbol":  # fmt: skip
-        """Record a formula of symbols and numbers, the numbers as `constants`; return the symbol of its result."""
+        """Record a formula of symbols and numbers (numbers in dtype `constants`); return the symbol of the result."""
         number = (bool, int, float)[dtypes.category(constants)]
         values = tuple([o.value if isinstance(o, Symbol) else number(o) for o in operands])
         value = self.program.add_step(Step(formula, derivatives, values, computed(constants)), computed(dtype))
@@ -43,7 +43,7 @@ class Recorder:
 
 
 class Symbol(Tensor):
-    """A value inside a function that is being fused."""
+    """The placeholder for a tensor inside a function that is being fused."""
 
     _requires_grad = False
     _base = _base_fn = _grad_fn = None

@@ -25,7 +25,7 @@ from spillgrad_kernels.device_array import ARRAYS, beside, is_on_device, zeros_b
 
 
 def _parsed(index: Any) -> tuple[tuple[Any, ...], bool]:
-    """Return the index in NumPy's form, and whether it is basic. Raises DimensionError for parts of another type."""
+    """Return the index in NumPy's form, and whether it is basic. Raises DimensionError for a part that cannot index."""
     parts = [_part(p) for p in (index if isinstance(index, tuple) else (index,))]
     return tuple(parts), not any(isinstance(p, ARRAYS) for p in parts)
 
@@ -55,7 +55,7 @@ def _part(part: Any) -> Any:
 
 
 def _integers_first(index: tuple[Any, ...], ndim: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Split an advanced index in two: a basic index that applies its integers, and the rest, to apply after it.
+    """Split an advanced index in two: a basic index with the integers, and the rest, for the view at the basic index.
 
     NumPy treats the integers as index arrays, which moves dimensions to the front; PyTorch applies the integers first.
     """
@@ -100,13 +100,13 @@ _slice, _select, _unsqueeze = (
 
 
 def _basic(tensor: Tensor, index: tuple[Any, ...]) -> Tensor:
-    """Return the view at a basic index; the kind of the index's last part names the node, as in PyTorch."""
+    """Return the view at a basic index; its graph node is named after the kind of the last part, as in PyTorch."""
     last = next((p for p in reversed(index) if p is not Ellipsis and p != slice(None)), slice(None))
     return (_select if isinstance(last, int) else _unsqueeze if last is None else _slice)(tensor, index)  # type: ignore[no-any-return]
 
 
 def _without_whole_end(index: tuple[Any, ...], ndim: int) -> tuple[tuple[Any, ...], int]:
-    """Return the index without the whole dimensions at its end, and the number of dimensions that the rest covers."""
+    """Return the index without ":" and "..." at its end, and the number of dimensions that the other parts cover."""
     end = len(index)
     while index[end - 1] is Ellipsis or (isinstance(index[end - 1], slice) and index[end - 1] == slice(None)):
         end -= 1
@@ -117,7 +117,7 @@ def _without_whole_end(index: tuple[Any, ...], ndim: int) -> tuple[tuple[Any, ..
 
 
 def _accumulated(self: np.ndarray, index: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Return zeros of `shape` with values added at an advanced index; a position named twice receives both values."""
+    """Return zeros of `shape` with values added at an advanced index; values for one position add up."""
 
     def added_at(values: np.ndarray) -> np.ndarray:
         sums = zeros_beside(values, shape, values.dtype)
@@ -151,7 +151,7 @@ _advanced: Callable[..., Tensor] = operation(
 
 
 def _kept(index: tuple[Any, ...], *tensors: Tensor) -> tuple[Any, ...]:
-    """Return the index, with its arrays copied if backward will need them: their owner may change them until then."""
+    """Return the index; arrays that backward will need are copied, as the caller may change them before backward."""
     if not (is_grad_enabled() and any(t.requires_grad for t in tensors)):
         return index
     return tuple(p.copy() if isinstance(p, ARRAYS) else p for p in index)
@@ -235,10 +235,10 @@ def setitem(tensor: Tensor, index: Any, value: Any) -> None:
 
 
 def put(tensor: Tensor, index: tuple[np.ndarray | None, ...], values: Tensor, accumulate: bool) -> Tensor:
-    """Return a copy with the elements at `index` replaced by the values, or with `accumulate` the values added.
+    """Return a copy with the elements at `index` replaced by `values`; `accumulate` adds `values` instead.
 
-    `index` has an array for each dimension, None for all its indices; the values broadcast. Raises DimensionError if an
-    index is out of range, ShapeError if the values do not broadcast.
+    A part of `index` is an index array, a mask, or None for a whole dimension. Raises DimensionError if an index is
+    out of range, ShapeError if the values do not broadcast.
     """
     parsed = tuple(slice(None) if part is None else part for part in index)
     if any(part is not None and part.dtype.kind not in "iub" for part in index):
@@ -256,7 +256,7 @@ def put(tensor: Tensor, index: tuple[np.ndarray | None, ...], values: Tensor, ac
 
 
 def _shaped_alike(part: Any) -> Any:
-    """Return a part of an index for the host that picks as many elements: a copied mask, or zeros for integers."""
+    """Return an index part on the host that picks as many elements: a copy of a mask, or zeros for integers."""
     if not is_on_device(part):
         return part
     return part.to_host() if part.dtype == np.bool_ else np.broadcast_to(np.int64(0), part.shape)
@@ -274,6 +274,6 @@ def _source(value: Any, target: Tensor) -> Tensor:
 
 
 def _leading_ones_dropped(value: Tensor, ndim: int) -> Tensor:
-    """Drop leading dimensions of size 1 that an assigned value has beyond `ndim`, as NumPy and PyTorch do."""
+    """Return an assigned value without leading dimensions of size 1 beyond `ndim`, as NumPy and PyTorch do."""
     extra = value.ndim - ndim
     return value.reshape(value.shape[extra:]) if extra > 0 and all(s == 1 for s in value.shape[:extra]) else value

@@ -37,7 +37,7 @@ def _lower_series(a: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _upper_fraction(a: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return the continued fraction of the upper function, by Lentz's method."""
+    """Return the continued fraction of the upper incomplete gamma function, by Lentz's method."""
     b = x + 1 - a
     c = np.full_like(x, 1e300)
     d = 1 / b

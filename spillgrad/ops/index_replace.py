@@ -112,10 +112,10 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Tensor | Number) -
 
 @declare(in_place=True)
 def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Any, accumulate: bool = False) -> Tensor:
-    """Return `input` with the elements `input[indices]` replaced by `values`, or with `accumulate` increased by them.
+    """Return a copy of `input` with the elements at `indices` replaced by `values`; `accumulate` adds `values` instead.
 
-    Shapes: indices as in brackets, None for a whole dimension; values broadcast. Raises DimensionError if an index is
-    out of range, ShapeError if the values do not broadcast.
+    Each of `indices` is an index tensor, a bool mask, or None for a whole dimension. Raises DimensionError if an index
+    is out of range, ShapeError if `values` do not broadcast to the shape of `input[indices]`.
     """
     if not isinstance(indices, tuple | list) or not all(i is None or isinstance(i, Tensor) for i in indices):
         raise OperandError("index_put: wanted a tuple of index tensors (or None), one for each dimension")
@@ -126,7 +126,7 @@ def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Any, accu
 
 @declare(in_place=True)
 def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    """Return `input` with `source` written, or with `accumulate` added, at positions `index` of the flattened input."""
+    """Return `input` with `source` written at positions `index` of the flattened input; `accumulate` adds instead."""
     count = input.numel()
     if isinstance(index, Tensor) and index.dtype.kind == "i":
         index = Tensor.wrap(np.where(index.array < 0, index.array + count, index.array))
@@ -193,7 +193,7 @@ def _fold_gradient(
 def _product_gradient(
     g: Any, self: Any, dim: int, index: Tensor, src: Any, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Return gradients from the products of all other factors, without dividing: exact for zeros and differentiable."""
+    """Return the gradients of "prod" as products of the other factors, which is exact for zeros and differentiable."""
     count = self.numel()
     places = arange_beside(index.array, count).reshape(self.shape)
     targets = np.take_along_axis(corner(places, dim, index.shape), index.array, dim)
@@ -215,7 +215,7 @@ def _product_gradient(
 
 
 def _products_before(factors: Tensor, ranks: np.ndarray) -> Tensor:
-    """Return, for each factor i, the product of the ranks[i] factors before it, in a loop with doubling steps."""
+    """Return, for each factor i, the product of the ranks[i] factors before it, by a scan with doubling distances."""
     position = arange_beside(ranks, ranks.size)
     # Reading the ranks would wait for the device, so there the loop takes some steps more than it must.
     highest = ranks.size - 1 if is_on_device(ranks) else ranks.max(initial=0)

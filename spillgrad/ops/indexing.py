@@ -66,7 +66,7 @@ def _selected(self: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
 
 
 def _summed_slices(self: np.ndarray, dim: int, index: np.ndarray, size: int) -> np.ndarray:
-    """Return zeros of `size` along `dim` with the slices added at `index`."""
+    """Return zeros of size `size` along `dim`, with the slices of `self` added at the positions `index`."""
     slices = np.moveaxis(self, dim, 0)
     if dtypes.is_floating_point(self.dtype):
 
@@ -200,7 +200,7 @@ def scattered_into_zeros(values: Tensor, dim: int, index: Tensor, shape: Shape) 
 
 @on_device("indexing")
 def spread(self: np.ndarray, dim: int, index: np.ndarray, size: int) -> np.ndarray:
-    """Return zeros of `size` along `dim` with the elements at `index`; `index` must not name a place twice."""
+    """Return zeros of size `size` along `dim`, with the elements at `index`, which must not hold a position twice."""
     shape = (*index.shape[:dim], size, *index.shape[dim + 1 :])
     return _added(np.broadcast_to(np.zeros((), self.dtype), shape), dim, index, self)
 
@@ -209,12 +209,12 @@ _spread: Callable[..., Tensor] = operation("spread", spread, self=lambda g, dim,
 
 
 def spread_into_zeros(values: Tensor, dim: int, index: Tensor, size: int) -> Tensor:
-    """Return zeros of `size` along `dim` with `values` at `index`; `index` must not name a place twice."""
+    """Return zeros of size `size` along `dim`, with `values` at `index`, which must not hold a position twice."""
     return _spread(values, dim, index, size)
 
 
 def check_places(name: str, input: Tensor, dim: int, index: Any) -> int:
-    """Check that every index is a place in `input`; return `dim` counted from the front."""
+    """Check that range and shape of `index` fit `input`; return `dim` counted from the front."""
     dim = normalize_dim(name, dim, input.ndim)
     check_index(name, index, input.shape[dim] if input.ndim else 1, dim, input.shape)
     fits = index.ndim == input.ndim and all(i == dim or size <= input.shape[i] for i, size in enumerate(index.shape))
@@ -239,7 +239,7 @@ def used_part(name: str, input: Tensor, index: Tensor, src: Tensor) -> Tensor:
 
 @declare(method=True)
 def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Return the elements at `index` along one dimension, each at the position of its index in the other dimensions.
+    """Return the elements at `index` along `dim`; in the other dimensions, each has the position of its index.
 
     Shapes: index as input, smaller or equal except along `dim`; the result is as index.
     """
@@ -279,7 +279,7 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
 @declare(method=True)
 def take(input: Tensor, index: Tensor) -> Tensor:
-    """Return the elements at positions `index` of the flattened input, in the index's shape; -1 is the last one."""
+    """Return the elements at positions `index` of the flattened input, in the index's shape; -1 is the last element."""
     count = input.numel()
     if isinstance(index, Tensor) and index.dtype.kind == "i":
         index = Tensor.wrap(np.where(index.array < 0, index.array + count, index.array))
@@ -382,7 +382,7 @@ def argwhere(input: Tensor) -> Tensor:
 @declare(numpy=True)
 @or_by_host
 def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
-    """Return indices into a flattened tensor of `shape` as an index tensor per dimension. Raises DimensionError."""
+    """Convert indices into a flattened tensor of `shape` to an index tensor per dimension. Raises DimensionError."""
     sizes = shape_arguments((shape,))
     check_index("unravel_index", indices, math.prod(sizes), 0, sizes)
     return tuple(Tensor.wrap(as_own(part)) for part in np.unravel_index(indices.array, sizes))
@@ -414,7 +414,7 @@ place_diagonal: Callable[..., Tensor] = operation(
 
 @declare(method=True)
 def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Return a view of the diagonals of two dimensions, as the last dimension; positive offsets are above the main."""
+    """Return a view of the diagonals of two dimensions, as the last dimension; `offset` > 0 is above the main one."""
     first, second = (normalize_dim("diagonal", dim, input.ndim) for dim in (dim1, dim2))
     if input.ndim < 2 or first == second:
         raise DimensionError(

@@ -34,8 +34,8 @@ Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and of
 def change(tensor: Tensor, name: str, function: Callable[..., Tensor], *arguments: Any, **options: Any) -> Tensor:
     """Replace the tensor's values by `function(tensor, *arguments, **options)` and record it; return the tensor.
 
-    Raises GraphError if the change cannot be recorded: of a leaf that requires a gradient, of a view of such a leaf,
-    and of the base of such a leaf. Raises ShapeError or DtypeError if the result does not fit into the tensor.
+    Raises GraphError if the change cannot be recorded, as for a leaf that requires a gradient, and for a view or the
+    base of such a leaf. Raises ShapeError or DtypeError if the result does not fit into the tensor.
     """
     if not is_recorded(tensor, *arguments, *options.values()):
         if _takes_out(function) and computes_in_place(tensor, arguments, options):
@@ -84,7 +84,7 @@ def computes_in_place(tensor: Tensor, arguments: tuple[Any, ...], options: dict[
 
 
 def refuse(tensor: Tensor, name: str, of_a_leaf: type[Exception] = GraphError) -> None:
-    """Raise GraphError if an in-place change of the tensor cannot be recorded; `of_a_leaf` if a leaf is the reason."""
+    """Raise GraphError (`of_a_leaf` if a leaf is the reason) if an in-place change of the tensor cannot be recorded."""
     base = tensor if tensor._base is None else tensor._base
     remedy = "wrap it in no_grad() or work on a clone()"
     if base is not tensor and base.requires_grad and not tensor.requires_grad:
@@ -126,7 +126,7 @@ def write(tensor: Tensor, name: str, values: np.ndarray) -> None:
 def begin_write(tensor: Tensor, name: str, shape: tuple[int, ...], dtype: dtypes.DType) -> None:
     """Check that a result of this shape and dtype may overwrite the tensor, and raise the tensor's version.
 
-    The version changes before the memory, so that a concurrent reader can notice the change. Raises ShapeError or
+    The version is raised before the write: a concurrent reader can notice the change. Raises ShapeError or
     DtypeError if the result does not fit into the tensor, GraphError if the tensor's memory is read-only or expanded.
     """
     array = tensor._array
@@ -146,7 +146,7 @@ def begin_write(tensor: Tensor, name: str, shape: tuple[int, ...], dtype: dtypes
 
 
 def repeats_places(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether two elements at these strides share memory, as in an expanded or unfolded tensor."""
+    """Return whether any elements at these strides share memory, as in an expanded or unfolded tensor."""
     steps = sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True) if size > 1)
     reach = 0
     for stride, size in steps:
@@ -165,7 +165,7 @@ def repeats_places(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def record_change(tensor: Tensor, edge: Edge) -> None:
-    """Attach the changed tensor to the graph at `edge`; if it is a view, its base records the change, too."""
+    """Attach the changed tensor to the graph at `edge`; the base of a changed view records the change, too."""
     base = tensor._base
     if base is not None:
         node = ChangedSlice(base, edge, geometry(tensor, base))
@@ -175,16 +175,16 @@ def record_change(tensor: Tensor, edge: Edge) -> None:
 
 
 def move(tensor: Tensor, edge: Edge) -> None:
-    """Attach the tensor to the graph at another edge; retained gradients move with it."""
+    """Attach the tensor to the graph at another edge; retained gradients move to that edge, too."""
     if tensor._grad_fn is not None:
         tensor._grad_fn.hand_over_retained(tensor._output_nr, edge)
     tensor.attach(*edge)  # type: ignore[arg-type]
 
 
 def geometry(view: Tensor, base: Tensor) -> Geometry:
-    """Return the shape, strides and offset of a view in its base, in elements.
+    """Return (shape, strides, offset) of a view in its base; strides and offset count elements.
 
-    Raises GraphError if the base is not contiguous, has other memory now, or does not contain all of the view.
+    Raises GraphError if the base is not contiguous, has another storage than the view, or does not hold the whole view.
     """
     if view.storage is not base.storage:
         raise GraphError("in-place: the view's base got other memory, by assigning its data; make the view again")
@@ -201,7 +201,7 @@ def geometry(view: Tensor, base: Tensor) -> Geometry:
 
 
 class ChangedSlice(Node):
-    """The node of a base after one of its views changed: that part is from the change, the rest from the old base."""
+    """The node of a base whose view was changed: the view's elements are from the change, others from the old base."""
 
     def __init__(self, base: Tensor, changed: Edge, place: Geometry) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class ChangedSlice(Node):
 
 
 def strided(self: np.ndarray, place: Geometry) -> np.ndarray:
-    """Return a view of a dense array at `place`: shape, strides and offset."""
+    """Return a view of a dense array; `place` is (shape, strides, offset) in elements."""
     shape, strides, offset = place
     dense, steps = contiguous(self), tuple(s * self.itemsize for s in strides)
     if is_on_device(dense):
@@ -239,7 +239,7 @@ def _put(self: np.ndarray, part: np.ndarray, place: Geometry) -> np.ndarray:
 
 
 def _summed(self: np.ndarray, place: Geometry, shape: tuple[int, ...]) -> np.ndarray:
-    """Return zeros of `shape` with elements added at `place`; elements that share a position add up."""
+    """Return zeros of `shape` with the elements of `self` added at `place`; those for one position add up."""
     positions = strided(np.arange(math.prod(shape)).reshape(shape), place)
 
     def add_up(values: np.ndarray) -> np.ndarray:
@@ -311,7 +311,7 @@ register_view_again(_view_again)
 
 @declare(method=True)
 def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
-    """Overwrite the tensor with the values of `source`, broadcast and converted; gradients flow to the source."""
+    """Overwrite the tensor with `source`, broadcast and converted, and return it; gradients flow to the source."""
     from_array = source if isinstance(source, Tensor) else Tensor.wrap(native(np.asarray(source)))
     from_array = to_device(from_array, tensor.device)
     if is_recorded(tensor, from_array):
@@ -347,11 +347,11 @@ _copy.node_name = "CopyBackwards"  # as PyTorch spells it
 
 @declare(method=True)
 def fill_(tensor: Tensor, value: Any) -> Tensor:
-    """Overwrite the tensor with one value."""
+    """Overwrite the tensor with one value; return the tensor."""
     return copy_(tensor, value if isinstance(value, Tensor) else np.asarray(value, tensor.dtype))
 
 
 @declare(method=True)
 def zero_(tensor: Tensor) -> Tensor:
-    """Overwrite the tensor with zeros."""
+    """Overwrite the tensor with zeros; return the tensor."""
     return fill_(tensor, 0)

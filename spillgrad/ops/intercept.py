@@ -1,6 +1,6 @@
 """Handlers that run in place of operations, for selective checkpoints and mixed precision.
 
-While no context is active in any thread, calls of operations cost nothing extra.
+While no interception is active in any thread, calls of operations cost nothing extra.
 """
 
 import contextlib
@@ -70,9 +70,9 @@ class Interception:
 class intercept:
     """Context manager: `handler` runs in place of this thread's operations; inside `handler`, operations run normally.
 
-    It can be entered again. `names` are the operations to intercept, None for all; while another context is active,
-    `handler` may get other operations, too. Views are not intercepted, nor operations that are made (for a number of
-    operands) within the context.
+    The context manager is reentrant. `names` are the operations to intercept, None for all; while another `intercept`
+    is active, `handler` may get operations outside `names`, too. Views are not intercepted. Nor are operations that are
+    created within the context, as for a new number of operands.
     """
 
     def __init__(self, handler: Handler, names: Collection[str] | None = None) -> None:
@@ -92,9 +92,9 @@ class intercept:
 
 
 class _Intercepted:
-    """The code of an operation while a context is active: it runs the thread's handler, or else the operation.
+    """The code of an operation while a context is active: it runs the thread's handler, if any, else the operation.
 
-    Mixed precision comes first: handlers see operands in the dtype that the operation computes in.
+    Mixed precision converts first: handlers see operands in the dtype that the operation computes in.
     """
 
     def __init__(self, operation: Operation, run: Callable[..., Any] | None) -> None:

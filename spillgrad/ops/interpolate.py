@@ -31,9 +31,9 @@ _WITH_ANTIALIAS = ("bilinear", "bicubic")
 
 
 class Taps(NamedTuple):
-    """Sums along a dimension of `size` elements: result i is the sum over k of weights[k, i] · element indices[k, i].
+    """Sums along a dimension x of `size` elements: result i is the sum over k of weights[k, i] · x[indices[k, i]].
 
-    Without weights, result i is element indices[0, i] itself.
+    Without weights, result i is x[indices[0, i]].
     """
 
     size: int
@@ -48,7 +48,7 @@ class Taps(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _transposed(taps: Taps) -> Taps:
-    """Return the transposed sums: from results to elements."""
+    """Return the sums with the transposed matrix of weights, from results to elements."""
     indices = np.array(taps.indices)
     weights = np.ones(indices.shape) if taps.weights is None else np.array(taps.weights)
     places = np.broadcast_to(np.arange(taps.results), indices.shape)
@@ -95,7 +95,7 @@ _resample: Callable[..., Tensor] = operation(
 
 @functools.lru_cache(maxsize=256)
 def _taps(mode: str, size: int, count: int, align_corners: bool, scale: float | None) -> Taps:
-    """Return the sums that turn `size` elements into `count`; `scale` is the scale factor of coordinates, or None."""
+    """Return the sums that turn `size` elements into `count`; `scale` is the scale factor, None for count / size."""
     places = np.arange(count)
     step = size / count if scale is None else 1 / scale
     if mode in ("nearest", "nearest-exact"):
@@ -154,8 +154,8 @@ def interpolate(
 
     The modes are "nearest", "nearest-exact" and "area" for any input, "linear" for signals, "bilinear" and "bicubic"
     for images, "trilinear" for volumes. With `align_corners`, the centres of the corner elements keep their places,
-    otherwise the outer corners of the image do. With `antialias`, "bilinear" and "bicubic" sum over all elements that a
-    result element covers in a smaller image. Coordinates are computed from `scale_factor` itself, or with
+    else the outer corners of the image keep theirs. With `antialias`, "bilinear" and "bicubic" sum over all elements
+    that a result element covers in a smaller image. Coordinates are computed from `scale_factor` itself, or with
     `recompute_scale_factor` from the sizes.
     Shapes: input (N, C, L), (N, C, H, W) or (N, C, D, H, W), result the same with other sizes.
     Raises ShapeError, DtypeError, ArgumentError.
