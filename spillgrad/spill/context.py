@@ -25,19 +25,11 @@ class SpillContext(StoreOwner):
     _stacklevel: ClassVar[int] = 3
 
     def __init__(
-        self,
-        directory: str | os.PathLike[str] | StoreOwner | None = None,
-        *,
-        ram_budget: int | str | None = None,
-        min_bytes: int | str = MIN_BYTES,
-        direct_io: bool | None = None,
-        checksums: bool = True,
-        on_full: str = "raise",
-        codec: str | None = None,
-        encrypt: bool = False,
-        keep_journal: str | os.PathLike[str] | None = None,
+        self, directory: str | os.PathLike[str] | StoreOwner | None = None, *, ram_budget: int | str | None = None,
+        min_bytes: int | str = MIN_BYTES, direct_io: bool | None = None, checksums: bool = True, on_full: str = "raise",
+        codec: str | None = None, encrypt: bool = False, keep_journal: str | os.PathLike[str] | None = None,
         only: hooks.Predicate | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Open the store with these options; `spillgrad.save_on_disk` explains the options."""
         # `saved_tensors_hooks.__init__` is not called: it would store the bound hooks, and with them a reference cycle.
         self.only = hooks.checked_predicate("save_on_disk", only)

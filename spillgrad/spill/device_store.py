@@ -159,15 +159,9 @@ class DeviceStore(TieredStore[DeviceEntry]):
             self._state.tier.allow(budget_bytes)
 
     def put(
-        self,
-        array: np.ndarray,
-        *,
-        key: Hashable | None = None,
-        label: Label | None = None,
-        unchanged: Callable[[], bool] | None = None,
-        watcher: object | None = None,
-        persistent: bool = False,
-    ) -> DeviceEntry:
+        self, array: np.ndarray, *, key: Hashable | None = None, label: Label | None = None,
+        unchanged: Callable[[], bool] | None = None, watcher: object | None = None, persistent: bool = False,
+    ) -> DeviceEntry:  # fmt: skip
         """Keep a device array; see `Store.put`. Waits until the host has room for arrays that must leave the device."""
         state = self._state
         is_copy = not array.flags.c_contiguous

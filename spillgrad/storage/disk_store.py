@@ -162,15 +162,9 @@ class DiskStore(TieredStore[DiskEntry]):
         return self._state.tier.budget_bytes
 
     def put(
-        self,
-        array: np.ndarray | Remote,
-        *,
-        key: Hashable | None = None,
-        label: Label | None = None,
-        unchanged: Callable[[], bool] | None = None,
-        watcher: object | None = None,
-        persistent: bool = False,
-    ) -> Handle:
+        self, array: np.ndarray | Remote, *, key: Hashable | None = None, label: Label | None = None,
+        unchanged: Callable[[], bool] | None = None, watcher: object | None = None, persistent: bool = False,
+    ) -> Handle:  # fmt: skip
         """Keep `array` and return its handle, as `Store.put` does. The handle refers weakly to `watcher`.
 
         Waits for the writer while the budget is full. An array that cannot fit is written straight from the caller's
@@ -240,14 +234,9 @@ class DiskStore(TieredStore[DiskEntry]):
         return self._full_disk.warning()
 
     def _put_copy(
-        self,
-        array: np.ndarray | Remote,
-        fits: bool,
-        key: Hashable | None,
-        label: Label | None,
-        watcher: object | None,
+        self, array: np.ndarray | Remote, fits: bool, key: Hashable | None, label: Label | None, watcher: object | None,
         persistent: bool,
-    ) -> tuple[DiskEntry, str | None]:
+    ) -> tuple[DiskEntry, str | None]:  # fmt: skip
         """Keep a copy of `array`, for which the caller has reserved room; return its entry, and a warning or None.
 
         Called without the lock.

@@ -47,14 +47,9 @@ class MemoryStore:
         self._sequence = self._packed = self._deduplicated = self._live = self._peak = self._hits = 0
 
     def put(
-        self,
-        array: np.ndarray | Remote,
-        *,
-        key: Hashable | None = None,
-        label: Label | None = None,
-        unchanged: Callable[[], bool] | None = None,
-        persistent: bool = False,
-    ) -> Handle:
+        self, array: np.ndarray | Remote, *, key: Hashable | None = None, label: Label | None = None,
+        unchanged: Callable[[], bool] | None = None, persistent: bool = False,
+    ) -> Handle:  # fmt: skip
         array = storable(array)
         with self._lock:
             self._drain()

@@ -123,14 +123,9 @@ class Store(Protocol):
     """Keeps arrays until they are needed again. Every method may be called from any thread."""
 
     def put(
-        self,
-        array: np.ndarray | Remote,
-        *,
-        key: Hashable | None = None,
-        label: Label | None = None,
-        unchanged: Callable[[], bool] | None = None,
-        persistent: bool = False,
-    ) -> Handle:
+        self, array: np.ndarray | Remote, *, key: Hashable | None = None, label: Label | None = None,
+        unchanged: Callable[[], bool] | None = None, persistent: bool = False,
+    ) -> Handle:  # fmt: skip
         """Keep `array` and return its handle, which holds one reference.
 
         With the `key` of a live handle, that handle is returned again, with one more reference. The array itself is

@@ -29,15 +29,9 @@ class StoreOwner:
     _store: DiskStore
 
     def _open_store(
-        self,
-        who: str,
-        directory: Any,
-        ram_budget: int | str | None,
-        *,
-        shared: "tuple[str, type[StoreOwner]] | None" = None,
-        stacklevel: int = 3,
-        **options: Any,
-    ) -> None:
+        self, who: str, directory: Any, ram_budget: int | str | None, *,
+        shared: "tuple[str, type[StoreOwner]] | None" = None, stacklevel: int = 3, **options: Any,
+    ) -> None:  # fmt: skip
         """Make a store in `directory`; or, if `directory` is another owner, share that owner's store.
 
         A store made here closes when this object and all handles of the store are gone. `shared` is a pair: the

@@ -24,12 +24,9 @@ class Run:
     __slots__ = ("__weakref__", "_needed", "_outer", "_targets", "_waiting", "at_end")
 
     def __init__(
-        self,
-        waiting: Collection[Node],
-        needed: Collection[Node] | None,
-        targets: Collection[Node | None],
+        self, waiting: Collection[Node], needed: Collection[Node] | None, targets: Collection[Node | None],
         outer: "Run | None",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._waiting = waiting
         self._needed = needed
         self._targets = targets

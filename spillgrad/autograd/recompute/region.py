@@ -101,16 +101,10 @@ class _Region:
     """
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        keywords: dict[str, Any],
-        context: AbstractContextManager[Any],
-        state: GeneratorState | None,
-        describe: Callable[[Tensor], _Description],
-        early_stop: bool,
-        is_verbose: bool,
-    ) -> None:
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any],
+        context: AbstractContextManager[Any], state: GeneratorState | None, describe: Callable[[Tensor], _Description],
+        early_stop: bool, is_verbose: bool,
+    ) -> None:  # fmt: skip
         self._function = function
         # This runs outside the region's own hooks, so that the surrounding hooks pack the arguments.
         self._arguments = _mapped((arguments, keywords), Tensor, _save)

@@ -112,15 +112,9 @@ class ReturnedMemory(Memory):
     __slots__ = ("_spilled", "_version", "altered_by", "begin", "end", "key", "number")
 
     def __init__(
-        self,
-        array: np.ndarray,
-        begin: int,
-        end: int,
-        key: Hashable,
-        altered_by: Hashable | None,
-        version: Version,
+        self, array: np.ndarray, begin: int, end: int, key: Hashable, altered_by: Hashable | None, version: Version,
         spilled: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(address_of(array), array.nbytes, array)
         self.begin, self.end, self.key, self.altered_by = begin, end, key, altered_by
         self.number = next(_numbers)

@@ -181,15 +181,9 @@ def plan(
 
 
 def observe(
-    model: str,
-    batch: int,
-    context: int,
-    ram: int | str,
-    directory: str | os.PathLike[str],
-    *,
-    offload: bool,
+    model: str, batch: int, context: int, ram: int | str, directory: str | os.PathLike[str], *, offload: bool,
     accumulate: int = 1,
-) -> Whole:
+) -> Whole:  # fmt: skip
     """Profile two layers of a catalogue model, trained by AdamW as in `plan`; return a `Whole`, which predicts steps.
 
     To predict for another machine, set the attribute `machine` of the result. Raises the errors of `plan`.
@@ -206,17 +200,11 @@ def _either(watched: Callable[[bool], Whole], ram_bytes: int) -> list[Whole]:
 
 
 def _watched(
-    build: Callable[[int], Module],
-    depth: int,
-    loss: Callable[[Module], Tensor],
-    ram_bytes: int,
-    directory: str | os.PathLike[str] | None,
-    accumulate: int,
-    *,
-    optimizer: Callable[[list[Parameter]], Optimizer] = AdamW,
-    mixed_precision: bool = False,
+    build: Callable[[int], Module], depth: int, loss: Callable[[Module], Tensor], ram_bytes: int,
+    directory: str | os.PathLike[str] | None, accumulate: int, *,
+    optimizer: Callable[[list[Parameter]], Optimizer] = AdamW, mixed_precision: bool = False,
     machine: Machine | None = None,
-) -> Callable[[bool], Whole]:
+) -> Callable[[bool], Whole]:  # fmt: skip
     """Return a function `watched(offload)` that profiles the model: in a store if `offload` is true, else in RAM."""
     place = Path(tempfile.gettempdir() if directory is None else directory).absolute()
     on = measure(place) if machine is None else machine

@@ -84,18 +84,10 @@ class Profile:
 
 
 def profile(
-    build: Callable[[int], Module],
-    depth: int,
-    step: Step,
-    make_optimizer: MakeOptimizer,
-    directory: str | os.PathLike[str],
-    *,
-    ram_budget: int,
-    offload: bool,
-    mixed_precision: bool = False,
-    accumulate: int = 1,
-    busy_s_per_byte: float = 0.0,
-) -> Profile:
+    build: Callable[[int], Module], depth: int, step: Step, make_optimizer: MakeOptimizer,
+    directory: str | os.PathLike[str], *, ram_budget: int, offload: bool, mixed_precision: bool = False,
+    accumulate: int = 1, busy_s_per_byte: float = 0.0,
+) -> Profile:  # fmt: skip
     """Build a model of at most two layers, train it for a few steps, and return the measurements.
 
     `build` returns a model with a given number of layers; the whole model has `depth` layers. `step` returns the loss
@@ -125,17 +117,9 @@ class _Watched:
     """A model in training, with the instruments that measure it."""
 
     def __init__(
-        self,
-        build: Callable[[int], Module],
-        depth: int,
-        step: Step,
-        make_optimizer: MakeOptimizer,
-        place: str,
-        ram_budget: int,
-        offload: bool,
-        mixed_precision: bool,
-        accumulate: int,
-    ) -> None:
+        self, build: Callable[[int], Module], depth: int, step: Step, make_optimizer: MakeOptimizer, place: str,
+        ram_budget: int, offload: bool, mixed_precision: bool, accumulate: int,
+    ) -> None:  # fmt: skip
         self.others_bytes = buffers.memory_stats().live_bytes  # of arrays outside the model
         self._loss, self._mixed_precision, self._accumulate = step, mixed_precision, accumulate
         self._offload: disk_offload | None = None

@@ -39,13 +39,9 @@ class Recorder:
         self._arguments: dict[str, set[Hashable]] = {}
 
     def forward(
-        self,
-        path: str,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
         now_s: Callable[[], float] = time.perf_counter,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Run and time the forward of the module at `path`; the clock `now_s` may stop while the thread waits."""
         known = self._arguments.setdefault(path, set())
         known.update(tensor.storage.uid for tensor in _tensors([args, kwargs]))

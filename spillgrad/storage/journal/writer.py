@@ -78,12 +78,9 @@ class Journal:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        about: Mapping[str, object] | None = None,
-        with_origin: bool = True,
+        self, directory: Path, about: Mapping[str, object] | None = None, with_origin: bool = True,
         keep: Path | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Make the journal of a run, with `about` in its head; without `with_origin`, it names no origins.
 
         Raises SpillError if `keep` cannot be written, is not a journal, or is the journal of a live run.

@@ -42,12 +42,9 @@ class StepPlan:
     """
 
     def __init__(
-        self,
-        packed: tuple[Packed, ...],
-        used: tuple[Used, ...],
-        happened: Sequence[Happened],
+        self, packed: tuple[Packed, ...], used: tuple[Used, ...], happened: Sequence[Happened],
         live_bytes: Sequence[int],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.packed = packed
         self.used = used
         self.happened = happened

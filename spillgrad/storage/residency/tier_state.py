@@ -77,13 +77,9 @@ class TierState(Generic[E]):
     # Entries
 
     def enter(
-        self,
-        array: np.ndarray,
-        key: Hashable | None,
-        label: Label | None,
-        unchanged: Callable[[], bool] | None,
+        self, array: np.ndarray, key: Hashable | None, label: Label | None, unchanged: Callable[[], bool] | None,
         persistent: bool,
-    ) -> E:
+    ) -> E:  # fmt: skip
         """Make the entry of a new array, with one reference."""
         entry = self._new_entry(array, self.sequence, label)
         entry.key, entry.unchanged, entry.persistent = key, unchanged, persistent

@@ -45,14 +45,9 @@ class Writer:
     """
 
     def __init__(
-        self,
-        state: StoreState,
-        segments: SegmentSet,
-        prefetcher: Prefetcher,
-        room: Room,
-        full_disk: FullDisk,
+        self, state: StoreState, segments: SegmentSet, prefetcher: Prefetcher, room: Room, full_disk: FullDisk,
         codec: Codec | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._state = state
         self._segments = segments
         self._prefetcher = prefetcher
@@ -310,13 +305,9 @@ class Writer:
         return took_s
 
     def _written(
-        self,
-        entry: DiskEntry,
-        extent: Extent | None,
-        error: SpillError | None = None,
-        unchanged: bool = True,
+        self, entry: DiskEntry, extent: Extent | None, error: SpillError | None = None, unchanged: bool = True,
         began_s: float = 0.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Record how a write ended: with an `error`, with `unchanged` values, or with changed ones. Takes the lock."""
         state = self._state
         with state.lock:
