@@ -84,7 +84,7 @@ def _drop_row(row: np.ndarray, words: np.ndarray, threshold: int, factor: float)
 
 @jit
 def pitch(like: np.ndarray, width: int) -> int:
-    """Return the stride, in bytes, of rows of `width` elements: an odd number of vectors, to spread over the cache."""
+    """Return the stride, in bytes, of rows of `width` elements: an odd number of vectors, to use all cache sets."""
     return round_up(width, tile_columns(like)) * like.itemsize + VECTOR_BYTES  # type: ignore[no-any-return]
 
 

@@ -342,7 +342,7 @@ def _grouped(images: np.ndarray, groups: int) -> np.ndarray:
 
 
 def _grain(work: int) -> int:
-    """Return how many tasks, of `work` multiply-adds each, pay for another thread."""
+    """Return how many tasks, of `work` multiply-adds each, are enough to justify another thread."""
     return max(1, _GRAIN // max(work, 1))
 
 

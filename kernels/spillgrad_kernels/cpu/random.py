@@ -150,7 +150,7 @@ def words64(shape: tuple[int, ...], seed: int, offset: int) -> np.ndarray:
 
 @on_device("random")
 def randint(low: int, high: int, shape: tuple[int, ...], seed: int, offset: int) -> np.ndarray:
-    """Return uniform int64 in [low, high). Probabilities are equal to one part in 2**64 / (high - low).
+    """Return uniform int64 in [low, high). Probabilities differ by at most one part in 2**64 / (high - low).
 
     Raises ValueError unless low < high.
     """

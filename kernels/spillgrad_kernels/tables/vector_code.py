@@ -76,8 +76,8 @@ def polynomial(*coefficients: float) -> Any:
 def beyond(limit: float, name: str) -> Any:
     """Return a compiled function of (x, result) that returns libm's `name`(x) if |x| > `limit`, else `result`.
 
-    A call keeps LLVM from vectorising a loop, unless the called function has vector variants. The variants here take
-    one comparison if no lane is beyond the limit.
+    A call keeps LLVM from vectorising a loop, unless the called function has vector variants. The returned function
+    has variants, which take one comparison if no lane is beyond the limit.
     Source: LLVM Language Reference, "vector-function-abi-variant".
     """
 
@@ -148,7 +148,7 @@ def through_float64(function: Any) -> Any:
 
 
 def of_two_through_float64(function: Any) -> Any:
-    """Return a float32 function of two arguments, as `through_float64` does for one argument."""
+    """Return a float32 function that computes `function`, which has two arguments, in float64."""
 
     @jitable
     def narrow(x: Any, y: Any) -> Any:

@@ -75,7 +75,7 @@ def _work(team: int, worker: int) -> None:
 def _sleep(team: int, job: int) -> None:
     """Wait until the job counter is no longer `job`, or the team stops.
 
-    The next job may end before the thread wakes. The thread then spins until the job after that.
+    The next job may have ended when the thread wakes. `_serve` then waits for the job after it.
     """
     fetch_add(team, _SLEEPERS, 1)  # before reading the job: a launcher changes it, then reads the sleepers
     _mutex_lock(team + _MUTEX * WORD_BYTES)
@@ -94,7 +94,7 @@ def _wake(team: int) -> None:
 
 @jit
 def _serve(team: int, worker: int, spins: int) -> None:
-    """Help with one launch after the other until the team stops. Workers have numbers from 1."""
+    """Compute shares of each launch, as thread `worker` (from 1), until the team stops. Sleep after `spins` pauses."""
     done = 0
     idle = 0
     while load(team, _STOP) == 0:

@@ -203,7 +203,7 @@ class Node:
         self._retain_hooks[output_nr] = store
 
     def hand_over_retained(self, output_nr: int, edge: Edge) -> None:
-        """Retain the gradient of `edge` instead of the output's, because an in-place change moved the tensor to it."""
+        """Retain the gradient of `edge`, not of output `output_nr`: an in-place change moved the tensor to `edge`."""
         store = (self._retain_hooks or {}).pop(output_nr, None)
         node, number = edge
         if store is not None and node is not None:
@@ -295,7 +295,7 @@ def _hook_name(hook: Any) -> str:
 
 
 def _lock_of(leaf: Any) -> Any:
-    """Return the lock of a leaf's gradient. Finalizers and signal handlers may take it again while it is held.
+    """Return the reentrant lock of a leaf's gradient: finalizers and signal handlers run in the thread that holds it.
 
     Two threads may add a gradient to the same leaf at once, so each leaf has a lock. With one lock for all leaves,
     threads would wait while the gradient of another leaf is read from disk.
@@ -321,7 +321,7 @@ class AccumulateGrad(Node):
     output_count = 1
 
     def output(self, output_nr: int) -> OutputMeta:
-        """Return the shape, dtype and device that a gradient must have. Made on demand, because it is rarely needed."""
+        """Return the shape, dtype and device that the leaf's gradient must have. Not stored, because rarely needed."""
         variable = self.variable
         return new_output((variable.shape, variable.dtype, variable.device))
 

@@ -176,7 +176,7 @@ class _Filling:
         self._found: list[_Description] = []
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Put the value into the next slot, if the slot is in use; return it for the recomputation's own graph."""
+        """Compare `tensor` with the forward's value; put it into the next slot, if in use; return it to be recorded."""
         number = len(self._found)
         self._found.append(self._describe(tensor))
         if number < len(self._slots):
@@ -197,8 +197,8 @@ class _Filling:
     def check_count(self, is_complete: bool) -> None:
         """Raise RecomputationError unless the recomputation saved as many values as the forward pass.
 
-        A function that itself runs backward is recomputed before it has saved all values (`is_complete` is then False);
-        the recomputation may then save more.
+        If the function itself runs backward, it is recomputed before its forward pass has saved all values. Then
+        `is_complete` is False, and the recomputation may save more values.
         """
         wanted, got = len(self._expected), len(self._found)
         if got < wanted or (is_complete and got > wanted):
@@ -322,9 +322,9 @@ def checkpoint_sequential(
     *,
     preserve_rng_state: bool = True,
 ) -> Any:
-    """Call functions one after the other, cut into `segments`. Backward recomputes all segments except the last.
+    """Call `functions` one after the other, in `segments` groups. Backward recomputes all groups except the last.
 
-    Raises ArgumentError for no segments, and for more segments than functions.
+    Raises ArgumentError unless `segments` is at least 1 and at most the number of functions.
     """
     steps = list(functions)
     if not 1 <= segments <= len(steps):
