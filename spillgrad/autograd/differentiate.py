@@ -207,7 +207,7 @@ def _edges_of(constants: Tensors | None) -> frozenset[Edge]:
 
 
 def _batch_rows(grad_outputs: Any) -> list[list[Any]]:
-    """Return a list of gradients for each index of the first dimension, which all batched gradients share."""
+    """Return, for each index of the batched gradients' common first dimension, the list of gradients at this index."""
     given = [] if grad_outputs is None else _as_list(grad_outputs)
     sizes = {g.shape[0] if g.ndim else -1 for g in given if g is not None}
     if len(sizes) != 1 or -1 in sizes:

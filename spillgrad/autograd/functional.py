@@ -284,7 +284,7 @@ def hessian(
     vectorize: bool = False,
     outer_jacobian_strategy: str = "reverse-mode",
 ) -> Any:
-    """Return the second derivatives of a function whose output has one element, result[i][j] by inputs i and j.
+    """Return the second derivatives of a one-element output: result[i][j] holds those by input i and input j.
 
     The Hessian is the Jacobian of the gradient; for the options, see `jacobian`. For a single input tensor, the result
     is a tensor.

@@ -347,7 +347,7 @@ def _grain(work: int) -> int:
 
 
 def _split(positions: int, outputs: int, groups: int) -> tuple[int, int, int]:
-    """Return the numbers of rows and of positions in the block of results that a task computes, and of tasks."""
+    """Return the number of rows and of positions of the block that a task computes, and the number of tasks."""
     blocks = max(1, -(-positions // _BLOCK_POSITIONS))
     block = round_up(-(-positions // blocks), 2 * VECTOR_BYTES // 4)
     blocks = -(-positions // block)

@@ -198,7 +198,7 @@ def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shap
 
 
 def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:
-    """Return a product's batch shape, and its result's layout: `out`, or dense if None. Raises as `matmul` does."""
+    """Return a product's batch shape, and the result's layout: `out` or a dense one. Raises the errors of `matmul`."""
     a_shape, b_shape, numbers, other = a.shape, b.shape, a.dtype, b.dtype
     if numbers != other or numbers not in _SUMS:
         raise TypeError(

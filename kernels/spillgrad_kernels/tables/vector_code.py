@@ -19,7 +19,7 @@ _SAME_BITS = {"float32": "int32", "float64": "int64", "int32": "float32", "int64
 
 @intrinsic
 def bits(typing_context: Any, x: Any) -> Any:
-    """Return the bits of a float as an integer of the same size, or the float with an integer's bits."""
+    """Return a float's bits as an integer of the same size; for an integer, return the float with these bits."""
     signature = getattr(types, _SAME_BITS[x.name])(x)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -30,7 +30,7 @@ def bits(typing_context: Any, x: Any) -> Any:
 
 @intrinsic
 def select(typing_context: Any, condition: Any, chosen: Any, otherwise: Any) -> Any:
-    """Return `chosen` or `otherwise` without a branch, since LLVM might not vectorise a loop around a branch."""
+    """Return `chosen` or `otherwise` without a branch: LLVM might not vectorise a loop that has branches."""
     common = typing_context.unify_types(chosen, otherwise)
     signature = common(types.boolean, chosen, otherwise)
 

@@ -118,7 +118,7 @@ def _serve(team: int, worker: int, spins: int) -> None:
 
 @jit
 def _run(team: int, entry: int, operands: int, count: int, length: int, helpers: int) -> int:
-    """Run a launch over [0, count) in shares of `length`, on the caller and `helpers` more threads.
+    """Run a launch over [0, count) in shares of `length`, on the calling thread and `helpers` more threads.
 
     `entry` is the address of the native function, `operands` the address of its operands. Returns 0, or another number
     if a share failed.

@@ -295,7 +295,7 @@ def _hook_name(hook: Any) -> str:
 
 
 def _lock_of(leaf: Any) -> Any:
-    """Return the reentrant lock of a leaf's gradient: finalizers and signal handlers run in the thread that holds it.
+    """Return a leaf gradient's lock. It is reentrant: finalizers and signal handlers may run in the thread that has it.
 
     Two threads may add a gradient to the same leaf at once, so each leaf has a lock. With one lock for all leaves,
     threads would wait while the gradient of another leaf is read from disk.
@@ -321,7 +321,7 @@ class AccumulateGrad(Node):
     output_count = 1
 
     def output(self, output_nr: int) -> OutputMeta:
-        """Return the shape, dtype and device that the leaf's gradient must have. Not stored, because rarely needed."""
+        """Return the leaf's shape, dtype and device, which its gradient must have; rarely needed, so not stored."""
         variable = self.variable
         return new_output((variable.shape, variable.dtype, variable.device))
 

@@ -21,7 +21,7 @@ class SavedTensor:
     """One saved value: an alias without graph or a packed object, and the value's place in the graph.
 
     Invariant: this object refers to its node only weakly, and never to a tensor that keeps its own graph alive, so no
-    reference cycle can form. Of the saved tensors, only a leaf itself is kept; for any other, an alias is kept.
+    reference cycle can form. A leaf itself is kept; of any other tensor, only an alias is kept.
     """
 
     # Few values set any of these; defaults on the class make saving cheaper.

@@ -176,7 +176,7 @@ class _Filling:
         self._found: list[_Description] = []
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Compare `tensor` with the forward's value; put it into the next slot, if in use; return it to be recorded."""
+        """Check `tensor` against the forward's value, put it into the next slot if that is in use, and return it."""
         number = len(self._found)
         self._found.append(self._describe(tensor))
         if number < len(self._slots):
@@ -278,7 +278,7 @@ def checkpoint(
     compares checksums, which finds a function whose results changed. "none" compares nothing. With `debug`, errors list
     all saved values.
 
-    Raises ArgumentError for `use_reentrant=True`. Backward raises RecomputationError (here also `CheckpointError`) if
+    Raises ArgumentError for `use_reentrant=True`. Backward raises RecomputationError (alias `CheckpointError`) if
     the recomputation saves other values, and SavedTensorError if an argument was changed in place.
     """
     if use_reentrant:
