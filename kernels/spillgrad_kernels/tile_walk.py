@@ -19,7 +19,7 @@ _TILE = 4096
 
 
 class TileWalk(NamedTuple):
-    """How a kernel walks over arrays in tiles: `loops`, the number of tiles, and the elements of one tile.
+    """How a kernel walks over arrays in tiles. There are `tiles` tiles, and a whole tile has `tile` elements.
 
     The first row of `loops` holds the sizes of the dimensions; the last two dimensions are rows and columns. The second
     row holds the sizes of a tile. Each further row holds the strides of one array, in bytes.
@@ -37,12 +37,12 @@ class TileWalk(NamedTuple):
 
     @property
     def grain(self) -> int:
-        """The number of tiles that pay for another thread."""
+        """The number of tiles that are enough to justify another thread."""
         return max(1, GRAIN // self.tile)
 
 
 def tile_walk(shape: Shape, arrays: Sequence[Layout], side: int | None = None) -> TileWalk:
-    """Return the walk over arrays that are broadcast to `shape`: in square tiles of `side`, by default in long rows."""
+    """Return the walk over arrays that are broadcast to `shape`, in `side` x `side` tiles; by default, in long rows."""
     steps = [array.broadcast_strides(len(shape)) for array in arrays]
     sizes_of = [array.dtype.itemsize for array in arrays]
     # The dimension in which the fewest arrays have gaps becomes the innermost. The others go by stride, largest first.
@@ -79,10 +79,10 @@ def tile_walk(shape: Shape, arrays: Sequence[Layout], side: int | None = None) -
 
 @jit
 def locate(loops: Any, dims: int, tile: int, place: Any) -> None:
-    """Add the offset of tile number `tile` to each array's address in `place`, in place.
+    """Add the offset of tile number `tile` to each array's address, in place; `place` begins with these addresses.
 
-    Then write the tile's numbers of rows and columns to `place`, after the addresses. `loops` is `TileWalk.loops`,
-    flat, of `dims` dimensions.
+    Then write the tile's numbers of rows and columns to `place`, after the addresses. `loops` is the flattened
+    `TileWalk.loops`; its first row has `dims` numbers.
     """
     arrays = len(loops) // dims - 2
     for d in range(dims - 1, -1, -1):

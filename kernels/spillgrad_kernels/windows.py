@@ -24,7 +24,7 @@ class Windows:
 
 
 class Ranges(NamedTuple):
-    """The positions of windows along one dimension: window i has starts[i], starts[i] + step, …, below stops[i]."""
+    """Windows along one dimension. Elements of window i are at starts[i], starts[i] + step, … below stops[i]."""
 
     starts: np.ndarray
     stops: np.ndarray

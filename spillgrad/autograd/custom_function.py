@@ -1,6 +1,6 @@
 """Recording and running custom differentiable functions: the part that `Function` and `PyLayer` share.
 
-A subclass of `CustomFunction` defines how its dialect differs, by class attributes and a few methods.
+`Function` and `PyLayer` are subclasses of `CustomFunction`; class attributes and a few methods hold their differences.
 """
 
 import weakref

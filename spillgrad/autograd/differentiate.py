@@ -27,8 +27,8 @@ def _as_list(value: Any) -> list[Any]:
 def _place(name: str, value: Any) -> tuple[Edge, _Meta]:
     """Return the edge to which a gradient of `value` flows, and an object with the gradient's required shape and dtype.
 
-    The edge has no node if no gradient flows. Shape and dtype are those of the tensor when it was computed, even if its
-    `data` was replaced since.
+    If no gradient flows to `value`, the edge has no node. Shape and dtype are those with which the tensor was computed,
+    even if its `data` has been replaced.
     """
     if isinstance(value, Tensor):
         edge: Edge = value.gradient_edge()
@@ -95,7 +95,7 @@ def backward(
 
     `grad_tensors`: the gradient with respect to each tensor; may be left out for one-element tensors. The graph's saved
     values are freed unless `retain_graph` is true (default: `create_graph`). A non-leaf among `inputs` retains its
-    gradient. A gradient edge may stand for a tensor; the edge of a non-leaf has no `.grad` to add to.
+    gradient. Any tensor may be replaced by its gradient edge; for the edge of a non-leaf, no `.grad` is changed.
     Raises GraphError if one of `tensors` does not require a gradient.
     """
     roots, grads = _roots("backward", tensors, grad_tensors, create_graph)
@@ -207,7 +207,7 @@ def _edges_of(constants: Tensors | None) -> frozenset[Edge]:
 
 
 def _batch_rows(grad_outputs: Any) -> list[list[Any]]:
-    """Return a list of gradients for each index of the first dimension, which all batched gradients share."""
+    """Return, for each index of the batched gradients' common first dimension, the list of gradients at this index."""
     given = [] if grad_outputs is None else _as_list(grad_outputs)
     sizes = {g.shape[0] if g.ndim else -1 for g in given if g is not None}
     if len(sizes) != 1 or -1 in sizes:

@@ -271,7 +271,7 @@ def _by_columns(call: _Call) -> list[list[Tensor]]:
 
 
 def _joined(parts: list[Tensor], dim: int, output: Tensor, x: Tensor) -> Tensor:
-    """Join `parts` into the derivatives of `output` by `x`; there is a part for each element of one of the two."""
+    """Stack `parts`, one for each element of `output` or of `x`, along `dim`: the derivatives of `output` by `x`."""
     shape = (*output.shape, *x.shape)
     return reshape(stack(parts, dim), shape) if parts else Tensor.wrap(filled(x.device, shape, x.dtype, 0))
 
@@ -284,7 +284,7 @@ def hessian(
     vectorize: bool = False,
     outer_jacobian_strategy: str = "reverse-mode",
 ) -> Any:
-    """Return the second derivatives of a function whose output has one element: result[i][j] is by inputs i and j.
+    """Return the second derivatives of a one-element output: result[i][j] holds those by input i and input j.
 
     The Hessian is the Jacobian of the gradient; for the options, see `jacobian`. For a single input tensor, the result
     is a tensor.

@@ -367,7 +367,7 @@ def gradgradcheck(
 
 
 def _seed(output: Tensor, has_gaps: bool) -> Tensor:
-    """Return a random gradient with respect to `output`, from -1 to 1, that requires a gradient itself."""
+    """Return a random gradient of `output`, from -1 to 1, that requires a gradient; if `has_gaps`, not contiguous."""
     rng = np.random.default_rng(1)
     if has_gaps and output.ndim:
         values = rng.uniform(-1, 1, (*output.shape[:-1], 2 * output.shape[-1]))[..., ::2]

@@ -97,7 +97,7 @@ class Jacobian:
 
 
 class Hessian(Jacobian):
-    """The second derivatives of a value by two tensors: the `Jacobian`, by the second, of the gradient by the first."""
+    """The second derivatives of a value y by tensors a and b: the `Jacobian`, by b, of the gradient of y by a."""
 
 
 def _operator(name: str) -> Callable[..., Any]:
@@ -150,8 +150,8 @@ def _require(who: str, tensors: Any, batch_axis: int | None) -> None:
 def jacobian(ys: Any, xs: Any, batch_axis: int | None = None) -> Any:
     """Return the `Jacobian` of `ys` by `xs`, each a tensor or a sequence of tensors.
 
-    For a sequence `ys`, the result is a tuple with an entry for each tensor of `ys`. For a sequence `xs`, the result,
-    or each entry, is a tuple with a `Jacobian` for each tensor of `xs`.
+    For a sequence `ys`, result[i] belongs to ys[i]. For a sequence `xs`, result[j] belongs to xs[j]. If both are
+    sequences, result[i][j] is the `Jacobian` of ys[i] by xs[j].
     With `batch_axis=0`, member b of `ys` must depend only on member b of `xs`.
     """
     _require("jacobian", ys, batch_axis)
@@ -165,10 +165,10 @@ def jacobian(ys: Any, xs: Any, batch_axis: int | None = None) -> Any:
 
 
 def hessian(ys: Tensor, xs: Any, batch_axis: int | None = None) -> Any:
-    """Return the `Hessian` of `ys` by `xs`; for a sequence `xs`, a tuple of rows with a `Hessian` for each pair.
+    """Return the `Hessian` of `ys` by `xs`. For a sequence `xs`, result[i][j] is the `Hessian` by xs[i] and xs[j].
 
-    Shapes: ys of one element; with `batch_axis=0`, (B,) or (B, 1).
-    Raises ArgumentError for more elements.
+    Shapes: ys has one element; with `batch_axis=0`, one element for each member of the batch: (B,) or (B, 1).
+    Raises ArgumentError for any other shape of `ys`.
     """
     _require("hessian", [ys], batch_axis)
     _require("hessian", xs, batch_axis)

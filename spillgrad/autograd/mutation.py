@@ -25,10 +25,10 @@ class _Packed:
 
 
 class _Keeper:
-    """The saved tensors of one version of a storage. Before the storage changes, makes one copy for those still alive.
+    """The saved tensors of one version of a storage. Before the storage changes, `keep` copies their memory once.
 
-    The storage refers to its keeper weakly, and saved tensors refer to it strongly. So nothing is copied if no saved
-    tensor is alive.
+    The storage refers to its keeper weakly, and saved tensors refer to the keeper strongly. So nothing is copied if no
+    saved tensor is alive.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -67,7 +67,7 @@ class _Keeper:
 
 
 def _moved(array: np.ndarray, copy: np.ndarray, start: int) -> np.ndarray:
-    """Return the array that corresponds to `array` in a copy of the memory that begins at address `start`."""
+    """Return the view of `copy` that corresponds to `array`. `copy` is a copy of the memory from address `start` on."""
     return strided_view(copy, address_of(array) - start, array.shape, array.dtype, array.strides)
 
 
@@ -90,11 +90,11 @@ def _unpack(packed: _Packed) -> Tensor:
 
 
 class allow_mutation_on_saved_tensors(saved_tensors_hooks):
-    """Context manager: allow in-place changes of tensors that operations save. Backward uses the values before changes.
+    """Context manager: allow in-place changes of tensors that operations save. Backward uses the former values.
 
     A saved tensor costs nothing until it is about to be changed. Then one copy is made for all tensors that saved this
-    version of the memory; the copy is freed with the last graph that needs it. Changes and backward may also follow
-    after the context. Writes through `.numpy()` and DLPack are not noticed, as everywhere. `only`: as in
+    version of the memory; the copy is freed with the last graph that needs it. Changes and backward may also happen
+    after the context has ended. As elsewhere, writes through `.numpy()` and DLPack are not noticed. `only`: as in
     `saved_tensors_hooks`. Raises GraphError within another such context.
     Source: torch.autograd.graph.allow_mutation_on_saved_tensors.
     """

@@ -17,7 +17,7 @@ class PyLayerContext(Context):
     """The context of a `PyLayer`."""
 
     def saved_tensor(self) -> tuple[Any, ...] | None:
-        """Return the tensors given to `save_for_backward`, unpacked, or None if it was not called."""
+        """Return the tensors given to `save_for_backward`, unpacked; None if forward did not call it."""
         return None if self._to_save is None and not self._saved else self._unpacked()
 
     def mark_not_inplace(self, *inputs: Tensor) -> None:

@@ -84,7 +84,7 @@ def _drop_row(row: np.ndarray, words: np.ndarray, threshold: int, factor: float)
 
 @jit
 def pitch(like: np.ndarray, width: int) -> int:
-    """Return the stride, in bytes, of rows of `width` elements: an odd number of vectors, to spread over the cache."""
+    """Return the stride, in bytes, of rows of `width` elements: an odd number of vectors, to use all cache sets."""
     return round_up(width, tile_columns(like)) * like.itemsize + VECTOR_BYTES  # type: ignore[no-any-return]
 
 
@@ -188,9 +188,9 @@ def apply_mask(
     like: np.ndarray, choice: np.ndarray, kind: int, rows: int, columns: int, tile: int, tile_row: int, mask: int,
     mask_row: int,
 ) -> None:  # fmt: skip
-    """Apply a mask to a tile of scores in place: hide scores if `kind` is CHOICE, else add the mask to the scores.
+    """Apply a mask to a tile of scores in place: add the mask or, if `kind` is CHOICE, hide scores where it is False.
 
-    The mask's part for the tile begins at address `mask`; its rows are `mask_row` bytes apart. `choice` is an array of
+    The tile of the mask begins at address `mask`; its rows are `mask_row` bytes apart. `choice` is any array of dtype
     bool.
     """
     for r in range(rows):

@@ -342,12 +342,12 @@ def _grouped(images: np.ndarray, groups: int) -> np.ndarray:
 
 
 def _grain(work: int) -> int:
-    """Return how many tasks, of `work` multiply-adds each, pay for another thread."""
+    """Return how many tasks, of `work` multiply-adds each, are enough to justify another thread."""
     return max(1, _GRAIN // max(work, 1))
 
 
 def _split(positions: int, outputs: int, groups: int) -> tuple[int, int, int]:
-    """Return the numbers of rows and of positions in the block of results that a task computes, and of tasks."""
+    """Return the number of rows and of positions of the block that a task computes, and the number of tasks."""
     blocks = max(1, -(-positions // _BLOCK_POSITIONS))
     block = round_up(-(-positions // blocks), 2 * VECTOR_BYTES // 4)
     blocks = -(-positions // block)

@@ -150,7 +150,6 @@ def gather(a: np.ndarray, axis: int, index: np.ndarray) -> np.ndarray:
     """Return, for each element of `index`, the element of `a` at that index along `axis`.
 
     In all other dimensions, the element of `a` is at the same position as the element of `index`.
-
     Shapes: index has as many dimensions as `a`, each at most as large as in `a`, except `axis`; result as index.
     Raises IndexError for an index outside the dimension, ValueError for shapes that do not fit.
     """
@@ -169,8 +168,8 @@ def gather(a: np.ndarray, axis: int, index: np.ndarray) -> np.ndarray:
 def scatter_add(a: np.ndarray, axis: int, index: np.ndarray, source: np.ndarray) -> np.ndarray:
     """Return a copy of `a` to which each element of `source` is added at the index that `index` gives along `axis`.
 
-    In all other dimensions, an element of `source` is added at its own position, where `index` holds its index.
-
+    `index` holds, at the position of an element of `source`, the element's index along `axis`. In all other dimensions,
+    the element is added at its own position.
     Shapes: index has as many dimensions as `a`, each at most as large as in `a`, except `axis`; source at least as
     large as index. Elements of source beyond the shape of index are not used.
     Raises IndexError for an index outside the dimension, ValueError for shapes that do not fit.

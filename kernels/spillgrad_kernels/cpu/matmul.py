@@ -198,7 +198,7 @@ def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shap
 
 
 def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:
-    """Return a product's batch shape and result layout, which is `out` or dense. Raises the errors of `matmul`."""
+    """Return a product's batch shape, and the result's layout: `out` or a dense one. Raises the errors of `matmul`."""
     a_shape, b_shape, numbers, other = a.shape, b.shape, a.dtype, b.dtype
     if numbers != other or numbers not in _SUMS:
         raise TypeError(
@@ -224,7 +224,7 @@ def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:
 def _is_better_swapped(m: int, n: int, plain: bool, b_steps: Shape, out_steps: Shape, size: int) -> bool:
     """Return whether it is faster to compute the transpose of C, from the transposes of B and A.
 
-    The kernel writes rows of C, which should be contiguous. The transpose also pays if A has few rows and B is
+    The kernel writes rows of C, which should be contiguous. The transpose is also faster if A has few rows and B is
     contiguous along the depth: as the left operand, B is read without packing. `plain` is explained in `_cut`.
     `b_steps` and `out_steps` are the row stride and column stride of B and of C, in bytes; elements have `size` bytes.
     """
@@ -319,6 +319,6 @@ def _shared_cut(m: int, n: int, k: int, itemsize: int, threads: int) -> ProductC
 
 
 def _even_part(size: int, largest: int, multiple: int) -> int:
-    """Cut `size` into as few equal parts as `largest` allows; return a part, rounded up to a multiple of `multiple`."""
+    """Cut `size` evenly into parts of up to `largest`; return a part's size, rounded up to a multiple of `multiple`."""
     parts = -(-size // largest)
     return round_up(-(-size // parts), multiple)  # type: ignore[no-any-return]

@@ -177,7 +177,7 @@ else:
                         emit.store_some(total, emit.shifted(row, j * emit.lanes), masks[j])
 
         def multiply_lower(heights: list[int]) -> None:
-            """Emit the code that chooses the lowest of the tile `heights` with enough rows."""
+            """Emit the code that chooses the lowest tile height in `heights` that has enough rows."""
             is_narrow = builder.icmp_signed("<=", columns, ir.Constant(integer, emit.lanes))
             if len(heights) > 1:
                 is_low = builder.icmp_signed("<=", rows, ir.Constant(integer, heights[0]))

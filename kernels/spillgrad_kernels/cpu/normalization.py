@@ -269,7 +269,7 @@ def _normalized_rows(a: np.ndarray, n: int) -> np.ndarray:
 
 
 def _partial_sums(partials: int, n: int, dtype: Any, offset_bytes: int) -> np.ndarray:
-    """Return an uninitialised array of `partials` rows for n sums each; a row begins `offset_bytes` into a page.
+    """Return an uninitialised array of `partials` rows for n sums; each row begins `offset_bytes` into a page.
 
     Rows fill whole pages, so they are longer than n; the rest is unused.
     """

@@ -21,7 +21,7 @@ def _fold_row(line: Any, y: int, best: Any, rows: Any) -> None:
     """Update the largest element of each column so far with `line`, which is row y of the image.
 
     `best` holds the largest elements, and `rows` the numbers of their rows; both are updated in place. Of equal
-    elements, the first is kept; of several NaN, the last.
+    elements, the first is kept; of several NaN, the last is kept.
     """
     for z in range(best.size):
         value = line[z]
@@ -112,7 +112,7 @@ def _planes(images: np.ndarray) -> np.ndarray:
 
 
 def _grain(down: Ranges, across: Ranges) -> int:
-    """Return how many planes pay for another thread. A plane is one channel of one image."""
+    """Return how many planes are enough to justify another thread. A plane is one channel of one image."""
     work = (down.stops - down.starts).sum() * (across.stops - across.starts).sum() // (down.step * across.step)
     return grain_of(int(work))
 
@@ -121,7 +121,7 @@ def _grain(down: Ranges, across: Ranges) -> int:
 def max_pool(x: np.ndarray, down: Ranges, across: Ranges) -> tuple[np.ndarray, np.ndarray]:
     """Return the largest element of each window and its index in the image, as int64.
 
-    NaN is larger than any number. Of equal elements, the first one counts; of several NaN, the last.
+    NaN is larger than any number. Of equal elements, the first one counts; of several NaN, the last one counts.
     Shapes: x (N, C, H, W), results (N, C, h, w).
     """
     shape = (*x.shape[:2], down.starts.size, across.starts.size)

@@ -150,7 +150,7 @@ def words64(shape: tuple[int, ...], seed: int, offset: int) -> np.ndarray:
 
 @on_device("random")
 def randint(low: int, high: int, shape: tuple[int, ...], seed: int, offset: int) -> np.ndarray:
-    """Return uniform int64 in [low, high). Probabilities are equal to one part in 2**64 / (high - low).
+    """Return uniform int64 in [low, high). Probabilities differ by at most one part in 2**64 / (high - low).
 
     Raises ValueError unless low < high.
     """
@@ -169,7 +169,7 @@ def permutation(n: int, seed: int, offset: int) -> np.ndarray:
 
 @on_device("random")
 def dropout(a: np.ndarray, p: float, seed: int, offset: int, residual: np.ndarray | None = None) -> np.ndarray:
-    """Return a copy of `a` in which each element, even NaN, is 0 with probability `p`, else scaled by 1 / (1 - p).
+    """Return a copy of `a`: elements, even NaN, are set to 0 with probability `p`; others are scaled by 1 / (1 - p).
 
     If there is a `residual`, of the shape and dtype of `a`, it is added in the same pass. Raises ValueError unless
     0 <= p <= 1.

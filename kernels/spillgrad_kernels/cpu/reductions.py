@@ -262,7 +262,7 @@ def logsumexp(a: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> n
 
 @jit
 def _cumsum_rows(start: int, stop: int, a: Any, before: Any, out: Any, n: int, blocks: int, length: int) -> None:
-    """Write the running sums of blocks of rows of `a` to `out`. `before` has the sum of the row before each block."""
+    """Write running sums of blocks of rows of `a` to `out`. `before` has the sum of all earlier blocks of the row."""
     for unit in range(start, stop):
         first = unit % blocks * length
         begin, size = unit // blocks * n + first, length if length < n - first else n - first

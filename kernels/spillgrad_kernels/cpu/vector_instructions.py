@@ -142,8 +142,8 @@ class Emitter:
     ) -> dict[tuple[int, int], Any]:
         """Emit a loop of `k` steps that adds up products of elements of A and vectors of B; return the sums.
 
-        Sum (i, j) adds up, over the steps, element i of A times vector j of B. `a` holds a list of addresses, and by
-        how many bytes these grow at each step; `b` holds one address, and its bytes for each step. `a_at(addresses, i)`
+        Sum (i, j) adds up, over the steps of the loop, element i of A times vector j of B. `a` is (addresses, bytes by
+        which each address grows in a step); `b` is (address, bytes by which it grows in a step). `a_at(addresses, i)`
         returns the address of element i, and `b_at(address, j)` loads vector j.
         """
         builder, integer = self.builder, k.type

@@ -1,4 +1,4 @@
-"""Calls of kernels by the address of their machine code, so that a caller is compiled once for all kernels.
+"""Call a kernel by the address of its machine code: the caller is compiled once, whichever kernel it is given.
 
 A kernel that is called by its address takes int64 arguments, returns nothing, allocates nothing and cannot fail.
 """
@@ -13,8 +13,8 @@ _uncompiled: dict[int, Any] = {}  # keys stand for addresses; entries stay, as m
 def code_address(kernel: Any, parameters: int) -> int:
     """Compile `kernel` for `parameters` int64 arguments; return the address of the machine code.
 
-    The address stays valid and is never 0. With `NUMBA_DISABLE_JIT=1`, return a number that stands for the address. A
-    kernel that is called only by its address is made with `jit(by_address=True)`.
+    The address stays valid and is never 0. With `NUMBA_DISABLE_JIT=1`, return a number that `call` takes instead of an
+    address. Declare a kernel that is called only by its address with `jit(by_address=True)`.
     """
     if DISABLE_JIT:
         _uncompiled[id(kernel)] = kernel
@@ -31,14 +31,14 @@ def code_address(kernel: Any, parameters: int) -> int:
 if DISABLE_JIT:
 
     def call(address: int, arguments: tuple[int, ...]) -> None:
-        """Call the kernel whose machine code is at `address`, with int64 `arguments`."""
+        """Call the kernel whose machine code is at `address` with the int64 numbers `arguments`; kernels call this."""
         _uncompiled[address](*arguments)
 
 else:
 
     @intrinsic
     def call(typing_context: Any, address: Any, arguments: Any) -> Any:
-        """Call the kernel whose machine code is at `address`, with int64 `arguments`."""
+        """Call the kernel whose machine code is at `address` with the int64 numbers `arguments`; kernels call this."""
 
         integers = types.UniTuple(types.int64, len(arguments))
 

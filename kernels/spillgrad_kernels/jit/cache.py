@@ -49,7 +49,7 @@ _SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DEBUGINFO
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """The state of the cache: files and bytes of the kernels' current version, number and bytes of other versions."""
+    """The state of the cache: files and bytes of the current version; the number of other versions, and their bytes."""
 
     directory: Path
     writable: bool

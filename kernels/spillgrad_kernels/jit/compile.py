@@ -44,7 +44,7 @@ FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
 
 class Deferred:
-    """A stand-in for the object that `make(compiler)` returns, in Python and inside kernels.
+    """A stand-in, in Python and inside kernels, for the object that `make(compiler)` returns.
 
     `compiler` is the module `spillgrad_kernels.jit.compiler`.
     """
@@ -162,7 +162,7 @@ def overload(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
 
 
 def register_jitable(function: Callable[..., Any] | None = None, *, inline: str = "never", **options: Any) -> Any:
-    """Let kernels call `function`, which stays a Python function."""
+    """Decorator: let kernels call `function`, and return `function` unchanged."""
     if function is None:
         return functools.partial(register_jitable, inline=inline, **options)
     overload(function, jit_options=NO_WRAPPER | options, inline=inline, strict=False)(lambda *_, **__: function)

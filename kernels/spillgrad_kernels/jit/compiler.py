@@ -1,9 +1,9 @@
 """Numba, with a disk cache of its machine code. `compile.load` imports this module for the first kernel.
 
 Numba's own cache only watches the file of a function: after an edit of a function that it calls in another file, the
-cache returns stale code. It never hits for a kernel that closes over another function. Here the name of a file holds
-the kernel's name, and a hash of its bytecode and argument types. Any edit of any kernel changes the directory
-(`cache.py`).
+cache returns stale code. Numba's cache never hits for a kernel that closes over another function. In this cache, a file
+is named after the kernel and a hash of the kernel's bytecode and argument types. Any edit of any kernel changes the
+directory (`cache.py`).
 
 A process links machine code that several processes compiled, so the symbols in it must differ. Numba tells functions of
 the same name apart by a number that starts at 1 in every process. Here each process starts at a different number.

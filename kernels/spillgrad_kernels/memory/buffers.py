@@ -54,7 +54,7 @@ _malloc_trim: Callable[[ctypes.c_size_t], int] = getattr(ctypes.CDLL(None), "mal
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """Bytes of the buffer pool: in use, waiting for reuse, both together, and the most that were in use at once."""
+    """Bytes of the buffer pool: in arrays (live), waiting for reuse (idle), live + idle (mapped), the peak of live."""
 
     live_bytes: int
     idle_bytes: int
@@ -72,15 +72,15 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]
 class BufferPool:
     """Page-aligned buffers by size class, reused last in, first out.
 
-    Idle buffers go back to the system when there are more of them than recent use explains, and when the system has
-    little memory left. If that is not enough, if the system refuses more memory, and on request, all idle buffers and
-    malloc's free memory go back. If a buffer of another size is wanted when an idle buffer would go back, the idle
-    buffer is resized instead: its pages need not be cleared again.
+    The pool gives idle buffers back to the system if it maps much more than the recent peak of live bytes, or if the
+    system has little memory left. It gives back all idle buffers and malloc's free memory in three cases: the system
+    lacks more than the idle bytes, the system refuses memory, or a caller asks for it. If a buffer is wanted while idle
+    buffers must go back, an idle buffer of another size is resized: its pages need not be cleared again.
 
     Invariant: the pool maps `live + idle` bytes and no others. The lock guards the lists and counters. A finalizer or a
-    signal handler may ask for memory while its own thread holds the lock. It then gets memory from outside the pool. An
-    array may die in any thread at any moment. So its death takes no lock, and runs no Python code, which a signal
-    handler could interrupt: the lease is appended to `_returned`, and the next allocation empties `_returned`.
+    signal handler that asks for memory while its own thread holds the lock gets memory from outside the pool. An array
+    may die in any thread at any moment. So its death takes no lock, and runs no Python code, which a signal handler
+    could interrupt: the lease is appended to `_returned`, and the next allocation empties `_returned`.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class BufferPool:
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Return an uninitialised C-contiguous array; an array of at least `POOLED_MIN_BYTES` is page-aligned.
 
-        Raises MemoryError if the system gives no memory, even after the pool gave all idle buffers back.
+        Raises MemoryError if the system still refuses memory after the pool has given back all idle buffers.
         """
         nbytes = _buffer_bytes(shape, dtype)
         if nbytes == 0:
@@ -147,7 +147,7 @@ class BufferPool:
             return MemoryStats(self._live_bytes, self._idle_bytes, mapped_bytes, peak_bytes)
 
     def keep_to_peak(self, owner: object) -> None:
-        """Give idle memory back to the system now. While `owner` lives, map no more than the largest recent use."""
+        """Give all idle buffers back to the system. While `owner` lives, map at most the recent peak of live bytes."""
         self._frugal.add(owner)
         if self._is_interrupted():
             return
@@ -166,9 +166,9 @@ class BufferPool:
             return self._trim_all()
 
     def before_fork(self) -> None:
-        """Take the lock, so that no other thread is changing the pool: nobody would finish the change in the child.
+        """Take the lock, so that no other thread is changing the pool: the change would stay unfinished in the child.
 
-        Wait for the lock only a limited time: a finalizer in the thread that holds it may wait for this thread.
+        Wait for the lock only a limited time: a finalizer in the thread that holds it may be waiting for this thread.
         """
         self._lock.acquire(timeout=_PATIENCE_S)
 
@@ -218,9 +218,10 @@ class BufferPool:
             self._idle_bytes += nbytes
 
     def _give_back_unneeded(self, wanted_bytes: int = 0) -> mmap.mmap | None:
-        """Trim idle memory to what recent use explains, or to less if the system has little left.
+        """Trim idle memory to a limit set by the recent peak of live bytes and by the system's available memory.
 
-        If an idle buffer would go back, resize an idle buffer to `wanted_bytes` and return it. Otherwise return None.
+        If idle memory exceeds the limit, resize an idle buffer to `wanted_bytes` (if not 0) and return it. If that is
+        impossible, or if all idle memory must go back, return None.
         """
         now_s = time.monotonic()
         mapped_bytes = self._live_bytes + self._idle_bytes

@@ -42,7 +42,7 @@ class _Death(weakref.ref):  # type: ignore[type-arg]
 
 
 class Deaths:
-    """A queue that receives a value when an object dies. Like `Holder`, it runs no Python code at that moment."""
+    """A queue that receives a value when an object dies. Like `Holder`, it runs no Python code when the object dies."""
 
     def __init__(self) -> None:
         self._expected: dict[int, _Death] = {}

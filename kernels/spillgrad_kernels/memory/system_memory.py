@@ -53,7 +53,7 @@ def _machine() -> Iterator[SystemMemory]:
 
 
 def _control_groups() -> Iterator[SystemMemory]:
-    """Yield the memory of each control group that has a limit, of the process's groups and all their parents."""
+    """Yield the memory of each control group that has a limit, among the process's groups and all their parents."""
     try:
         lines = [line.split(":", 2) for line in _OWN_GROUPS.read_text().splitlines()]
     except OSError:

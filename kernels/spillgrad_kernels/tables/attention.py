@@ -9,7 +9,7 @@ from spillgrad_kernels.tables.random import threshold_and_scale
 
 
 class Dropout(NamedTuple):
-    """Dropout of attention weights: each weight is zeroed with probability `p` < 1, as `seed` and `offset` determine.
+    """Dropout of attention weights: a weight is 0 with probability `p` < 1; `seed` and `offset` fix the random words.
 
     Each row of S weights uses `counters_needed(S)` counters of its own. Counters begin at `offset`, in the order of
     heads and queries.

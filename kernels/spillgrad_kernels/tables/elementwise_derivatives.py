@@ -56,7 +56,7 @@ from spillgrad_kernels.tables.scalar_math import (
 class Row:
     """One elementwise operation.
 
-    `result` is the result's dtype: "same" (as the operands), "float" (default float for integer operands) or "bool".
+    `result` is the dtype: "same" (as the operands), "float" (the same, but default float for integers) or "bool".
     """
 
     name: str
@@ -69,7 +69,7 @@ ROWS: dict[str, Row] = {}
 
 
 def row(name: str, forward: Formula, *, result: str = "same", **derivatives: Formula) -> None:
-    """Add one operation to the table."""
+    """Add an operation to the table. `derivatives` maps the name of an input to the formula of its derivative."""
     ROWS[name] = Row(name, forward, derivatives, result)
 
 

@@ -71,7 +71,7 @@ def _over_arrays(function: Callable[..., float]) -> Callable[..., Any]:
 
 
 def _without_subnormals(function: Callable[..., Any], *dtypes: Any) -> Callable[..., Any]:
-    """Return a function that replaces subnormal results of `function`, in `dtypes`, by 0. No result is negative."""
+    """Return `function` with subnormal results in `dtypes` replaced by 0. `function` must return no negative number."""
 
     def oracle(x: Any) -> Any:
         result = function(x)

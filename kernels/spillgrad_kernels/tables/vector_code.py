@@ -19,7 +19,7 @@ _SAME_BITS = {"float32": "int32", "float64": "int64", "int32": "float32", "int64
 
 @intrinsic
 def bits(typing_context: Any, x: Any) -> Any:
-    """Return the bits of a float as an integer of the same size, or the float with an integer's bits."""
+    """Return a float's bits as an integer of the same size; for an integer, return the float with these bits."""
     signature = getattr(types, _SAME_BITS[x.name])(x)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -30,7 +30,7 @@ def bits(typing_context: Any, x: Any) -> Any:
 
 @intrinsic
 def select(typing_context: Any, condition: Any, chosen: Any, otherwise: Any) -> Any:
-    """Return `chosen` or `otherwise` without a branch, since LLVM might not vectorise a loop around a branch."""
+    """Return `chosen` or `otherwise` without a branch: LLVM might not vectorise a loop that has branches."""
     common = typing_context.unify_types(chosen, otherwise)
     signature = common(types.boolean, chosen, otherwise)
 
@@ -76,8 +76,8 @@ def polynomial(*coefficients: float) -> Any:
 def beyond(limit: float, name: str) -> Any:
     """Return a compiled function of (x, result) that returns libm's `name`(x) if |x| > `limit`, else `result`.
 
-    A call keeps LLVM from vectorising a loop, unless the called function has vector variants. The variants here take
-    one comparison if no lane is beyond the limit.
+    A call keeps LLVM from vectorising a loop, unless the called function has vector variants. The returned function
+    has variants, which take one comparison if no lane is beyond the limit.
     Source: LLVM Language Reference, "vector-function-abi-variant".
     """
 
@@ -148,7 +148,7 @@ def through_float64(function: Any) -> Any:
 
 
 def of_two_through_float64(function: Any) -> Any:
-    """Return a float32 function of two arguments, as `through_float64` does for one argument."""
+    """Return a float32 function that computes `function`, which has two arguments, in float64."""
 
     @jitable
     def narrow(x: Any, y: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Run one kernel over a range, on as many threads as pay for the work.
+"""Run one kernel over a range, on one thread or several, depending on the amount of work.
 
 A kernel is a compiled function `kernel(start, stop, *operands)`. It computes a share of a range, from `start` to below
 `stop`, without the GIL. The threads of a team take one share after the other, so that a core busy with I/O does not
@@ -76,7 +76,7 @@ def launcher(team, count, grain, threads, {", ".join(names)}):
 
 
 def grain_of(elements: int) -> int:
-    """Return how many units of work, of `elements` elements each, pay for another thread."""
+    """Return how many units of work, of `elements` elements each, are enough to justify another thread."""
     return max(1, GRAIN_ELEMENTS // max(elements, 1))
 
 
@@ -91,12 +91,12 @@ def entry_point(kernel: Kernel, parameters: int) -> Kernel:
 
 
 def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any, most: int | None = None) -> None:
-    """Call `kernel(start, stop, *operands)` for shares of [0, count), on `get_num_threads()` or at most `most` threads.
+    """Call `kernel(start, stop, *operands)` for shares of [0, count), on up to min(get_num_threads(), most) threads.
 
-    A share has at least `grain` elements, which is at least 1. Fewer elements do not pay for another thread: handing
-    work over takes about a microsecond, waking a sleeping thread 20. If the third parameter of the kernel is named
-    `worker`, it gets the number of the calling thread, to find the thread's scratch memory. Results do not depend on
-    the number of threads, because the same code computes each element.
+    A share has at least `grain` elements, which is at least 1. Fewer elements do not justify another thread: handing
+    work over takes about a microsecond, waking a sleeping thread 20. If the kernel's third parameter is named `worker`,
+    it is the number of the thread that runs the share; the kernel finds the thread's scratch memory by this number.
+    Results do not depend on the number of threads, because the same code computes each element.
     Raises MemoryError if a kernel could not allocate memory.
     """
     global _team_size

@@ -75,7 +75,7 @@ def _work(team: int, worker: int) -> None:
 def _sleep(team: int, job: int) -> None:
     """Wait until the job counter is no longer `job`, or the team stops.
 
-    The next job may end before the thread wakes. The thread then spins until the job after that.
+    The next job may have ended when the thread wakes. `_serve` then waits for the job after it.
     """
     fetch_add(team, _SLEEPERS, 1)  # before reading the job: a launcher changes it, then reads the sleepers
     _mutex_lock(team + _MUTEX * WORD_BYTES)
@@ -94,7 +94,7 @@ def _wake(team: int) -> None:
 
 @jit
 def _serve(team: int, worker: int, spins: int) -> None:
-    """Help with one launch after the other until the team stops. Workers have numbers from 1."""
+    """Compute shares of each launch, as thread `worker` (from 1), until the team stops. Sleep after `spins` pauses."""
     done = 0
     idle = 0
     while load(team, _STOP) == 0:
@@ -118,7 +118,7 @@ def _serve(team: int, worker: int, spins: int) -> None:
 
 @jit
 def _run(team: int, entry: int, operands: int, count: int, length: int, helpers: int) -> int:
-    """Run a launch over [0, count) in shares of `length`, on the caller and `helpers` more threads.
+    """Run a launch over [0, count) in shares of `length`, on the calling thread and `helpers` more threads.
 
     `entry` is the address of the native function, `operands` the address of its operands. Returns 0, or another number
     if a share failed.

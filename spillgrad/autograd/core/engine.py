@@ -79,12 +79,12 @@ def run_backward(
     accumulate: bool = True,
     stopped: Collection[Edge] = frozenset(),
 ) -> list[Any]:
-    """Run backward from `roots`, starting with the gradients `root_grads`. A root with gradient None runs its node too.
+    """Run backward from `roots` with the gradients `root_grads`. The node of a root with gradient None runs, too.
 
-    With `inputs`, only the nodes run through which a gradient reaches an input. With `accumulate=False`, the gradients
-    of `inputs` are returned instead of being added to `.grad`; None for an input that no gradient reaches. A node runs
-    when the gradients of all its outputs have arrived; an output without a gradient gets None. No gradient flows along
-    the edges in `stopped`.
+    With `inputs`, only nodes on a path from a root to an input run. With `accumulate=False`, return the gradients of
+    `inputs` instead of adding them to `.grad`; an input that no gradient reaches gets None. A node runs when the
+    gradients of all its outputs have arrived; an output without a gradient gets None. No gradient flows along the edges
+    in `stopped`.
 
     Raises GraphError if an operation's derivative returns a gradient of the wrong shape.
     """

@@ -67,7 +67,7 @@ class _Context:
 
 
 class set_grad_enabled(_Context):
-    """Switch recording on or off: from now on, until the end of a `with` block, or within a decorated function."""
+    """Switch recording on or off from now on; as a context manager or decorator, only in the block or function."""
 
     def __init__(self, mode: bool) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class inference_mode(_Context):
 
 
 def decorated(function: Callable[..., Any], mode: _Mode) -> Callable[..., Any]:
-    """Wrap a function to run in a new context `mode()`. A generator or coroutine enters one each time it resumes."""
+    """Wrap a function to run in a context `mode()`. A generator or coroutine enters a new one each time it resumes."""
     if inspect.isgeneratorfunction(function):
 
         @functools.wraps(function)

@@ -33,7 +33,7 @@ def _is_view(array: Any) -> bool:
 
 
 def _holders(grads: list[Any], place: int, offloaded: bool) -> list[int]:
-    """Return the reference counts of the gradient, of its storage and, unless it is offloaded to a store, its array."""
+    """Return the reference counts of grads[place], of its storage and, unless `offloaded` to a store, of its array."""
     counts = [sys.getrefcount(grads[place]), sys.getrefcount(grads[place]._storage)]
     return counts if offloaded else [*counts, sys.getrefcount(grads[place]._storage.array)]
 

@@ -11,7 +11,7 @@ from spillgrad.errors import GraphError, HookTypeError
 
 
 class SavedValue(NamedTuple):
-    """A tensor that an operation saves for backward, and where it is saved: the argument of an `only` function.
+    """The argument of an `only` function: a tensor that is saved for backward, and the operation that saves it.
 
     `op` is the operation's name, such as "mul"; for a custom function it is the node's name, "ScaleBackward". `slot` is
     the operation's name for the value ("self", "result"); for a custom function it is a number. `module` is the path of
@@ -33,7 +33,7 @@ Predicate = Callable[[SavedValue], Any]
 
 
 class HookPair(NamedTuple):
-    """A pack hook, tensor → anything, and the unpack hook that turns its result back into an equal tensor.
+    """A pack hook, tensor → anything, and the unpack hook that turns the packed object back into an equal tensor.
 
     `only` chooses the values that the pair takes; None takes all. `owner` is the context that entered the pair.
     """
@@ -81,7 +81,7 @@ def see_gradients() -> bool:
 
 
 def restore(pairs: list[HookPair]) -> None:
-    """Make `pairs` the active pairs of hooks of this thread, in place of all others."""
+    """Replace all active pairs of hooks of this thread by `pairs`."""
     stack.pairs = pairs
     if pairs or stack.watchers:
         stack.watched = True

@@ -207,7 +207,7 @@ class Node:
         self._retain_hooks[output_nr] = store
 
     def hand_over_retained(self, output_nr: int, edge: Edge) -> None:
-        """Retain the gradient of `edge` instead of the output's, because an in-place change moved the tensor to it."""
+        """Retain the gradient of `edge`, not of output `output_nr`: an in-place change moved the tensor to `edge`."""
         store = (self._retain_hooks or {}).pop(output_nr, None)
         node, number = edge
         if store is not None and node is not None:
@@ -299,7 +299,7 @@ def _hook_name(hook: Any) -> str:
 
 
 def _lock_of(leaf: Any) -> Any:
-    """Return the lock of a leaf's gradient. Finalizers and signal handlers may take it again while it is held.
+    """Return a leaf gradient's lock. It is reentrant: finalizers and signal handlers may run in the thread that has it.
 
     Two threads may add a gradient to the same leaf at once, so each leaf has a lock. With one lock for all leaves,
     threads would wait while the gradient of another leaf is read from disk.
@@ -325,7 +325,7 @@ class AccumulateGrad(Node):
     output_count = 1
 
     def output(self, output_nr: int) -> OutputMeta:
-        """Return the shape, dtype and device that a gradient must have. Made on demand, because it is rarely needed."""
+        """Return the leaf's shape, dtype and device, which its gradient must have; rarely needed, so not stored."""
         variable = self.variable
         return new_output((variable.shape, variable.dtype, variable.device))
 

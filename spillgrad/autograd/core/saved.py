@@ -18,10 +18,10 @@ FREED = (
 
 
 class SavedTensor:
-    """One saved value: an alias without graph or a packed object, and the place in the graph to which it belongs.
+    """One saved value: an alias without graph or a packed object, and the value's place in the graph.
 
-    Invariant: it refers to its node only weakly, and never to a tensor that keeps its own graph alive, so no reference
-    cycle can form. Only a leaf is kept as the object it is.
+    Invariant: this object refers to its node only weakly, and never to a tensor that keeps its own graph alive, so no
+    reference cycle can form. A leaf itself is kept; of any other tensor, only an alias is kept.
     """
 
     # Few values set any of these; defaults on the class make saving cheaper.
@@ -37,7 +37,7 @@ class SavedTensor:
     def __init__(
         self, tensor: Any, operation: str, slot: str, edge: Edge, node: Node | None = None, output_nr: int = 0
     ) -> None:  # fmt: skip
-        """Save `tensor`, whose gradient flows to `edge`, or, if `node` saves its own output, to that output."""
+        """Save `tensor`. Its gradient flows to `edge` or, if `node` is given, to output `output_nr` of `node`."""
         self.operation = operation
         self.slot = slot
         self._array = tensor._array
@@ -56,8 +56,8 @@ class SavedTensor:
     def pack(self, pairs: list[hooks.HookPair] | None = None) -> None:
         """Pack the value with the innermost of `pairs` (default: the active pairs) that takes it.
 
-        If no pair takes the value, it is kept as it is. If its memory is in a store, however, only an object is kept
-        with which the store finds the value again.
+        If no pair takes the value, keep it unchanged. But if the value's memory is in a store, keep only an object by
+        which the store finds the value again.
         """
         pair = hooks.chosen(self._alias, self.operation, self.slot, pairs)
         if pair is not None:
@@ -107,7 +107,7 @@ class SavedTensor:
 
     @property
     def _value(self) -> Any:
-        """The value, without graph; a leaf as the object it is. It exists only if no hook has packed it."""
+        """The value as a tensor without graph, or the leaf itself. Valid only if no hook has packed the value."""
         return self._leaf if self._is_leaf else tensor_type().wrap(self._array, self._storage)
 
     def _alias(self) -> Any:
@@ -119,9 +119,9 @@ class SavedTensor:
         return self._leaf is not None and self._has_its_memory(self._leaf)
 
     def _has_its_memory(self, original: Any) -> bool:
-        """Return whether `original` still has the memory that was saved. Assigning to its `data` replaces the memory.
+        """Return whether `original` and its base still have the saved memory. Assigning to `data` replaces the memory.
 
-        If the memory of its base was replaced, its place in the graph no longer belongs to the saved values.
+        If only the base's memory was replaced, the place of `original` in the graph no longer fits the saved values.
         """
         base = original._base
         return original._array is self._array and (base is None or base._storage is self._storage)

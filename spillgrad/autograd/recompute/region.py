@@ -170,7 +170,7 @@ class _Filling:
         self._found: list[_Description] = []
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Put the value into the next slot, if the slot is in use; return it for the recomputation's own graph."""
+        """Check `tensor` against the forward's value, put it into the next slot if that is in use, and return it."""
         number = len(self._found)
         self._found.append(self._describe(tensor))
         if number < len(self._slots):
@@ -191,8 +191,8 @@ class _Filling:
     def check_count(self, is_complete: bool) -> None:
         """Raise RecomputationError unless the recomputation saved as many values as the forward pass.
 
-        A function that itself runs backward is recomputed before it has saved all values (`is_complete` is then False);
-        the recomputation may then save more.
+        If the function itself runs backward, it is recomputed before its forward pass has saved all values. Then
+        `is_complete` is False, and the recomputation may save more values.
         """
         wanted, got = len(self._expected), len(self._found)
         if got < wanted or (is_complete and got > wanted):
@@ -272,7 +272,7 @@ def checkpoint(
     compares checksums, which finds a function whose results changed. "none" compares nothing. With `debug`, errors list
     all saved values.
 
-    Raises ArgumentError for `use_reentrant=True`. Backward raises RecomputationError (here also `CheckpointError`) if
+    Raises ArgumentError for `use_reentrant=True`. Backward raises RecomputationError (alias `CheckpointError`) if
     the recomputation saves other values, and SavedTensorError if an argument was changed in place.
     """
     if use_reentrant:
@@ -316,9 +316,9 @@ def checkpoint_sequential(
     *,
     preserve_rng_state: bool = True,
 ) -> Any:
-    """Call functions one after the other, cut into `segments`. Backward recomputes all segments except the last.
+    """Call `functions` one after the other, in `segments` groups. Backward recomputes all groups except the last.
 
-    Raises ArgumentError for no segments, and for more segments than functions.
+    Raises ArgumentError unless `segments` is at least 1 and at most the number of functions.
     """
     steps = list(functions)
     if not 1 <= segments <= len(steps):

@@ -136,7 +136,7 @@ class _Reader:
 
 
 class _Reuse(intercept):
-    """The context of a recomputation; each one reads the kept results from the beginning."""
+    """The context manager of recomputations. Each time it is entered, the kept results are read from the beginning."""
 
     def __init__(self, reader: _Reader, names: Collection[str] | None) -> None:
         self._reader = reader
