@@ -231,9 +231,8 @@ class LSTM(RNNBase):
 
 
 class GRU(RNNBase):
-    """Run a gated recurrent unit over sequences.
+    """Run a gated recurrent unit over sequences. Shapes: as in `RNN`.
 
-    Shapes: as in `RNN`.
     Source: Cho et al. 2014, "Learning phrase representations using RNN encoder-decoder".
     """
 
