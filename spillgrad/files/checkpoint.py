@@ -121,8 +121,8 @@ def load_checkpoint(
     optimizer, the random state is restored too; training can then resume. If another process replaces the checkpoint
     meanwhile, the new checkpoint is loaded.
     Raises CheckpointError (a ValueError and a RuntimeError), before anything is changed, for a checkpoint that is
-    missing, damaged or of another model. For another model it lists every tensor that is missing, unexpected or of
-    another shape.
+    missing, damaged or of another model. For another model, the error lists every tensor that is missing, unexpected
+    or of another shape.
     """
     return checkpoint_directory.of_current(
         safetensors_io.absolute(directory),

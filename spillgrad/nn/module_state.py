@@ -18,7 +18,7 @@ _EXTRA = "_extra_state"
 
 
 class IncompatibleKeys(NamedTuple):
-    """The keys that a state dict lacks, `missing_keys`, and those that the module lacks, `unexpected_keys`."""
+    """`missing_keys`, which the state dict lacks, and `unexpected_keys`, which the module lacks."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]

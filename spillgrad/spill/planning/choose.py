@@ -10,7 +10,7 @@ WORTH_SHARE = 0.05
 
 
 class Choice(NamedTuple):
-    """The modules to recompute, the saved bytes this frees, the seconds it takes, and the resulting time of a step."""
+    """The modules to recompute, the bytes that this frees, the seconds that this takes, and the new time of a step."""
 
     paths: frozenset[str]
     freed_bytes: int
@@ -19,7 +19,7 @@ class Choice(NamedTuple):
 
 
 class _Exchange(NamedTuple):
-    """The module `add` to recompute instead of the modules `remove` inside it, and the bytes and seconds this adds."""
+    """The module `add` to recompute instead of the modules `remove` inside it; the added freed bytes and seconds."""
 
     add: str
     remove: tuple[str, ...]

@@ -40,7 +40,7 @@ _RAM_FACTORS = (0.5, 2.0, 4.0, 8.0, 16.0)
 class Treatment:
     """The bytes that some modules save: how many are kept in RAM, spilled to disk and recomputed.
 
-    `modules` is the path of one layer, or of the first and the last of several neighbours.
+    `modules` is the path of one layer or, for several neighbours, the path of the first and the number of the last.
     """
 
     modules: str

@@ -224,7 +224,7 @@ class Whole:
         return held + self._more * trained + min(budget_bytes, max(0, left))
 
     def _recomputed_at_once(self, choice: Choice) -> int:
-        """Return the most bytes that recomputing one layer frees: the layer needs them while it is recomputed."""
+        """Return the most saved bytes that recomputing one layer frees; recomputation needs that much memory again."""
         parts = [[unit.whole, *unit.children] for unit in self.units]
         return max(sum(part.freed_bytes for part in each if part.path in choice.paths) for each in parts)
 
