@@ -14,10 +14,10 @@ Array = np.ndarray
 
 
 class Device:
-    """The name of a device, which need not exist. It equals strings: `x.device == "cuda"`, `x.device == "cuda:0"`.
+    """The name of a device, existing or missing. It equals strings: `x.device == "cuda"`, `x.device == "cuda:0"`.
 
     The constructor takes a type and a number, or one name with both. The hash is that of the full name, "cpu" or
-    "cuda:0". So in sets and dictionaries a device does not match "cuda": two different strings cannot share a hash.
+    "cuda:0". So in sets and dictionaries a CUDA device does not match "cuda", which has another hash.
     """
 
     __slots__ = ("index", "type")
@@ -75,7 +75,7 @@ def device_of(array: Array) -> Device:
 
 
 def moved(array: Array, device: Device) -> Array:
-    """Return `array` if it is on `device`, else a copy of it on `device`."""
+    """Return `array` itself if it is on `device`; otherwise, return a copy on `device`."""
     if device_of(array) is device:
         return array
     return array.to_host() if device is CPU else to_device(array)  # type: ignore[attr-defined]

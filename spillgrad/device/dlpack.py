@@ -6,7 +6,6 @@ fields are replaced by a device and a dtype that NumPy accepts, while NumPy read
 
 Sharing follows the order of streams, as the standards require: the consumer's stream, not the host, waits until the
 memory is computed.
-
 Source: https://dmlc.github.io/dlpack/latest/python_spec.html and
 https://nvidia.github.io/numba-cuda/user/cuda_array_interface.html
 """
@@ -38,7 +37,7 @@ class _DType(ctypes.Structure):
 
 
 class _Tensor(ctypes.Structure):
-    """The first fields of a DLTensor; the fields of its shape, which follow, are not declared."""
+    """The first fields of a DLTensor; the later fields (`shape`, `strides`, `byte_offset`) are not declared."""
 
     _fields_ = (
         ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
@@ -128,8 +127,8 @@ def export(
     """Return a DLPack capsule of a device array; the arguments are those of `__dlpack__`.
 
     The capsule holds a copy if `copy` is true or `dl_device` is the host. The consumer's `stream` waits until the array
-    is computed. Raises ExportError for an array that DLPack cannot describe, or for another device than the host and
-    the first CUDA device. Raises ArgumentError for an invalid stream.
+    is computed. Raises ExportError for an array that DLPack cannot describe, and for a `dl_device` other than the host
+    and the first CUDA device. Raises ArgumentError for an invalid stream.
     """
     if dl_device is not None and tuple(dl_device) == HOST:
         if copy is False:
@@ -221,7 +220,7 @@ def _capsule_of(source: Any, **options: Any) -> Any:
 def _taken(capsule: Any) -> tuple[_Lent, bool]:
     """Take the memory of a capsule; return the memory, and whether its dtype is bfloat16.
 
-    Raises DtypeError for another dtype that NumPy lacks, and for memory that NumPy cannot read.
+    Raises DtypeError for any other dtype that NumPy lacks, and for memory that NumPy cannot read.
     """
     content = Content.of(capsule)
     is_bfloat16 = (content.tensor.dtype.code, content.tensor.dtype.bits) == (_BFLOAT, 16)
@@ -240,7 +239,7 @@ def _taken(capsule: Any) -> tuple[_Lent, bool]:
 def import_from_host(source: Any) -> Array:
     """Return an array that shares the memory of an object with `__dlpack__`; the array keeps the memory alive.
 
-    Raises DtypeError for a dtype that NumPy lacks, and for memory that NumPy cannot read.
+    Raises DtypeError for a dtype, except bfloat16, that NumPy lacks, and for memory that NumPy cannot read.
     """
     lent, is_bfloat16 = _taken(_capsule_of(source))
     array = np.asarray(lent)
@@ -250,8 +249,8 @@ def import_from_host(source: Any) -> Array:
 def import_from(source: Any) -> Array:
     """Return a device array that shares the memory of an object whose `__dlpack_device__` is a CUDA device.
 
-    The memory lives as long as the last view of it. Raises DeviceError for memory of another device than the first.
-    Raises DtypeError for a dtype that NumPy lacks.
+    The memory lives as long as the last view of it. Raises DeviceError for a CUDA device other than the first.
+    Raises DtypeError for a dtype, except bfloat16, that NumPy lacks.
     """
     _require_first(source.__dlpack_device__()[1])
     lent, is_bfloat16 = _taken(_capsule_of(source, stream=int(_driver().compute().handle)))
@@ -263,7 +262,7 @@ def import_interface(source: Any) -> Array:
     """Return a device array that shares the memory of an object with `__cuda_array_interface__`.
 
     The array keeps the object alive. Raises ArgumentError for a masked array. Raises DtypeError for an unknown dtype,
-    and for another byte order than this machine's.
+    and for a byte order other than this machine's.
     """
     driver, said = _driver(), source.__cuda_array_interface__
     if said.get("mask") is not None:

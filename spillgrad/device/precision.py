@@ -21,5 +21,5 @@ def set_float32_matmul_precision(precision: str) -> None:
 
 
 def get_float32_matmul_precision() -> str:
-    """Return the precision of float32 products: "highest" or "high"."""
+    """Return the precision of float32 products: "highest", or "high" (also if "medium" was set)."""
     return "high" if tf32_is_allowed() else "highest"

@@ -1,9 +1,9 @@
 """Checkpoints of a training run: everything needed to resume it, bit for bit.
 
 A version of a checkpoint is a sub-directory. It holds the tensors of model and optimizer as safetensors files
-(`spillgrad.files.safetensors_io`), a `config.json` if Hugging Face has such a model, and `state.json`, with all other
-state and the checksums of these files. `spillgrad.files.checkpoint_directory` decides which version is current and
-which process may save.
+(`spillgrad.files.safetensors_io`), a `config.json` if Hugging Face's library has this kind of model, and `state.json`
+with all other state and the checksums of these files. `spillgrad.files.checkpoint_directory` decides which version is
+current and which process may save.
 """
 
 import contextlib
@@ -49,10 +49,10 @@ def save_checkpoint(
     """Write a checkpoint that replaces the directory's former checkpoint; return the sub-directory with the new files.
 
     Tensors are written one by one; saving needs memory for at most one further tensor, even if the model is on disk.
-    Shared tensors are stored once. The model's tensors are in `model.safetensors` or, above `max_shard_size`, in
-    several files and an index, as Hugging Face's loaders expect them; the optimizer's state likewise. The random state
-    is saved too, and the position of `data` (if batches depend on the step alone, `step` is enough). `extra` may be
-    anything that JSON can hold. With `trainable_only`, parameters that require no gradient, such as the base of
+    Shared tensors are stored once. The model's tensors are in `model.safetensors` or, if they exceed `max_shard_size`,
+    in a sharded checkpoint as in Hugging Face's libraries. The optimizer's tensors are stored the same way. The random
+    state and the position of `data` are saved too (if batches depend on the step alone, `step` is enough). `extra` may
+    be anything that JSON can hold. With `trainable_only`, parameters that require no gradient, such as the base of
     adapters, are left out; loading does not change them. If another process is saving to the directory, this call waits
     for a few seconds. The former version's files are removed, with a warning if that fails; other files in the
     directory stay.
@@ -116,13 +116,13 @@ def load_checkpoint(
     """Load a checkpoint into the given objects, tensor by tensor, and return the rest of the checkpoint's content.
 
     The result is a dict of `step`, `model` (the name of its class), `config`, `extra`, and three lists as in Hugging
-    Face's loading info: `missing_keys`, `unexpected_keys` and `mismatched_keys` (name, shape in the file, shape in the
-    model). With `strict=False`, all tensors that fit are loaded; the lists name the others. With an optimizer, the
-    random state is restored too, so that training can resume. If another process replaces the checkpoint meanwhile, the
-    new one is loaded.
+    Face's loading info: `missing_keys`, `unexpected_keys` and `mismatched_keys` with entries (name, shape in the file,
+    shape in the model). With `strict=False`, all tensors that fit are loaded; the lists name all other tensors. With an
+    optimizer, the random state is restored too; training can then resume. If another process replaces the checkpoint
+    meanwhile, the new checkpoint is loaded.
     Raises CheckpointError (a ValueError and a RuntimeError), before anything is changed, for a checkpoint that is
-    missing, damaged or of another model. For another model it lists every tensor that is missing, unexpected or of
-    another shape.
+    missing, damaged or of another model. For another model, the error lists every tensor that is missing, unexpected
+    or of another shape.
     """
     return checkpoint_directory.of_current(
         safetensors_io.absolute(directory),
@@ -177,7 +177,7 @@ def _load(
 
 @contextlib.contextmanager
 def _of_this_run(directory: Path) -> Iterator[None]:
-    """Context manager: turn an error of loading optimizer, schedule or data into a CheckpointError."""
+    """Context manager: convert an error in loading optimizer, schedule or data to a CheckpointError."""
     try:
         yield
     except StateDictError as error:
@@ -204,7 +204,7 @@ _DEEPEST = 32
 
 
 def require_state(current: Path, state: dict[str, Any]) -> None:
-    """Raise CheckpointError for a `state.json` that no save writes, even if its checksum is right."""
+    """Raise CheckpointError if `state`, read from a `state.json` with a right checksum, is not what a save writes."""
     wrong = [f"no {key}" for key in _NEEDED if key not in state]
     wrong += [
         f"{key} that is a {type(state[key]).__name__}"
@@ -316,7 +316,7 @@ def _config(model: Module) -> dict[str, Any] | None:
 
 
 def dataclass_of(kind: type[D], said: object, where: str) -> D:
-    """Return a dataclass of the type `kind` with the fields `said`, which a file holds, after checking their types.
+    """Check the types of the fields `said`, read from a file; return a dataclass of the type `kind` with these fields.
 
     Raises CheckpointError, which names the file as `where`, if `said` is not the content of such a dataclass.
     """
@@ -394,7 +394,7 @@ def _read_optimizer_state(current: Path, state: dict[str, Any]) -> dict[str, Any
 
 
 def _read(current: Path, stem: str, state: dict[str, Any]) -> dict[str, Any]:
-    """Verify the checksums of the files named after `stem`; return their tensors by name, without reading them."""
+    """Verify the checksums of the files named after `stem`; return their tensors by name, not read yet."""
     for name in state["checksums"]:
         if name.startswith(f"{stem}.") or name.startswith(f"{stem}-"):
             checkpoint_directory.verify(current, name, state["checksums"])

@@ -159,7 +159,7 @@ def remove_others(root: Path) -> None:
 
 
 def remove(version: Path) -> None:
-    """Remove the files that a save wrote to a version, and its directory if that is then empty; warn on failure."""
+    """Remove the files that a save wrote to a version, then the version's directory if it is empty; warn on failure."""
     try:
         names = os.listdir(version)
         ours = [name for name in names if is_file_name(name)]

@@ -1,7 +1,7 @@
 """Reading and writing tensors in safetensors files, with at most one tensor in memory at a time.
 
-A set of tensors is one file, `model.safetensors`, or, above a size, several (`model-00001-of-00003.safetensors` …) and
-an index that maps each tensor to its file, as in Hugging Face's libraries.
+A set of tensors is one file, `model.safetensors`, or, above a given size, a sharded checkpoint as in Hugging Face's
+libraries: several files (`model-00001-of-00003.safetensors` …), and an index that maps each tensor to its file.
 
 Source: the safetensors format: 8 bytes with the header's length, a JSON header, the tensors' bytes in header order.
 """
@@ -104,9 +104,10 @@ class StoredTensor:
 def write(folder: Path, stem: str, tensors: Mapping[str, Tensor], max_shard_bytes: int) -> dict[str, str]:
     """Write tensors into new files of a folder; return the checksum of each file by its name.
 
-    If all tensors fit into `max_shard_bytes`, they are in one file, else in several files and an index. Each tensor's
-    memory is read once. In a file, tensors with wider elements come first; else the order of `tensors` is kept. When
-    this returns, the content of the files is on the disk, but their names only after the folder is synchronised.
+    If all tensors fit into `max_shard_bytes`, they are written to one file; otherwise, to a sharded checkpoint. Each
+    tensor's memory is read once. In a file, tensors with wider elements come first; tensors of equal width keep the
+    order of `tensors`. When this function returns, the content of the files is on the disk; the names of the files are
+    on the disk only after the folder is synchronised.
     Raises CheckpointError, before anything is written, for a dtype that the format lacks. Raises OSError if a file
     cannot be written.
     """
@@ -131,7 +132,7 @@ def write(folder: Path, stem: str, tensors: Mapping[str, Tensor], max_shard_byte
 
 
 def _shards(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]]:
-    """Return a list of tensor names for each file: in order, as many as fit into `max_shard_bytes`, at least one."""
+    """Return the tensor names of each file, in order: as many as fit into `max_shard_bytes`, but at least one."""
     shards: list[list[str]] = [[]]
     filled_bytes = 0
     for name, tensor in tensors.items():
@@ -182,7 +183,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 
 
 def read(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a file, or of the files that an index names, without reading them.
+    """Return the tensors of a file, or of the sharded checkpoint whose index is at `path`, without reading them.
 
     Raises CheckpointError if a file is missing, damaged or of another format.
     """
@@ -251,7 +252,10 @@ def _read_index(path: Path) -> dict[str, StoredTensor]:
 
 
 def find(folder: Path, stem: str) -> Path | None:
-    """Return the path of the file with all tensors, else of the index of several files; None if neither exists."""
+    """Return the path of the safetensors file named after `stem`, if it exists.
+
+    Otherwise, return the path of the index of a sharded checkpoint, if it exists. Otherwise, return None.
+    """
     single = folder / f"{stem}.safetensors"
     index = folder / f"{stem}.safetensors.index.json"
     return single if single.is_file() else index if index.is_file() else None

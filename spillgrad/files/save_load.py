@@ -1,6 +1,6 @@
 """`save` and `load`: tensors in nested containers, in one file that holds no code.
 
-The file is a safetensors file, and readable as such. Its tensors are named by their place in the containers
+The file is a safetensors file, and readable as such. Its tensors are named by their path in the containers
 ("model.0.weight"). The metadata entry "spillgrad" is JSON with everything that safetensors cannot express: the
 containers, other values, which tensors are the same object, and the checksum of each tensor. The metadata entry
 "checksum" is the checksum of this JSON.
@@ -137,7 +137,7 @@ class _Writer:
         self._kept: list[Any] = []  # keeps objects alive, so that no two objects get the same id
 
     def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
-        """Return a value, found at `path`, as JSON: unchanged, a list, or an object whose only key names its kind."""
+        """Convert the value at `path` to JSON: the value itself, a list, or an object whose only key names the kind."""
         kind = type(value)
         if value is None or kind in (bool, int, str):
             return value
@@ -239,7 +239,7 @@ def _words(error: Exception) -> str:
 
 
 def _require(holds: object, what: str) -> None:
-    """Raise ValueError with the text `what` unless `holds` is true: no save writes such a file."""
+    """Raise ValueError with the text `what` unless `holds`, a condition that all files of `save` meet, is true."""
     if not holds:
         raise ValueError(what)
 

@@ -92,9 +92,9 @@ def build(name: str | Config, context: int | None = None, **overrides: Any) -> L
 
 
 def from_safetensors(path: str | os.PathLike[str]) -> LanguageModel:
-    """Return the model whose weights are at a path: the kind in `config.json`, or a GPT if there is no `config.json`.
+    """Return the model with the weights at a path, of the kind that `config.json` names; without that file, a GPT.
 
-    Raises the errors of `gpt.from_safetensors` and `llama.from_safetensors`, and CheckpointError for other models.
+    Raises the errors of `gpt.from_safetensors` and `llama.from_safetensors`, and CheckpointError for any other kind.
     """
     kind, _, _ = _read(path)
     return kind.from_safetensors(path)  # type: ignore[no-any-return]

@@ -190,12 +190,12 @@ def _residual_std(config: GPTConfig) -> float:
 
 
 def from_safetensors(path: str | os.PathLike[str], config: GPTConfig | None = None, *, model: GPT | None = None) -> GPT:
-    """Return a GPT with the weights at a path: a safetensors file, an index of several files, or a folder with either.
+    """Return a GPT with weights from a safetensors file, the index of a sharded checkpoint, or a folder with either.
 
     Tensors are read one by one, into a new model or into `model`. Their names are those of `GPT2LMHeadModel` or,
     without "transformer.", of `GPT2Model`; masks ("attn.bias") are ignored. `config` defaults to the `config.json`
-    beside the file; without that file it is inferred from the weights, with heads of width 64, as in all published
-    models. As in Hugging Face's libraries, the model is in evaluation mode.
+    beside the file; if that is missing, the config is inferred from the weights, assuming heads of width 64, as in
+    all published models. As in Hugging Face's libraries, the model is in evaluation mode.
     Raises MissingFileError if a file does not exist. Raises CheckpointError for a damaged file, and for weights of
     another model; the message then lists all differences.
     """

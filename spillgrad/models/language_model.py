@@ -86,7 +86,7 @@ def tied_head(embedding: Embedding) -> Linear:
 
 
 def _sample(logits: np.ndarray, temperature: float, top_k: int | None, uniform: np.ndarray) -> Any:
-    """Draw a token for each row of logits, by inverting the distribution function at the row's number in `uniform`."""
+    """Draw a token for each row of logits: invert the cumulative distribution at the row's entry of `uniform`."""
     if temperature == 0:
         return logits.argmax(-1)
     if top_k is not None and top_k < logits.shape[-1]:

@@ -35,8 +35,8 @@ class LlamaConfig:
     """Sizes of a Llama, with Hugging Face's names, meanings and defaults.
 
     If `num_key_value_heads` is None, each head has its own keys and values. If `head_dim` is None, the heads share the
-    width evenly. `rope_scaling` None leaves the rotations unchanged. As a dict with `rope_type` "linear" it divides all
-    frequencies by `factor`; with "llama3" it divides the low frequencies.
+    width evenly. If `rope_scaling` is None, the rotations are unchanged. If it is a dict with the `rope_type` "linear",
+    all frequencies are divided by `factor`; with "llama3", only the low frequencies are divided.
     """
 
     vocab_size: int = 32000
@@ -142,7 +142,7 @@ def _is_positive(value: Any) -> bool:
 
 
 def _frequencies(config: LlamaConfig) -> np.ndarray:
-    """Return, for each pair of elements of a head, the angle between the rotations at neighbouring positions.
+    """Return, for each pair of elements of a head, the angle by which its rotation grows from position to position.
 
     Units: radians. Shapes: result (head_width / 2,).
     Source: Su et al. 2021, "RoFormer", section 3.2.2; for "llama3", Llama 3.1's reference implementation.
@@ -260,7 +260,7 @@ class Transformer(Module):
 
 
 class Llama(LanguageModel):
-    """Llama as a language model: `model` and `lm_head`, which share the embedding's weight if the config ties them."""
+    """Llama as a language model: `model` and `lm_head`; the config may tie the `lm_head` weight to the embedding's."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -291,7 +291,7 @@ class Llama(LanguageModel):
 def from_safetensors(
     path: str | os.PathLike[str], config: LlamaConfig | None = None, *, model: Llama | None = None
 ) -> Llama:
-    """Return a Llama with the weights at a path: a safetensors file, an index of several, or a folder with either.
+    """Return a Llama with weights from a safetensors file, the index of a sharded checkpoint, or a folder with either.
 
     Tensors are read one by one, into a new model or into `model`. Their names are those of `LlamaForCausalLM`, with or
     without "model."; tables of frequencies ("rotary_emb.inv_freq") are ignored. `config` defaults to the `config.json`

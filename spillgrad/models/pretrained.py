@@ -19,11 +19,12 @@ Weights = dict[str, StoredTensor]
 
 
 def load(path: str | os.PathLike[str], make: Callable[[Weights, dict[str, Any] | None], T]) -> T:
-    """Return `make(tensors, config)`: the tensors at a path, not read yet, and the content of `config.json`, or None.
+    """Return `make(tensors, config)` for the tensors at a path, which are not read yet.
 
-    The path is a file, an index of several files, or a folder, also one that `save_checkpoint` has written to. If
-    another process replaces that checkpoint meanwhile, `make` is called again with the new one. The config is None if
-    there is no `config.json` beside the tensors. Raises MissingFileError, CheckpointError.
+    The path is a safetensors file, the index of a sharded checkpoint, a folder with either, or a directory of
+    `save_checkpoint`. If another process replaces the checkpoint meanwhile, `make` is called again with the new
+    checkpoint. `config` is the content of the `config.json` beside the tensors, or None if there is no such file.
+    Raises MissingFileError if the file at the path does not exist. Raises CheckpointError if a file is damaged.
     """
     root = safetensors_io.absolute(path)
     if (root / POINTER).is_file():
@@ -41,10 +42,10 @@ def model_of(
     kind: Callable[[Any], M], path: str | os.PathLike[str], config: Any, model: M | None, *,
     own_weights: Callable[[Weights], Weights], config_of: Callable[..., Any], layers: str, embedding: str,
 ) -> M:  # fmt: skip
-    """Read the weights at a path, one by one, into `model`, or into a new one; return the model in evaluation mode.
+    """Read the weights at a path, one by one, into `model` or a new model; return the model in evaluation mode.
 
-    A new model is `kind(config)`. `own_weights` gives the weights the model's names. `layers` is the config's field for
-    the number of layers. `embedding` is the path of the token embedding, which the head may share.
+    A new model is `kind(config)`. `own_weights` renames saved weights to the model's names. `layers` is the config's
+    field for the number of layers. `embedding` is the path of the token embedding, which the output layer may share.
     Raises the errors of `load`. Raises CheckpointError, before anything changes, that lists every tensor that is
     missing, unexpected or of another shape.
     """
@@ -96,7 +97,7 @@ def _file_in(folder: Path) -> Path:
 
 
 def require(description: Mapping[str, Any], accepted: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise CheckpointError that lists all entries of a `config.json` whose values are not in `accepted`."""
+    """Raise CheckpointError that lists the entries of a `config.json` for which `accepted` lacks the value."""
     wrong = [
         f"{name} {description[name]!r} (accepted: {', '.join(map(repr, values))})"
         for name, values in accepted.items()
@@ -107,7 +108,7 @@ def require(description: Mapping[str, Any], accepted: Mapping[str, tuple[Any, ..
 
 
 def _without_tied_head(saved: Weights, embedding: str, path: str | os.PathLike[str]) -> Weights:
-    """Return the weights without the head's copy of the embedding. Raises CheckpointError if the two differ."""
+    """Return the weights without the head's copy of the embedding. Raises CheckpointError if the copy differs."""
     head = saved.get("lm_head.weight")
     if head is None or embedding not in saved:
         return saved

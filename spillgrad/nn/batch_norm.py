@@ -80,9 +80,9 @@ class _BatchNorm(_TrackedNorm):
 
 
 class BatchNorm1d(_BatchNorm):
-    """Normalise features, or channels of signals: in training over the batch, in evaluation by running statistics.
+    """Normalise features or channels by the statistics of the batch; in evaluation mode, by the running statistics.
 
-    With `momentum` None, the running statistics are averages over all batches. Otherwise each batch moves the running
+    If `momentum` is None, the running statistics are averages over all batches. Otherwise each batch moves the running
     statistics towards the batch's statistics.
     Shapes: x (N, num_features) or (N, num_features, L), result the same.
     Source: Ioffe, Szegedy 2015, "Batch normalization".

@@ -58,7 +58,7 @@ class _Conv(Module):
         init.uniform_by_fan((self.weight, self.bias), math.prod(self.weight.shape[1:]))
 
     def _padded(self, x: Tensor) -> tuple[Tensor, Sizes | str]:
-        """Return the input and the zero padding still to add; unless `padding_mode` is "zeros", pad the input here."""
+        """Pad the input unless `padding_mode` is "zeros"; return the input and the zero padding still to be added."""
         if self.padding_mode == "zeros" or self.padding == "valid":
             return x, self.padding
         widths: list[int] = []  # from the last dimension on
@@ -87,7 +87,7 @@ class _Conv(Module):
 class Conv1d(_Conv):
     """Multiply every window of a signal by the same weights.
 
-    Shapes: x (N, in_channels, L), result (N, out_channels, l), weight (out_channels, in_channels / groups, k).
+    Shapes: x (N, in_channels, L), result (N, out_channels, l), weight (out_channels, in_channels/groups, k).
     """
 
     _function = conv.conv1d
@@ -97,8 +97,7 @@ class Conv1d(_Conv):
 class Conv2d(_Conv):
     """Multiply every window of an image by the same weights.
 
-    Shapes: x (N, in_channels, H, W), result (N, out_channels, h, w), weight (out_channels, in_channels / groups, kh,
-    kw).
+    Shapes: x (N, in_channels, H, W), result (N, out_channels, h, w), weight (out_channels, in_channels/groups, kh, kw).
     """
 
     _function = conv.conv2d
@@ -107,7 +106,7 @@ class Conv2d(_Conv):
 class Conv3d(_Conv):
     """Multiply every window of a volume by the same weights.
 
-    Shapes: x (N, in_channels, D, H, W), result (N, out_channels, d, h, w), weight (out_channels, in_channels / groups,
+    Shapes: x (N, in_channels, D, H, W), result (N, out_channels, d, h, w), weight (out_channels, in_channels/groups,
     kd, kh, kw).
     """
 
@@ -160,7 +159,7 @@ class _ConvTranspose(_Conv):
 class ConvTranspose1d(_ConvTranspose):
     """Add the weights, scaled by each input element, to a longer signal: the transpose of `Conv1d`.
 
-    Shapes: x (N, in_channels, l), result (N, out_channels, L), weight (in_channels, out_channels / groups, k).
+    Shapes: x (N, in_channels, l), result (N, out_channels, L), weight (in_channels, out_channels/groups, k).
     """
 
     _function = conv.conv_transpose1d
@@ -170,8 +169,7 @@ class ConvTranspose1d(_ConvTranspose):
 class ConvTranspose2d(_ConvTranspose):
     """Add the weights, scaled by each input element, to a larger image: the transpose of `Conv2d`.
 
-    Shapes: x (N, in_channels, h, w), result (N, out_channels, H, W), weight (in_channels, out_channels / groups, kh,
-    kw).
+    Shapes: x (N, in_channels, h, w), result (N, out_channels, H, W), weight (in_channels, out_channels/groups, kh, kw).
     """
 
     _function = conv.conv_transpose2d
@@ -180,7 +178,7 @@ class ConvTranspose2d(_ConvTranspose):
 class ConvTranspose3d(_ConvTranspose):
     """Add the weights, scaled by each input element, to a larger volume: the transpose of `Conv3d`.
 
-    Shapes: x (N, in_channels, d, h, w), result (N, out_channels, D, H, W), weight (in_channels, out_channels / groups,
+    Shapes: x (N, in_channels, d, h, w), result (N, out_channels, D, H, W), weight (in_channels, out_channels/groups,
     kd, kh, kw).
     """
 

@@ -12,9 +12,9 @@ from spillgrad.nn.module import Module
 class FunctionLayer(Module):
     """The base of layers whose forward calls `_function` with the inputs and with the layer's options.
 
-    As in a dataclass, the annotated attributes of a class are its options. The options are the constructor's arguments,
-    in this order (keyword-only after `_: KW_ONLY`), attributes of the layer, and keyword arguments of `_function`. This
-    holds for classes in `spillgrad.nn`; subclasses elsewhere are ordinary classes.
+    As in a dataclass, the annotated attributes of a class are its options. Each option is an argument of the
+    constructor, in this order (keyword-only after `_: KW_ONLY`), an attribute of the layer, and a keyword argument of
+    `_function`. This holds for classes in `spillgrad.nn`; subclasses elsewhere are ordinary classes.
     """
 
     _function: ClassVar[Callable[..., Any]]
@@ -42,7 +42,7 @@ class FunctionLayer(Module):
             cls.__init__ = _constructor(list(options.values()))  # type: ignore[method-assign]
 
     def _set_up(self) -> None:
-        """Check and complete the options; the constructor calls this method last."""
+        """Hook for subclasses, called last in the constructor: check and complete the options; does nothing here."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         return type(self)._function(*inputs, **named, **{name: getattr(self, name) for name in self._options})

@@ -138,7 +138,7 @@ def trunc_normal_(
 
 
 def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
-    """Fill with `gain` times a matrix of orthonormal rows or columns, whichever are fewer; later dimensions are joined.
+    """Fill with `gain` times a matrix of orthonormal rows or columns, whichever are fewer; join trailing dimensions.
 
     Source: Saxe et al. 2013, "Exact solutions to the nonlinear dynamics of learning in deep linear neural networks".
     """
@@ -184,7 +184,7 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
 
 
 def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Generator | None = None) -> Tensor:
-    """Fill a matrix with draws from N(0, std²); set the share `sparsity` of each column to 0. Source: Martens 2010."""
+    """Fill a matrix with draws from N(0, std²); set a fraction `sparsity` of each column to 0. Source: Martens 2010."""
     if tensor.ndim != 2:
         raise ShapeError(f"init: got shape {tensor.shape}; Only tensors with 2 dimensions are supported")
     rows, columns = tensor.shape

@@ -30,7 +30,7 @@ _PEFT_PREFIX = "base_model.model."
 
 
 class LoRALayer(Module):
-    """The base of layers with a frozen weight and adapters; weight, bias and hooks are those of the `base` layer.
+    """The base of layers with a frozen weight and adapters; weight, bias and hooks are taken from the layer `base`.
 
     Only `merge` and `unmerge` write to the weight.
     """
@@ -55,7 +55,7 @@ class LoRALayer(Module):
 
     @staticmethod
     def _out_in(weight: Tensor) -> Tensor:
-        """Return a view of the weight with a row for each output; for such a view, return one of the weight's shape."""
+        """Convert between the weight's shape and (outputs, inputs), in either direction; return a view."""
         return weight
 
     def merge(self) -> None:
@@ -152,14 +152,12 @@ def lora(
 
     A layer computes base(x) + (alpha / rank) · B(A(dropout(x))); `alpha` defaults to the rank. Only A and B require
     gradients: `optimizer = AdamW(p for p in model.parameters() if p.requires_grad)`. Frozen weights get no gradients
-    and are kept for backward only if the layer's input needs a gradient; nothing writes to them, except `merge()`.
+    and are kept for backward only if the layer's input needs a gradient; only `merge` and `unmerge` write to them.
     `lora_state_dict` returns the adapters alone.
-
-    `target` chooses among `Linear` layers and GPT-2's `Conv1D`; None chooses all. It is a list of names, each the end
-    of a path such as "attn.c_proj"; or a string, which is one such name or a regular expression for whole paths. Layers
-    whose weight is tied to another layer's stay unchanged. If the model itself is such a layer, its replacement is
-    returned.
-
+    `target` chooses among `Linear` layers and GPT-2's `Conv1D` layers. None chooses all. A list of names such as
+    "attn.c_proj" chooses layers whose path ends in one of the names. A string is one name, or a regular expression that
+    matches whole paths. Layers whose weight is tied to another layer's weight stay unchanged. If the model itself is
+    adapted, its replacement is returned.
     Raises ArgumentError, before anything changes, for a rank below 1, a name that no layer has, a model without layers
     to adapt, or a model that has adapters. Source: Hu et al. 2021, equation 3.
     """
@@ -176,7 +174,7 @@ def lora(
 
 
 def merge_lora(model: Module) -> Module:
-    """Merge all adapters into their weights and remove them, in place; return the model, which stays frozen."""
+    """Merge all adapters into the layers' weights and remove the adapters, in place; return the model, still frozen."""
     return _replaced(model, {layer: layer.unloaded() for _, layer in list(_layers(model))})
 
 
@@ -192,8 +190,8 @@ def lora_state_dict(model: Module) -> dict[str, Tensor]:
 def load_lora_state_dict(model: Module, state_dict: Mapping[str, Any]) -> None:
     """Load the result of `lora_state_dict` into a model's adapters; names may have the prefix of peft's files.
 
-    Raises StateDictError, before anything is copied, that lists all keys that are missing, unexpected or of another
-    shape. Raises GraphError while a layer is merged.
+    Raises StateDictError, before anything is copied, for keys that are missing, unexpected or of another shape; the
+    error lists these keys. Raises GraphError while a layer is merged.
     """
     if any(layer.merged for _, layer in _layers(model)):
         raise GraphError("load_lora_state_dict: got a merged model; unmerge() its layers first")
@@ -249,7 +247,7 @@ def _matches(path: str, name: str, is_pattern: bool) -> bool:
 
 
 def _replaced(model: Module, others: Mapping[Module, Module]) -> Module:
-    """Replace modules wherever they are registered; return the model, or its own replacement."""
+    """Replace each module in `others` by its value, wherever it is registered; return the model or its replacement."""
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child is not None and child in others:

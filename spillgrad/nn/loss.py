@@ -207,7 +207,7 @@ class MultiLabelMarginLoss(_Loss):
 
 
 class CTCLoss(_Loss):
-    """Negative log probability that a longer sequence reads as the target labels, with blanks or repeats between them.
+    """Negative log-likelihood of the target labels over all alignments, with blanks and repeats, to a longer sequence.
 
     Shapes: log_probs (T, N, C), targets (N, S) or (sum of target lengths,), input and target lengths (N,).
     """

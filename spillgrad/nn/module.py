@@ -78,8 +78,8 @@ class Module(ModuleCalls, ModuleState):
     def _register(self, kind: str, wanted: type, name: str, value: Any) -> None:
         """Register a value, or its replacement by registration hooks, under a name; `kind` names the registry.
 
-        Raises TypeError unless the value is None or `wanted`, AttributeError before the constructor has run, and
-        KeyError for a name that is empty, has a dot or belongs to another attribute.
+        Raises TypeError unless the value is None or of the type `wanted`. Raises AttributeError before the constructor
+        has run. Raises KeyError for a name that is empty, has a dot or belongs to another attribute.
         """
         owner, registry = type(self).__name__, f"_{kind}s"
         if value is not None and not isinstance(value, wanted):
@@ -146,7 +146,7 @@ class Module(ModuleCalls, ModuleState):
     # -- walking
 
     def _submodule_paths(self) -> "dict[ModuleCalls, str]":
-        """Return the path of each sub-module; this module is left out, so that it does not refer to itself."""
+        """Return {sub-module: path}; this module is left out, as it caches the result and would refer to itself."""
         version, paths = self._known_paths
         if version != Module._structure_version:
             paths = {module: name for name, module in self.named_modules() if module is not self}
@@ -290,7 +290,7 @@ class Module(ModuleCalls, ModuleState):
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move parameters and buffers to a device, a dtype (floating-point ones only), or both, in place."""
+        """Move parameters and buffers to a device, convert the floating-point ones to a dtype, or do both, in place."""
         return self._convert(lambda tensor: tensor.to(*args, **kwargs))
 
     def float(self) -> Self:
@@ -314,11 +314,11 @@ class Module(ModuleCalls, ModuleState):
         return self.to("cuda" if device is None else device)
 
     def share_memory(self) -> Self:
-        """Return the module unchanged: threads share its memory anyway, and forked processes until they write to it."""
+        """Do nothing and return the module: threads share its memory anyway, a forked process has it copy-on-write."""
         return self
 
     def to_empty(self, *, device: Any, recurse: bool = True) -> Self:
-        """Give parameters and buffers new, uninitialised memory on a device; with `recurse`, also below this module."""
+        """Give parameters and buffers new, uninitialised memory on a device; `recurse` includes sub-modules."""
         for tensor in (*self.parameters(recurse), *self.buffers(recurse)):
             tensor.data = creation.empty(tensor.shape, dtype=tensor.dtype, device=device)
         return self
@@ -347,7 +347,7 @@ class Module(ModuleCalls, ModuleState):
     # -- display
 
     def extra_repr(self) -> str:
-        """Return the options in the module's representation; subclasses override this method."""
+        """Hook for subclasses: return the options to show in the module's representation; the base class shows none."""
         return ""
 
     def __repr__(self) -> str:

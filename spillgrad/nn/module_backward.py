@@ -30,11 +30,11 @@ Gradients = tuple[Tensor | None, ...]
 
 
 class ModuleBackward:
-    """One call of a module with backward hooks, which get gradients, or None for values that are not tensors.
+    """One call of a module with backward hooks; the hooks get gradients, or None for values that are not tensors.
 
-    When the gradients of all results are computed, the pre-hooks get these, with None for unused results. When the
-    gradients of the positional arguments are computed, the hooks get the gradients of both, with zeros for arguments
-    without a gradient.
+    The pre-hooks are called when the gradients of all results are computed. They get these gradients, with None for
+    unused results. The hooks are called when the gradients of the positional arguments are computed. They get the
+    gradients of arguments and results, with zeros for arguments without a gradient.
     If no argument requires a gradient, the hooks are called right after the pre-hooks, with None for each argument.
     """
 

@@ -18,7 +18,7 @@ _EXTRA = "_extra_state"
 
 
 class IncompatibleKeys(NamedTuple):
-    """The keys that a state dict lacks, `missing_keys`, and those that the module lacks, `unexpected_keys`."""
+    """`missing_keys`, which the state dict lacks, and `unexpected_keys`, which the module lacks."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -140,7 +140,7 @@ class ModuleState:
         return result
 
     def _require_loadable(self, errors: list[str], keys: IncompatibleKeys, strict: bool, then: str) -> None:
-        """Raise StateDictError that lists `errors` and, if `strict`, missing and unexpected keys, if there are any."""
+        """If there are `errors` or, with `strict`, wrong `keys`, raise StateDictError with both, then `then`."""
         listed = list(errors)
         if strict and keys.unexpected_keys:
             listed.insert(0, f"Unexpected key(s) in state_dict: {_quoted(keys.unexpected_keys)}.")

@@ -58,7 +58,7 @@ class MultiheadAttention(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the input projections by Xavier's rule; biases are zero."""
+        """Draw the input projections by `init.xavier_uniform_`; set biases to zero."""
         for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
             if weight is not None:
                 init.xavier_uniform_(weight)
@@ -71,11 +71,11 @@ class MultiheadAttention(Module):
         need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """Return the result and, with `need_weights`, the attention weights, else None.
+        """Return (result, attention weights); without `need_weights`, return None as the weights.
 
-        The weights are averaged over the heads if `average_attn_weights`, else there is one matrix for each head. True
-        in a mask means "not attended"; a mask of numbers is added to the scores. If `attn_mask` is given, `is_causal`
-        changes nothing.
+        With `average_attn_weights`, the weights are averaged over the heads; otherwise, there is one matrix for each
+        head. True in a mask means "not attended"; a mask of numbers is added to the scores. If `attn_mask` is given,
+        `is_causal` is ignored.
         Shapes: key_padding_mask (N, S), attn_mask (T, S) or (N · num_heads, T, S), weights (N, T, S) or
         (N, num_heads, T, S).
         """
@@ -114,7 +114,7 @@ class MultiheadAttention(Module):
         return result if self.batch_first else result.transpose(0, 1), weights
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor, self_attention: bool) -> tuple[Tensor, ...]:
-        """Project query, key and value. Shapes: results (N, num_heads, length, head_dim)."""
+        """Return query, key and value, projected and split into heads: shapes (N, num_heads, length, head_dim)."""
         bias = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.split(self.embed_dim)
         if self.in_proj_weight is not None and self_attention:
             projected = matrix_products.linear(query, self.in_proj_weight, self.in_proj_bias).split(self.embed_dim, -1)

@@ -62,7 +62,7 @@ class Unfold(FunctionLayer):
 
 
 class Fold(FunctionLayer):
-    """Add windows, one in each column, into images, at the places from which `Unfold` takes them."""
+    """Add windows, one in each column, into images, at the positions from which `Unfold` takes them."""
 
     _function = sliding_windows.fold
     output_size: int | Sequence[int]

@@ -82,7 +82,7 @@ class RNNBase(Module):
         init.uniform_by_fan(self.parameters(), self.hidden_size)
 
     def flatten_parameters(self) -> None:
-        """Do nothing (PyTorch's name): no other layout of the parameters would be faster."""
+        """Do nothing; PyTorch's programs call this method. No other layout of the parameters would be faster."""
 
     def _weights(self, suffix: str) -> list[Any]:
         """Return weight_ih, weight_hh, bias_ih, bias_hh and weight_hr (or None) of one direction of one layer."""
@@ -192,7 +192,7 @@ class RNNBase(Module):
 
 
 class RNN(RNNBase):
-    """Run h = tanh(W_ih x + b_ih + W_hh h + b_hh), or with relu, over sequences.
+    """Run h = tanh(W_ih x + b_ih + W_hh h + b_hh) over sequences; `nonlinearity="relu"` replaces tanh by relu.
 
     Shapes: input (T, N, input_size), or (N, T, input_size) with `batch_first`, or (T, input_size), or a PackedSequence;
     h_0 and h_n (num_layers · directions, N, hidden_size); output (T, N, directions · hidden_size).
@@ -214,7 +214,7 @@ class RNN(RNNBase):
 
 
 class LSTM(RNNBase):
-    """Run a long short-term memory over sequences; with `proj_size` its hidden states are projected to that width.
+    """Run a long short-term memory over sequences; with `proj_size`, project its hidden states to that width.
 
     Shapes: as in `RNN`; the states are pairs (h, c), and c has the width hidden_size even with `proj_size`.
     Source: Hochreiter, Schmidhuber 1997, "Long short-term memory"; Sak, Senior, Beaufays 2014.
@@ -231,9 +231,8 @@ class LSTM(RNNBase):
 
 
 class GRU(RNNBase):
-    """Run a gated recurrent unit over sequences.
+    """Run a gated recurrent unit over sequences. Shapes: as in `RNN`.
 
-    Shapes: as in `RNN`.
     Source: Cho et al. 2014, "Learning phrase representations using RNN encoder-decoder".
     """
 

@@ -47,7 +47,7 @@ def _attended(
 
 
 class _Layer(Module):
-    """The base of encoder and decoder layers: the feed-forward part, and the residual connection around each part."""
+    """The base of encoder and decoder layers: the feed-forward network, and the residual connections of sublayers."""
 
     _attentions: tuple[str, ...]
 
@@ -72,7 +72,7 @@ class _Layer(Module):
         self.activation = _activation(type(self).__name__, activation)
 
     def _with(self, number: int, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return x + part(norm(x)) if `norm_first`, else norm(x + part(x)); dropout follows `part`."""
+        """Return x + dropout(part(norm(x))) if `norm_first`, else norm(x + dropout(part(x))), for sublayer `number`."""
         norm, dropout = getattr(self, f"norm{number}"), getattr(self, f"dropout{number}")
         if self.norm_first:
             return arithmetic.add(x, dropout(part(norm(x))))
@@ -103,8 +103,7 @@ class TransformerEncoderLayer(_Layer):
 class TransformerDecoderLayer(_Layer):
     """Self-attention, attention to an encoder's result `memory`, and a feed-forward network.
 
-    Each part is added to its input and normalised.
-
+    Each of the three is added to its input and normalised.
     Shapes: tgt and result (T, N, d_model), memory (S, N, d_model), or with `batch_first` N first, or without N.
     """
 

@@ -38,7 +38,7 @@ def total_norm(norms: list[float], norm_type: float = 2.0) -> float:
 
 
 def factor(total: float, max_norm: float) -> float | None:
-    """Return the factor that reduces gradients of the joint norm `total` to `max_norm`; None if none is needed."""
+    """Return the factor that reduces gradients of the joint norm `total` to `max_norm`; None for a smaller `total`."""
     by = max_norm / (total + 1e-6)
     return None if by >= 1 else by  # NaN is returned: it must reach the weights instead of being hidden
 

@@ -16,12 +16,12 @@ from spillgrad_kernels.device_array import beside
 
 
 class PackedSequence(NamedTuple):
-    """Sequences without padding: all first elements, then all second ones, …, in descending order of length.
+    """Sequences in descending order of length, without padding: all first elements, all second elements, and so on.
 
-    Shapes: data (sum of lengths, ...); batch_sizes (longest length,), int64: how many sequences still run at each step,
-    in the host's memory whatever the data's device.
-    `sorted_indices` gives the user's index of each packed sequence, `unsorted_indices` the inverse; both are None if
-    the sequences are in the user's order.
+    `batch_sizes`, always in the host's memory, has the number of sequences with an element at each time step.
+    `sorted_indices` has the user's index of each packed sequence; `unsorted_indices` is the inverse permutation. Both
+    are None if the sequences are in the user's order.
+    Shapes: data (sum of lengths, ...), batch_sizes int64 (longest length,).
     """
 
     data: Tensor
@@ -30,7 +30,7 @@ class PackedSequence(NamedTuple):
     unsorted_indices: Tensor | None = None
 
     def to(self, *args: Any, **kwargs: Any) -> "PackedSequence":
-        """Return the sequences with the data converted to a device or dtype, and the indices on the data's device."""
+        """Return the sequences with the data converted to a device or dtype, and the indices moved to its device."""
         data = self.data.to(*args, **kwargs)
         if data is self.data:
             return self
@@ -69,9 +69,10 @@ def _as_lengths(lengths: Any) -> np.ndarray:
 def pack_padded_sequence(
     input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True
 ) -> PackedSequence:
-    """Pack padded sequences, in descending order of length; without `enforce_sorted`, they may come in any order.
+    """Pack padded sequences that are in descending order of length or, without `enforce_sorted`, in any order.
 
-    Shapes: input (T, N, ...), or (N, T, ...) with `batch_first`; lengths (N,) from 1 to T. Raises ArgumentError.
+    Raises ArgumentError for wrong lengths or, with `enforce_sorted`, a wrong order.
+    Shapes: input (T, N, ...), or (N, T, ...) with `batch_first`; lengths (N,) from 1 to T.
     """
     name = "pack_padded_sequence"
     sizes = _as_lengths(lengths)
@@ -106,9 +107,10 @@ def pack_padded_sequence(
 def pad_packed_sequence(
     sequence: PackedSequence, batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return packed sequences padded to the longest, or to `total_length`, in the user's order, and their lengths.
+    """Return packed sequences in the user's order, padded to the longest or to `total_length`; and their lengths.
 
-    Shapes: result (T, N, ...), or (N, T, ...) with `batch_first`; lengths (N,). Raises ArgumentError.
+    Shapes: result (T, N, ...), or (N, T, ...) with `batch_first`; lengths (N,). Raises ArgumentError if `total_length`
+    is less than the longest length.
     """
     counts = sequence.batch_sizes.host_array()
     steps, batch = len(counts), int(counts[0])
@@ -137,7 +139,8 @@ def pad_sequence(
 ) -> Tensor:
     """Return sequences of different lengths padded to the longest and stacked.
 
-    Shapes: sequences (t, ...) each; result (T, N, ...), or (N, T, ...) with `batch_first`. Raises ArgumentError.
+    Shapes: sequences (t, ...) each; result (T, N, ...), or (N, T, ...) with `batch_first`. Raises ArgumentError for
+    an empty `sequences`, and for a `padding_side` other than "left" and "right".
     """
     if padding_side not in ("left", "right"):
         raise ArgumentError(f'pad_sequence: Expected padding_side to be "left" or "right", but got {padding_side!r}')
@@ -160,7 +163,7 @@ def unpad_sequence(padded_sequences: Tensor, lengths: Any, batch_first: bool = F
 
 
 def pack_sequence(sequences: Sequence[Tensor], enforce_sorted: bool = True) -> PackedSequence:
-    """Pack sequences in descending order of length; without `enforce_sorted`, they may come in any order."""
+    """Pack sequences that are in descending order of length or, without `enforce_sorted`, in any order."""
     lengths = [x.shape[0] for x in sequences]
     return pack_padded_sequence(pad_sequence(sequences), lengths, enforce_sorted=enforce_sorted)
 

@@ -34,7 +34,7 @@ _JUDGED_STEPS = 3
 
 @dataclasses.dataclass(eq=False)
 class _Run:
-    """What one thread has recorded in the present step, that is, since the store was last empty."""
+    """What one thread has recorded in the present step, which began when the store was last empty."""
 
     known: "_Known"
     recorder: Recorder | None
@@ -44,10 +44,10 @@ class _Run:
 
 
 class _Known:
-    """The measured steps of one model, with inputs of one size, one budget and one disk; and the modules to recompute.
+    """The measured steps, and the modules to recompute, for one combination of model, input size, budget and disk.
 
-    The choice changes at most twice, so that steps are alike: from recomputing nothing to a choice, and back for good
-    if that made steps longer.
+    To keep steps alike, the choice changes at most twice: first, from recomputing nothing to recomputing some modules;
+    then, if this made steps longer, back to recomputing nothing, for good.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -184,7 +184,7 @@ class Automatic:
 
 
 def _end_step(runs: "collections.deque[_Run]", step: StepTraffic) -> None:
-    """End the runs of a step; if there is only one, queue it with the step's counters for `begin`. Takes no lock."""
+    """Mark a step's runs as over; if there is one run, queue it and the step's counters for `begin`. Takes no lock."""
     ended = [runs.popleft() for _ in range(len(runs))]
     for run in ended:
         run.is_over = True

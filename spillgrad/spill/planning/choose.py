@@ -10,7 +10,7 @@ WORTH_SHARE = 0.05
 
 
 class Choice(NamedTuple):
-    """The modules to recompute, the saved bytes this frees, the seconds it takes, and the resulting time of a step."""
+    """The modules to recompute, the bytes that this frees, the seconds that this takes, and the new time of a step."""
 
     paths: frozenset[str]
     freed_bytes: int
@@ -19,7 +19,7 @@ class Choice(NamedTuple):
 
 
 class _Exchange(NamedTuple):
-    """The module `add` to recompute instead of the modules `remove` inside it, and the bytes and seconds this adds."""
+    """The module `add` to recompute instead of the modules `remove` inside it; the added freed bytes and seconds."""
 
     add: str
     remove: tuple[str, ...]
@@ -28,11 +28,12 @@ class _Exchange(NamedTuple):
 
 
 def choose(units: Sequence[Unit], step_s: Callable[[int, float], float]) -> Choice:
-    """Return the choice with the shortest step; of choices with steps about as short, the one that recomputes least.
+    """Return the choice with the shortest step; if several choices are about as fast, the one that recomputes least.
 
     `step_s(freed_bytes, seconds)` returns the time of a step that saves `freed_bytes` less and computes `seconds`
-    longer. Modules that free the most bytes per second are chosen first; of equal modules, the one in the earlier
-    layer, because its tensors are the first to go to disk. If the gain is less than `WORTH_SHARE`, none is chosen.
+    longer. Modules that free the most bytes per second of recomputation are chosen first. Of equal modules, those in
+    earlier layers come first, because their tensors go to disk first. If the gain is less than the share `WORTH_SHARE`
+    of a step, nothing is recomputed.
     """
     every = list(choices(units, step_s))
     least_s = min(choice.step_s for choice in every)
@@ -79,7 +80,7 @@ def _exchanges(unit: Unit) -> list[_Exchange]:
 
 
 def _worth(what: Part | _Exchange) -> float:
-    """Return the bytes freed per second of recomputation; if that takes no time, infinity, or 0 if nothing is freed."""
+    """Return the bytes freed per second of recomputation; if it takes no time, infinity, or 0 if it frees nothing."""
     if what.seconds > 0:
         return what.freed_bytes / what.seconds
     return float("inf") if what.freed_bytes > 0 else 0.0

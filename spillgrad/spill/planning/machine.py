@@ -26,7 +26,7 @@ _PRODUCTS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Disk:
-    """The speeds of a store's writes and reads, the free space, and the time of a core for each byte moved."""
+    """The write and read speed of a store, the free space, and the time that one core spends on each byte moved."""
 
     write_bytes_per_s: float
     read_bytes_per_s: float
@@ -52,7 +52,7 @@ class Machine:
 
 
 def measure(directory: str | os.PathLike[str], seconds: float = 2.0) -> Machine:
-    """Measure this machine, and write to `directory` for `seconds`. Raises SpillError if writing fails."""
+    """Measure this machine; write to `directory` for `seconds` to measure the disk. Raises SpillError if that fails."""
     return Machine(os.cpu_count() or 1, matmul_rate(), measure_disk(directory, seconds))
 
 

@@ -40,7 +40,7 @@ _RAM_FACTORS = (0.5, 2.0, 4.0, 8.0, 16.0)
 class Treatment:
     """The bytes that some modules save: how many are kept in RAM, spilled to disk and recomputed.
 
-    `modules` is the path of one layer, or of the first and the last of several neighbours.
+    `modules` is the path of one layer or, for several neighbours, the path of the first and the number of the last.
     """
 
     modules: str
@@ -127,14 +127,13 @@ def plan(
     nothing larger. It also measures this machine, unless `machine`, a result of `sg.planning.measure`, is given.
 
     `model` is a name of the catalogue, or a function that builds a model with a given number of layers. With such a
-    function, `depth` is the number of layers of the whole model, and `loss` a function from the model to the loss of a
-    batch. A step has `accumulate` batches before its update. `lora` is the rank of adapters. With `autocast`, products
-    are computed in bfloat16. `offload` says whether parameters and optimizer state are on disk too; with None, the plan
-    decides. Without `directory`, spill files go to the directory for temporary files.
+    function, `depth` is the number of layers of the whole model, and `loss` is a function from the model to the loss of
+    a batch. A training step is `accumulate` batches and one update. `lora` is the rank of adapters. With `autocast`,
+    products are computed in bfloat16. `offload` says whether parameters and optimizer state are on disk too; with None,
+    the plan decides. Without `directory`, spill files go to the directory for temporary files.
 
     The plan counts the memory of a process like this one. A process that has compiled a kernel keeps the compiler's
     200 MiB. So if kernels were not cached on disk, plan again in a new process.
-
     Units: `ram` is bytes, or a size such as "4GiB".
     Raises BudgetError, with the least memory that works, if `ram` is too small. Raises ArgumentError for arguments that
     contradict each other.
@@ -236,7 +235,7 @@ def _watched(
 def _builder(
     model: str | Callable[[int], Module], context: int, depth: int | None, lora: int | None
 ) -> tuple[Callable[[int], Module], int, str]:
-    """Return a function that builds the model with n layers, the whole model's number of layers, and its name."""
+    """Return (function that builds the model with n layers, number of layers of the whole model, name of the model)."""
     bare: Callable[[int], Module]
     if isinstance(model, str):
         if depth is not None:
@@ -270,7 +269,7 @@ def _loss(model: str | Callable[[int], Module], batch: int, context: int) -> Cal
 
 
 def _best(wholes: Sequence[Whole], ram_bytes: int) -> tuple[Whole, Choice, Prediction] | None:
-    """Return the choice with the shortest step within `ram_bytes`; of about equal steps, the least recomputation."""
+    """Return the choice with the shortest step within `ram_bytes`; of similar steps, the one that recomputes least."""
     best: tuple[Whole, Choice, Prediction] | None = None
     for whole in wholes:
         every = list(choices(whole.units, lambda freed_bytes, seconds: 0.0)) or [NOTHING]

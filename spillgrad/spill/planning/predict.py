@@ -7,8 +7,8 @@ max(computing + copying, writing + reading).
 
 The memory of the process is the memory without arrays, plus the arrays in the store (at most the budget), plus all
 other arrays. If the model lives in RAM, its parameters, gradients and optimizer state are among the other arrays; so
-are the saved tensors of a layer while it is recomputed. In the first step the store does not know the order of use; it
-writes until half the budget is free.
+are the saved tensors of a layer while it is recomputed. In the first step the store does not know the order of use, so
+it writes arrays until half the budget is free.
 """
 
 import bisect
@@ -101,7 +101,7 @@ class Whole:
     def events(
         self, choice: Choice = NOTHING, passes: int | None = None, keeps: bool = False
     ) -> tuple[list[Item], list[Event]]:
-        """Return the items and events of a step of the whole model; `passes`, if given, is the number of batches.
+        """Return the items and events of a step of the whole model with `passes` batches; None means as in the profile.
 
         If `keeps` is true, saved tensors have no events, because they never reach the store.
         """
@@ -117,7 +117,7 @@ class Whole:
         return copies.items, [event for event in events if event.item not in kept]
 
     def _first_pass(self) -> list[Event]:
-        """Return the events of a step's first batch, which puts new gradients; later batches add to these gradients."""
+        """Return the events of a step's first batch, which stores new gradients; later batches add to them."""
         found: list[Event] = []
         seen: set[int] = set()
         for event in self.profile.events:
@@ -224,7 +224,7 @@ class Whole:
         return held + self._more * trained + min(budget_bytes, max(0, left))
 
     def _recomputed_at_once(self, choice: Choice) -> int:
-        """Return the most bytes that recomputing one layer frees: the layer needs them while it is recomputed."""
+        """Return the most saved bytes that recomputing one layer frees; recomputation needs that much memory again."""
         parts = [[unit.whole, *unit.children] for unit in self.units]
         return max(sum(part.freed_bytes for part in each if part.path in choice.paths) for each in parts)
 

@@ -54,12 +54,11 @@ class Profile:
     """The measurements of a training step of a model with at most two layers.
 
     `layers` is the path of the list of layers, of which two ran; it is None if the whole model ran. An event refers to
-    its item by number. For each item, `units` has the number of its layer, or OUTSIDE, and `freed_by` the paths of the
+    its item by number. For each item, `units` has the number of its layer, or OUTSIDE; `freed_by` has the paths of the
     modules whose recomputation frees the item. If a step has several batches (`accumulate`), the events are those of
     the last batch and of the update, and `accumulated` has the items that exist since the first batch: gradients.
-
-    Times are for computing alone, for one batch: `phase_s` of each phase, `layer_s` of the last layer in a phase.
-    `held` is the peak memory of arrays outside the store, while a unit runs in a phase. `least_budget` is the least
+    Times are computing times of one batch: `phase_s` has the time of each phase, `layer_s` the time of the last layer
+    by phase. `held` maps (phase, unit) to the peak memory of arrays outside the store. `least_budget` is the least
     budget with which the store works.
     """
 
@@ -274,7 +273,7 @@ class _Watched:
         return {"forward": self.recorder.seconds[f"{prefix}{last}"], "backward": end - begin}
 
     def _accumulated(self) -> frozenset[int]:
-        """Return the item numbers of the gradients that exist before the last batch; none if there is one batch."""
+        """Return the item numbers of the gradients that exist before the last batch; with one batch, an empty set."""
         made = {event.item for event in self.trace.events if event.kind == "put"}
         gradients = {number for number, label in enumerate(self.trace.labels) if label.op == "gradient"}
         return frozenset(gradients - made) if self._accumulate > 1 else frozenset()

@@ -63,7 +63,7 @@ class Recorder:
         return sum(nbytes for _, nbytes in self._saved.values())
 
     def freed(self, path: str) -> dict[Hashable, int]:
-        """Return by key the bytes that recomputing a module frees: memory saved inside it alone, except arguments."""
+        """Return {memory key: bytes} that recomputing a module frees: memory saved only inside it, except arguments."""
         arguments = self._arguments[path]
         return {
             key: nbytes
@@ -74,7 +74,7 @@ class Recorder:
     def units(self) -> list[Unit]:
         """Return the layers in a `ModuleList` or `Sequential`, in order; if there are no layers, the outermost modules.
 
-        Modules at the same place in layers of one list get the same time: their median.
+        Modules at the same path within layers of one list get the same time, the median of their times.
         """
         paths = list(self.seconds)
         units = [path for path in paths if is_numbered(path) and not any(map(is_numbered, around(path)))]
