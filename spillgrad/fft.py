@@ -1,7 +1,8 @@
 """Discrete Fourier transforms under PyTorch's names, in the precision of their input.
 
-`sg.complex real imag view_as_real view_as_complex` convert between real and complex tensors. Complex arithmetic is not
-provided: compute with the real and imaginary parts. First and second derivatives are those of PyTorch.
+`sg.complex`, `sg.real`, `sg.imag`, `sg.view_as_real` and `sg.view_as_complex` convert between real and complex tensors.
+Complex arithmetic is not provided: compute with the real and imaginary parts. First and second derivatives equal
+PyTorch's.
 """
 
 from spillgrad.ops.fourier import *

@@ -14,7 +14,7 @@ from spillgrad.tensor import Tensor
 
 
 class PyLayerContext(Context):
-    """The context of a `PyLayer`."""
+    """The `ctx` that forward and backward of a `PyLayer` get: forward saves in it what backward needs."""
 
     def saved_tensor(self) -> tuple[Any, ...] | None:
         """Return the tensors given to `save_for_backward`, unpacked; None if forward did not call it."""

@@ -71,7 +71,7 @@ class _List(_Container[Entry]):
 class _ModuleSequence(_List[Module]):
     """The base of `ModuleList` and `Sequential`: modules registered under their index or a name.
 
-    A method that changes the positions of modules registers all modules again, under their index.
+    A method that changes the positions of modules registers every module under its new index; names are lost.
     """
 
     _modules: dict[str, Module]  # type: ignore[assignment]

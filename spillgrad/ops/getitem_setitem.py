@@ -164,7 +164,7 @@ def _require_reachable(name: str, tensor: Tensor, index: tuple[Any, ...]) -> Non
 
 
 def getitem(tensor: Tensor, index: Any) -> Tensor:
-    """Return the elements at an index: a view for integers, slices, None and ..., a copy for index tensors and masks.
+    """Return the elements at an index. Integers, slices, `None` and `...` give a view, index tensors and masks a copy.
 
     Raises DimensionError when an index is out of range.
     """

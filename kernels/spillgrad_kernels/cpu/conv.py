@@ -365,7 +365,7 @@ def _pair(values: Pair) -> np.ndarray:
 def conv(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Windows, groups: int) -> np.ndarray:
     """Return, for each window and output channel, the sum of the window's elements times the weights, plus the bias.
 
-    Shapes: x (N, C, *image), weight (M, C / groups, *size), bias (M,), result (N, M, *grid). Any strides.
+    Shapes: x (N, C, *image), weight (M, C / groups, *size), bias (M,), result (N, M, *grid). Any memory layout.
     """
     count, outputs = len(x), len(weight)
     out = buffers.empty((count, outputs, *windows.grid), x.dtype)
@@ -393,7 +393,7 @@ def conv_input(
 ) -> np.ndarray:
     """Return the gradient of `conv` with respect to its input, plus a bias: the transposed convolution.
 
-    Shapes: grad (N, M, *grid), weight (M, C / groups, *size), bias (C,), result (N, C, *image). Any strides.
+    Shapes: grad (N, M, *grid), weight (M, C / groups, *size), bias (C,), result (N, C, *image). Any memory layout.
     """
     count, channels = len(grad), weight.shape[1] * groups
     out = buffers.empty((count, channels, *windows.image), grad.dtype)
@@ -457,7 +457,7 @@ def _run(
 def conv_weight(grad: np.ndarray, x: np.ndarray, windows: Windows, groups: int) -> np.ndarray:
     """Return the gradient of `conv` with respect to its weight.
 
-    Shapes: grad (N, M, *grid), x (N, C, *image), result (M, C / groups, *size). Any strides.
+    Shapes: grad (N, M, *grid), x (N, C, *image), result (M, C / groups, *size). Any memory layout.
     """
     outputs, channels = grad.shape[1], x.shape[1] // groups
     shape = (outputs, channels, *windows.size)

@@ -1,1 +1,1 @@
-"""The core of autograd records operations and runs backward. It imports no tensors."""
+"""The core of autograd: it records operations and runs backward. It does not import the class `Tensor`."""

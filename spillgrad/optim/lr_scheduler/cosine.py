@@ -43,7 +43,9 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
-    """Fall along a half cosine to `eta_min`, again and again: at first in `T_0` steps, then in `T_mult` times as many.
+    """Lower the learning rate along a half cosine to `eta_min`, then restart at the initial rate.
+
+    The first cycle has `T_0` steps, and each later one `T_mult` times as many as the one before.
 
     Source: Loshchilov, Hutter 2016, "SGDR: stochastic gradient descent with warm restarts", eq. 5.
     """

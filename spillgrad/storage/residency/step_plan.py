@@ -34,11 +34,11 @@ class _Within(NamedTuple):
 
 
 class StepPlan:
-    """What a step put and used, in order, and every event of its arrays.
+    """The record of a step, from which the next step is planned: its puts, its uses, and all events in order.
 
-    Arrays of the step are numbered from 0 in the order in which they were put, persistent ones from -1 downwards.
+    Arrays that the step put have the numbers 0, 1, 2, … in the order of their puts; persistent arrays have -1, -2, ….
 
-    `live_bytes` has, for each put, the bytes of the step's arrays that were live after it.
+    `live_bytes[i]` is the number of bytes of the step's arrays that were live after put `i`.
     """
 
     def __init__(

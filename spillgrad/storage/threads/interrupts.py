@@ -109,7 +109,7 @@ def _is_protected(module: str) -> bool:
 
 
 def _waits(frame: FrameType) -> bool:
-    """Return whether a frame waits for another thread, and has released the lock for that time."""
+    """Return whether a frame joins a thread, or is in `Condition.wait`, which has released the store's lock."""
     if frame.f_code is _WAIT:
         # The local comes just before the `try` that takes the lock again.
         return "gotit" in frame.f_locals and not frame.f_locals["self"]._is_owned()
