@@ -203,7 +203,7 @@ def names(dtype: str, a_along: bool, b_along: bool) -> dict[str, Any]:
 class _Side(NamedTuple):
     """The layout in shared memory of one tile, which has `across` rows of A or `across` columns of B.
 
-    If `along` is true, a row in shared memory lies along K, else across K: the order of the operand does not change.
+    If `along` is true, a row in shared memory lies along K, else across K, as the operand is read.
     """
 
     name: str
