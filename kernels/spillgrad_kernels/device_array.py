@@ -173,7 +173,7 @@ class DeviceArray(NDArrayOperatorsMixin):
         return self.view_by(np.swapaxes, axis1, axis2)
 
     def squeeze(self, axis: Any = None) -> "DeviceArray":
-        """Return a view without the dimensions `axis`, of size 1; by default, without all dimensions of size 1."""
+        """Return a view without the dimensions `axis`, each of size 1; by default, without all dimensions of size 1."""
         return self.view_by(np.squeeze, axis)
 
     def broadcast_to(self, shape: Shape) -> "DeviceArray":

@@ -21,9 +21,9 @@ from spillgrad_kernels.tables.scalar_math import where
 class _Chosen(NamedTuple):
     """The rows that an index selects from `view`.
 
-    A row has the dimensions without an index array; its shape is `rest`. `place` holds the number of each selected row,
-    from 0 to `rows` - 1, or -1 for an index outside its dimension. In the result, the dimensions of `place` come before
-    dimension `at` of a row. `once` says that no row is selected twice.
+    A row spans the dimensions that no index array indexes; its shape is `rest`. `place` holds the number of each
+    selected row, from 0 to `rows` - 1, or -1 for an index outside its dimension. In the result, the dimensions of
+    `place` come before dimension `at` of a row. `once` says that no row is selected twice.
     """
 
     view: DeviceArray
@@ -127,7 +127,7 @@ def _values(chosen: _Chosen, value: Any, dtype: Any) -> DeviceArray:
 
 
 def _complete(parts: tuple[Any, ...], ndim: int) -> list[Any]:
-    """Return the parts of an index: one for each dimension, or a mask for several. Integers become arrays."""
+    """Return `parts` with full slices added until each dimension has a part, and with integers as arrays."""
     whole = [np.asarray(part) if isinstance(part, int | np.integer) else part for part in parts]
     named = [part for part in whole if part is not None and part is not Ellipsis]
     missing = ndim - sum([part.ndim if _is_mask(part) else 1 for part in named])
@@ -139,7 +139,7 @@ def _complete(parts: tuple[Any, ...], ndim: int) -> list[Any]:
 
 
 def _sliced(a: DeviceArray, parts: list[Any]) -> tuple[DeviceArray, list[int]]:
-    """Return the view that the slices and None in `parts` make, and the first dimension of each index array in it."""
+    """Return the view of `a` by the slices and None in `parts`, and each index array's first dimension in this view."""
     sliced: list[Any] = []
     dimensions, places = 0, []
     for part in parts:
@@ -189,9 +189,9 @@ def _choose(a: DeviceArray, key: Any) -> _Chosen:
 
 
 def _row(place: Any, index: Any, size: Any) -> Any:
-    """Return the number of the row at `index` in the next dimension, of size `size`, of row number `place`.
+    """Extend the row number `place` by the next dimension, of size `size`: return place * size + index.
 
-    `index` may be negative. The result is -1 if `place` is -1, or if `index` is outside the dimension.
+    `index` may be negative, as in NumPy. The result is -1 if `place` is -1, or if `index` is outside the dimension.
     """
     is_outside = (place < 0) | (index >= size) | (index < -size)
     return where(is_outside, -1, place * size + where(index < 0, index + size, index))

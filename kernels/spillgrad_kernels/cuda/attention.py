@@ -132,7 +132,7 @@ def functions(variant: Variant, cut: Cut) -> Functions:
 
     @device
     def find_rows(blocks: int, size1: int) -> Any:
-        """Return (split, row, head, first, b0, b1) of a thread.
+        """Return (split, row, head, first, b0, b1) for the calling thread.
 
         `split` is the thread's part of its row, `row` the number of the row in the block, and `first` the block's first
         row. `b0` and `b1` are the head's indices in two batch dimensions. The last batch dimension has size `size1`.
@@ -316,7 +316,7 @@ class Call(NamedTuple):
 
 
 def short_batch(array: DeviceArray) -> DeviceArray:
-    """Return an array with its batch dimensions merged into at most two, as kernels take no more."""
+    """Return an array with its batch dimensions merged into at most two, the most that kernels take."""
     if array.ndim <= 4:
         return array
     return contiguous(array).reshape(math.prod(array.shape[:-3]), *array.shape[-3:])

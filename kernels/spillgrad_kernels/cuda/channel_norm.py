@@ -27,7 +27,7 @@ _PART_ELEMENTS = 1 << 14
 
 
 def _beginning(dtype: np.dtype[Any], backward: bool) -> Callable[..., Any]:
-    """Return the device function that loads the two numbers of a unit that the terms of its elements depend on.
+    """Return the device function that loads two numbers of a unit, which its elements' terms (see `adding`) use.
 
     In the backward pass, the numbers are the mean and the reciprocal deviation; in the forward pass, the first element,
     and an unused number.
@@ -178,7 +178,7 @@ def sharing(number: np.dtype[Any], weight: np.dtype[Any]) -> Kernel:
     """Return the kernel that computes, from channels' sums, two numbers of each unit and the gradients of parameters.
 
     The gradients of all elements of a unit are computed from the unit's numbers, `shift` and `slope`. The first threads
-    compute units, the other threads channels. A missing weight counts as 1.
+    compute the numbers of units, the others compute the gradients. A missing weight counts as 1.
     """
     load_weight, weight_size = loaders[weight.name, 1], weight.itemsize
     store, size = storers[number.name, 1], number.itemsize
@@ -237,7 +237,7 @@ def normalize(
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:  # fmt: skip
     """Normalize `x`, and update the running statistics in place; return (out, mean, rstd).
 
-    `out` is `formula` of elements, mean, rstd, weight and bias. `places` is the shape as which x is seen: (samples,
+    `out` is `formula` of elements, mean, rstd, weight and bias. `places` is the shape that x stands for: (samples,
     groups, inner, elements of a channel). `dims` are the dimensions of `places` that a unit spans.
     Shapes: x (samples, groups * inner, ...); weight, bias and each array of `running` (groups * inner,); mean and rstd
     as `places`, with 1 in place of the sizes of `dims`.

@@ -51,7 +51,7 @@ _GATHERED = 32
 def gathering(nbytes: int) -> Kernel:
     """Return the kernel that copies patches into columns, for elements of `nbytes` bytes.
 
-    A thread copies `own` channels of one patch.
+    A thread copies some channels of one patch; the kernel's argument `own` is the number of these channels.
     """
     name = f"int{8 * nbytes}"
     load, store, nothing = loaders[name, 1], storers[name, 1], getattr(np, name)(0)
@@ -166,7 +166,7 @@ def _matrices(weight: DeviceArray, groups: int) -> DeviceArray:
 
 
 def _parts(groups: int, rows: int, depth: int, columns: int) -> int:
-    """Return the number of parts into which to cut the depth of a product, so that few tiles fill a device too."""
+    """Return the number of parts into which to cut the depth of a product, so that few tiles also fill a device."""
     tiles = groups * -(-rows // _TILE) * -(-columns // _TILE)
     return max(1, min(_WANTED_TILES // tiles, depth // _SHARED_DEPTH))
 
@@ -206,7 +206,7 @@ def _finish(product: DeviceArray, bias: DeviceArray | None, out: DeviceArray) ->
 
 
 def _is_pointwise(windows: Windows, itemsize: int) -> bool:
-    """Return whether `matmul` can read images without a copy: each element is a window; accesses are aligned."""
+    """Return whether `matmul` can read images without a copy: a window is one element, and accesses are aligned."""
     places = math.prod(windows.image)
     is_every = windows.size == windows.stride == (1, 1) and windows.grid == windows.image and not any(windows.padding)
     return is_every and places * itemsize % ACCESS_BYTES == 0 and places >= _TILE

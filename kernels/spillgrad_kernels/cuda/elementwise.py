@@ -2,7 +2,7 @@
 
 A loop walks over the operands' common shape in the order in which most arrays are dense, and merges dimensions if the
 strides of all arrays permit it. If the layouts of all arrays permit it, a thread computes as many adjacent elements at
-once as an access of 16 bytes holds. The thread then skips the elements of all other threads, and computes again.
+once as an access of 16 bytes holds. Threads repeat this in a grid-stride loop.
 """
 
 import functools
@@ -39,7 +39,7 @@ class Loop(NamedTuple):
 
     @property
     def arrays(self) -> list[int]:
-        """The positions of arrays, not of numbers, in the list of operands, then results."""
+        """The positions of arrays (not numbers) in the list of all operands, followed by all results."""
         return [i for i in range(len(self.dtypes)) if i >= len(self.pattern) or self.pattern[i] != "n"]
 
     @property
@@ -54,7 +54,7 @@ class Loop(NamedTuple):
 def device_function(body: Trace, kept: Callable[[Any], Any] | None = None) -> Callable[..., Any]:
     """Return a device function that computes the trace `body`. It returns several results as a tuple.
 
-    If `kept` is given, it is applied to the result of each line.
+    `kept`, if given, is applied to the value that each line of the trace computes.
     """
     namespace: dict[str, Any] = {
         **FUNCTIONS, **{kind.__name__: kind for kind in CONVERSIONS.values()}, **logic.FUNCTIONS, **body.constants,
@@ -74,7 +74,7 @@ def _source(loop: Loop) -> str:
     lanes = range(loop.lanes)
 
     def held(i: int, lane: int) -> str:
-        """Return the name of operand or result `i` in a lane; all lanes share the value of an operand with stride 0."""
+        """Return the name in the generated code of operand or result `i` in a lane; at stride 0, all lanes share it."""
         kind = loop.pattern[i : i + 1]
         return f"a{i}" if kind == "n" else f"x{i}_{0 if kind == 's' else lane}"
 
@@ -145,7 +145,7 @@ def traced(formula: Formula, computed: np.dtype[Any]) -> Trace:
 
 
 class CallPlan(NamedTuple):
-    """The prepared kernel for calls with equal layouts. `words` are sizes and strides; `results` make new arrays."""
+    """The kernel for operands of given layouts. `words` are sizes and strides; `results` allocate new arrays."""
 
     kernel: Kernel
     turns: int

@@ -28,7 +28,7 @@ def _adder(
     """Return the device functions load(address), add(sums, address) and store(address, sums).
 
     `sums` is a tuple of `lanes` adjacent elements. `load` returns the elements at an address, `add` returns `sums`
-    combined with the elements at an address, and `store` writes `sums`. `rule` names the reduction that combines them.
+    combined with the elements at an address, and `store` writes `sums`. `rule` names the reduction, such as "sum".
     """
     load, store = lane_loader(dtype.name, lanes), storers[dtype.name, lanes]
     both = "".join(f"combine(sums[{i}], more[{i}]), " for i in range(lanes))

@@ -78,7 +78,7 @@ def choosing(nbytes: int, index: str) -> Kernel:
 @Kernel
 @for_each_turn
 def count_up(turn: int, out: int) -> None:
-    """Write the number of the turn to its position in the array at `out`."""
+    """Write the number `turn` to element number `turn` of the array at address `out`."""
     _store_word(out + turn * WORD_BYTES, turn)
 
 

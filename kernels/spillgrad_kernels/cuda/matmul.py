@@ -1,11 +1,11 @@
 """The matrix product on a device, for any strides and any broadcast batch; a formula may be applied before storing.
 
-A block of threads computes a tile of C. The block walks along K in steps: while its threads multiply the parts of A and
-B in one half of shared memory, they fetch the parts of the next step into registers, and then store them in the other
-half. A thread holds its part of the tile in registers, as groups of adjacent elements that fill one access. The groups
-of a thread are apart in the tile, so that the threads of a warp read shared memory without bank conflicts. If the
-device has tensor cores and accesses of 16 bytes are possible, tensor cores multiply half precision, and float32 if it
-may be rounded to tf32 (see `tensor_cores`).
+A block of threads computes a tile of C. The block walks along K in steps: while its threads multiply the tiles of A and
+B in one half of shared memory, they fetch the next step's tiles into registers; then they store these tiles in the
+other half. A thread holds its elements of C in registers, in groups of adjacent elements that fill one access. These
+groups are apart in the tile; thus the threads of a warp read shared memory without bank conflicts. If the device has
+tensor cores and accesses of 16 bytes are possible, tensor cores multiply half precision, and also float32 if rounding
+to tf32 is allowed (see `tensor_cores`).
 
 Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; Volkov & Demmel 2008,
 "Benchmarking GPUs to tune dense linear algebra".
@@ -42,7 +42,7 @@ _GROUP_ROWS = 8
 
 
 class Tile(NamedTuple):
-    """The sizes of a product's parts: the rows and columns of C of a block and of a thread, and the depth of a step."""
+    """The tile sizes of a product: rows and columns of C for a block and a thread, and the depth of a step along K."""
 
     rows: int
     columns: int
@@ -114,10 +114,10 @@ class Variant(NamedTuple):
 def _fetched(
     side: str, operand: Operand, tile: Tile | tensor_cores.Tile, across: int, width: int, held: int
 ) -> Iterator[str]:
-    """Yield the code by which a thread fetches its share of a step's part of A or B into registers.
+    """Yield the code by which a thread fetches its elements of a tile of A or B into registers.
 
-    The part has `across` rows of A or columns of B. A group of `held` registers holds `width` adjacent elements.
-    Elements beyond the edges of A or B are 0.
+    The tile has `across` rows of A or `across` columns of B. A group of `held` registers holds `width` adjacent
+    elements. Elements beyond the edges of A or B are 0.
     """
     size, first = ("m", "row0") if side == "a" else ("n", "column0")
     step_across, step_along = (f"{side}_row", f"{side}_column") if side == "a" else (f"{side}_column", f"{side}_row")
@@ -144,7 +144,7 @@ def _fetched(
 
 
 def _stashed(side: str, operand: Operand, tile: Tile, across: int, width: int, pitch: int) -> Iterator[str]:
-    """Yield the code by which a thread stores its share in shared memory, where each row is one position along K."""
+    """Yield the code by which a thread stores its fetched elements in shared memory, a row per position along K."""
     itemsize = ACCESS_BYTES // width
     for turn in range(across * tile.depth // (width * tile.threads)):
         yield f"place = thread + {turn * tile.threads}"
@@ -163,7 +163,7 @@ def _stashed(side: str, operand: Operand, tile: Tile, across: int, width: int, p
 
 
 def _opening(variant: Variant, tile: Tile | tensor_cores.Tile) -> list[str]:
-    """Return the code that finds a block's tile, and moves the arrays' addresses to the tile's item of the batch."""
+    """Return the code that finds a block's tile of C, and moves the arrays' addresses to this tile's batch item."""
     batch = range(variant.batch - 1, 0, -1)
     return [
         "tiles = tiles_down * tiles_across",
@@ -262,7 +262,7 @@ def _on_plain_cores(variant: Variant, tile: Tile, has_formula: bool) -> list[str
 
 
 def _finished(variant: Variant, column: str, values: list[str], has_formula: bool) -> Iterator[str]:
-    """Yield the code that finishes and stores adjacent sums of a row, if they are inside C."""
+    """Yield the code that applies addend and formula to adjacent sums of a row, and stores those inside C."""
 
     def place(name: str) -> str:
         return f"{name} + row * {name}_row + column * {name}_column"
@@ -312,7 +312,7 @@ def build(variant: Variant, tile: Tile | tensor_cores.Tile, formula: Formula | N
 
 
 class CallPlan(NamedTuple):
-    """The prepared kernel for products of the same layouts, the number of blocks, and all arguments but addresses."""
+    """The kernel for products of given layouts, the number of blocks, and all arguments except addresses."""
 
     kernel: Kernel
     blocks: int
@@ -371,7 +371,7 @@ def prepare(
 
 
 def _steps(dims: int, layout: Layout) -> list[int]:
-    """Return an operand's strides, in bytes: of `dims` batch dimensions, rows and columns; 0 for size 1."""
+    """Return the strides in bytes of `dims` batch dimensions, rows and columns; 0 where missing or of size 1."""
     own = [0 if size == 1 else stride for size, stride in zip(layout.shape, layout.strides, strict=True)]
     return [*[0] * (dims + 2 - len(own)), *own]
 

@@ -29,7 +29,7 @@ _load_word = loaders["int64", 1]
 
 @device
 def _ranges(turn: int, down: int, across: int, ranges: int) -> Any:
-    """Return (plane, row, column, y, y_stop, x, x_stop) of a turn: its position, and its ranges down and across.
+    """Return (plane, row, column, y, y_stop, x, x_stop): the position of result `turn`, and its two ranges.
 
     `ranges` is the address of a table of ranges on the device.
     """
@@ -132,7 +132,7 @@ def _words(*ranges: Spans) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def _seeing(starts: bytes, stops: bytes, size: int) -> Spans:
-    """Return the windows of each of `size` elements: a range from the first to the last window with the element."""
+    """Return, for each of `size` elements, the range from the first to the last window that contains the element."""
     begins, ends = np.frombuffer(starts, np.int64), np.frombuffer(stops, np.int64)
     lengths = np.maximum(ends - begins, 0)
     windows = np.repeat(np.arange(lengths.size), lengths)
@@ -193,7 +193,7 @@ def mean_pool_backward(
 def _added(
     x: DeviceArray, down: Spans, across: Spans, y_scales: Sequence[float], x_scales: Sequence[float], backward: bool
 ) -> DeviceArray:
-    """Return scaled sums over ranges of rows and columns, computed in one step, or in two if ranges are long."""
+    """Return scaled sums over ranges of rows and columns. If ranges are long, sum each dimension in its own pass."""
     dtype = x.dtype
     elements_down, elements_across = ((stops - starts).sum() / max(1, stops.size) for starts, stops in (down, across))
     if elements_down * elements_across >= _MANY_ELEMENTS and min(elements_down, elements_across) > 1:

@@ -211,7 +211,7 @@ class _Writer:
         return [*lines, "while j < last:", *self._turn(name, formula, one, used)]
 
     def _turn(self, name: str, formula: Formula, positions: list[str], used: _Used) -> list[str]:
-        """Return the body of a pass: load the elements at `positions`, call the formula, use the results by `used`."""
+        """Return the body of a pass: load the elements at `positions`, then the code from `used(calls, positions)`."""
         moving = [each for each in parameters(formula) if self._moves(each)]
         lines, calls = [], []
         for each in moving:

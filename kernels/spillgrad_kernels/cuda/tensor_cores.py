@@ -1,9 +1,9 @@
 """The matrix product on tensor cores, for half precision, and for float32 rounded to tf32 if `precision` permits that.
 
-Devices of compute capability 8.0 and later have tensor cores. A block of warps computes a tile of C, each warp a part
-of the tile. As in `matmul`, the parts of A and B for a step are in one half of shared memory while the parts for the
-next step are fetched. In shared memory, elements keep their order, along K or across K. A warp multiplies 16 rows by 8
-columns at once, of depth 16, or 8 for tf32. Products are exact, and sums are float32.
+Devices of compute capability 8.0 and later have tensor cores. A block of warps computes a tile of C; each warp computes
+a part of this tile. As in `matmul`, one half of shared memory holds the tiles of A and B for one step along K, while
+the tiles for the next step are fetched. One mma instruction of a warp multiplies 16 rows of A by 8 columns of B, of
+depth 16 along K, or 8 for tf32. Products are exact, and sums are float32.
 
 Source: NVIDIA, "Parallel Thread Execution ISA", sections on matrix fragments for mma.m16n8k16 and mma.m16n8k8 of tf32,
 and on ldmatrix.
@@ -28,7 +28,7 @@ _ROWS, _COLUMNS = 16, 8  # the rows and columns of the result of one multiplicat
 
 
 class Tile(NamedTuple):
-    """The sizes of a product's parts: the rows and columns of C of a block and of a warp, and the depth of a step."""
+    """The tile sizes of a product: rows and columns of C for a block and a warp, and the depth of a step along K."""
 
     rows: int
     columns: int
@@ -43,7 +43,7 @@ class Tile(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A dtype that tensor cores multiply: its `name` in instructions, and the `depth` of one multiplication."""
+    """A dtype that tensor cores multiply: its `name` in PTX, and the `depth` along K of one mma instruction."""
 
     name: str
     itemsize: int
@@ -81,7 +81,7 @@ if SIMULATED:
     _held: dict[int, Any] = {}  # for each thread of the running block: its argument, then its result
 
     def _by_warp(own: Any, work: Callable[[list[Any]], list[Any]]) -> Any:
-        """Let one thread of each warp call `work` with the warp's values of `own`; return this thread's result.
+        """Let one thread of each warp call `work` with a list of the warp's `own` values; return this thread's result.
 
         All threads of the block must call this function.
         """
@@ -190,7 +190,7 @@ _multiply = {dtype: _multiplier(kind) for dtype, kind in KINDS.items()}
 
 
 def names(dtype: str, a_along: bool, b_along: bool) -> dict[str, Any]:
-    """Return the functions and constants that a kernel's code uses, by name."""
+    """Return a dict from names in a kernel's generated code to the functions and constants that they stand for."""
     return {
         "multiply": _multiply[dtype], "read_a": _load_matrices if a_along else _load_turned,
         "read_b": _load_matrices if b_along else _load_turned, "read_word": shared_loaders["int32", 1],
@@ -201,9 +201,9 @@ def names(dtype: str, a_along: bool, b_along: bool) -> dict[str, Any]:
 
 
 class _Side(NamedTuple):
-    """The layout in shared memory of a step's part of A or B: `across` rows of A or columns of B.
+    """The layout in shared memory of one tile, which has `across` rows of A or `across` columns of B.
 
-    `along` says that adjacent elements are adjacent along K.
+    If `along` is true, a row in shared memory lies along K, else across K, as the operand is read.
     """
 
     name: str
@@ -213,21 +213,21 @@ class _Side(NamedTuple):
 
     @property
     def pitch(self) -> int:
-        """The length of a row in shared memory: padded, so that threads access different banks."""
+        """The number of elements in a row of shared memory, with padding that prevents bank conflicts."""
         return self.kind.tile.depth + self.kind.width if self.along else self.across + 8
 
     @property
     def elements(self) -> int:
-        """The number of elements in shared memory."""
+        """The number of elements of the tile in shared memory, with padding."""
         return self.pitch * (self.across if self.along else self.kind.tile.depth)
 
     @property
     def by_matrices(self) -> bool:
-        """Whether fragments are read by ldmatrix, as matrices. It cannot transpose elements of 4 bytes."""
+        """Whether ldmatrix reads the fragments. ldmatrix cannot transpose elements of 4 bytes."""
         return self.along or self.kind.itemsize == 2
 
     def stashed(self) -> Iterator[str]:
-        """Yield the code by which a thread stores its share in shared memory."""
+        """Yield the code by which a thread stores its fetched elements in shared memory, float32 rounded to tf32."""
         width, tile = self.kind.width, self.kind.tile
         per_row = (tile.depth if self.along else self.across) // width
         for turn in range(self.across * tile.depth // (width * tile.threads)):
@@ -239,9 +239,9 @@ class _Side(NamedTuple):
             yield f"store_words({self._address('at')}, {', '.join(words)})"
 
     def lane(self, first: str) -> str:
-        """Return the code for the place of a lane's first fragment.
+        """Return the code that computes the position in shared memory from which a lane reads first.
 
-        A read takes four matrices, which are ordered down first in A, along K first in B.
+        ldmatrix reads four matrices. In A, the second lies below the first; in B, the second follows along K.
         """
         own = f"{self.name}_lane"
         if not self.by_matrices:
@@ -254,7 +254,7 @@ class _Side(NamedTuple):
         return f"{own} = ({deep} + (lane & 7)) * {self.pitch} + {at})"
 
     def read(self, first: int, deep: int, words: list[str]) -> Iterator[str]:
-        """Yield the code that reads four words of fragments: 16 rows or columns, of the depth of one multiplication."""
+        """Yield the code that reads a lane's four `words` of 16 rows of A or columns of B, for one mma depth."""
         own = f"{self.name}_lane"
         if self.by_matrices:
             at = first * self.pitch + deep if self.along else deep * self.pitch + first
@@ -274,7 +274,7 @@ def walk_along_k(
 ) -> list[str]:
     """Return the code that walks along K in steps of `depth`.
 
-    The code multiplies in one half of shared memory while it fetches the next step, which it stores in the other half.
+    Each step fetches the next tiles, multiplies the tiles in one half of shared memory, then fills the other half.
     """
     return [
         "depth = 0",
@@ -300,9 +300,9 @@ def source(
     kind: Kind, a_along: bool, b_along: bool, opening: list[str], fetch: list[str],
     finished: Callable[[str, list[str]], Iterator[str]],
 ) -> list[str]:  # fmt: skip
-    """Return the body of a kernel. `opening` is code that finds the block's tile, `fetch` code that fetches a step.
+    """Return the body of a kernel. Code: `opening` finds the block's tile of C, `fetch` fetches a step's tiles.
 
-    `finished(column, sums)` returns the code that stores finished sums.
+    `finished(column, sums)` yields the code that stores the adjacent `sums` of a row from the tile's `column` on.
     """
     tile = kind.tile
     a, b = _Side("a", kind, a_along, tile.rows), _Side("b", kind, b_along, tile.columns)

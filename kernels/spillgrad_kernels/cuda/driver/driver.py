@@ -102,7 +102,7 @@ class _Held:
             self.nbytes += nbytes
 
     def let_go(self, at_most_bytes: int | None = None) -> None:
-        """Drop the arrays of finished copies; while more than `at_most_bytes` remain, wait for the next copy."""
+        """Drop the arrays of finished copies. With `at_most_bytes`, wait for copies until no more bytes remain."""
         with self.lock:
             while self.copies:
                 event, nbytes, _ = self.copies[0]
@@ -170,7 +170,7 @@ class Stream:
         return self._copies.nbytes
 
     def let_go(self, at_most_bytes: int | None = None) -> None:
-        """Drop the arrays of finished copies; while more than `at_most_bytes` remain, wait for the next copy."""
+        """Drop the arrays of finished copies. With `at_most_bytes`, wait for copies until no more bytes remain."""
         self._copies.let_go(at_most_bytes)
 
     def synchronize(self) -> None:

@@ -40,7 +40,7 @@ if SIMULATED:
             return arrays.setdefault(place, np.empty(shape, dtype.name)) if found is None else found
 
     class _RunningKernel:
-        """The object that kernels, and the functions that kernels call in any module, use as `cuda`."""
+        """The simulator's `cuda` module, as kernels and the functions that they call in any module use it."""
 
         shared = _Shared()
 
@@ -204,7 +204,7 @@ def _without_warnings(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def blocks_for(work: int) -> int:
-    """Return how many blocks to start for `work` pieces of work, one per block: at most as many as fill the device."""
+    """Return how many blocks to start for `work` items, one item per block, but at most as many as fill the device."""
     return min(work, _most_blocks()) or 1
 
 
