@@ -147,10 +147,11 @@ class DataLoader:
         """Yield what to fetch; samplers that draw from the default generator draw from the pass's seed."""
         if self._is_iterable:
             yield from itertools.repeat(self.batch_size or 1)  # without end: the dataset's end ends the pass
-        order = iter(self.sampler if self.batch_sampler is None else self.batch_sampler)  # type: ignore[arg-type]
-        state = GeneratorState(seed, 0)
+        sampler: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
+        order, state = None, GeneratorState(seed, 0)
         while True:
             with default_generator.replay(state):
+                order = iter(sampler) if order is None else order
                 request = next(order, End)
                 state = default_generator.get_state()
             if request is End:
@@ -191,6 +192,10 @@ class DataLoader:
             if self._workers is not workers:
                 workers.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes for copies and pickles, which start workers of their own."""
+        return {**vars(self), "_workers": None}
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the next batch: in the latest pass, or at the start of another if that has ended."""
         if self._latest is None or self._has_ended(self._latest[1]):
@@ -200,6 +205,8 @@ class DataLoader:
         return {"epoch": self.epoch - 1, "batch": batch, "seed": seed}
 
     def _has_ended(self, taken: int) -> bool:
+        if self._is_iterable:  # its workers may have more batches between them than its length says
+            return False
         try:
             return taken >= len(self)
         except TypeError:  # of unknown length

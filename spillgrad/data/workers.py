@@ -1,7 +1,6 @@
 """The processes of a `DataLoader`, which fetch batches ahead; and the functions that they run."""
 
 import collections
-import contextlib
 import itertools
 import multiprocessing
 import multiprocessing.connection
@@ -38,11 +37,9 @@ class Workers:
 
     def close(self, kill: bool = False) -> None:
         """End the processes, and wait until they have ended: when they have done their work, or at once."""
-        if kill:
-            for pid in self._pids:
-                if pid is not None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGTERM)
+        for pool in self._pools if kill else ():
+            for process in list((pool._processes or {}).values()):
+                process.kill()
         for pool in self._pools:
             pool.shutdown(cancel_futures=True)
 
@@ -103,15 +100,17 @@ class Workers:
 # In a worker: where it gets samples from, and what fetches the batches of its present pass.
 _source: Source
 _fetcher: Fetcher
+_is_fresh: bool  # whether it has begun no pass
 
 
 def _begin_worker(source: Source, number: int, workers: int, seed: int, init: Callable[[int], Any] | None) -> None:
     """Prepare this process to be a worker."""
-    global _source
+    global _source, _is_fresh
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _source = source
     _seed(number, workers, seed)
+    _is_fresh = True
     if init is not None:
         init(number)
 
@@ -134,8 +133,10 @@ def _seed(number: int, workers: int, seed: int) -> None:
 
 def _begin_pass(number: int, workers: int, seed: int) -> int:
     """Begin a pass; return the number of this process."""
-    global _fetcher
-    _seed(number, workers, seed)
+    global _fetcher, _is_fresh
+    if not _is_fresh:  # else the worker was seeded as it began, and its `worker_init_fn` may have seeded it otherwise
+        _seed(number, workers, seed)
+    _is_fresh = False
     _fetcher = Fetcher(_source)
     return os.getpid()
 

@@ -50,6 +50,10 @@ class StepContext:
 
 Step = Callable[..., Any]
 
+# Options that a state dict may lack: that of an optimizer which did not have them yet. Their values then stay.
+_FLAGS = {"amsgrad", "decoupled_weight_decay", "maximize"}
+# Entries of a parameter's state that are numbers here, and tensors without dimensions in PyTorch.
+_NUMBERS = ("step", "eta", "mu", "mu_product")
 _HOOKS = ("before step", "after step", "before state_dict", "after state_dict", "before loading", "after loading")
 _of_all = {when: HookDict() for when in _HOOKS[:2]}
 
@@ -228,7 +232,8 @@ class Optimizer:
             raise StateDictError(
                 f"{name}: got groups of {saved_sizes} parameters, wanted {sizes}; give the state of the same model"
             )
-        missing = sorted({key for group in state_dict["param_groups"] for key in self.defaults.keys() - group.keys()})
+        needed = self.defaults.keys() - _FLAGS
+        missing = sorted({key for group in state_dict["param_groups"] for key in needed - group.keys()})
         if missing:  # the state would lack entries that updates read
             raise StateDictError(
                 f"{name}: got groups without {', '.join(missing)}, as of another kind of optimizer; give the state of "
@@ -269,6 +274,8 @@ class Optimizer:
                 # Where the state is on disk, leaving the context puts it away before the next is loaded.
                 with self.step_context.around_update(param):
                     copied = _copied(value)
+                    if key in _NUMBERS and isinstance(copied, Tensor):  # as float32 it would lose digits
+                        copied = int(copied.item()) if key == "step" else copied.item()
                     self.state[param][key] = to_device(copied, param.device) if isinstance(copied, Tensor) else copied
         for group, new in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for key, value in new.items():
@@ -279,7 +286,11 @@ class Optimizer:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for copies and pickles, which are offloaded no more."""
-        return {key: value for key, value in vars(self).items() if key != "step_context"}
+        return {key: value for key, value in vars(self).items() if key not in ("step_context", "_hooks")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set the attributes that `__getstate__` returned; hooks belong to the original."""
+        vars(self).update(state, _hooks={when: HookDict() for when in _HOOKS})
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__} ("]

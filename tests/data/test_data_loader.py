@@ -338,6 +338,41 @@ def test_worker_init_fn_is_told_the_number_of_the_worker(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
+def test_worker_init_fn_may_seed_its_worker():
+    def seeded(number):
+        random.seed(number)
+
+    class Draws(Dataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return random.random()
+
+    drawn = [x.item() for x in DataLoader(Draws(), 1, num_workers=2, worker_init_fn=seeded)]
+    assert drawn == [random.Random(0).random(), random.Random(1).random()]
+
+
+def test_a_worker_that_does_not_begin_in_time_is_ended():
+    started = time.monotonic()
+    with pytest.raises(WorkerError, match="timed out"):
+        list(DataLoader(range(2), num_workers=1, worker_init_fn=lambda _: time.sleep(60), timeout=1))
+    assert time.monotonic() - started < 30
+
+
+def test_what_a_sampler_draws_as_it_begins_is_drawn_again_when_resumed():
+    class Drawing(SequentialSampler):
+        def __iter__(self):
+            return iter(sg.randperm(len(self.data_source)).tolist())
+
+    loader = DataLoader(range(9), batch_size=None, sampler=Drawing(range(9)))
+    samples = iter(loader)
+    taken = [int(next(samples)) for _ in range(3)]
+    resumed = DataLoader(range(9), batch_size=None, sampler=Drawing(range(9)))
+    resumed.load_state_dict(loader.state_dict())
+    assert sorted([*taken, *map(int, resumed)]) == list(range(9))
+
+
 ORPHANS = r"""
 import os, sys, time
 from spillgrad.utils.data import DataLoader

@@ -7,7 +7,14 @@ import spillgrad as sg
 from spillgrad import nn
 from spillgrad.errors import ArgumentError, StateDictError
 from spillgrad.optim import SGD
-from spillgrad.optim.lr_scheduler import CosineAnnealingLR, CosineWithWarmup, LambdaLR
+from spillgrad.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    CosineWithWarmup,
+    ExponentialLR,
+    LambdaLR,
+    ReduceLROnPlateau,
+)
 
 
 def optimizer(*rates):
@@ -55,6 +62,7 @@ def test_a_schedule_resumes_exactly_through_json(make, rates):
         step(straight)
     state = json.loads(json.dumps(straight.state_dict()))
     resumed = make(optimizer(2.0))
+    resumed.optimizer.load_state_dict(straight.optimizer.state_dict())
     resumed.load_state_dict(state)
     assert resumed.get_last_lr() == straight.get_last_lr()
     step(straight)
@@ -90,3 +98,35 @@ def test_the_state_of_another_schedule_is_refused():
 def test_lengths_that_make_no_sense_are_refused(make):
     with pytest.raises(ArgumentError, match=r"3|-1|0"):
         make(optimizer(1.0))
+
+
+def test_loading_a_schedule_leaves_the_rates_that_another_one_has_set():
+    def made():
+        tuned = optimizer(1.0)
+        return tuned, ExponentialLR(tuned, 0.5), ReduceLROnPlateau(tuned)
+
+    tuned, falling, plateau = made()
+    for _ in range(3):
+        step(falling)
+    other, other_falling, other_plateau = made()
+    other.load_state_dict(tuned.state_dict())
+    other_falling.load_state_dict(falling.state_dict())
+    other_plateau.load_state_dict(plateau.state_dict())
+    assert other.param_groups[0]["lr"] == 0.125
+
+
+def test_a_group_that_is_added_later_begins_at_its_own_rate():
+    tuned = optimizer(1.0)
+    schedule = ExponentialLR(tuned, 0.5)
+    step(schedule)
+    tuned.add_param_group({"params": [nn.Parameter(sg.ones(1))], "lr": 8.0})
+    step(schedule)
+    assert schedule.get_last_lr() == [0.25, 4.0]
+
+
+@pytest.mark.parametrize(("length", "factor", "epoch", "wanted"), [(5, 1, 12, 3 / 5), (5, 2, 20, 6 / 20)])
+def test_restarts_go_on_in_the_right_cycle(length, factor, epoch, wanted):
+    tuned = optimizer(1.0)
+    tuned.param_groups[0]["initial_lr"] = 1.0
+    schedule = CosineAnnealingWarmRestarts(tuned, length, factor, last_epoch=epoch)
+    assert schedule.get_last_lr() == pytest.approx([cosine(wanted)])

@@ -1,4 +1,6 @@
+import copy
 import math
+import pickle
 import tracemalloc
 
 import numpy as np
@@ -390,3 +392,27 @@ def test_the_copies_of_half_precision_do_not_pile_up():
     tracemalloc.stop()
     # Four copies of 4 MiB for each of 12 parameters, of which two parameters' may wait.
     assert peak < 48 << 20
+
+
+def test_states_of_pytorch_with_tensors_as_counts_and_without_later_flags_go_on_exactly():
+    straight, optimizer = run(AdamW, {"lr": 0.1}, "float64", gradients=GRADIENTS[:3])
+    state = optimizer.state_dict()
+    state["state"][0]["step"] = sg.tensor(3.0)
+    state["param_groups"] = [{k: v for k, v in state["param_groups"][0].items() if k not in ("amsgrad", "maximize")}]
+    resumed = nn.Parameter(straight.detach().clone())
+    other = AdamW([resumed])
+    other.load_state_dict(state)
+    assert other.state[resumed]["step"] == 3
+    for gradient in GRADIENTS[3:]:
+        resumed.grad = sg.tensor(gradient)
+        other.step()
+    whole, _ = run(AdamW, {"lr": 0.1}, "float64")
+    assert resumed.numpy().tobytes() == whole.numpy().tobytes()
+
+
+def test_copies_of_an_optimizer_have_no_hooks():
+    optimizer, seen = SGD([nn.Parameter(sg.ones(1))]), []
+    optimizer.register_step_post_hook(lambda *_: seen.append("hook"))
+    pickle.loads(pickle.dumps(optimizer)).step()
+    copy.deepcopy(optimizer).step()
+    assert seen == []

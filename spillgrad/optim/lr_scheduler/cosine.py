@@ -76,12 +76,12 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 
     def _go_to(self, epoch: float | None) -> None:
         self._step_count += 1
-        if epoch is None and self.last_epoch >= 0:
+        if epoch is None and self._step_count > 1:
             epoch, self.T_cur = self.last_epoch + 1, self.T_cur + 1
             if self.T_cur >= self.T_i:
                 self.T_cur, self.T_i = self.T_cur - self.T_i, self.T_i * self.T_mult
         else:
-            epoch = 0 if epoch is None else epoch
+            epoch = self.last_epoch + 1 if epoch is None else epoch
             falls = 0
             if epoch >= self.T_0:  # whole falls before: T_0 (1 + T_mult + T_mult² + …) steps
                 ratio = epoch / self.T_0

@@ -82,6 +82,9 @@ class LRScheduler:
 
     def _advance(self, epoch: int | None = None) -> None:
         """Do a step, or go to step `epoch`, and set the learning rates."""
+        for group in self.optimizer.param_groups[len(self.base_lrs) :]:  # groups added since
+            group.setdefault("initial_lr", group["lr"])
+            self.base_lrs.append(group["initial_lr"])
         self._step_count += 1
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         closed_form = None if epoch is None else getattr(self, "_get_closed_form_lr", None)
@@ -116,14 +119,13 @@ class LRScheduler:
             )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state that `state_dict` returned, and set the learning rates.
+        """Continue from a state that `state_dict` returned. The optimizer's state has the learning rates: load it, too.
 
-        Raises StateDictError when it is of another schedule.
+        Raises StateDictError when the state is of another schedule.
         """
         self.check_state_dict(state_dict)
         for key in self.state_dict():
             setattr(self, key, _restored(getattr(self, key), state_dict[key]))
-        self._set(self._last_lr)
 
 
 def _an_optimizer(optimizer: Optimizer) -> Optimizer:
