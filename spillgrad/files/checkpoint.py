@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import reprlib
 import sys
 import types
@@ -28,7 +27,7 @@ from spillgrad.errors import (
     SpillgradError,
     StateDictError,
 )
-from spillgrad.files import checkpoint_directory, safetensors_io
+from spillgrad.files import checkpoint_directory, optimizer_state, safetensors_io
 from spillgrad.files.checkpoint_directory import CONFIG, MODEL, OPTIMIZER
 from spillgrad.files.safetensors_io import StoredTensor, damaged, reason
 from spillgrad.generator import GeneratorState, default_generator
@@ -81,7 +80,7 @@ def save_checkpoint(
         "trainable_only": trainable_only,
     }
     if optimizer is not None:
-        state["optimizer"], sets[OPTIMIZER] = _split_optimizer_state(optimizer)
+        state["optimizer"], sets[OPTIMIZER] = optimizer_state.split(optimizer)
     _require_json(state)
     try:
         with checkpoint_directory.only_writer(root):
@@ -138,7 +137,7 @@ def _load(
     require_state(current, state)
     result = {key: state[key] for key in ("step", "model", "config", "extra")}
     saved = {} if model is None else _read(current, MODEL, state) | state.get("model_extra", {})
-    optimizer_state = None if optimizer is None else _read_optimizer_state(current, state)
+    of_optimizer = None if optimizer is None else _read_optimizer_state(current, state)
     if scheduler is not None and state["scheduler"] is None:
         raise CheckpointError(f"checkpoint: {directory} holds no schedule; load it without one")
     if data is not None and state.get("data") is None:
@@ -147,9 +146,9 @@ def _load(
         if scheduler is not None:
             _require_alike("the schedule", state["scheduler"], scheduler.state_dict())
             scheduler.check_state_dict(state["scheduler"])
-        if optimizer is not None and optimizer_state is not None:
-            optimizer.check_state_dict(optimizer_state)
-            groups = zip(optimizer_state["param_groups"], optimizer.state_dict()["param_groups"], strict=True)
+        if optimizer is not None and of_optimizer is not None:
+            optimizer.check_state_dict(of_optimizer)
+            groups = zip(of_optimizer["param_groups"], optimizer.state_dict()["param_groups"], strict=True)
             for number, pair in enumerate(groups):
                 _require_alike(f"group {number} of the optimizer", *pair)
         if data is not None:
@@ -165,8 +164,8 @@ def _load(
     except StateDictError as error:
         raise _of_another_run(directory, error) from error
     with _of_this_run(directory):
-        if optimizer is not None and optimizer_state is not None:
-            optimizer.load_state_dict(optimizer_state)
+        if optimizer is not None and of_optimizer is not None:
+            optimizer.load_state_dict(of_optimizer)
             default_generator.set_state(GeneratorState(**state["rng"]))
         if scheduler is not None:
             scheduler.load_state_dict(state["scheduler"])
@@ -198,7 +197,6 @@ _NEEDED: dict[str, Any] = {
     "checksums": dict,
 }  # fmt: skip
 _OPTIONAL: dict[str, Any] = {"data": dict | None, "model_extra": dict, "optimizer": dict, "trainable_only": bool}
-_PARAMETER = re.compile("[0-9]{1,18}")
 # The deepest nesting of lists and dicts in the state of an optimizer, a schedule or data.
 _DEEPEST = 32
 
@@ -216,23 +214,12 @@ def require_state(current: Path, state: dict[str, Any]) -> None:
         parts = {
             "rng": rng.keys() == {"seed", "offset"} and all(type(n) is int and 0 <= n < 1 << 64 for n in rng.values()),
             "checksums": all(checkpoint_directory.is_file_name(name) for name in state["checksums"]),
-            "optimizer": _is_optimizer_state(optimizer),
+            "optimizer": _is_shallow(optimizer) and optimizer_state.is_state(optimizer),
             "depth": all(_is_shallow(state.get(key)) for key in ("optimizer", "scheduler", "data")),
         }
         wrong = [f"{part} that no save writes" for part, is_right in parts.items() if not is_right]
     if wrong:
         raise damaged(current / checkpoint_directory.STATE, f"it holds {', '.join(wrong)}")
-
-
-def _is_optimizer_state(state: dict[str, Any]) -> bool:
-    entries, groups = state.get("state"), state.get("param_groups")
-    return (
-        isinstance(entries, dict)
-        and all(_PARAMETER.fullmatch(number) and isinstance(entry, dict) for number, entry in entries.items())
-        and isinstance(groups, list)
-        and all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups)
-        and all(type(number) is int for group in groups for number in group["params"])
-    )
 
 
 def _is_shallow(value: Any) -> bool:
@@ -359,17 +346,6 @@ def _unique_state(model: Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return dict(unique.values()), others
 
 
-def _split_optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return an optimizer's state without tensors, for JSON, and its tensors by "<parameter number>.<entry name>"."""
-    state = optimizer.state_dict()
-    tensors = {}
-    numbers: dict[str, dict[str, Any]] = {}
-    for number, entries in state["state"].items():
-        numbers[str(number)] = {key: value for key, value in entries.items() if not isinstance(value, Tensor)}
-        tensors.update({f"{number}.{key}": value for key, value in entries.items() if isinstance(value, Tensor)})
-    return {"state": numbers, "param_groups": state["param_groups"]}, tensors
-
-
 def _require_json(state: dict[str, Any]) -> None:
     for key, value in state.items():
         try:
@@ -384,13 +360,8 @@ def _read_optimizer_state(current: Path, state: dict[str, Any]) -> dict[str, Any
     """Return the optimizer's state dict, without reading its tensors from their files."""
     if "optimizer" not in state:
         raise CheckpointError(f"checkpoint: {current.parent} holds no optimizer state; load the model alone")
-    entries = {int(number): dict(values) for number, values in state["optimizer"]["state"].items()}
-    for name, tensor in _read(current, OPTIMIZER, state).items():
-        number, _, key = name.partition(".")
-        if not _PARAMETER.fullmatch(number) or int(number) not in entries:
-            raise damaged(current, f"its {checkpoint_directory.STATE} tells of no {name}")
-        entries[int(number)][key] = tensor
-    return {"state": entries, "param_groups": state["optimizer"]["param_groups"]}
+    tensors = _read(current, OPTIMIZER, state)
+    return optimizer_state.joined(state["optimizer"], tensors, lambda why: damaged(current, why))
 
 
 def _read(current: Path, stem: str, state: dict[str, Any]) -> dict[str, Any]:

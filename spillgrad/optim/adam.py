@@ -75,6 +75,12 @@ class AdamW(Adam):
             params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True, **accepted
         )
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set what a copy or a state dict has; that of `Adam`, too, goes on with decoupled weight decay."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group["decoupled_weight_decay"] = True
+
 
 class NAdam(_Moments):
     """Adam with Nesterov's momentum, which grows over the first steps by the rate `momentum_decay`.

@@ -26,6 +26,9 @@ class FormulaOptimizer(Optimizer):
     Subclasses define `function`, `state_names`, and `numbers`, which the function gets behind the arrays.
     """
 
+    state_has_shape_of_parameter = True
+    numbers_in_state = ("step", "eta", "mu", "mu_product")
+
     def __init__(self, params: ParameterList, defaults: dict[str, Any], **accepted: Unpack[Accepted]) -> None:
         name = type(self).__name__
         unknown = sorted(accepted.keys() - Accepted.__annotations__.keys())

@@ -29,7 +29,7 @@ class LBFGS(Optimizer):
     Source: Nocedal, Wright 2006, "Numerical optimization", algorithms 7.4, 3.5 and 3.6.
     """
 
-    state_has_shape_of_parameter = False
+    numbers_in_state = ("t", "ro", "H_diag", "prev_loss")
 
     def __init__(
         self, params: ParameterList, lr: float = 1.0, max_iter: int = 20, max_eval: int | None = None,

@@ -9,7 +9,7 @@ from typing import Any
 
 from spillgrad.autograd.core.grad_mode import enable_grad, no_grad
 from spillgrad.autograd.core.node import HookDict, RemovableHandle
-from spillgrad.errors import ArgumentError, GraphError, StateDictError
+from spillgrad.errors import ArgumentError, GraphError, OperandError, StateDictError
 from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.ops.convert import to_device
 from spillgrad.optim.arrays import Pending, run
@@ -17,7 +17,17 @@ from spillgrad.tensor import Tensor
 
 Group = dict[str, Any]
 State = dict[str, Any]
-ParameterList = Iterable[Tensor] | Iterable[Group]
+ParameterList = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Group]
+
+
+class _Required:
+    """PyTorch's default of an option that each group must have."""
+
+    def __repr__(self) -> str:
+        return "<required parameter>"
+
+
+required = _Required()
 
 
 def checked_options(name: str, *, betas: Sequence[float] | None = None, **options: float) -> dict[str, Any]:
@@ -52,8 +62,6 @@ Step = Callable[..., Any]
 
 # Options that a state dict may lack: that of an optimizer which did not have them yet. Their values then stay.
 _FLAGS = {"amsgrad", "decoupled_weight_decay", "maximize"}
-# Entries of a parameter's state that are numbers here, and tensors without dimensions in PyTorch.
-_NUMBERS = ("step", "eta", "mu", "mu_product")
 _HOOKS = ("before step", "after step", "before state_dict", "after state_dict", "before loading", "after loading")
 _of_all = {when: HookDict() for when in _HOOKS[:2]}
 
@@ -96,12 +104,16 @@ class Optimizer:
     """Updates parameters from their gradients.
 
     Subclasses define `update`, which updates one parameter, and `state_tensors`, the number of tensors of its size that
-    they keep. `param_groups` are dicts of "params" and options. `state` maps each parameter to a dict that its updates
-    use.
+    they keep; or, as in PyTorch, `step` alone, which then works in RAM only. `param_groups` are dicts of "params" and
+    options, of parameters given with names also of "param_names". `state` maps each parameter to a dict that its
+    updates use.
+    Raises OperandError for parameters that are no collection of tensors or groups, ArgumentError for none of them, for
+    results of operations, and for a parameter given twice.
     """
 
     step_context = StepContext()
-    state_has_shape_of_parameter = True  # of each tensor in it that has dimensions
+    state_has_shape_of_parameter = False  # of each tensor in it that has dimensions
+    numbers_in_state: tuple[str, ...] = ()  # entries that PyTorch's state dicts have as tensors without dimensions
     _opt_called = False  # whether parameters were ever updated: schedules warn if theirs is the first step
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -114,27 +126,58 @@ class Optimizer:
         self.defaults = dict(defaults)
         self.state: defaultdict[Tensor, State] = defaultdict(dict)
         self.param_groups: list[Group] = []
+        if isinstance(params, Tensor):
+            raise OperandError(
+                f"{type(self).__name__}: params argument given to the optimizer should be an iterable of Tensors or "
+                f"dicts, but got {type(params).__name__}; put it in a list"
+            )
         given: list[Any] = list(params)
         if not given:
-            raise ArgumentError(f"{type(self).__name__}: got no parameters; give model.parameters(), or groups of them")
+            raise ArgumentError(
+                f"{type(self).__name__}: optimizer got an empty parameter list; give model.parameters(), or groups"
+            )
         for group in given if isinstance(given[0], dict) else [{"params": given}]:
             self.add_param_group(group)
 
-    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
+    def add_param_group(self, param_group: Group) -> None:
         """Add parameters with options of their own; the optimizer's defaults fill in the rest."""
-        params = param_group["params"]
-        params = [params] if isinstance(params, Tensor) else list(params)
-        known = {id(param) for group in self.param_groups for param in group["params"]}
         name = type(self).__name__
+        if not isinstance(param_group, dict):
+            raise OperandError(f"{name}: param_group must be a dict, but got {type(param_group)}; give its 'params'")
+        params, names = _named(name, param_group["params"])
+        known = {id(param) for group in self.param_groups for param in group["params"]}
+        in_this: set[int] = set()
         for param in params:
             if not isinstance(param, Tensor):
-                raise TypeError(f"{name}: got a {type(param).__name__} among the parameters, wanted tensors")
-            if not param.is_leaf:
-                raise ArgumentError(f"{name}: got the result of {param.grad_fn}; only leaf tensors can be optimized")
+                raise OperandError(
+                    f"{name}: optimizer can only optimize Tensors, but one of the params is {type(param).__name__}"
+                )
+            if not (param.is_leaf or param.retains_grad):
+                raise ArgumentError(
+                    f"{name}: can't optimize a non-leaf Tensor: got the result of {param.grad_fn}; give leaves"
+                )
             if id(param) in known:
+                raise ArgumentError(
+                    f"{name}: some parameters appear in more than one parameter group: one of shape "
+                    f"{tuple(param.shape)} is given twice; give each once"
+                )
+            if id(param) in in_this:
                 raise ArgumentError(f"{name}: a parameter of shape {tuple(param.shape)} is given twice; give each once")
-            known.add(id(param))
-        self.param_groups.append({**self.defaults, **param_group, "params": params})
+            in_this.add(id(param))
+        missing = [key for key, value in self.defaults.items() if value is required and key not in param_group]
+        if missing:
+            raise ArgumentError(
+                f"{name}: parameter group didn't specify a value of required optimization parameter {missing[0]}"
+            )
+        if any((names is not None) != ("param_names" in group) for group in self.param_groups):
+            raise ArgumentError(
+                f"{name}: all optimizer param groups should be with/without names; cannot add param group "
+                f"{'without' if names is None else 'with'} names to the optimizer"
+            )
+        param_group |= {"params": params, **({} if names is None else {"param_names": names})}
+        for key, value in self.defaults.items():
+            param_group.setdefault(key, value)
+        self.param_groups.append(param_group)
 
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending | None:
         """Update one parameter in place, or return a pending update that runs together with others.
@@ -213,8 +256,9 @@ class Optimizer:
             hook(self)
         params = [param for group in self.param_groups for param in group["params"]]
         number = {id(param): index for index, param in enumerate(params)}
+        others = {key: value for key, value in self.state.items() if not isinstance(key, Tensor)}
         state_dict = {
-            "state": {number[id(param)]: dict(self.state[param]) for param in params if self.state.get(param)},
+            "state": {number[id(param)]: dict(self.state[param]) for param in params if self.state.get(param)} | others,
             "param_groups": [
                 {**group, "params": [number[id(param)] for param in group["params"]]} for group in self.param_groups
             ],
@@ -240,7 +284,7 @@ class Optimizer:
                 "the same kind"
             )
         by_number = self._by_number(state_dict)
-        unknown = [str(number) for number in state_dict["state"] if number not in by_number]
+        unknown = [str(n) for n in state_dict["state"] if n not in by_number and isinstance(n, int)]
         misshapen = [
             f"{number}.{key} (got {tuple(value.shape)}, wanted {tuple(by_number[number].shape)})"
             for number, state in state_dict["state"].items()
@@ -269,28 +313,50 @@ class Optimizer:
         by_number = self._by_number(state_dict)
         self.state.clear()
         for number, state in state_dict["state"].items():
+            if number not in by_number:  # of the optimizer, not of a parameter
+                self.state[number] = copy.deepcopy(state)
+                continue
             param = by_number[number]
             for key, value in state.items():
                 # Where the state is on disk, leaving the context puts it away before the next is loaded.
                 with self.step_context.around_update(param):
-                    copied = _copied(value)
-                    if key in _NUMBERS and isinstance(copied, Tensor):  # as float32 it would lose digits
-                        copied = int(copied.item()) if key == "step" else copied.item()
-                    self.state[param][key] = to_device(copied, param.device) if isinstance(copied, Tensor) else copied
+                    self.state[param][key] = self._copied(value, param, key)
         for group, new in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for key, value in new.items():
                 if key != "params":  # JSON has no tuples
                     group[key] = tuple(value) if isinstance(group.get(key), tuple) else copy.deepcopy(value)
+        self.__setstate__({"state": self.state, "param_groups": self.param_groups})
         for hook in list(self._hooks["after loading"].values()):
             hook(self)
+
+    def _copied(self, value: Any, param: Tensor, key: str) -> Any:
+        """Return a copy of an entry of a parameter's state; its tensors are on the parameter's device."""
+        if isinstance(value, StoredTensor):
+            value = value.tensor()
+        elif isinstance(value, Tensor):
+            value = value.detach().clone()
+        elif isinstance(value, list | tuple):
+            return type(value)([self._copied(part, param, key) for part in value])
+        elif isinstance(value, dict):
+            return {name: self._copied(part, param, name) for name, part in value.items()}
+        else:
+            return copy.deepcopy(value)
+        if key in self.numbers_in_state and not value.ndim:  # as float32 it would lose digits
+            return int(value.item()) if key == "step" else value.item()
+        return to_device(value, param.device)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for copies and pickles, which are offloaded no more."""
         return {key: value for key, value in vars(self).items() if key not in ("step_context", "_hooks")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Set the attributes that `__getstate__` returned; hooks belong to the original."""
-        vars(self).update(state, _hooks={when: HookDict() for when in _HOOKS})
+        """Set the attributes that `__getstate__` returned; hooks belong to the original.
+
+        As in PyTorch, loading a state dict calls it, too; so subclasses may fill in here the options of groups.
+        """
+        vars(self).update(state)
+        if "_hooks" not in vars(self):
+            self._hooks = {when: HookDict() for when in _HOOKS}
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__} ("]
@@ -300,7 +366,22 @@ class Optimizer:
         return "\n".join([*lines, ")"])
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return value.tensor() if isinstance(value, StoredTensor) else copy.deepcopy(value)
+def _named(who: str, params: Any) -> tuple[list[Any], list[str] | None]:
+    """Return parameters and, where they are pairs as of `named_parameters()`, their names."""
+    if isinstance(params, Tensor):
+        return [params], None
+    if isinstance(params, set | frozenset):
+        raise OperandError(
+            f"{who}: got a set; optimizer parameters need to be organized in ordered collections, but the ordering of "
+            "tensors in sets will change between runs. Please use a list instead."
+        )
+    given = list(params)
+    names = [each[0] for each in given if isinstance(each, tuple)]
+    if not names:
+        return given, None
+    if len(names) != len(given):
+        raise ArgumentError(
+            f"{who}: all optimizer params should be with/without names. Some param names are missing: got "
+            f"{len(names)} for {len(given)}"
+        )
+    return [tensor for _, tensor in given], names

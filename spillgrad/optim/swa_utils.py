@@ -30,15 +30,16 @@ class SWALR(LRScheduler):
             )
         if not isinstance(anneal_epochs, int) or anneal_epochs < 0:
             raise ArgumentError(f"SWALR: anneal_epochs must be equal or greater than 0, got {anneal_epochs}")
-        self.anneal_epochs, self.anneal_strategy = anneal_epochs, anneal_strategy
+        self.anneal_epochs, self._anneal_strategy = anneal_epochs, anneal_strategy
         super().__init__(optimizer, last_epoch)
 
     def _share(self, step: int) -> float:
         """Return the share of `swa_lr` in the rate at a step; the rest is of the rate at the beginning."""
         done = max(0.0, min(1.0, step / max(1, self.anneal_epochs)))
-        return done if self.anneal_strategy == "linear" else (1 - math.cos(math.pi * done)) / 2
+        return done if self._anneal_strategy == "linear" else (1 - math.cos(math.pi * done)) / 2
 
     def get_lr(self) -> list[float]:
+        self._warn_unless_in_step()
         step = self._step_count - 1
         if self.anneal_epochs == 0:
             step = max(1, step)

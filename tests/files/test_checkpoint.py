@@ -22,7 +22,7 @@ from spillgrad.data import DataLoader, TensorDataset
 from spillgrad.errors import CheckpointError, SpillCorruptionError
 from spillgrad.files import checkpoint, checkpoint_directory
 from spillgrad.models import pretrained
-from spillgrad.optim import SGD, AdamW, Lion
+from spillgrad.optim import LBFGS, SGD, AdamW, Lion
 from spillgrad.optim.lr_scheduler import CosineWithWarmup
 from spillgrad.spill.offload.needs import largest_need
 from tests.crafted import HUGE, altered, deep, rewrite
@@ -115,6 +115,112 @@ def test_a_run_over_a_data_loader_goes_on_in_the_middle_of_a_pass(tmp_path, stop
     checkpoint.save_checkpoint(tmp_path, model)
     with pytest.raises(CheckpointError, match="holds no position of the data"):
         checkpoint.load_checkpoint(tmp_path, model, data=loader)
+
+
+def _put(*path, value=None, gone=False):
+    """Return a function that changes what is at a place of a state, or takes it out."""
+
+    def change(state):
+        place = state
+        for key in path[:-1]:
+            place = place[key]
+        if gone:
+            del place[path[-1]]
+        else:
+            place[path[-1]] = value
+        return state
+
+    return change
+
+
+def _minimise(model, optimizer, steps):
+    x = sg.tensor(np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = ((model(x) - 1.0) ** 4).sum()
+        loss.backward()
+        return loss
+
+    return [optimizer.step(closure).item() for _ in range(steps)]
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_a_history_of_tensors_goes_on_bit_identically(tmp_path, search):
+    def parts():
+        sg.manual_seed(0)
+        model = nn.Linear(3, 2)
+        return model, LBFGS(model.parameters(), lr=0.1, max_iter=3, line_search_fn=search)
+
+    straight, resumed = parts(), parts()
+    _minimise(*straight, 4)
+    where = checkpoint.save_checkpoint(tmp_path, *straight)
+    assert len(straight[1].state_dict()["state"][0]["old_dirs"]) > 2
+    assert {"0.old_dirs.0", "0.old_dirs.1", "0.d"} <= load_file(where / "optimizer.safetensors").keys()
+    checkpoint.load_checkpoint(tmp_path, *resumed)
+    assert _minimise(*resumed, 4) == _minimise(*straight, 4)
+
+
+def _with_state(entries):
+    """Return a model and its optimizer with `entries` in the state of the first parameter."""
+    model = nn.Linear(2, 2)
+    optimizer = SGD(model.parameters(), momentum=0.9)
+    optimizer.state[model.weight] = entries
+    return model, optimizer
+
+
+def test_tensors_within_lists_tuples_and_dicts_come_back_in_them(tmp_path):
+    entries = {
+        "blocks": [sg.ones(2), {"left": (sg.zeros(1), 3), 4: [], "none": None}],
+        "blocks.0": sg.full((2, 2), 7.0),
+        "plain": [{"tensor": "0.blocks.0"}],
+        "step": 2,
+    }
+    checkpoint.save_checkpoint(tmp_path, *_with_state(entries))
+    model, optimizer = _with_state({})
+    checkpoint.load_checkpoint(tmp_path, model, optimizer)
+    assert str(optimizer.state[model.weight]) == str(
+        {key: entries[key] for key in ("plain", "step", "blocks", "blocks.0")}
+    )
+
+
+@pytest.mark.parametrize(
+    ("entries", "phrase"),
+    [({"seen": {sg.ones(1)}}, "tensors in a set"), ({"by": {(1, 2): sg.ones(1)}}, r"key \(1, 2\)")],
+)
+def test_tensors_that_json_cannot_place_are_refused_before_anything_is_written(tmp_path, entries, phrase):
+    with pytest.raises(TypeError, match=phrase):
+        checkpoint.save_checkpoint(tmp_path, *_with_state(entries))
+    assert list(tmp_path.iterdir()) == []
+
+
+NESTED = {
+    "a list": _put("optimizer", "nested", value=[]),
+    "of another parameter": _put("optimizer", "nested", value={"7": {}}),
+    "a parameter of lists": _put("optimizer", "nested", "0", value=[]),
+    "a tensor that is not there": _put("optimizer", "nested", "0", "blocks", value=[{"tensor": "0.gone"}]),
+    "a tensor twice": _put("optimizer", "nested", "0", "blocks", value=[{"tensor": "0.blocks.0"}] * 2),
+    "a tensor of lists": _put("optimizer", "nested", "0", "blocks", value=[{"tensor": ["0.blocks.0"]}]),
+    "an unknown kind": _put("optimizer", "nested", "0", "blocks", value={"set": []}),
+    "two kinds": _put("optimizer", "nested", "0", "blocks", value={"tuple": [], "dict": []}),
+    "a dict of no pairs": _put("optimizer", "nested", "0", "blocks", value={"dict": [1]}),
+    "a dict with keys of lists": _put("optimizer", "nested", "0", "blocks", value={"dict": [[[1], 2]]}),
+    "a tuple of nothing": _put("optimizer", "nested", "0", "blocks", value={"tuple": None}),
+    "an entry that is there already": _put("optimizer", "nested", "0", "step", value=[]),
+    "nothing, with a tensor left": _put("optimizer", "nested", value={}),
+    "too deep": _put("optimizer", "nested", "0", "blocks", value=deep(400)),
+}
+
+
+@pytest.mark.parametrize("change", NESTED.values(), ids=NESTED)
+def test_a_nested_state_that_no_save_wrote_is_an_error(tmp_path, change):
+    version = checkpoint.save_checkpoint(tmp_path, *_with_state({"blocks": [sg.ones(2)], "step": 1}))
+    rewrite(version, change(json.loads((version / "state.json").read_text())))
+    model, optimizer = _with_state({})
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.load_checkpoint(tmp_path, model, optimizer)
+    assert str(tmp_path) in str(caught.value)
+    assert not optimizer.state[model.weight]
 
 
 def test_the_files_are_plain_safetensors_with_each_tensor_once(tmp_path):
@@ -848,22 +954,6 @@ class Pass(Run):
         groups = [{**group, "params": None} for group in self.optimizer.param_groups]
         tensors = {name: tensor.tolist() for name, tensor in self.model.state_dict().items()}
         return repr((tensors, len(self.optimizer.state), groups, self.schedule.state_dict(), self.data.state_dict()))
-
-
-def _put(*path, value=None, gone=False):
-    """Return a function that changes what is at a place of a state, or takes it out."""
-
-    def change(state):
-        place = state
-        for key in path[:-1]:
-            place = place[key]
-        if gone:
-            del place[path[-1]]
-        else:
-            place[path[-1]] = value
-        return state
-
-    return change
 
 
 STATES = {

@@ -8,13 +8,20 @@ from spillgrad import nn
 from spillgrad.errors import ArgumentError, StateDictError
 from spillgrad.optim import SGD
 from spillgrad.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
     CosineAnnealingLR,
     CosineAnnealingWarmRestarts,
     CosineWithWarmup,
     ExponentialLR,
     LambdaLR,
+    LinearLR,
     ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
 )
+from tests.peers import record
+from tests.peers.programs import schedules
 
 
 def optimizer(*rates):
@@ -130,3 +137,67 @@ def test_restarts_go_on_in_the_right_cycle(length, factor, epoch, wanted):
     tuned.param_groups[0]["initial_lr"] = 1.0
     schedule = CosineAnnealingWarmRestarts(tuned, length, factor, last_epoch=epoch)
     assert schedule.get_last_lr() == pytest.approx([cosine(wanted)])
+
+
+RECORDED = {name: values for name, values in record.stored("torch")["schedules.state_dicts"]}
+MAKERS = {
+    **schedules._FACTORIES,
+    "SWALR": lambda S, o: sg.optim.swa_utils.SWALR(o, [0.05, 0.9], anneal_epochs=4, anneal_strategy="linear"),
+    "ReduceLROnPlateau": lambda S, o: S.ReduceLROnPlateau(o, "max", patience=1),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_state_dict_of_pytorchs_schedule_goes_on_here(name):
+    state, rates = RECORDED[f"{name} state"]
+    tuned = schedules._optimizer(sg)
+    schedule = MAKERS[name](sg.optim.lr_scheduler, tuned)
+    for group, rate in zip(tuned.param_groups, rates, strict=True):
+        group["lr"] = rate
+    schedule.load_state_dict(state)
+    for number in range(4):
+        tuned.step()
+        schedule.step(*[(2.0, 2.0, 2.0, 5.0)[number]] if name == "ReduceLROnPlateau" else [])
+        assert [group["lr"] for group in tuned.param_groups] == pytest.approx(*RECORDED[f"{name} {number}"])
+
+
+def test_a_composed_schedule_begins_at_its_milestone():
+    tuned = optimizer(1.0)
+    chain = ChainedScheduler([ConstantLR(tuned, 0.5, total_iters=2), ExponentialLR(tuned, 0.5)])
+    sequence = SequentialLR(tuned, [LinearLR(tuned, 0.5, 1.0, 2), StepLR(tuned, 2)], milestones=[2])
+    schedule = SequentialLR(tuned, [ConstantLR(tuned, 0.1, total_iters=9), chain, sequence], milestones=[2, 5])
+    rates = []
+    for _ in range(10):
+        rates.append(*schedule.get_last_lr())
+        step(schedule)
+    assert rates == pytest.approx([0.1, 0.1, 0.5, 0.25, 0.25, 0.5, 0.75, 1.0, 1.0, 0.1])
+
+
+class Slotted:
+    __slots__ = ("__hidden", "steps")
+
+    def __init__(self, steps):
+        self.steps, self.__hidden = steps, 2.0 / steps
+
+    def __call__(self, step):
+        return min(self.__hidden, step / self.steps)
+
+
+def test_functions_keep_their_slots_and_attributes_in_the_state():
+    straight, resumed = (LambdaLR(optimizer(1.0), Slotted(steps)) for steps in (4, 9))
+    for _ in range(2):
+        step(straight)
+    resumed.load_state_dict(json.loads(json.dumps(straight.state_dict())))
+    step(straight)
+    step(resumed)
+    assert resumed.get_last_lr() == straight.get_last_lr() == [0.5]
+    assert LambdaLR(optimizer(1.0), float).state_dict()["lr_lambdas"] == [None]
+
+
+def test_groups_that_a_plateau_has_no_least_rate_for_are_refused():
+    tuned = optimizer(1.0)
+    schedule = ReduceLROnPlateau(tuned, patience=0, min_lr=[0.5])
+    tuned.add_param_group({"params": [nn.Parameter(sg.ones(1))]})
+    schedule.step(1.0)
+    with pytest.raises(RuntimeError, match="number of param groups"):
+        schedule.step(1.0)

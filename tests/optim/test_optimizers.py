@@ -251,7 +251,7 @@ def test_gradients_are_forgotten_or_zeroed():
 
 def test_what_cannot_be_optimized_is_refused():
     param = nn.Parameter(sg.ones(1))
-    with pytest.raises(ArgumentError, match="no parameters"):
+    with pytest.raises(ArgumentError, match="empty parameter list"):
         SGD([])
     with pytest.raises(TypeError, match="float"):
         SGD([1.0])

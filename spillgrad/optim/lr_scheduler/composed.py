@@ -1,9 +1,9 @@
 """Schedules made of others: one after the other, or all at once."""
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from spillgrad.errors import ArgumentError
+from spillgrad.errors import ArgumentError, OperandError
 from spillgrad.optim.lr_scheduler.plateau import ReduceLROnPlateau
 from spillgrad.optim.lr_scheduler.scheduler import LRScheduler
 from spillgrad.optim.optimizer import Optimizer
@@ -26,6 +26,8 @@ class _ComposedLR(LRScheduler):
                     f"specified when calling `step`, but got one at index {index} in the given schedulers sequence; "
                     "step it by itself"
                 )
+            if not hasattr(scheduler, "optimizer"):
+                raise OperandError(f"{name} at index {index} should have `optimizer` as its attribute; give schedules")
             if scheduler.optimizer is not optimizer:
                 raise ArgumentError(
                     f"{name} expects all schedulers to belong to the same optimizer, but got scheduler "
@@ -33,6 +35,31 @@ class _ComposedLR(LRScheduler):
                     f"{optimizer}."
                 )
         self._schedulers = list(schedulers)
+
+    def _initial_step(self) -> None:
+        """Count a step, as in PyTorch. It is the first one of the schedules in this one, and not before its time."""
+        for scheduler in self._simple():
+            scheduler._step_count = 0
+        super()._initial_step()
+
+    def _simple(self) -> Iterator[LRScheduler]:
+        """Yield the schedules in this one, at any depth, that are no composed ones."""
+        for scheduler in self._schedulers:
+            if isinstance(scheduler, _ComposedLR):
+                yield from scheduler._simple()
+            else:
+                yield scheduler
+
+    def _restart(self) -> None:
+        """Begin again at step 0, with the optimizer's present rates."""
+        raise NotImplementedError(f"{type(self).__name__}: defines no _restart")
+
+    def _update_lr(self, epoch: int | None = None) -> None:
+        """Begin again, as the schedule around this one goes to it (where PyTorch raises NotImplementedError)."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"]
+        self._restart()
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
 
 class SequentialLR(_ComposedLR):
@@ -53,10 +80,15 @@ class SequentialLR(_ComposedLR):
         # Each schedule has set its first rates. Only those of the first one hold.
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"]
-        for scheduler in self._schedulers:
+        for scheduler in self._simple():
             scheduler.last_epoch -= 1
-        self._schedulers[0]._begin()
-        self._last_lr = self._schedulers[0].get_last_lr()
+        first = self._schedulers[bisect.bisect_right(self._milestones, 0)]
+        first._initial_step()
+        self._last_lr = first.get_last_lr()
+
+    def _restart(self) -> None:
+        self.last_epoch = 0
+        _begin(self._schedulers[bisect.bisect_right(self._milestones, 0)])
 
     def step(self) -> None:  # type: ignore[override]  # as in PyTorch
         """Count a step of the present schedule, or begin the next one, and set the learning rates."""
@@ -64,7 +96,7 @@ class SequentialLR(_ComposedLR):
         number = bisect.bisect_right(self._milestones, self.last_epoch)
         scheduler = self._schedulers[number]
         if number > 0 and self._milestones[number - 1] == self.last_epoch:
-            scheduler._advance(0)
+            scheduler._update_lr(0)
         else:
             scheduler.step()
         self._last_lr = scheduler.get_last_lr()
@@ -77,8 +109,21 @@ class ChainedScheduler(_ComposedLR):
         super().__init__(schedulers, optimizer)
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
+    def _restart(self) -> None:
+        for scheduler in self._schedulers:
+            _begin(scheduler)
+
     def step(self) -> None:  # type: ignore[override]  # as in PyTorch
         """Count a step of each schedule."""
         for scheduler in self._schedulers:
             scheduler.step()
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+
+def _begin(scheduler: LRScheduler) -> None:
+    """Let a schedule begin at step 0, with the optimizer's present rates."""
+    if isinstance(scheduler, _ComposedLR):
+        scheduler._restart()
+    else:
+        scheduler.last_epoch = -1
+        scheduler._initial_step()

@@ -31,8 +31,10 @@ class CosineAnnealingLR(LRScheduler):
 
     def next_rate(self, lr: float, base_lr: float) -> float:
         step, period = self.last_epoch, self.T_max
-        if step == 0:
+        if self._is_initial:
             return lr
+        if self._step_count == 1 and step > 0:  # a schedule in another one, which has not counted its steps
+            return _between(self.eta_min, base_lr, step / period)
         if (step - 1 - period) % (2 * period) == 0:  # from the lowest rate, which tells nothing of others
             return lr + (base_lr - self.eta_min) * (1 - math.cos(math.pi / period)) / 2
         now, before = (1 + math.cos(math.pi * s / period) for s in (step, step - 1))
@@ -69,19 +71,15 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         """Count a step, or go to `epoch`, which may be a fraction, such as `epoch + batch / batches`; set the rates."""
         if epoch is not None and epoch < 0:
             raise ArgumentError(f"CosineAnnealingWarmRestarts: Expected non-negative epoch, but got {epoch}")
-        self._go_to(epoch)
+        self._update_lr(epoch)
 
-    def _advance(self, epoch: int | None = None) -> None:
-        self._go_to(epoch)
-
-    def _go_to(self, epoch: float | None) -> None:
-        self._step_count += 1
-        if epoch is None and self._step_count > 1:
+    def _update_lr(self, epoch: float | None = None) -> None:
+        if epoch is None and self.last_epoch >= 0 and not self._is_initial:
             epoch, self.T_cur = self.last_epoch + 1, self.T_cur + 1
             if self.T_cur >= self.T_i:
                 self.T_cur, self.T_i = self.T_cur - self.T_i, self.T_i * self.T_mult
         else:
-            epoch = self.last_epoch + 1 if epoch is None else epoch
+            epoch = max(0, self.last_epoch + 1) if epoch is None else epoch
             falls = 0
             if epoch >= self.T_0:  # whole falls before: T_0 (1 + T_mult + T_mult² + …) steps
                 ratio = epoch / self.T_0
@@ -89,7 +87,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
             before = falls if self.T_mult == 1 else (self.T_mult**falls - 1) // (self.T_mult - 1)
             self.T_i, self.T_cur = self.T_0 * self.T_mult**falls, epoch - self.T_0 * before
         self.last_epoch = math.floor(epoch)
-        self._set(self.get_lr())
+        self._set(self._rates())
 
 
 class CosineWithWarmup(LRScheduler):

@@ -1,11 +1,11 @@
 """Schedules that raise the learning rate and lower it again, and the momentum the other way."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from spillgrad.errors import ArgumentError
-from spillgrad.optim.lr_scheduler.scheduler import LRScheduler, numbers_for_groups
+from spillgrad.optim.lr_scheduler.scheduler import LRScheduler, an_optimizer, numbers_for_groups
 from spillgrad.optim.optimizer import Group, Optimizer
 
 __all__ = ["CyclicLR", "OneCycleLR"]
@@ -21,8 +21,11 @@ class _MomentumSchedule(LRScheduler):
 
     def _choose_momentum(self, optimizer: Optimizer, cycle_momentum: bool) -> None:
         """Find which option is the momentum. Raises ArgumentError for an optimizer that has none."""
-        self.cycle_momentum, self.use_beta1 = cycle_momentum, "betas" in optimizer.defaults
-        if cycle_momentum and not self.use_beta1 and "momentum" not in optimizer.defaults:
+        self.cycle_momentum = cycle_momentum
+        if not cycle_momentum:
+            return
+        self.use_beta1 = "betas" in optimizer.defaults
+        if not self.use_beta1 and "momentum" not in optimizer.defaults:
             raise ArgumentError(
                 f"{type(self).__name__}: optimizer must support momentum or beta1 with `cycle_momentum` option "
                 "enabled; give cycle_momentum=False"
@@ -51,7 +54,7 @@ class CyclicLR(_MomentumSchedule):
         scale_fn: Callable[[float], float] | None = None, scale_mode: str = "cycle", cycle_momentum: bool = True,
         base_momentum: Rates = 0.8, max_momentum: Rates = 0.9, last_epoch: int = -1,
     ) -> None:  # fmt: skip
-        groups, who = optimizer.param_groups, "CyclicLR"
+        groups, who = an_optimizer(optimizer).param_groups, "CyclicLR"
         if mode not in ("triangular", "triangular2", "exp_range") and scale_fn is None:
             raise ArgumentError(
                 f"{who}: got mode {mode!r}; mode is invalid and scale_fn is None; wanted triangular, triangular2 or "
@@ -64,37 +67,39 @@ class CyclicLR(_MomentumSchedule):
             if last_epoch == -1:
                 group["lr"] = rate
         self.max_lrs = numbers_for_groups(who, "max_lr", max_lr, groups)
-        self.step_size_up = float(step_size_up)
-        self.step_size_down = self.step_size_up if step_size_down is None else float(step_size_down)
-        self.mode, self.gamma, self.scale_fn = mode, gamma, scale_fn
-        self.scale_mode = "iterations" if scale_fn is None and mode == "exp_range" else scale_mode
+        self.total_size = float(step_size_up + (step_size_up if step_size_down is None else step_size_down))
+        self.step_ratio = step_size_up / self.total_size
+        self.mode, self.gamma, self._scale_fn_custom, self.scale_mode = mode, gamma, scale_fn, scale_mode
+        if scale_fn is None:  # the modes have theirs
+            self.scale_mode = "iterations" if mode == "exp_range" else "cycle"
         self._choose_momentum(optimizer, cycle_momentum)
         if cycle_momentum:
             self.base_momentums = numbers_for_groups(who, "base_momentum", base_momentum, groups)
             self.max_momentums = numbers_for_groups(who, "max_momentum", max_momentum, groups)
-            for group, momentum in zip(groups, self.max_momentums, strict=True):
+            for group, low, high in zip(groups, self.base_momentums, self.max_momentums, strict=True):
                 if last_epoch == -1:
-                    self._set_momentum(group, momentum)
+                    self._set_momentum(group, high)
+                    group["max_momentum"], group["base_momentum"] = high, low
         super().__init__(optimizer, last_epoch)
         self.base_lrs = rates
 
     def _height(self) -> float:
         """Return how far the rate is between the lowest and the highest of all cycles."""
-        length = self.step_size_up + self.step_size_down
-        cycle = math.floor(1 + self.last_epoch / length)
-        done = 1.0 + self.last_epoch / length - cycle
-        rising = self.step_size_up / length
-        share = done / rising if done <= rising else (done - 1) / (rising - 1)
-        return share * self._scale(cycle if self.scale_mode == "cycle" else self.last_epoch)
+        cycle = math.floor(1 + self.last_epoch / self.total_size)
+        done = 1.0 + self.last_epoch / self.total_size - cycle
+        share = done / self.step_ratio if done <= self.step_ratio else (done - 1) / (self.step_ratio - 1)
+        return share * self.scale_fn(cycle if self.scale_mode == "cycle" else self.last_epoch)
 
-    def _scale(self, x: float) -> float:
-        if self.scale_fn is not None:
-            return self.scale_fn(x)
+    def scale_fn(self, x: float) -> float:
+        """Return the height of the cycles in cycle `x`, or at step `x`, as a share of the first one's."""
+        if self._scale_fn_custom is not None:
+            return self._scale_fn_custom(x)
         if self.mode == "triangular":
             return 1.0
         return math.pow(0.5, x - 1) if self.mode == "triangular2" else math.pow(self.gamma, x)
 
     def get_lr(self) -> list[float]:
+        self._warn_unless_in_step()
         height = self._height()
         if self.cycle_momentum:
             ranges = zip(self.optimizer.param_groups, self.base_momentums, self.max_momentums, strict=True)
@@ -103,12 +108,12 @@ class CyclicLR(_MomentumSchedule):
         return [low + (high - low) * height for low, high in zip(self.base_lrs, self.max_lrs, strict=True)]
 
 
-class _Phase(NamedTuple):
-    """The step at which a part of the cycle ends, and the groups' entries between which rate and momentum go."""
-
-    end: float
-    lrs: tuple[str, str]
-    momentums: tuple[str, str]
+def _phase(end: float, start_lr: str, end_lr: str, start_momentum: str, end_momentum: str) -> dict[str, Any]:
+    """Return the step at which a part of the cycle ends, and the groups' entries between which rate and momentum go."""
+    return {
+        "end_step": end, "start_lr": start_lr, "end_lr": end_lr, "start_momentum": start_momentum,
+        "end_momentum": end_momentum,
+    }  # fmt: skip
 
 
 class OneCycleLR(_MomentumSchedule):
@@ -132,6 +137,9 @@ class OneCycleLR(_MomentumSchedule):
                 raise ArgumentError(
                     "OneCycleLR: You must define either total_steps OR (epochs AND steps_per_epoch); give total_steps"
                 )
+            for name, number in (("epochs", epochs), ("steps_per_epoch", steps_per_epoch)):
+                if not isinstance(number, int) or number < 1:
+                    raise ArgumentError(f"OneCycleLR: Expected positive integer {name}, but got {number}")
             total_steps = epochs * steps_per_epoch
         if not isinstance(total_steps, int) or total_steps < 1:
             raise ArgumentError(f"OneCycleLR: Expected positive integer total_steps, but got {total_steps}")
@@ -141,9 +149,9 @@ class OneCycleLR(_MomentumSchedule):
             raise ArgumentError(
                 f"OneCycleLR: anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}"
             )
-        self.total_steps, self.pct_start = total_steps, pct_start
-        self.anneal_strategy, self.three_phase = anneal_strategy, three_phase
-        self._choose_momentum(optimizer, cycle_momentum)
+        self.total_steps, self._anneal_func_type = total_steps, anneal_strategy
+        self._schedule_phases = self._phases(pct_start, three_phase)
+        self._choose_momentum(an_optimizer(optimizer), cycle_momentum)
         if last_epoch == -1:
             self._lay_out(optimizer.param_groups, max_lr, base_momentum, max_momentum, div_factor, final_div_factor)
         super().__init__(optimizer, last_epoch)
@@ -164,33 +172,34 @@ class OneCycleLR(_MomentumSchedule):
                 self._set_momentum(group, high)
                 group["base_momentum"], group["max_momentum"] = low, high
 
-    def _phases(self) -> Iterator[_Phase]:
-        """Yield the parts of the cycle."""
-        rising = self.pct_start * self.total_steps - 1
-        yield _Phase(rising, ("initial_lr", "max_lr"), ("max_momentum", "base_momentum"))
-        if self.three_phase:
-            yield _Phase(2 * rising, ("max_lr", "initial_lr"), ("base_momentum", "max_momentum"))
-            yield _Phase(self.total_steps - 1, ("initial_lr", "min_lr"), ("max_momentum", "max_momentum"))
-        else:
-            yield _Phase(self.total_steps - 1, ("max_lr", "min_lr"), ("base_momentum", "max_momentum"))
+    def _phases(self, pct_start: float, three_phase: bool) -> list[dict[str, Any]]:
+        """Return the parts of the cycle."""
+        rising, last = float(pct_start * self.total_steps) - 1, self.total_steps - 1
+        first = _phase(rising, "initial_lr", "max_lr", "max_momentum", "base_momentum")
+        if not three_phase:
+            return [first, _phase(last, "max_lr", "min_lr", "base_momentum", "max_momentum")]
+        return [
+            first,
+            _phase(2 * rising, "max_lr", "initial_lr", "base_momentum", "max_momentum"),
+            _phase(last, "initial_lr", "min_lr", "max_momentum", "max_momentum"),
+        ]
 
     def get_lr(self) -> list[float]:
-        step = self.last_epoch
+        self._warn_unless_in_step()
+        step, phases = self.last_epoch, self._schedule_phases
         if step > self.total_steps:
             raise ArgumentError(
                 f"OneCycleLR: Tried to step {step} times. The specified number of total steps is {self.total_steps}"
             )
-        phases = list(self._phases())
-        number = next((i for i, phase in enumerate(phases) if step <= phase.end), len(phases) - 1)
-        phase, start = phases[number], phases[number - 1].end if number else 0.0
-        done = (step - start) / (phase.end - start)
+        number = next((i for i, phase in enumerate(phases) if step <= phase["end_step"]), len(phases) - 1)
+        phase, start = phases[number], phases[number - 1]["end_step"] if number else 0.0
+        done = (step - start) / (phase["end_step"] - start)
         for group in self.optimizer.param_groups if self.cycle_momentum else ():
-            self._set_momentum(group, self._anneal(group, phase.momentums, done))
-        return [self._anneal(group, phase.lrs, done) for group in self.optimizer.param_groups]
+            self._set_momentum(group, self._anneal(group[phase["start_momentum"]], group[phase["end_momentum"]], done))
+        groups = self.optimizer.param_groups
+        return [self._anneal(group[phase["start_lr"]], group[phase["end_lr"]], done) for group in groups]
 
-    def _anneal(self, group: Group, ends: tuple[str, str], done: float) -> float:
-        start: float = group[ends[0]]
-        end: float = group[ends[1]]
-        if self.anneal_strategy == "linear":
+    def _anneal(self, start: float, end: float, done: float) -> float:
+        if self._anneal_func_type == "linear":
             return (end - start) * done + start
         return end + (start - end) / 2.0 * (math.cos(math.pi * done) + 1)

@@ -1,6 +1,5 @@
 """Schedules that multiply the learning rate by a factor: at some steps, at each, or by a function of the step."""
 
-import bisect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +28,7 @@ class LambdaLR(_FunctionLR):
     """The initial learning rate times a function of the step."""
 
     def get_lr(self) -> list[float]:
+        self._warn_unless_in_step()
         pairs = zip(self.base_lrs, self.lr_lambdas, strict=True)
         return [base_lr * factor(self.last_epoch) for base_lr, factor in pairs]
 
@@ -37,8 +37,9 @@ class MultiplicativeLR(_FunctionLR):
     """At each step after the first, the present learning rate times a function of the step."""
 
     def get_lr(self) -> list[float]:
+        self._warn_unless_in_step()
         present = [group["lr"] for group in self.optimizer.param_groups]
-        if self._step_count == 1:
+        if self._is_initial:
             return present
         return [lr * factor(self.last_epoch) for lr, factor in zip(present, self.lr_lambdas, strict=True)]
 
@@ -76,15 +77,15 @@ class MultiStepLR(_FactorLR):
     def __init__(
         self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
     ) -> None:
-        self.milestones, self.gamma = sorted(milestones), gamma
+        self.milestones, self.gamma = Counter(milestones), gamma
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, base_lr: float) -> float:
-        times = Counter(self.milestones)[self.last_epoch]
+        times = self.milestones[self.last_epoch]
         return lr * self.gamma**times if times else lr
 
     def factor_at(self, step: int) -> float:
-        return self.gamma ** bisect.bisect_right(self.milestones, step)
+        return self.gamma ** sum(times for milestone, times in self.milestones.items() if milestone <= step)
 
 
 class ConstantLR(_FactorLR):
@@ -154,7 +155,7 @@ class ExponentialLR(_FactorLR):
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, base_lr: float) -> float:
-        return lr if self.last_epoch == 0 else lr * self.gamma
+        return lr if self._is_initial else lr * self.gamma
 
     def factor_at(self, step: int) -> float:
         return self.gamma**step
@@ -172,7 +173,7 @@ class PolynomialLR(_FactorLR):
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, base_lr: float) -> float:
-        if not 0 < self.last_epoch <= self.total_iters:
+        if self._is_initial or self.last_epoch > self.total_iters:
             return lr
         left, left_before = (1.0 - step / self.total_iters for step in (self.last_epoch, self.last_epoch - 1))
         return lr * math.pow(left / left_before, self.power)

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from spillgrad.errors import ArgumentError
-from spillgrad.optim.lr_scheduler.scheduler import LRScheduler, numbers_for_groups
+from spillgrad.errors import ArgumentError, GraphError
+from spillgrad.optim.lr_scheduler.scheduler import LRScheduler, an_optimizer, numbers_for_groups
 from spillgrad.optim.optimizer import Optimizer
 
 __all__ = ["ReduceLROnPlateau"]
@@ -21,7 +21,7 @@ class ReduceLROnPlateau(LRScheduler):
 
     def __init__(
         self, optimizer: Optimizer, mode: str = "min", factor: float = 0.1, patience: int = 10, threshold: float = 1e-4,
-        threshold_mode: str = "rel", cooldown: int = 0, min_lr: float | Sequence[float] = 0.0, eps: float = 1e-8,
+        threshold_mode: str = "rel", cooldown: int = 0, min_lr: float | Sequence[float] = 0, eps: float = 1e-8,
     ) -> None:  # fmt: skip
         if factor >= 1.0:
             raise ArgumentError(f"ReduceLROnPlateau: got factor {factor}; Factor should be < 1.0.")
@@ -32,22 +32,22 @@ class ReduceLROnPlateau(LRScheduler):
         self.mode, self.factor, self.patience, self.cooldown, self.eps = mode, factor, patience, cooldown, eps
         self.threshold, self.threshold_mode = threshold, threshold_mode
         self.default_min_lr = None if isinstance(min_lr, list | tuple) else min_lr
-        self.min_lrs = numbers_for_groups("ReduceLROnPlateau", "min_lr", min_lr, optimizer.param_groups)
-        super().__init__(optimizer)
-
-    def _begin(self) -> None:
-        self.last_epoch = 0
-        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+        self.min_lrs = numbers_for_groups("ReduceLROnPlateau", "min_lr", min_lr, an_optimizer(optimizer).param_groups)
+        self.mode_worse = math.inf if mode == "min" else -math.inf
+        self.optimizer, self.last_epoch = optimizer, 0
+        self._last_lr = [group["lr"] for group in optimizer.param_groups]
         self._reset()
 
     def _reset(self) -> None:
         """Forget the best value, and count from 0."""
-        self.best = math.inf if self.mode == "min" else -math.inf
+        self.best = self.mode_worse
         self.cooldown_counter = self.num_bad_epochs = 0
 
     def step(self, metrics: Any, epoch: int | None = None) -> None:  # type: ignore[override]  # as in PyTorch
         """Note the value of the quantity after a step, and lower the learning rates if it has not improved for long."""
         value = float(metrics)
+        if epoch is not None:
+            self.warn_of_epoch()
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         if self._is_better(value, self.best):
             self.best, self.num_bad_epochs = value, 0
@@ -63,9 +63,14 @@ class ReduceLROnPlateau(LRScheduler):
 
     def _reduce(self) -> None:
         groups = self.optimizer.param_groups
-        # Groups may have been added since.
-        lowest = [*self.min_lrs, *[self.default_min_lr or 0.0] * (len(groups) - len(self.min_lrs))]
-        for group, min_lr in zip(groups, lowest, strict=True):
+        if len(groups) != len(self.min_lrs):  # some were added since
+            if self.default_min_lr is None:
+                raise GraphError(
+                    f"ReduceLROnPlateau: The number of param groups in the `optimizer` ({len(groups)}) differs from "
+                    f"when `ReduceLROnPlateau` was initialized ({len(self.min_lrs)}); extend its min_lrs"
+                )
+            self.min_lrs = [self.default_min_lr] * len(groups)
+        for group, min_lr in zip(groups, self.min_lrs, strict=True):
             reduced = max(group["lr"] * self.factor, min_lr)
             if group["lr"] - reduced > self.eps:
                 group["lr"] = reduced

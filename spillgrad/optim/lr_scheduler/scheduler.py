@@ -2,17 +2,18 @@
 
 import types
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from spillgrad.errors import ArgumentError, MissingOptionError, OperandError, StateDictError
 from spillgrad.optim.optimizer import Group, Optimizer
 
-__all__ = ["LRScheduler"]
+__all__ = ["LRScheduler", "_LRScheduler"]
 
 _T = TypeVar("_T")
 
-# Entries of PyTorch's state dicts that position no schedule.
+# Entries that position no schedule, and that a state dict may lack or have.
 _BOOKKEEPING = {"_get_lr_called_within_step", "_is_initial", "verbose"}
 
 
@@ -26,11 +27,14 @@ class LRScheduler:
     Raises OperandError for what is no optimizer, MissingOptionError for groups without "initial_lr".
     """
 
-    # Whether a schedule that goes on from `last_epoch` begins with the present rate, as these do in PyTorch.
+    # Whether a schedule begins with the present rate even if it goes on from `last_epoch`, as these do in PyTorch.
     _keeps_present_rate = False
+    # Schedules of one's own may read these, as in PyTorch.
+    _is_initial = False  # whether this is the step of the constructor
+    _get_lr_called_within_step = False
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
-        self.optimizer = _an_optimizer(optimizer)
+        self.optimizer = an_optimizer(optimizer)
         for index, group in enumerate(optimizer.param_groups):
             if last_epoch == -1:
                 group.setdefault("initial_lr", group["lr"])
@@ -43,12 +47,16 @@ class LRScheduler:
         self.base_lrs: list[float] = [group["initial_lr"] for group in optimizer.param_groups]
         self.last_epoch = last_epoch
         self._last_lr: list[float] = []
-        self._begin()
+        self._initial_step()
 
-    def _begin(self) -> None:
-        """Set the first learning rates."""
+    def _initial_step(self) -> None:
+        """Begin to count, and set the first learning rates."""
         self._step_count = 0
-        self._advance()
+        self._is_initial = True
+        try:
+            self.step()
+        finally:
+            self._is_initial = False
 
     def next_rate(self, lr: float, base_lr: float) -> float:
         """Return the learning rate at step `last_epoch` of a group whose present rate is `lr`."""
@@ -56,10 +64,20 @@ class LRScheduler:
 
     def get_lr(self) -> list[float]:
         """Return the learning rate of each group at step `last_epoch`; users call `get_last_lr()`."""
+        self._warn_unless_in_step()
         present = [group["lr"] for group in self.optimizer.param_groups]
-        if self._keeps_present_rate and self._step_count == 1 and self.last_epoch > 0:
+        if self._keeps_present_rate and self._is_initial and self.last_epoch != 0:
             return present
         return [self.next_rate(lr, base_lr) for lr, base_lr in zip(present, self.base_lrs, strict=True)]
+
+    def _warn_unless_in_step(self) -> None:
+        """Warn where `get_lr` is called by a user."""
+        if not self._get_lr_called_within_step:
+            warnings.warn(
+                "To get the last learning rate computed by the scheduler, please use `get_last_lr()`.",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def step(self, epoch: int | None = None) -> None:
         """Count a step and set the learning rates. PyTorch has deprecated `epoch`, which names the step to go to."""
@@ -72,23 +90,35 @@ class LRScheduler:
                 stacklevel=2,
             )
         if epoch is not None:
-            warnings.warn(
-                "The epoch parameter in `scheduler.step()` was not necessary and is being deprecated where possible. "
-                "Please use `scheduler.step()` to step the scheduler.",
-                UserWarning,
-                stacklevel=2,
-            )
-        self._advance(epoch)
+            self.warn_of_epoch()
+        self._step_count += 1
+        self._update_lr(epoch)
 
-    def _advance(self, epoch: int | None = None) -> None:
-        """Do a step, or go to step `epoch`, and set the learning rates."""
+    def warn_of_epoch(self) -> None:
+        """Warn the caller of `step` that its argument `epoch` is deprecated."""
+        warnings.warn(
+            "The epoch parameter in `scheduler.step()` was not necessary and is being deprecated where possible. "
+            "Please use `scheduler.step()` to step the scheduler.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+    def _update_lr(self, epoch: int | None = None) -> None:
+        """Go to the next step, or to step `epoch`, and set the learning rates."""
         for group in self.optimizer.param_groups[len(self.base_lrs) :]:  # groups added since
             group.setdefault("initial_lr", group["lr"])
             self.base_lrs.append(group["initial_lr"])
-        self._step_count += 1
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         closed_form = None if epoch is None else getattr(self, "_get_closed_form_lr", None)
-        self._set(self.get_lr() if closed_form is None else closed_form())
+        self._set(self._rates() if closed_form is None else closed_form())
+
+    def _rates(self) -> Sequence[float]:
+        """Return what `get_lr` returns, without its warning."""
+        self._get_lr_called_within_step = True
+        try:
+            return self.get_lr()
+        finally:
+            self._get_lr_called_within_step = False
 
     def _set(self, rates: Sequence[float]) -> None:
         """Set the groups' learning rates."""
@@ -107,28 +137,35 @@ class LRScheduler:
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise StateDictError when the state is of another schedule."""
         own, given = self.state_dict(), state_dict.keys() - _BOOKKEEPING
+        wanted = own.keys() - _BOOKKEEPING
         lists_fit = all(
             isinstance(state_dict[key], list | tuple) and len(state_dict[key]) == len(value)
             for key, value in own.items()
             if key in given and isinstance(value, list) and value
         )
-        if own.keys() != given or not lists_fit:
+        if wanted != given or not lists_fit:
             raise StateDictError(
-                f"{type(self).__name__}.load_state_dict: got {sorted(given)}, wanted {sorted(own)} of "
-                f"{len(self.base_lrs)} groups; give the state of the same schedule"
+                f"{type(self).__name__}.load_state_dict: got {sorted(given)}, wanted {sorted(wanted)} of "
+                f"{len(self.optimizer.param_groups)} groups; give the state of the same schedule"
             )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state that `state_dict` returned. The optimizer's state has the learning rates: load it, too.
+        """Continue from a state that `state_dict` returned, here or in PyTorch.
 
+        The optimizer's state has the learning rates: load it, too.
         Raises StateDictError when the state is of another schedule.
         """
         self.check_state_dict(state_dict)
-        for key in self.state_dict():
+        for key in self.state_dict().keys() & state_dict.keys():
             setattr(self, key, _restored(getattr(self, key), state_dict[key]))
 
 
-def _an_optimizer(optimizer: Optimizer) -> Optimizer:
+class _LRScheduler(LRScheduler):
+    """PyTorch's old name of `LRScheduler`."""
+
+
+def an_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return an optimizer. Raises OperandError for any other object."""
     if not isinstance(optimizer, Optimizer):
         raise OperandError(f"schedule: {type(optimizer).__name__} is not an Optimizer; give one of sg.optim")
     return optimizer
@@ -139,8 +176,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, LRScheduler):
         return value.state_dict()
     if callable(value):
-        return None if isinstance(value, types.FunctionType | types.BuiltinFunctionType) else dict(vars(value))
+        return _attributes(value)
     return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _attributes(function: Any) -> dict[str, Any] | None:
+    """Return the attributes of an object that is called as a function, those in slots too; None of any function."""
+    if isinstance(function, types.FunctionType | types.BuiltinFunctionType | type):
+        return None
+    state = object.__getstate__(function)  # type: ignore[attr-defined]  # a dict, or one and another of slots, or None
+    parts = state if isinstance(state, tuple) else (state,)
+    return {name: value for part in parts if part for name, value in part.items()}
 
 
 def _restored(present: Any, state: Any) -> Any:
@@ -148,7 +194,10 @@ def _restored(present: Any, state: Any) -> Any:
     if isinstance(present, LRScheduler):
         present.load_state_dict(state)
     elif callable(present):
-        vars(present).update(state or {})
+        for name, value in (state or {}).items():
+            setattr(present, name, value)
+    elif isinstance(present, Counter):  # JSON has texts as keys; a list names each as often as it counts
+        return Counter({int(key): count for key, count in Counter(state).items()})
     elif isinstance(present, list) and present and len(present) == len(state):
         return [_restored(*pair) for pair in zip(present, state, strict=True)]
     else:

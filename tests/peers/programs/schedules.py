@@ -1,5 +1,6 @@
 """Schedules of the learning rate: their rates, momentums, states, warnings and errors."""
 
+import functools
 import json
 import math
 import warnings
@@ -285,3 +286,164 @@ def what_makes_no_sense(torch, note):
     _step(optimizer, schedule)
     _step(optimizer, schedule)
     note.error("beyond the end", lambda: _step(optimizer, schedule), "Tried to step 3 times")
+
+
+def _nested(S, o):
+    def warm():
+        return S.SequentialLR(o, [S.LinearLR(o, 0.1, 1.0, 3), S.ExponentialLR(o, 0.9)], milestones=[3])
+
+    def both():
+        return S.ChainedScheduler([S.ConstantLR(o, 0.1, total_iters=2), S.ExponentialLR(o, 0.9)], optimizer=o)
+
+    return {
+        "a sequence first": lambda: S.SequentialLR(o, [warm(), S.CosineAnnealingLR(o, 5)], milestones=[6]),
+        "a sequence of a sequence": lambda: S.SequentialLR(
+            o, [S.SequentialLR(o, [warm(), S.StepLR(o, 2)], milestones=[5]), S.CosineAnnealingLR(o, 5)], milestones=[9]
+        ),
+        "a chain first": lambda: S.SequentialLR(o, [both(), S.StepLR(o, 2)], milestones=[4]),
+        "a chain of a sequence": lambda: S.ChainedScheduler([warm(), S.StepLR(o, 4, 0.5)]),
+        "a chain of a chain": lambda: S.ChainedScheduler([both(), S.PolynomialLR(o, 6)]),
+        "restarts in a sequence": lambda: S.SequentialLR(
+            o, [S.LinearLR(o, 0.2, 1.0, 2), S.CosineAnnealingWarmRestarts(o, 3)], milestones=[2]
+        ),
+        "a cycle in a sequence": lambda: S.SequentialLR(
+            o, [S.CosineAnnealingWarmRestarts(o, 3), S.CyclicLR(o, 0.1, 0.4, 3)], milestones=[5]
+        ),
+        "a milestone at the beginning": lambda: S.SequentialLR(
+            o, [S.LinearLR(o, 0.2, 1.0, 2), S.ExponentialLR(o, 0.9)], milestones=[0]
+        ),
+        "a polynomial after a chain": lambda: S.SequentialLR(
+            o, [S.ChainedScheduler([S.PolynomialLR(o, 4), S.CosineAnnealingLR(o, 4)]), S.MultiplicativeLR(o, _half)],
+            milestones=[3],
+        ),
+    }  # fmt: skip
+
+
+def _half(step):
+    return 0.5
+
+
+def nested_schedules(torch, note):
+    scheduler = torch.optim.lr_scheduler
+    for name in _nested(scheduler, _optimizer(torch)):
+        optimizer = _optimizer(torch)
+        schedule = _nested(scheduler, optimizer)[name]()
+        for step in range(_STEPS):
+            note(f"{name} {step}", [group["lr"] for group in optimizer.param_groups], list(schedule.get_last_lr()))
+            _step(optimizer, schedule)
+
+
+def states_of_nested_schedules(torch, note):
+    scheduler = torch.optim.lr_scheduler
+    for name in _nested(scheduler, _optimizer(torch)):
+        optimizer, other = _optimizer(torch), _optimizer(torch)
+        schedule, resumed = _nested(scheduler, optimizer)[name](), _nested(scheduler, other)[name]()
+        for _ in range(5):
+            _step(optimizer, schedule)
+        other.load_state_dict(optimizer.state_dict())
+        resumed.load_state_dict(schedule.state_dict())
+        for step in range(6):
+            _step(optimizer, schedule)
+            _step(other, resumed)
+            note(f"{name} {step}", *[[group["lr"] for group in each.param_groups] for each in (optimizer, other)])
+
+
+def _plain_state(value):
+    """Return a state as JSON keeps it, without the attributes of objects."""
+    if isinstance(value, dict):
+        return {str(key): _plain_state(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_state(part) for part in value]
+    return value
+
+
+def state_dicts(torch, note):
+    scheduler, swa = torch.optim.lr_scheduler, torch.optim.swa_utils
+    factories = dict(_FACTORIES)
+    factories["SWALR"] = lambda S, o: swa.SWALR(o, [0.05, 0.9], anneal_epochs=4, anneal_strategy="linear")
+    for name, make in factories.items():
+        optimizer = _optimizer(torch)
+        schedule = make(scheduler, optimizer)
+        for _ in range(6):
+            _step(optimizer, schedule)
+        state = _plain_state(schedule.state_dict())
+        note(f"{name} keys", sorted(state))
+        note(f"{name} state", state, [group["lr"] for group in optimizer.param_groups])
+        for step in range(4):
+            _step(optimizer, schedule)
+            note(f"{name} {step}", [group["lr"] for group in optimizer.param_groups])
+    optimizer = _optimizer(torch)
+    schedule = scheduler.ReduceLROnPlateau(optimizer, "max", patience=1)
+    for value in (1.0, 2.0, 2.0):
+        schedule.step(value)
+    state = _plain_state(schedule.state_dict())
+    note("ReduceLROnPlateau keys", sorted(state))
+    note("ReduceLROnPlateau state", state, [group["lr"] for group in optimizer.param_groups])
+    for step, value in enumerate((2.0, 2.0, 2.0, 5.0)):
+        schedule.step(value)
+        note(f"ReduceLROnPlateau {step}", [group["lr"] for group in optimizer.param_groups])
+
+
+def options_in_groups(torch, note):
+    for name, make in _FACTORIES.items():
+        optimizer = _optimizer(torch)
+        make(torch.optim.lr_scheduler, optimizer)
+        note(name, sorted(optimizer.param_groups[0].keys() - {"foreach", "fused", "differentiable", "capturable"}))
+    optimizer = _optimizer(torch)
+    torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    note("ReduceLROnPlateau", "initial_lr" in optimizer.param_groups[0])
+
+
+def functions_of_every_kind(torch, note):
+    def share(scale, step):
+        return scale / (1 + step)
+
+    for name, function in (
+        ("partial", functools.partial(share, 2.0)), ("method", _Warmup(3).__call__), ("class", float),
+    ):  # fmt: skip
+        optimizer = _optimizer(torch)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, function)
+        for step in range(3):
+            note(f"{name} {step}", list(schedule.get_last_lr()))
+            _step(optimizer, schedule)
+
+
+def asking_for_rates(torch, note):
+    optimizer = _optimizer(torch)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    _step(optimizer, schedule)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        note("get_lr", list(schedule.get_lr()), [[w.category.__name__, str(w.message)] for w in caught])
+
+
+def schedules_in_the_old_style(torch, note):
+    class Warmup(torch.optim.lr_scheduler._LRScheduler):
+        def __init__(self, optimizer, steps, after=None, last_epoch=-1):
+            self.steps, self.after, self.seen = steps, after, []
+            super().__init__(optimizer, last_epoch)
+
+        def get_lr(self):
+            self.seen.append([self._get_lr_called_within_step, self.last_epoch])
+            if self.last_epoch > self.steps and self.after:
+                self.after.base_lrs = list(self.base_lrs)
+                return self.after.get_last_lr()
+            return [base * min(1.0, (self.last_epoch + 1) / self.steps) for base in self.base_lrs]
+
+        def step(self, epoch=None):
+            if self.after and self.last_epoch >= self.steps:
+                self.after.step()
+            super().step(epoch)
+
+    optimizer = _optimizer(torch)
+    after = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
+    schedule = Warmup(optimizer, 3, after)
+    for step in range(8):
+        note(f"step {step}", list(schedule.get_last_lr()), schedule.last_epoch)
+        _step(optimizer, schedule)
+    note("seen", schedule.seen)
+    optimizer = _optimizer(torch)
+    chosen = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.1, 0.4, 3, mode="triangular2", scale_mode="iterations")
+    for step in range(9):
+        note(f"the mode decides {step}", list(chosen.get_last_lr()), chosen.scale_mode)
+        _step(optimizer, chosen)
