@@ -11,6 +11,8 @@ from spillgrad import nn, optim
 from spillgrad.errors import ArgumentError, GraphError, ShapeError, StateDictError
 from spillgrad.optim import SGD, Adam, AdamW, Lion, Optimizer
 from spillgrad.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from tests.peers import record
+from tests.peers.programs import optimizers
 
 STEPS = 5
 RANDOM = np.random.default_rng(0)
@@ -416,3 +418,18 @@ def test_copies_of_an_optimizer_have_no_hooks():
     pickle.loads(pickle.dumps(optimizer)).step()
     copy.deepcopy(optimizer).step()
     assert seen == []
+
+
+def test_the_state_of_pytorchs_lbfgs_goes_on_here():
+    recorded = dict(record.stored("torch")["optimizers.states_of_lbfgs"])
+    (entries,) = recorded["state"]
+    x = nn.Parameter(sg.tensor(recorded["x"][0]["values"], dtype="float64"))
+    optimizer = sg.optim.LBFGS([x], lr=0.3, history_size=3, max_iter=4)
+    state = optimizer.state_dict()
+    entries = {key: optimizers._as_tensors(sg, value) for key, value in entries.items()}
+    entries["ro"] = [sg.tensor(value, dtype="float64") for value in entries["ro"]]  # as PyTorch has them
+    entries["H_diag"] = sg.tensor(entries["H_diag"], dtype="float64")
+    state["state"] = {0: {**entries, "al": [None, *entries["ro"]]}}
+    optimizer.load_state_dict(state)
+    loss = optimizers._minimise(sg, x, optimizer)
+    assert [loss, *x.tolist()] == pytest.approx([*recorded["loss"], *recorded["next"][0]["values"]], rel=1e-6)

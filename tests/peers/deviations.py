@@ -5,6 +5,7 @@ _FUSED = "one kernel computes it, and saves what its backward needs"
 _LESS = "what no gradient needs is not saved"
 _COMPOSED = "it is composed of operations with gradients of their own"
 _RIGHT = "the gradient is right, so that there is nothing to refuse"
+_ASSERTED = "what users give wrong is a ValueError, not an AssertionError"
 _VIEW = "a change of a view keeps the view's own graph, which leads to the same gradients"
 
 # Program -> entry (or "sequence", where other things are noted at all) -> reason.
@@ -100,6 +101,7 @@ TORCH: dict[str, dict[str, str]] = {
         "chunk": _RIGHT,
         "made in no_grad": _RIGHT,
     },
+    "optimizers.averaged_models": {"both": _ASSERTED},
     "grad_mode.inference_tensors": {
         "kind": "tensors made in inference mode are ordinary tensors without graph",
         "saved": "tensors made in inference mode are ordinary tensors without graph",

@@ -1,5 +1,7 @@
 """Optimizers: what they make of a parameter in twenty steps, their states, hooks and errors."""
 
+import copy
+import importlib
 import math
 
 import numpy as np
@@ -201,3 +203,239 @@ def bounds(torch, note):
         "nesterov": make("SGD", lr=0.1, nesterov=True), "nan": make("Adamax", lr=math.nan),
     }.items():  # fmt: skip
         note.error(name, call)
+
+
+def named_parameters(torch, note):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1, bias=False))
+    for kind in ("SGD", "AdamW", "LBFGS"):
+        optimizer = getattr(torch.optim, kind)(model.named_parameters(), lr=0.1)
+        note(f"{kind} groups", len(optimizer.param_groups), optimizer.param_groups[0]["param_names"])
+        note(f"{kind} order", [list(param.shape) for param in optimizer.param_groups[0]["params"]])
+        note(f"{kind} state", optimizer.state_dict()["param_groups"][0]["param_names"])
+    groups = [
+        {"params": list(model[0].named_parameters()), "lr": 0.3}, {"params": list(model[1].named_parameters("second"))},
+    ]  # fmt: skip
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    note("groups", [[group["lr"], group["param_names"]] for group in optimizer.param_groups])
+    state = optimizer.state_dict()
+    for group in state["param_groups"]:
+        group["param_names"] = [f"other.{name}" for name in group["param_names"]]
+    optimizer.load_state_dict(state)
+    note("loaded", [group["param_names"] for group in optimizer.param_groups])
+    for group in state["param_groups"]:
+        del group["param_names"]
+    optimizer.load_state_dict(state)
+    note("kept", [group["param_names"] for group in optimizer.param_groups])
+    mixed = [("a", _parameter(torch)), _parameter(torch)]
+    note.error("some names", lambda: torch.optim.SGD(mixed, lr=0.1), "with/without names. Some param names are missing")
+    nameless = {"params": [_parameter(torch)]}
+    note.error("no names", lambda: optimizer.add_param_group(nameless), "cannot add param group without names to the")
+    nameless = torch.optim.SGD([_parameter(torch)], lr=0.1)
+    named = {"params": [("a", _parameter(torch))]}
+    note.error("names", lambda: nameless.add_param_group(named), "cannot add param group with names to the optimizer")
+
+
+def what_is_no_parameter(torch, note):
+    one = _parameter(torch)
+    optimizer = torch.optim.SGD([one], lr=0.1)
+    for name, call, phrase in (
+        ("a tensor", lambda: torch.optim.SGD(one), "params argument given to the optimizer should be an iterable of"),
+        ("a tensor to Adam", lambda: torch.optim.Adam(one), "Tensors or dicts, but got"),
+        (
+            "a group that is a tensor",
+            lambda: optimizer.add_param_group(one),
+            "param_group must be a dict, but got",
+        ),
+        ("a group that is a list", lambda: optimizer.add_param_group([one]), "param_group must be a dict, but got"),
+        ("a set", lambda: torch.optim.SGD([{"params": {one}}]), "need to be organized in ordered collections"),
+        ("nothing", lambda: torch.optim.SGD([]), "optimizer got an empty parameter list"),
+        ("a number", lambda: torch.optim.SGD([1.0]), "optimizer can only optimize Tensors, but one of the params is"),
+        ("a result", lambda: torch.optim.SGD([one * 2]), "can't optimize a non-leaf Tensor"),
+        (
+            "a second time",
+            lambda: optimizer.add_param_group({"params": one}),
+            "in more than one parameter group",
+        ),
+    ):
+        note.error(name, call, phrase)
+    kept = one * 2
+    kept.retain_grad()
+    note("a result with its gradient", len(torch.optim.SGD([kept], lr=0.1).param_groups))
+    group = {"params": _parameter(torch), "lr": 0.5}
+    optimizer.add_param_group(group)
+    note(
+        "the group is the one given",
+        optimizer.param_groups[1] is group,
+        sorted(group.keys() & {"momentum", "nesterov"}),
+    )
+
+
+def adam_and_adamw_load_each_others_states(torch, note):
+    for kind, other in (("Adam", "AdamW"), ("AdamW", "Adam")):
+        _, optimizer = _run(torch, kind, {"lr": 0.1, "weight_decay": 0.3}, 5)
+        parameter = _parameter(torch)
+        resumed = getattr(torch.optim, other)([parameter], lr=0.5)
+        resumed.load_state_dict(optimizer.state_dict())
+        note(f"{kind} to {other}", resumed.param_groups[0]["decoupled_weight_decay"], resumed.param_groups[0]["lr"])
+        for gradient in _gradients()[5:9]:
+            parameter.grad = torch.tensor(gradient)
+            resumed.step()
+        note(f"{kind} to {other} after", parameter)
+
+
+def optimizers_in_pytorchs_way(torch, note):
+    class Lamb(torch.optim.Optimizer):
+        def __init__(self, params, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01):
+            if lr < 0.0:
+                raise ValueError(f"Invalid learning rate: {lr}")
+            super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
+
+        def __setstate__(self, state):
+            super().__setstate__(state)
+            for group in self.param_groups:
+                group.setdefault("trust", True)
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is None:
+                        continue
+                    grad, state = p.grad, self.state[p]
+                    if len(state) == 0:
+                        state["step"] = 0
+                        state["exp_avg"] = torch.zeros_like(p)
+                        state["exp_avg_sq"] = torch.zeros_like(p)
+                        state["rows"] = torch.zeros(p.shape[0], dtype=p.dtype)
+                    state["step"] += 1
+                    beta1, beta2 = group["betas"]
+                    state["exp_avg"].mul_(beta1).add_(grad, alpha=1 - beta1)
+                    state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+                    state["rows"].add_(grad.abs().sum(1))
+                    update = state["exp_avg"] / state["exp_avg_sq"].sqrt().add_(1e-6)
+                    update.add_(p, alpha=group["weight_decay"])
+                    ratio = p.norm() / update.norm() if group.get("trust", True) else 1.0
+                    p.add_(update * -group["lr"] * ratio)
+            return loss
+
+    parameter = _parameter(torch)
+    optimizer = Lamb([{"params": [parameter]}], lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for gradient in _gradients()[:5]:
+        parameter.grad = torch.tensor(gradient)
+        optimizer.step()
+        schedule.step()
+    note("five steps", parameter, optimizer.param_groups[0]["lr"], sorted(optimizer.state[parameter]))
+    other = torch.nn.Parameter(parameter.detach().clone())
+    resumed = Lamb([other])
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    note("groups", sorted(resumed.param_groups[0]))
+    for gradient in _gradients()[5:9]:
+        for each, by in ((parameter, optimizer), (other, resumed)):
+            each.grad = torch.tensor(gradient)
+            by.step()
+    note("resumed", parameter, other, resumed.state[other]["rows"])
+    note("closure", resumed.step(lambda: 3.5))
+    note.error("negative", lambda: Lamb([other], lr=-1.0), "Invalid learning rate")
+
+
+def required_options(torch, note):
+    required = importlib.import_module(f"{torch.__name__}.optim.optimizer").required
+
+    class Own(torch.optim.Optimizer):
+        def __init__(self, params, lr=required):
+            super().__init__(params, {"lr": lr})
+
+    note("given", Own([{"params": [_parameter(torch)], "lr": 0.5}]).param_groups[0]["lr"])
+    note.error("missing", lambda: Own([_parameter(torch)]), "value of required optimization parameter lr")
+
+
+def averaged_models(torch, note):
+    swa = torch.optim.swa_utils
+
+    def model():
+        return torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.BatchNorm1d(2)).to(torch.float64)
+
+    def fill(model, value):
+        for number, tensor in enumerate([*model.parameters(), *model.buffers()]):
+            tensor.data.copy_(torch.full(list(tensor.shape), value + number, dtype=tensor.dtype))
+
+    for name, options in {
+        "swa": {}, "swa of buffers": {"use_buffers": True}, "ema": {"avg_fn": swa.get_ema_avg_fn(0.9)},
+        "multi ema": {"multi_avg_fn": swa.get_ema_multi_avg_fn(0.8)},
+        "multi": {"multi_avg_fn": swa.get_swa_multi_avg_fn()},
+        "own": {"avg_fn": lambda averaged, current, count: averaged + current * count},
+        "ema of buffers": {"multi_avg_fn": swa.get_ema_multi_avg_fn(0.5), "use_buffers": True},
+    }.items():  # fmt: skip
+        trained = model()
+        averaged = swa.AveragedModel(trained, **options)
+        for step in range(3):
+            fill(trained, float(step * step))
+            averaged.update_parameters(trained)
+            note(f"{name} {step}", *averaged.module.parameters(), averaged.n_averaged.item())
+        note(f"{name} buffers", *averaged.module.buffers())
+        note(f"{name} state", sorted(averaged.state_dict()))
+        averaged.eval()
+        note(f"{name} forward", averaged(torch.ones(2, 2, dtype=torch.float64)))
+    note.error("decay", lambda: swa.get_ema_avg_fn(1.5), "Invalid decay value 1.5 provided")
+    note.error("multi decay", lambda: swa.get_ema_multi_avg_fn(-1.0), "Invalid decay value -1.0 provided")
+    both = {"avg_fn": swa.get_swa_avg_fn(), "multi_avg_fn": swa.get_swa_multi_avg_fn()}
+    note.error("both", lambda: swa.AveragedModel(model(), **both), "Only one of avg_fn and multi_avg_fn")
+
+
+def statistics_of_batches_anew(torch, note):
+    swa = torch.optim.swa_utils
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.0)).to(torch.float64)
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.copy_(
+                torch.arange(parameter.numel(), dtype=torch.float64).reshape(parameter.shape) * 0.3 + number
+            )
+    model.eval()
+    batches = [torch.tensor(np.random.default_rng(number).standard_normal((4, 2))) for number in range(3)]
+    swa.update_bn(batches, model)
+    note("tensors", model[1].running_mean, model[1].running_var, model[1].momentum, model.training)
+    swa.update_bn([(batch, 0) for batch in batches[:2]], model)
+    note("pairs", model[1].running_mean, model[1].num_batches_tracked.item())
+    swa.update_bn(batches, torch.nn.Linear(2, 1))
+
+
+def _minimise(torch, x, optimizer):
+    def closure():
+        optimizer.zero_grad()
+        loss = (1 - x[0]) ** 2 + 10 * (x[1] - x[0] ** 2) ** 2
+        loss.backward()
+        return loss
+
+    return optimizer.step(closure).item()
+
+
+def _as_noted(value):
+    """Return a value with lists of tensors as lists of dicts, which `_as_tensors` makes tensors of."""
+    if isinstance(value, list):
+        return [_as_noted(part) for part in value]
+    if hasattr(value, "detach"):
+        return {"elements": value.tolist()} if value.ndim else value.item()
+    return value
+
+
+def _as_tensors(torch, value):
+    if isinstance(value, list):
+        return [_as_tensors(torch, part) for part in value]
+    return torch.tensor(value["elements"], dtype=torch.float64) if isinstance(value, dict) else value
+
+
+def states_of_lbfgs(torch, note):
+    x = torch.nn.Parameter(torch.tensor([-1.5, 2.0], dtype=torch.float64))
+    optimizer = torch.optim.LBFGS([x], lr=0.3, history_size=3, max_iter=4)
+    for _ in range(3):
+        _minimise(torch, x, optimizer)
+    state = copy.deepcopy(optimizer.state_dict()["state"][0])
+    note("x", x)
+    note("state", {name: _as_noted(value) for name, value in state.items() if name != "al"})
+    note("loss", _minimise(torch, x, optimizer))
+    note("next", x)
