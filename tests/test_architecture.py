@@ -19,6 +19,11 @@ FACADE_MODULES = (
     "spillgrad.autograd.variable",
     "spillgrad.nn.modules.module",
     "spillgrad.utils.checkpoint",
+    "spillgrad.utils.data._utils.collate",
+    "spillgrad.utils.data.dataloader",
+    "spillgrad.utils.data.dataset",
+    "spillgrad.utils.data.distributed",
+    "spillgrad.utils.data.sampler",
 )
 DOORS = ("spillgrad.spill", "spillgrad.interop")
 LAYERS_ABOVE_TENSORS = (

@@ -1,5 +1,7 @@
 """Batches of a dataset, in this process or fetched ahead by others."""
 
+import contextlib
+import dataclasses
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,11 +13,15 @@ from spillgrad.data.collate import default_collate, default_convert
 from spillgrad.data.dataset import IterableDataset
 from spillgrad.data.fetching import End, Fetcher, Source
 from spillgrad.data.sampler import BatchSampler, RandomSampler, SequentialSampler
-from spillgrad.errors import ArgumentError
+from spillgrad.errors import ArgumentError, StateDictError
 from spillgrad.generator import Generator, GeneratorState, default_generator
 
 if TYPE_CHECKING:
     from spillgrad.data.workers import Workers
+
+
+# Attributes that cannot be set later, as others follow from them.
+_FIXED = {"batch_size", "batch_sampler", "drop_last", "dataset", "persistent_workers", "sampler"}
 
 
 class DataLoader:
@@ -26,12 +32,15 @@ class DataLoader:
     `sampler` (indices) or of `batch_sampler` (lists of indices). `batch_size=None` yields samples. `num_workers`
     processes fetch `prefetch_factor` batches each ahead.
 
-    A pass is a function of its seed: samplers that draw from the default generator, and workers, draw from the pass's
-    seed. That is drawn from `generator` (by default the default one); with `seed`, it follows from (seed, epoch).
-    `epoch` counts the passes begun, and may be set. `state_dict` says where the latest pass stands, to resume there.
-    `pin_memory` and `in_order` are accepted for PyTorch's programs: batches always come in order, in pageable memory.
+    A pass is a function of its seed: samplers and iterable datasets that draw from the default generator, and workers,
+    draw from the pass's seed. That is drawn from `generator` (by default the default one); with `seed`, it follows from
+    (seed, epoch). `epoch` counts the passes begun, and may be set. Several passes may go on at once.
+    `state_dict` says where the latest pass stands, to resume there; it has the state of `generator`, and of samplers'
+    attribute `generator`. `pin_memory` and `in_order` are accepted for PyTorch's programs: batches always come in
+    order, in pageable memory.
 
-    Raises ArgumentError for options that exclude each other; iteration raises WorkerError if a worker dies.
+    Raises ArgumentError for options that exclude each other; iteration raises WorkerError if a worker dies, and what a
+    worker raised, with its traceback in the message.
     """
 
     def __init__(
@@ -60,6 +69,10 @@ class DataLoader:
             raise ArgumentError("DataLoader: persistent_workers option needs num_workers > 0")
         if prefetch_factor is not None and prefetch_factor < 1:
             raise ArgumentError(f"DataLoader: got prefetch_factor {prefetch_factor}; at least 1 batch is needed")
+        if multiprocessing_context is not None:
+            from spillgrad.data.workers import check_context
+
+            check_context(num_workers, multiprocessing_context)
         self.dataset = dataset
         if batch_sampler is not None:
             batch_size, drop_last = None, False
@@ -79,8 +92,17 @@ class DataLoader:
         self.generator, self.seed = generator, seed
         self.epoch = 0
         self._workers: Workers | None = None  # those that stay between passes
+        self._workers_are_busy = False
         self._next: tuple[int | None, int] = (None, 0)  # the seed and the first batch of the next pass
-        self._latest: tuple[int | None, int] | None = None  # the seed and batches taken of a pass that has not ended
+        self._latest: _Pass | None = None  # the pass that gave the last batch, and has not ended
+        self._is_set_up = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and vars(self).get("_is_set_up"):
+            raise ArgumentError(
+                f"{name} attribute should not be set after {type(self).__name__} is initialized; make a new one"
+            )
+        super().__setattr__(name, value)
 
     def _check_order(
         self, batch_size: int | None, shuffle: bool | None, sampler: Any, batch_sampler: Any, drop_last: bool
@@ -118,9 +140,9 @@ class DataLoader:
         (seed, first), self._next = self._next, (None, 0)
         if seed is None:
             seed = self._new_seed()
+        self._latest = _Pass(seed, self.epoch, first)
         self.epoch += 1
-        self._latest = (seed, first)
-        return self._batches(seed, first)
+        return self._batches(self._latest)
 
     def _new_seed(self) -> int:
         """Return the seed of the next pass."""
@@ -131,41 +153,60 @@ class DataLoader:
             entropy = [self.seed % 2**64, self.epoch]
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
-    def _batches(self, seed: int, first: int) -> Iterator[Any]:
-        requests = self._requests(seed)
+    def _batches(self, this: "_Pass") -> Iterator[Any]:
+        requests, seed, first = self._requests(this), this.seed, this.taken
         # Workers' random numbers go on from batch to batch, so they fetch those before the first one, too.
         to_skip = first if self.num_workers or self._is_iterable else 0
         if not to_skip:
             requests = itertools.islice(requests, first, None)
-        fetched = self._fetched_by_workers(requests, seed) if self.num_workers else self._fetched_here(requests)
-        for number, batch in enumerate(itertools.islice(fetched, to_skip, None), first + 1):
-            self._latest = (seed, number)
+        fetched = self._fetched_by_workers(requests, seed) if self.num_workers else self._fetched_here(requests, seed)
+        for batch in itertools.islice(fetched, to_skip, None):
+            this.taken += 1
+            self._latest = this
             yield batch
-        self._latest = None
+        if self._latest is this:
+            self._latest = None
 
-    def _requests(self, seed: int) -> Iterator[Any]:
+    def _requests(self, this: "_Pass") -> Iterator[Any]:
         """Yield what to fetch; samplers that draw from the default generator draw from the pass's seed."""
         if self._is_iterable:
             yield from itertools.repeat(self.batch_size or 1)  # without end: the dataset's end ends the pass
+        this.generators = self._generator_states()
         sampler: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
-        order, state = None, GeneratorState(seed, 0)
+        order, stream = None, _Stream(this.seed)
         while True:
-            with default_generator.replay(state):
+            with stream.drawn_from():
                 order = iter(sampler) if order is None else order
                 request = next(order, End)
-                state = default_generator.get_state()
             if request is End:
                 return
             yield request
+
+    def _generators(self) -> list[Generator]:
+        """Return the generators that passes draw from, except the default one."""
+        samplers = (self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.sampler)
+        found = [self.generator, *[getattr(sampler, "generator", None) for sampler in samplers]]
+        return list({id(each): each for each in found if isinstance(each, Generator)}.values())
+
+    def _generator_states(self) -> list[list[int]]:
+        states = [generator.get_state() for generator in self._generators()]
+        return [[state.seed, state.offset] for state in states]
 
     @property
     def _source(self) -> Source:
         return Source(self.dataset, self.collate_fn, self._batched, self.drop_last)
 
-    def _fetched_here(self, requests: Iterator[Any]) -> Iterator[Any]:
-        fetcher = Fetcher(self._source)
+    def _fetched_here(self, requests: Iterator[Any], seed: int) -> Iterator[Any]:
+        if not self._is_iterable:
+            fetcher = Fetcher(self._source)
+            yield from map(fetcher.fetch, requests)
+            return
+        stream = _Stream(seed)  # so that a resumed pass, which fetches from its beginning, draws the same
+        with stream.drawn_from():
+            fetcher = Fetcher(self._source)
         for request in requests:
-            batch = fetcher.fetch(request)
+            with stream.drawn_from():
+                batch = fetcher.fetch(request)
             if isinstance(batch, End):
                 return
             yield batch
@@ -174,35 +215,44 @@ class DataLoader:
         from spillgrad.data.workers import Workers
 
         assert self.prefetch_factor is not None
-        workers = self._workers
+        stay = self.persistent_workers and not self._workers_are_busy  # another pass needs workers of its own
+        workers = self._workers if stay else None
         if workers is None:
             init, context = self.worker_init_fn, self.multiprocessing_context
-            workers = Workers(self._source, self.num_workers, seed, init, context, self.timeout)
-            if self.persistent_workers:
+            workers = Workers(self._source, self.num_workers, init, context, self.timeout)
+            if stay:
                 self._workers = workers
                 weakref.finalize(self, workers.close)
+        if stay:
+            self._workers_are_busy = True
         try:
             yield from workers.batches(requests, seed, self.prefetch_factor)
         except BaseException as error:
             if not isinstance(error, GeneratorExit):  # the pass failed: what workers do now is of no use
-                self._workers = None
+                if stay:
+                    self._workers = None
                 workers.close(kill=True)
             raise
         finally:
+            if stay:
+                self._workers_are_busy = False
             if self._workers is not workers:
                 workers.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for copies and pickles, which start workers of their own."""
-        return {**vars(self), "_workers": None}
+        return {**vars(self), "_workers": None, "_workers_are_busy": False}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the next batch: in the latest pass, or at the start of another if that has ended."""
-        if self._latest is None or self._has_ended(self._latest[1]):
+        latest, generators = self._latest, self._generator_states()
+        if latest is None or self._has_ended(latest.taken):
             seed, batch = self._next
-            return {"epoch": self.epoch, "batch": batch, "seed": seed}
-        seed, batch = self._latest
-        return {"epoch": self.epoch - 1, "batch": batch, "seed": seed}
+            state: dict[str, Any] = {"epoch": self.epoch, "batch": batch, "seed": seed}
+        else:
+            state = {"epoch": latest.epoch, "batch": latest.taken, "seed": latest.seed}
+            generators = generators if latest.generators is None else latest.generators
+        return {**state, "generators": generators} if generators else state
 
     def _has_ended(self, taken: int) -> bool:
         if self._is_iterable:  # its workers may have more batches between them than its length says
@@ -213,6 +263,44 @@ class DataLoader:
             return False
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the next pass begin at a position that `state_dict` returned; later passes begin at their start."""
+        """Let the next pass begin at a position that `state_dict` returned; later passes begin at their start.
+
+        Generators continue from their states. Raises StateDictError for the state of a loader with more or fewer.
+        """
+        generators, states = self._generators(), state_dict.get("generators", [])
+        if len(generators) != len(states):
+            raise StateDictError(
+                f"DataLoader.load_state_dict: got the state of {len(states)} generators, wanted {len(generators)}; "
+                "give the state of the same loader"
+            )
+        states = [GeneratorState(int(seed) % 2**64, int(offset)) for seed, offset in states]
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
         self.epoch, self._latest = state_dict["epoch"], None
         self._next = (state_dict["seed"], state_dict["batch"])
+
+
+@dataclasses.dataclass
+class _Pass:
+    """A pass: its seed, the epochs before it, the batches taken, and its generators' states as it began to draw."""
+
+    seed: int
+    epoch: int
+    taken: int
+    generators: list[list[int]] | None = None
+
+
+class _Stream:
+    """Random numbers of a seed, from which code that draws from the default generator draws."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = GeneratorState(seed, 0)
+
+    @contextlib.contextmanager
+    def drawn_from(self) -> Iterator[None]:
+        """Context manager: this thread draws from the stream, where it ended last."""
+        with default_generator.replay(self._state):
+            try:
+                yield
+            finally:
+                self._state = default_generator.get_state()

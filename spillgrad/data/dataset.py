@@ -3,6 +3,7 @@
 import bisect
 import itertools
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -76,9 +77,12 @@ class StackDataset(Dataset[Any]):
     """Samples are tuples, or with names dicts, of one sample of each dataset."""
 
     def __init__(self, *datasets: Samples, **named: Samples) -> None:
-        if bool(datasets) == bool(named):
+        if not datasets and not named:
+            raise ArgumentError("StackDataset: At least one dataset should be passed")
+        if datasets and named:
             raise ArgumentError(
-                f"StackDataset: got {len(datasets)} datasets and {len(named)} with names; give one or more of one kind"
+                "StackDataset: Supported either tuple- (via args) or dict- (via kwargs) like input/output, but both "
+                f"types are given: {len(datasets)} datasets and {len(named)} with names"
             )
         self.datasets: Any = named or datasets
         lengths = [len(dataset) for dataset in (named.values() if named else datasets)]
@@ -93,6 +97,27 @@ class StackDataset(Dataset[Any]):
         if isinstance(self.datasets, dict):
             return {name: dataset[index] for name, dataset in self.datasets.items()}
         return tuple([dataset[index] for dataset in self.datasets])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return several samples."""
+        if isinstance(self.datasets, dict):
+            columns = [_several(dataset, indices) for dataset in self.datasets.values()]
+            return [dict(zip(self.datasets, sample, strict=True)) for sample in zip(*columns, strict=True)]
+        return list(zip(*[_several(dataset, indices) for dataset in self.datasets], strict=True))
+
+
+def _several(dataset: Any, indices: Sequence[int]) -> Sequence[Any]:
+    """Return samples of a dataset, at once if it can. Raises ShapeError where it gives more or fewer."""
+    at_once = getattr(dataset, "__getitems__", None)
+    if not callable(at_once):
+        return [dataset[index] for index in indices]
+    found: Sequence[Any] = at_once(indices)
+    if len(found) != len(indices):
+        raise ShapeError(
+            f"{type(dataset).__name__}: Nested dataset's output size mismatch. Expected {len(indices)}, got "
+            f"{len(found)}"
+        )
+    return found
 
 
 class ConcatDataset(Dataset[T_co]):
@@ -110,8 +135,13 @@ class ConcatDataset(Dataset[T_co]):
         return self.cumulative_sizes[-1]
 
     def __getitem__(self, index: int) -> Any:
+        if index < -len(self):
+            raise ArgumentError(
+                f"ConcatDataset: got index {index}; absolute value of index should not exceed dataset length "
+                f"{len(self)}"
+            )
         place = index + len(self) if index < 0 else index
-        if not 0 <= place < len(self):
+        if place >= len(self):
             raise IndexError(f"ConcatDataset: index {index} is out of range for {len(self)} samples")
         number = bisect.bisect_right(self.cumulative_sizes, place)
         return self.datasets[number][place - (self.cumulative_sizes[number - 1] if number else 0)]
@@ -124,17 +154,33 @@ class ChainDataset(IterableDataset[T_co]):
         super().__init__()
         self.datasets = datasets
 
+    def _iterable(self) -> Iterator[Any]:
+        for dataset in self.datasets:
+            if not isinstance(dataset, IterableDataset):
+                raise ArgumentError(
+                    f"ChainDataset: got {type(dataset).__name__}; ChainDataset only supports IterableDataset; use "
+                    "ConcatDataset"
+                )
+            yield dataset
+
     def __iter__(self) -> Iterator[T_co]:
-        return itertools.chain.from_iterable(self.datasets)
+        return itertools.chain.from_iterable(self._iterable())
 
     def __len__(self) -> int:
-        return sum(len(dataset) for dataset in self.datasets)
+        return sum(len(dataset) for dataset in self._iterable())
 
 
 class Subset(Dataset[T_co]):
-    """The samples of a dataset at some indices."""
+    """The samples of a dataset at some indices. A subclass with its own `__getitem__` needs its own `__getitems__`."""
 
     def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
+        own = type(self)
+        if own.__getitem__ is not Subset.__getitem__ and own.__getitems__ is Subset.__getitems__:
+            raise NotImplementedError(
+                f"{own.__name__} overrides __getitem__ but not __getitems__. When subclassing Subset and overriding "
+                "__getitem__, you must also override __getitems__ to ensure DataLoader works correctly: def "
+                "__getitems__(self, indices): return [self.__getitem__(idx) for idx in indices]"
+            )
         self.dataset = dataset
         self.indices = indices
 
@@ -147,8 +193,7 @@ class Subset(Dataset[T_co]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several samples."""
         chosen = [self.indices[index] for index in indices]
-        at_once = getattr(self.dataset, "__getitems__", None)
-        return [self.dataset[index] for index in chosen] if at_once is None else at_once(chosen)
+        return list(_several(self.dataset, chosen))
 
 
 def random_split(
@@ -157,11 +202,17 @@ def random_split(
     """Split a dataset at random into subsets of these lengths, or of these shares of it, which sum to 1."""
     size = len(dataset)
     if math.isclose(sum(lengths), 1) and sum(lengths) <= 1:
-        if not all(0 <= share <= 1 for share in lengths):
-            raise ArgumentError(f"random_split: got shares {list(lengths)}; each must be between 0 and 1")
+        for index, share in enumerate(lengths):
+            if not 0 <= share <= 1:
+                raise ArgumentError(f"random_split: Fraction at index {index} is not between 0 and 1: got {share}")
         counts = [math.floor(size * share) for share in lengths]
         for index in range(size - sum(counts)):  # what rounding leaves goes to one subset after the other
             counts[index % len(counts)] += 1
+        for index, count in enumerate(counts):
+            if not count:
+                warnings.warn(
+                    f"Length of split at index {index} is 0. This might result in an empty dataset.", stacklevel=2
+                )
     else:
         counts = [int(length) for length in lengths]
     if sum(counts) != size:

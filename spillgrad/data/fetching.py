@@ -47,7 +47,7 @@ class Fetcher:
         return collate([dataset[index] for index in request] if at_once is None else at_once(request))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """The number of a worker among all of its `DataLoader`, the seed of its random numbers, and its dataset."""
 

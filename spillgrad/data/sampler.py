@@ -20,6 +20,10 @@ T_co = TypeVar("T_co", covariant=True)
 _DRAWN = 1 << 16
 
 
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number > 0
+
+
 class Sampler(Generic[T_co]):
     """The base of samplers: subclasses define `__iter__`, and `__len__` if the number of indices is known."""
 
@@ -52,12 +56,12 @@ class RandomSampler(Sampler[int]):
     ) -> None:  # fmt: skip
         if not isinstance(replacement, bool):
             raise TypeError(f"RandomSampler: replacement should be a boolean value, but got replacement={replacement}")
-        if num_samples is not None and (isinstance(num_samples, bool) or num_samples < 1):
-            raise ArgumentError(
-                f"RandomSampler: num_samples should be a positive integer value, but got num_samples={num_samples}"
-            )
         self.data_source, self.replacement, self.generator = data_source, replacement, generator
         self._num_samples = num_samples
+        if not _is_count(self.num_samples):
+            raise ArgumentError(
+                f"RandomSampler: num_samples should be a positive integer value, but got num_samples={self.num_samples}"
+            )
 
     @property
     def num_samples(self) -> int:
@@ -99,7 +103,11 @@ class WeightedRandomSampler(Sampler[int]):
         self, weights: Sequence[float] | Tensor, num_samples: int, replacement: bool = True,
         generator: Generator | None = None,
     ) -> None:  # fmt: skip
-        if isinstance(num_samples, bool) or num_samples < 1:
+        if not isinstance(replacement, bool):
+            raise ArgumentError(
+                f"WeightedRandomSampler: replacement should be a boolean value, but got replacement={replacement}"
+            )
+        if not _is_count(num_samples):
             raise ArgumentError(
                 f"WeightedRandomSampler: num_samples should be a positive integer value, but got {num_samples}"
             )
@@ -123,7 +131,9 @@ class BatchSampler(Sampler[list[int]]):
     """The indices of another sampler, `batch_size` at a time."""
 
     def __init__(self, sampler: Iterable[Any], batch_size: int, drop_last: bool) -> None:
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        if not isinstance(drop_last, bool):
+            raise ArgumentError(f"BatchSampler: drop_last should be a boolean value, but got drop_last={drop_last}")
+        if not _is_count(batch_size):
             raise ArgumentError(
                 f"BatchSampler: batch_size should be a positive integer value, but got batch_size={batch_size}"
             )

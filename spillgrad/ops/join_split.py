@@ -119,9 +119,12 @@ def stack(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -
     """
     parts = _of_one_dtype("stack", tensors)
     dim = normalize_dim("stack", dim if axis is None else axis, parts[0].ndim + 1)
-    for other in parts[1:]:
+    for number, other in enumerate(parts):
         if other.shape != parts[0].shape:
-            raise ShapeError(f"stack: got {parts[0].shape} and {other.shape}; all shapes must be equal")
+            raise ShapeError(
+                f"stack: stack expects each tensor to be equal size, but got {list(parts[0].shape)} at entry 0 and "
+                f"{list(other.shape)} at entry {number}; all shapes must be equal"
+            )
     return _stack(len(parts))(*parts, dim)  # type: ignore[no-any-return]
 
 

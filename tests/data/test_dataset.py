@@ -57,7 +57,7 @@ def test_datasets_are_put_beside_each_other():
     assert StackDataset(x=Squares(), y=range(4))[2] == {"x": 4, "y": 2}
     with pytest.raises(ShapeError, match=r"\[4, 3\]"):
         StackDataset(Squares(), range(3))
-    with pytest.raises(ArgumentError, match="one kind"):
+    with pytest.raises(ArgumentError, match="At least one dataset"):
         StackDataset()
 
 

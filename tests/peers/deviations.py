@@ -101,6 +101,8 @@ TORCH: dict[str, dict[str, str]] = {
         "chunk": _RIGHT,
         "made in no_grad": _RIGHT,
     },
+    "data.iterable_datasets": {"a chain of lists": _ASSERTED},
+    "data.datasets": dict.fromkeys(("none concatenated", "sizes"), _ASSERTED),
     "optimizers.averaged_models": {"both": _ASSERTED},
     "grad_mode.inference_tensors": {
         "kind": "tensors made in inference mode are ordinary tensors without graph",

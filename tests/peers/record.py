@@ -36,6 +36,7 @@ PROGRAMS = {
         "functional",
         "schedules",
         "optimizers",
+        "data",
     ),
     "paddle": ("paddle_autograd",),
 }

@@ -1,0 +1,5 @@
+"""PyTorch's package `torch.utils.data._utils`, whose `collate` programs use."""
+
+from spillgrad.utils.data._utils import collate
+
+__all__ = ["collate"]

@@ -1,0 +1,3 @@
+"""PyTorch's module `torch.utils.data.distributed`; `spillgrad.data.distributed_sampler` defines its class."""
+
+from spillgrad.data.distributed_sampler import *
