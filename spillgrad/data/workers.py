@@ -22,8 +22,8 @@ def check_context(workers: int, context: Any) -> None:
     """Raise ArgumentError for a context of `multiprocessing`, or a start method, that no worker can have."""
     if workers == 0:
         raise ArgumentError(
-            "DataLoader: multiprocessing_context can only be used with multi-process loading (num_workers > 0), but got "
-            "num_workers=0; leave it out"
+            "DataLoader: multiprocessing_context can only be used with multi-process loading (num_workers > 0), but "
+            "got num_workers=0; leave it out"
         )
     methods = multiprocessing.get_all_start_methods()
     if isinstance(context, str) and context not in methods:

@@ -340,7 +340,7 @@ def errors_in_workers(torch, note):
         raise OSError(f"no device for {number}")
 
     note.error(
-        "init", lambda: list(loader([1, 2], num_workers=1, worker_init_fn=refuse)), "Caught OSError in DataLoader worker",
+        "init", lambda: list(loader([1, 2], num_workers=1, worker_init_fn=refuse)), "Caught OSError in DataLoader",
         "no device for 0", "in refuse",
     )  # fmt: skip
     note.error(
