@@ -262,20 +262,28 @@ class DataLoader:
         except TypeError:  # of unknown length
             return False
 
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise StateDictError when a state dict has other generators than this loader."""
+        wanted, states = len(self._generators()), state_dict.get("generators", [])
+        if len(states) != wanted:
+            raise StateDictError(
+                f"DataLoader.load_state_dict: got the state of {len(states)} generators, wanted {wanted}; give the "
+                "state of the same loader"
+            )
+        for state in states:
+            if len(state) != 2 or not all(isinstance(number, int) and 0 <= number < 2**64 for number in state):
+                raise StateDictError(
+                    f"DataLoader.load_state_dict: got {str(state)[:80]} as the state of a generator; give seed, offset"
+                )
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next pass begin at a position that `state_dict` returned; later passes begin at their start.
 
         Generators continue from their states. Raises StateDictError for the state of a loader with more or fewer.
         """
-        generators, states = self._generators(), state_dict.get("generators", [])
-        if len(generators) != len(states):
-            raise StateDictError(
-                f"DataLoader.load_state_dict: got the state of {len(states)} generators, wanted {len(generators)}; "
-                "give the state of the same loader"
-            )
-        states = [GeneratorState(int(seed) % 2**64, int(offset)) for seed, offset in states]
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+        self.check_state_dict(state_dict)
+        for generator, state in zip(self._generators(), state_dict.get("generators", []), strict=True):
+            generator.set_state(GeneratorState(*state))
         self.epoch, self._latest = state_dict["epoch"], None
         self._next = (state_dict["seed"], state_dict["batch"])
 

@@ -5,6 +5,7 @@ import ctypes
 import itertools
 import multiprocessing
 import multiprocessing.connection
+import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
@@ -42,7 +43,7 @@ class Workers:
         if context is None or isinstance(context, str):
             context = multiprocessing.get_context(context)
         self._present_pass = context.RawValue(ctypes.c_longlong, 0)
-        self._timeout_s = timeout_s or None
+        self._timeout_s, self._parent = timeout_s or None, os.getpid()
         self._connections: list[Connection] = []
         self._processes: list[Any] = []
         is_forked = context.get_start_method() == "fork"
@@ -63,6 +64,8 @@ class Workers:
 
     def close(self, kill: bool = False) -> None:
         """End the processes, and wait until they have ended: at once, or when they have fetched the present batch."""
+        if os.getpid() != self._parent:  # a fork, which they do not work for
+            return
         self._present_pass.value = CLOSED
         for connection in self._connections:
             connection.close()

@@ -85,10 +85,16 @@ class AveragedModel(Module):
         """Return what the averaged model computes."""
         return self.module(*args, **kwargs)
 
-    @no_grad()
     def update_parameters(self, model: Module) -> None:
         """Take the parameters of a model into the averages; the first ones are copied."""
-        own, new = self._tensors(self.module), self._tensors(model)
+        with no_grad():
+            self._average(self._tensors(self.module), self._tensors(model))
+            if not self.use_buffers:
+                for buffer, current in zip(self.module.buffers(), model.buffers(), strict=True):
+                    buffer.copy_(current)
+            self.n_averaged += 1
+
+    def _average(self, own: list[Tensor], new: list[Tensor]) -> None:
         count = self.n_averaged
         if count == 0:
             for averaged, current in zip(own, new, strict=True):
@@ -104,17 +110,12 @@ class AveragedModel(Module):
             for (device, _), pairs in groups.items():
                 averages, currents = (list(tensors) for tensors in zip(*pairs, strict=True))
                 self.multi_avg_fn(averages, currents, count.to(device))
-        if not self.use_buffers:
-            for buffer, current in zip(self.module.buffers(), model.buffers(), strict=True):
-                buffer.copy_(current)
-        self.n_averaged += 1
 
     def _tensors(self, model: Module) -> list[Tensor]:
         buffers = model.buffers() if self.use_buffers else ()
         return [tensor.detach() for tensor in itertools.chain(model.parameters(), buffers)]
 
 
-@no_grad()
 def update_bn(loader: Iterable[Any], model: Module, device: Any = None) -> None:
     """Compute the statistics of a model's layers of batch normalization anew, in one pass over data.
 
@@ -128,9 +129,10 @@ def update_bn(loader: Iterable[Any], model: Module, device: Any = None) -> None:
     for layer in layers:
         layer.reset_running_stats()
         layer.momentum = None  # averages of all batches
-    for batch in loader:
-        given = batch[0] if isinstance(batch, list | tuple) else batch
-        model(given if device is None else given.to(device))
+    with no_grad():
+        for batch in loader:
+            given = batch[0] if isinstance(batch, list | tuple) else batch
+            model(given if device is None else given.to(device))
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
     model.train(was_training)

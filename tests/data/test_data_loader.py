@@ -393,7 +393,7 @@ def test_breaking_off_a_pass_waits_for_one_batch_at_most(persistent):
 
 @pytest.mark.parametrize("dataset_of", [range, lambda rows: Numbers(rows)])
 def test_passes_over_persistent_workers_may_go_on_within_each_other(dataset_of):
-    loader = DataLoader(dataset_of(4), None, num_workers=2, persistent_workers=True)
+    loader = DataLoader(dataset_of(9), None, num_workers=2, persistent_workers=True)
     before = children()
     wanted = [int(number) for number in loader]
     stay = children() - before

@@ -223,6 +223,21 @@ def test_a_nested_state_that_no_save_wrote_is_an_error(tmp_path, change):
     assert not optimizer.state[model.weight]
 
 
+@pytest.mark.parametrize("generators", [[], [[1, 2], [3, 4]], [[1]], [[-1, 2]], [[HUGE, 2]], [[1.5, 2]], [["1", 2]]])
+def test_generators_of_data_that_no_save_wrote_are_an_error(tmp_path, generators):
+    def loader():
+        return DataLoader(range(4), shuffle=True, generator=sg.Generator(3))
+
+    version = checkpoint.save_checkpoint(tmp_path, nn.Linear(2, 2), data=loader())
+    state = json.loads((version / "state.json").read_text())
+    assert state["data"]["generators"] == [[3, 0]]
+    rewrite(version, _put("data", "generators", value=generators)(state))
+    data = loader()
+    with pytest.raises(CheckpointError, match="generator"):
+        checkpoint.load_checkpoint(tmp_path, data=data)
+    assert data.state_dict()["generators"] == [[3, 0]]
+
+
 def test_the_files_are_plain_safetensors_with_each_tensor_once(tmp_path):
     run = Run()
     run.train(0, 1)

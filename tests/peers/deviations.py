@@ -103,6 +103,9 @@ TORCH: dict[str, dict[str, str]] = {
     },
     "data.iterable_datasets": {"a chain of lists": _ASSERTED},
     "data.datasets": dict.fromkeys(("none concatenated", "sizes"), _ASSERTED),
+    "optimizers.what_is_no_parameter": {
+        "twice in a group": "PyTorch warns, and updates it twice in each step, which nobody wants"
+    },
     "optimizers.averaged_models": {"both": _ASSERTED},
     "grad_mode.inference_tensors": {
         "kind": "tensors made in inference mode are ordinary tensors without graph",

@@ -31,7 +31,7 @@ class ReduceLROnPlateau(LRScheduler):
             raise ArgumentError(f"ReduceLROnPlateau: threshold mode {threshold_mode} is unknown!  Wanted rel or abs")
         self.mode, self.factor, self.patience, self.cooldown, self.eps = mode, factor, patience, cooldown, eps
         self.threshold, self.threshold_mode = threshold, threshold_mode
-        self.default_min_lr = None if isinstance(min_lr, list | tuple) else min_lr
+        self.default_min_lr = min_lr if isinstance(min_lr, int | float) else None
         self.min_lrs = numbers_for_groups("ReduceLROnPlateau", "min_lr", min_lr, an_optimizer(optimizer).param_groups)
         self.mode_worse = math.inf if mode == "min" else -math.inf
         self.optimizer, self.last_epoch = optimizer, 0

@@ -184,7 +184,7 @@ def _attributes(function: Any) -> dict[str, Any] | None:
     """Return the attributes of an object that is called as a function, those in slots too; None of any function."""
     if isinstance(function, types.FunctionType | types.BuiltinFunctionType | type):
         return None
-    state = object.__getstate__(function)  # type: ignore[attr-defined]  # a dict, or one and another of slots, or None
+    state = object.__getstate__(function)  # a dict, or one and another of slots, or None
     parts = state if isinstance(state, tuple) else (state,)
     return {name: value for part in parts if part for name, value in part.items()}
 

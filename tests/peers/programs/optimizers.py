@@ -3,6 +3,7 @@
 import copy
 import importlib
 import math
+import warnings
 
 import numpy as np
 
@@ -258,6 +259,9 @@ def what_is_no_parameter(torch, note):
         ),
     ):
         note.error(name, call, phrase)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        note.error("twice in a group", lambda: torch.optim.SGD([one, one]))
     kept = one * 2
     kept.retain_grad()
     note("a result with its gradient", len(torch.optim.SGD([kept], lr=0.1).param_groups))
