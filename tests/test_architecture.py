@@ -17,6 +17,7 @@ FACADE_MODULES = (
     "spillgrad.autograd.grad_mode",
     "spillgrad.autograd.graph",
     "spillgrad.autograd.variable",
+    "spillgrad.nn.modules.lazy",
     "spillgrad.nn.modules.module",
     "spillgrad.utils.checkpoint",
 )

@@ -33,6 +33,7 @@ PROGRAMS = {
         "inplace",
         "grad_mode",
         "checkpoint",
+        "lazy_modules",
         "functional",
         "schedules",
         "optimizers",
