@@ -6,7 +6,6 @@ Source: torch.nn.modules.lazy.
 import inspect
 from typing import Any, ClassVar
 
-from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.errors import ArgumentError, GraphError, ShapeError
 from spillgrad.nn import batch_norm, conv, linear
 from spillgrad.nn.module import Module
@@ -68,10 +67,9 @@ def _take_shapes(module: LazyModuleMixin, state_dict: dict[str, Any], prefix: st
     """Materialize each parameter and buffer without shape for which a state dict that is being loaded has a value."""
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
         value = state_dict.get(prefix + name)
-        if value is not None and isinstance(tensor, UninitializedParameter | UninitializedBuffer):
-            if not is_lazy(value):
-                with no_grad():
-                    tensor.materialize(tuple(value.shape))
+        lacks_shape = isinstance(tensor, UninitializedParameter | UninitializedBuffer)
+        if lacks_shape and value is not None and not is_lazy(value):
+            tensor.materialize(tuple(value.shape))
 
 
 class _LazyLayer(LazyModuleMixin):

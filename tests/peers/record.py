@@ -34,6 +34,7 @@ PROGRAMS = {
         "grad_mode",
         "checkpoint",
         "lazy_modules",
+        "module_hooks",
         "functional",
         "schedules",
         "optimizers",
