@@ -42,6 +42,7 @@ ONLY = {
     "spillgrad.errors": (),
     "spillgrad.labels": (),
     "spillgrad.fork_safe_lock": (),
+    "spillgrad.user_line": (),
     "spillgrad.storage": (
         "spillgrad.errors",
         "spillgrad.fork_safe_lock",
@@ -49,7 +50,9 @@ ONLY = {
         "spillgrad_kernels.memory",
     ),
     "spillgrad.inspection": ("spillgrad.errors", "spillgrad.inspection", "spillgrad.storage"),
-    **dict.fromkeys(CORE, ("spillgrad.errors", "spillgrad.fork_safe_lock", "spillgrad.labels", *CORE)),
+    **dict.fromkeys(
+        CORE, ("spillgrad.errors", "spillgrad.fork_safe_lock", "spillgrad.labels", "spillgrad.user_line", *CORE)
+    ),
 }
 # A room here imports everything but what stands beside it.
 NEVER = {

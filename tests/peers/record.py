@@ -35,6 +35,7 @@ PROGRAMS = {
         "checkpoint",
         "lazy_modules",
         "module_hooks",
+        "reentrant_checkpoint",
         "functional",
         "schedules",
         "optimizers",

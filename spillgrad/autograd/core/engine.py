@@ -69,6 +69,17 @@ def outermost_run() -> Run | None:
     return None if _thread.run is None else _thread.run.outermost
 
 
+def reaches_every_leaf() -> bool:
+    """Return whether this thread's backward, and all backwards around it, add to the `.grad` of every leaf.
+
+    Those with `inputs`, and those of `grad`, do not.
+    """
+    run = _thread.run
+    while run is not None and run._needed is None:
+        run = run._outer
+    return run is None
+
+
 def run_backward(
     roots: Sequence[Edge],
     root_grads: Sequence[Any],
