@@ -11,7 +11,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd.core import node as graph
-from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.grad_mode import is_grad_enabled, state
 from spillgrad.autograd.core.node import (
     AccumulateGrad,
     Edge,
@@ -22,7 +22,7 @@ from spillgrad.autograd.core.node import (
     next_sequence,
 )
 from spillgrad.device.device import as_device, moved
-from spillgrad.errors import ArgumentError, DeviceError, DtypeError, GraphError, HookTypeError
+from spillgrad.errors import ArgumentError, DeviceError, DtypeError, GraphError, HookTypeError, InferenceTensorError
 from spillgrad.formatting import format_tensor
 from spillgrad.tensor_data import Storage, TensorData, native
 from spillgrad_kernels.device_array import is_on_device
@@ -141,6 +141,10 @@ class Tensor(TensorData):
                 "requires_grad: you can only change requires_grad flags of leaf variables; use detach() to get "
                 "one without graph"
             )
+        if value and self._storage.is_inference and not state.inference:
+            raise InferenceTensorError(
+                "Setting requires_grad=True on inference tensor outside InferenceMode is not allowed; clone() it first"
+            )
         self._requires_grad = bool(value)
         if value and self.is_leaf:
             self._storage.trainable = True
@@ -230,10 +234,12 @@ class Tensor(TensorData):
             )
         if value._storage is not self._storage:
             self._base = None  # it no longer shares memory with its base
-        version = self._version
+        has_version = not (self._storage.is_inference or value._storage.is_inference)
+        version = self._version if has_version else 0
         self._array, self._storage = value._array, value._storage
         self._storage.aliased = True
-        self._storage.earlier_versions += max(version - self._version, 0)
+        if has_version:
+            self._storage.earlier_versions += max(version - self._version, 0)
         if self._requires_grad and self._grad_fn is None:
             self._storage.trainable = True
 
@@ -425,7 +431,7 @@ def is_complex(input: Tensor) -> bool:
 
 
 def is_inference(input: Tensor) -> bool:
-    """Return False: tensors made in `inference_mode` do not differ from others."""
+    """Return whether the tensor's memory was made in `inference_mode`."""
     return input.is_inference()
 
 

@@ -100,11 +100,6 @@ TORCH: dict[str, dict[str, str]] = {
         "chunk": _RIGHT,
         "made in no_grad": _RIGHT,
     },
-    "grad_mode.inference_tensors": {
-        "kind": "tensors made in inference mode are ordinary tensors without graph",
-        "saved": "tensors made in inference mode are ordinary tensors without graph",
-        "changed": "tensors made in inference mode are ordinary tensors without graph",
-    },
 }
 # Row of the table of operations -> reason, in float64.
 _COMPARISONS = "eq ne lt le gt ge less less_equal greater greater_equal not_equal"

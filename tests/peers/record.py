@@ -32,6 +32,7 @@ PROGRAMS = {
         "hooks",
         "inplace",
         "grad_mode",
+        "inference_mode",
         "checkpoint",
         "lazy_modules",
         "module_hooks",
