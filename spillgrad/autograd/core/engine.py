@@ -64,6 +64,11 @@ def current_run() -> Run:
     return _thread.run
 
 
+def is_running() -> bool:
+    """Return whether this thread is running backward."""
+    return _thread.run is not None
+
+
 def outermost_run() -> Run | None:
     """Return the outermost backward that this thread takes part in, or None if it takes part in none."""
     return None if _thread.run is None else _thread.run.outermost

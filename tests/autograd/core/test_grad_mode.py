@@ -294,7 +294,7 @@ def test_a_refused_change_of_an_inference_tensor_changes_nothing():
 def test_a_product_of_inference_tensors_that_require_gradients_is_refused():
     with sg.inference_mode():
         y = sg.ones(3, requires_grad=True)
-    with pytest.raises(InferenceTensorError, match="cannot be saved for backward.*mul saves 'self'"):
+    with pytest.raises(InferenceTensorError, match=r"cannot be saved for backward.*mul saves 'self'"):
         y * y
 
 

@@ -13,6 +13,7 @@ from spillgrad.utils.checkpoint import checkpoint, checkpoint_sequential
 reentrant = functools.partial(checkpoint, use_reentrant=True)
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 def test_second_derivatives_are_refused_instead_of_wrong():
     x = sg.tensor([1.0, 2.0], requires_grad=True)
     y = reentrant(lambda x: x.sin(), x)
