@@ -45,6 +45,10 @@ class GraphError(SpillgradError, RuntimeError):
     """Raised if the autograd graph cannot do what was asked: it was freed, has no gradient or was modified in place."""
 
 
+class InferenceTensorError(GraphError):
+    """Raised if a tensor that was made in inference mode is changed, saved for backward or asked for its version."""
+
+
 class SavedTensorError(GraphError):
     """Raised if a saved tensor was changed, differs after unpacking, or was already freed."""
 

@@ -3,6 +3,7 @@
 Operations live in `spillgrad.ops` and are bound to this class by `spillgrad.ops.tensor_methods`.
 """
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Self
@@ -11,7 +12,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd.core import node as graph
-from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.grad_mode import is_grad_enabled, state
 from spillgrad.autograd.core.node import (
     AccumulateGrad,
     Edge,
@@ -22,7 +23,7 @@ from spillgrad.autograd.core.node import (
     next_sequence,
 )
 from spillgrad.device.device import as_device, moved
-from spillgrad.errors import ArgumentError, DeviceError, DtypeError, GraphError, HookTypeError
+from spillgrad.errors import ArgumentError, DeviceError, DtypeError, GraphError, HookTypeError, InferenceTensorError
 from spillgrad.formatting import format_tensor
 from spillgrad.tensor_data import Storage, TensorData, native
 from spillgrad_kernels.device_array import is_on_device
@@ -131,6 +132,8 @@ class Tensor(TensorData):
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
+        if not isinstance(value, bool | np.bool_):
+            raise ArgumentError(f"requires_grad must be a bool, but got {type(value).__name__}")
         if value and not (self.is_floating_point() or self.is_complex()):
             raise DtypeError(
                 f"requires_grad: got a tensor of {self.dtype}; only Tensors of floating point and complex dtype can "
@@ -138,8 +141,12 @@ class Tensor(TensorData):
             )
         if not value and not self.is_leaf:
             raise GraphError(
-                "requires_grad: you can only change requires_grad flags of leaf variables; use detach() to get "
-                "one without graph"
+                "requires_grad: you can only change requires_grad flags of leaf variables. If you want to use a "
+                "computed variable in a subgraph that doesn't require differentiation use var_no_grad = var.detach()."
+            )
+        if value and self._storage.is_inference and not state.inference:
+            raise InferenceTensorError(
+                "Setting requires_grad=True on inference tensor outside InferenceMode is not allowed; clone() it first"
             )
         self._requires_grad = bool(value)
         if value and self.is_leaf:
@@ -147,6 +154,10 @@ class Tensor(TensorData):
             if self._base is not None:
                 others = [weakref.ref(view) for view in self._base.leaf_views() if view is not self]
                 self._base._leaf_views = (*others, weakref.ref(self))
+
+    def _is_view(self) -> bool:
+        """Return whether the tensor is a view of another, by an operation; `_base` is that tensor."""
+        return self._base is not None
 
     def leaf_views(self) -> "list[Tensor]":
         """Return the views of this tensor that are themselves leaves and require a gradient."""
@@ -191,8 +202,20 @@ class Tensor(TensorData):
 
     @property
     def grad(self) -> "Tensor | None":
-        """The gradient that backward has accumulated; None before the first backward."""
-        return self._grad
+        """The gradient that backward has accumulated; None before the first backward.
+
+        Warns for a non-leaf without `retain_grad()`, which backward gives no gradient.
+        """
+        grad = self._grad
+        if grad is None and self.grad_fn is not None and not self.retains_grad:
+            warnings.warn(
+                "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad attribute "
+                "won't be populated during autograd.backward(). If you indeed want the .grad field to be populated for "
+                "a non-leaf Tensor, use .retain_grad() on the non-leaf Tensor. If you access the non-leaf Tensor by "
+                "mistake, make sure you access the leaf Tensor instead.",
+                stacklevel=2,
+            )
+        return grad
 
     @grad.setter
     def grad(self, value: "Tensor | None") -> None:
@@ -200,11 +223,18 @@ class Tensor(TensorData):
             raise GraphError("grad: can't assign a tensor as its own grad, which would keep it alive; use detach()")
         if value is not None:
             if not isinstance(value, Tensor):
-                raise HookTypeError(f"grad: got {type(value).__name__}; wanted a Tensor or None")
-            if value.shape != self.shape or value.dtype != self.dtype or value.device is not self.device:
+                raise HookTypeError(
+                    f"assigned grad expected to be a Tensor or None but got grad of type {type(value).__name__}"
+                )
+            if value.shape != self.shape:
                 raise GraphError(
-                    f"grad: got {value.shape} {value.dtype} on '{value.device}'; a gradient is like its tensor: "
-                    f"{self.shape} {self.dtype} on '{self.device}'"
+                    f"attempting to assign a gradient of size '{list(value.shape)}' to a tensor of size "
+                    f"'{list(self.shape)}'. Please ensure that the gradient and the tensor are the same size"
+                )
+            if value.dtype != self.dtype or value.device is not self.device:
+                raise GraphError(
+                    f"attempting to assign a gradient with dtype '{value.dtype}' on '{value.device}' to a tensor of "
+                    f"dtype '{self.dtype}' on '{self.device}'; a gradient is like its tensor: convert it with .to()"
                 )
         self._grad = value
 
@@ -223,19 +253,26 @@ class Tensor(TensorData):
     @data.setter
     def data(self, value: "Tensor") -> None:
         if not isinstance(value, Tensor):
-            raise HookTypeError(f"data: got {type(value).__name__}; wanted a Tensor")
+            raise HookTypeError(f"Variable data has to be a tensor, but got {type(value).__name__}")
         if self.requires_grad and not (value.is_floating_point() or value.is_complex()):
             raise DtypeError(
-                f"data: got {value.dtype} for a tensor that requires a gradient; only floating-point tensors can"
+                "data set to a tensor that requires gradients must be floating point or complex dtype, but got "
+                f"{value.dtype}; convert it first"
             )
         if value._storage is not self._storage:
             self._base = None  # it no longer shares memory with its base
-        version = self._version
+        has_version = not (self._storage.is_inference or value._storage.is_inference)
+        version = self._version if has_version else 0
         self._array, self._storage = value._array, value._storage
         self._storage.aliased = True
-        self._storage.earlier_versions += max(version - self._version, 0)
+        if has_version:
+            self._storage.earlier_versions += max(version - self._version, 0)
         if self._requires_grad and self._grad_fn is None:
             self._storage.trainable = True
+
+    @data.deleter
+    def data(self) -> None:
+        raise GraphError("Deleting tensor data is not allowed. Delete tensor instead!")
 
     def gradient_edge(self) -> Edge:
         """Return the edge for the gradient: (`grad_fn`, `output_nr`), (accumulator, 0) for a leaf, else NO_EDGE."""
@@ -425,7 +462,7 @@ def is_complex(input: Tensor) -> bool:
 
 
 def is_inference(input: Tensor) -> bool:
-    """Return False: tensors made in `inference_mode` do not differ from others."""
+    """Return whether the tensor's memory was made in `inference_mode`."""
     return input.is_inference()
 
 

@@ -7,9 +7,10 @@ from typing import Any, Self
 import numpy as np
 
 from spillgrad import dtypes
+from spillgrad.autograd.core.grad_mode import inferring, state
 from spillgrad.device import dlpack
 from spillgrad.device.device import CPU, CUDA, Device, device_of, moved
-from spillgrad.errors import ArgumentError, DeviceError, DtypeError, ExportError, OperandError
+from spillgrad.errors import ArgumentError, DeviceError, DtypeError, ExportError, InferenceTensorError, OperandError
 from spillgrad_kernels.device_array import address_of, is_on_device
 
 _uids = itertools.count()
@@ -25,6 +26,7 @@ class Storage:
     """
 
     # Few storages set any of these; defaults on the class make tensors cheap.
+    is_inference = False  # it was made in `inference_mode`
     version = 0
     earlier_versions = 0
     aliased = False
@@ -45,6 +47,8 @@ class Storage:
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
+        if inferring and state.inference and type(self) is Storage:
+            self.__class__ = InferenceStorage
 
     @property
     def uid(self) -> int:
@@ -61,9 +65,34 @@ class Storage:
                 keeper.keep()
         self.version += 1
 
+    def count_change(self) -> None:
+        """Count a change that has been made."""
+        self.version += 1
+
     def lend(self) -> None:
         """Set `aliased`: code outside spillgrad gets the memory and may change it without counting the change."""
         self.aliased = True
+
+
+class InferenceStorage(Storage):
+    """The memory of an inference tensor. Its changes are not counted, so that backward must not rely on its values."""
+
+    is_inference = True
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        """Raise InferenceTensorError: there is no version."""
+        raise InferenceTensorError("Inference tensors do not track version counter. clone() makes an ordinary tensor")
+
+    def begin_change(self) -> None:
+        """Raise InferenceTensorError unless this thread is in inference mode."""
+        if not state.inference:
+            raise InferenceTensorError(
+                "Inplace update to inference tensor outside InferenceMode is not allowed. You can make a clone to get "
+                "a normal tensor before doing inplace update."
+            )
+
+    count_change = begin_change
 
 
 class TensorData:
@@ -174,8 +203,8 @@ class TensorData:
         return dtypes.is_complex(self.dtype)
 
     def is_inference(self) -> bool:
-        """Return False: a tensor made in `inference_mode` can be recorded and changed later, like any other."""
-        return False
+        """Return whether the tensor's memory was made in `inference_mode`."""
+        return self._storage.is_inference
 
     def is_signed(self) -> bool:
         """Return whether the elements can be negative."""
@@ -188,7 +217,7 @@ class TensorData:
 
     def bump_version(self) -> None:
         """Count one in-place change of the memory."""
-        self._storage.version += 1
+        self._storage.count_change()
 
     def mark_shared(self) -> Self:
         """Mark the memory as shared with other code, so that it is never reused; return the tensor."""

@@ -17,6 +17,7 @@ FACADE_MODULES = (
     "spillgrad.autograd.grad_mode",
     "spillgrad.autograd.graph",
     "spillgrad.autograd.variable",
+    "spillgrad.nn.modules.lazy",
     "spillgrad.nn.modules.module",
     "spillgrad.utils.checkpoint",
     "spillgrad.utils.data._utils.collate",
@@ -46,6 +47,7 @@ ONLY = {
     "spillgrad.errors": (),
     "spillgrad.labels": (),
     "spillgrad.fork_safe_lock": (),
+    "spillgrad.user_line": (),
     "spillgrad.storage": (
         "spillgrad.errors",
         "spillgrad.fork_safe_lock",
@@ -53,7 +55,9 @@ ONLY = {
         "spillgrad_kernels.memory",
     ),
     "spillgrad.inspection": ("spillgrad.errors", "spillgrad.inspection", "spillgrad.storage"),
-    **dict.fromkeys(CORE, ("spillgrad.errors", "spillgrad.fork_safe_lock", "spillgrad.labels", *CORE)),
+    **dict.fromkeys(
+        CORE, ("spillgrad.errors", "spillgrad.fork_safe_lock", "spillgrad.labels", "spillgrad.user_line", *CORE)
+    ),
 }
 # A room here imports everything but what stands beside it.
 NEVER = {

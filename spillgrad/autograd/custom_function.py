@@ -87,6 +87,7 @@ class CustomNode(Node):
     def __init__(self, kind: "type[CustomFunction]", ctx: Context, inputs: "Inputs") -> None:
         super().__init__()
         self._kind = kind
+        self.starts_from_ones = kind._starts_from_ones
         self._ctx = ctx
         ctx._node = weakref.ref(self)
         self._inputs = inputs.layout
@@ -201,6 +202,7 @@ class CustomFunction:
     _into_lists: ClassVar[bool]
     _returns_a_tensor: ClassVar[bool]  # whether forward must return a tensor
     _none_for_non_tensors: ClassVar[bool]
+    _starts_from_ones: ClassVar[bool] = False
     _several: ClassVar[Any]  # the types that hold more than one gradient
     _repeats_are_one: ClassVar[bool]  # whether a result that forward returns twice is one tensor, the last output
 

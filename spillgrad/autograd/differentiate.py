@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad import user_line
 from spillgrad.autograd.core.engine import run_backward
 from spillgrad.autograd.core.node import Edge, GradientEdge, OutputMeta
 from spillgrad.device.device import filled, moved
@@ -59,7 +60,7 @@ def _roots(name: str, outputs: Tensors, grads: Any, create_graph: bool) -> tuple
                 "set requires_grad=True on what it is computed from"
             )
         if grad is None:
-            if math.prod(like.shape) != 1:
+            if math.prod(like.shape) != 1 and not edge[0].starts_from_ones:
                 raise GraphError(
                     f"{name}: grad can be implicitly created only for scalar outputs, got shape {like.shape}; "
                     "sum() it or pass the gradient"
@@ -96,6 +97,7 @@ def backward(
     `grad_tensors`: the gradient with respect to each tensor; may be left out for one-element tensors. The graph's saved
     values are freed unless `retain_graph` is true (default: `create_graph`). A non-leaf among `inputs` retains its
     gradient. Any tensor may be replaced by its gradient edge; for the edge of a non-leaf, no `.grad` is changed.
+    Warns with `create_graph`, because a leaf and its gradient then keep each other alive.
     Raises GraphError if one of `tensors` does not require a gradient.
     """
     roots, grads = _roots("backward", tensors, grad_tensors, create_graph)
@@ -108,6 +110,13 @@ def backward(
             if isinstance(value, Tensor):
                 value.retain_grad()
         edges = [_place("backward", value)[0] for value in wanted]
+    if create_graph:
+        user_line.warn(
+            "Using backward() with create_graph=True will create a reference cycle between the parameter and its "
+            "gradient which can cause a memory leak. We recommend using autograd.grad when creating the graph to avoid "
+            "this. If you have to use this function, make sure to reset the .grad fields of your parameters to None "
+            "after use to break the cycle and avoid the leak."
+        )
     keep = create_graph if retain_graph is None else retain_graph
     run_backward(roots, grads, inputs=edges, retain_graph=keep, create_graph=create_graph)
 

@@ -8,11 +8,11 @@ Source: torch.autograd.Function.
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from spillgrad.autograd.core.grad_mode import is_grad_enabled, no_grad
-from spillgrad.autograd.core.node import Node, OutputMeta
+from spillgrad.autograd.core.node import Edge, Node, OutputMeta
 from spillgrad.autograd.custom_function import OF_THE_NODE, Context, CustomFunction, is_among, require_tensors
 from spillgrad.errors import GraphError, SavedTensorError
 from spillgrad.tensor import Tensor
@@ -152,13 +152,13 @@ class Function(CustomFunction):
         return is_among(returned_input, ctx._dirty)
 
 
-class _OnceOnly(Node):
+class OnceOnly(Node):
     """The node of a gradient that a once-differentiable backward returned: differentiating it raises GraphError."""
 
-    def __init__(self, name: str, inputs: Sequence[Tensor], output: Tensor) -> None:
+    def __init__(self, name: str, edges: Iterable[Edge], output: Tensor) -> None:
         super().__init__()
         self._name = name
-        self.edges = tuple(t.gradient_edge() for t in inputs)
+        self.edges = tuple(edges)
         self.outputs = (OutputMeta(output.shape, output.dtype, output.device),)
 
     def apply(self, grads: list[Any]) -> list[Any]:
@@ -176,14 +176,14 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(ctx: Any, *grads: Any) -> Any:
         with no_grad():
             returned = backward(ctx, *grads)
-        inputs = [g for g in grads if isinstance(g, Tensor) and g.requires_grad]
-        if not is_grad_enabled() or not inputs:
+        edges = [g.gradient_edge() for g in grads if isinstance(g, Tensor) and g.requires_grad]
+        if not is_grad_enabled() or not edges:
             return returned
 
         def guarded(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            return value.alias((_OnceOnly(backward.__qualname__, inputs, value), 0))
+            return value.alias((OnceOnly(backward.__qualname__, edges, value), 0))
 
         return tuple(map(guarded, returned)) if isinstance(returned, tuple | list) else guarded(returned)
 

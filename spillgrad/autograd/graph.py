@@ -26,6 +26,7 @@ __all__ = [
     "save_on_cpu",
     "save_on_disk",
     "saved_tensors_hooks",
+    "set_warn_on_accumulate_grad_stream_mismatch",
 ]
 
 
@@ -50,3 +51,7 @@ def increment_version(tensor: Tensor | Iterable[Tensor]) -> None:
     """
     for changed in [tensor] if isinstance(tensor, Tensor) else tensor:
         changed.bump_version()
+
+
+def set_warn_on_accumulate_grad_stream_mismatch(enabled: bool) -> None:
+    """Do nothing: the gradients of a leaf are added in the order of one stream, so that there is nothing to warn of."""

@@ -28,7 +28,8 @@ class PyLayerContext(Context):
 class PyLayer(CustomFunction):
     """A custom function in Paddle's dialect: static `forward(ctx, ...)` and `backward(ctx, *grads)`, called by `apply`.
 
-    Tensors in lists and keyword arguments are inputs too. Raises ValueError for a wrong number or type of gradients,
+    Tensors in lists and keyword arguments are inputs too. `backward()` of an output with many elements starts from a
+    gradient of ones, as in Paddle, where other tensors need one. Raises ValueError for a wrong number or type of gradients,
     for a forward that returns no tensor, and for a leaf that forward returns without `mark_not_inplace`.
     """
 
@@ -38,6 +39,7 @@ class PyLayer(CustomFunction):
     _forward_error = ArgumentError
     _into_lists = True
     _returns_a_tensor = True
+    _starts_from_ones = True
     _none_for_non_tensors = False
     _several = (tuple, list)
     _repeats_are_one = False

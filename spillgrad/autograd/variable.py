@@ -1,5 +1,5 @@
 """PyTorch's former name of a tensor, which old scripts still use: `Variable(data, requires_grad=True)`."""
 
-from spillgrad.tensor import Tensor as Variable
+from spillgrad.autograd.legacy_variable import Variable
 
 __all__ = ["Variable"]

@@ -8,6 +8,8 @@ from spillgrad.nn.conv import *
 from spillgrad.nn.distance import *
 from spillgrad.nn.dropout import *
 from spillgrad.nn.embedding import *
+from spillgrad.nn.layer import *
+from spillgrad.nn.lazy import *
 from spillgrad.nn.linear import *
 from spillgrad.nn.lora import *
 from spillgrad.nn.loss import *

@@ -30,14 +30,17 @@ class _TrackedNorm(Affine):
         self.momentum = momentum
         self.affine = affine
         self.track_running_stats = track_running_stats
-        shape = (num_features,) if affine else None
-        self._new_parameters(device, dtype, weight=shape, bias=shape if bias else None)
+        shapes = self._shapes() if affine else {}
+        self._new_parameters(device, dtype, weight=shapes.get("weight"), bias=shapes.get("bias") if bias else None)
         options = {"device": device, "dtype": dtype}
         for name in ("running_mean", "running_var"):
             self.register_buffer(name, creation.zeros(num_features, **options) if track_running_stats else None)
         count = creation.zeros((), device=device, dtype="int64") if track_running_stats else None
         self.register_buffer("num_batches_tracked", count)
         self.reset_parameters()
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (self.num_features,))
 
     def reset_running_stats(self) -> None:
         """Reset the running statistics to mean 0 and variance 1."""

@@ -48,10 +48,15 @@ class _Conv(Module):
         self.dilation = sizes(name, "dilation", dilation, self._dims, 1)
         self.groups = groups
         self.padding_mode = padding_mode
-        outer, inner = (in_channels, out_channels) if self._transposed else (out_channels, in_channels)
-        shape = (outer, inner // groups, *self.kernel_size)
-        self._new_parameters(device, dtype, weight=shape, bias=(out_channels,) if bias else None)
+        shapes = self._shapes()
+        self._new_parameters(device, dtype, weight=shapes["weight"], bias=shapes["bias"] if bias else None)
         self.reset_parameters()
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        outer, inner = self.out_channels, self.in_channels
+        if self._transposed:
+            outer, inner = inner, outer
+        return {"weight": (outer, inner // self.groups, *self.kernel_size), "bias": (self.out_channels,)}
 
     def reset_parameters(self) -> None:
         """Draw weight and bias from U(-1/sqrt(n), 1/sqrt(n)), where n counts the weights of one output channel."""

@@ -38,9 +38,12 @@ class Linear(Module):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        shapes = {"weight": (out_features, in_features), "bias": (out_features,) if bias else None}
-        self._new_parameters(device, dtype, **shapes)
+        shapes = self._shapes()
+        self._new_parameters(device, dtype, weight=shapes["weight"], bias=shapes["bias"] if bias else None)
         self.reset_parameters()
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": (self.out_features, self.in_features), "bias": (self.out_features,)}
 
     def reset_parameters(self) -> None:
         """Draw weight and bias from U(-1/sqrt(in_features), 1/sqrt(in_features))."""

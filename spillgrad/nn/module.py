@@ -314,7 +314,9 @@ class Module(ModuleCalls, ModuleState):
         return self.to("cuda" if device is None else device)
 
     def share_memory(self) -> Self:
-        """Do nothing and return the module: threads share its memory anyway, a forked process has it copy-on-write."""
+        """Return the module: threads share its memory anyway, and a forked process has it copy-on-write."""
+        for tensor in (*self.parameters(), *self.buffers()):
+            tensor.share_memory_()
         return self
 
     def to_empty(self, *, device: Any, recurse: bool = True) -> Self:

@@ -1,5 +1,6 @@
 """Hooks on the backward pass of a whole module."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,7 +63,12 @@ class ModuleBackward:
         """Pass the module's result through a node that receives the result's gradients; return the new result."""
         values = (result,) if isinstance(result, Tensor) else result
         if not isinstance(values, tuple | list):
-            return result  # as in PyTorch: only tensors, and tuples or lists of them, are seen
+            warnings.warn(
+                "For backward hooks to be called, module output should be a Tensor or a tuple of Tensors but received "
+                f"{type(result)}",
+                stacklevel=5,  # the caller of the module
+            )
+            return result
         passed, node, places = _passed(tuple(values))
         if node is None:
             return result

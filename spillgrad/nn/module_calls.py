@@ -8,7 +8,9 @@ from typing import Any
 
 from spillgrad import labels
 from spillgrad.autograd.core.node import HookDict, RemovableHandle
+from spillgrad.errors import GraphError
 from spillgrad.nn.module_backward import ModuleBackward
+from spillgrad.nn.module_hooks import always_called, call_after, call_before, of_all_modules, of_kind
 
 # A function that runs a sub-module's forward, given its path, the forward and its arguments.
 Around = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -81,7 +83,13 @@ class ModuleCalls:
             _running.paths = None
 
     def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._forward_pre_hooks or self._forward_hooks or self._backward_hooks or self._backward_pre_hooks:
+        if (
+            of_all_modules
+            or self._forward_pre_hooks
+            or self._forward_hooks
+            or self._backward_hooks
+            or self._backward_pre_hooks
+        ):
             return self._call_watched(args, kwargs)
         return self.forward(*args, **kwargs) if _running.around is None else self._run_within(args, kwargs)
 
@@ -95,20 +103,28 @@ class ModuleCalls:
     def _call_watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         called = set()
         try:
-            for hook in list(self._forward_pre_hooks.values()):
+            for _, hook in (*of_kind("before"), *self._forward_pre_hooks.items()):
                 replaced = hook(self, args, kwargs)
-                args, kwargs = (args, kwargs) if replaced is None else replaced
-            backward = list(self._backward_hooks.values()), list(self._backward_pre_hooks.values())
-            watch = ModuleBackward(self, *backward) if any(backward) else None
+                if replaced is not None:
+                    if not isinstance(replaced, tuple) or len(replaced) != 2:
+                        raise GraphError(
+                            "forward pre-hook must return None or a tuple of (new_args, new_kwargs), but got "
+                            f"{replaced}."
+                        )
+                    args, kwargs = replaced
+            backward = self._with_those_of_all("backward", self._backward_hooks)
+            before_backward = self._with_those_of_all("before backward", self._backward_pre_hooks)
+            watch = ModuleBackward(self, backward, before_backward) if backward or before_backward else None
             result = self._run_within(args if watch is None else tuple(watch.inputs(args)), kwargs)
-            for key, hook in list(self._forward_hooks.items()):
+            for key, hook in (*of_kind("after"), *self._forward_hooks.items()):
                 called.add(key)
                 replaced = hook(self, args, kwargs, result)
                 result = result if replaced is None else replaced
         except BaseException:
             silenced = []  # as text, because exceptions would refer to this frame
-            for key, hook in list(self._forward_hooks.items()):
-                if key in self._always_called and key not in called:
+            always = self._always_called | always_called()
+            for key, hook in (*of_kind("after"), *self._forward_hooks.items()):
+                if key in always and key not in called:
                     try:
                         hook(self, args, kwargs, None)
                     except Exception as error:
@@ -122,6 +138,10 @@ class ModuleCalls:
             raise
         return result if watch is None else watch.output(result)
 
+    @staticmethod
+    def _with_those_of_all(kind: str, hooks: HookDict) -> list[Callable[..., Any]]:
+        return [*(hook for _, hook in of_kind(kind)), *hooks.values()]
+
     def register_forward_pre_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
     ) -> RemovableHandle:
@@ -129,7 +149,7 @@ class ModuleCalls:
 
         With `with_kwargs`, the call is `hook(module, args, kwargs)`, and the result None or (args, kwargs).
         """
-        called = hook if with_kwargs else functools.partial(_call_before, hook)
+        called = hook if with_kwargs else functools.partial(call_before, hook)
         return self._forward_pre_hooks.add(called, first=prepend)
 
     def register_forward_hook(
@@ -140,7 +160,7 @@ class ModuleCalls:
         With `with_kwargs`, the call is `hook(module, args, kwargs, output)`. With `always_call`, the hook is also
         called if forward or an earlier hook raises, with None for the output; its exceptions then become warnings.
         """
-        called = hook if with_kwargs else functools.partial(_call_after, hook)
+        called = hook if with_kwargs else functools.partial(call_after, hook)
         handle = self._forward_hooks.add(called, first=prepend)
         if always_call:
             self._always_called.add(handle.id)
@@ -163,15 +183,3 @@ class ModuleCalls:
         A result of the hook other than None replaces `grad_output`.
         """
         return self._backward_pre_hooks.add(hook, first=prepend)
-
-
-# Wrappers of hooks that take no kwargs; module-level functions, so that modules with hooks can be pickled.
-def _call_before(hook: Callable[..., Any], module: ModuleCalls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    replaced = hook(module, args)
-    return None if replaced is None else (replaced if isinstance(replaced, tuple) else (replaced,), kwargs)
-
-
-def _call_after(
-    hook: Callable[..., Any], module: ModuleCalls, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-) -> Any:
-    return hook(module, args, output)

@@ -9,7 +9,7 @@ from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.autograd.core.node import HookDict, RemovableHandle
 from spillgrad.errors import OperandError, StateDictError
 from spillgrad.files.safetensors_io import StoredTensor
-from spillgrad.nn.parameter import Parameter
+from spillgrad.nn.parameter import Parameter, is_lazy
 from spillgrad.ops import creation
 from spillgrad.tensor import Tensor
 
@@ -79,7 +79,7 @@ class ModuleState:
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """Put this module's own parameters and buffers into `destination`; an override may put further entries."""
         for key, tensor in self._own_state():
-            destination[prefix + key] = tensor if keep_vars else tensor.detach()
+            destination[prefix + key] = tensor if keep_vars or is_lazy(tensor) else tensor.detach()
 
     def _own_state(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in (*self._parameters.items(), *self._buffers.items()):
@@ -115,10 +115,13 @@ class ModuleState:
         unexpected += [key for key in state if key not in known]
         found = {key: place for key, place in known.items() if key in state}
         for key, (module, name) in found.items():
-            if name != _EXTRA and tuple(state[key].shape) != getattr(module, name).shape:
+            own = None if name == _EXTRA else getattr(module, name)
+            if own is None or (is_lazy(own) and is_lazy(state[key])):
+                continue
+            if tuple(state[key].shape) != own.shape:
                 errors.append(
                     f"size mismatch for {key}: copying a param with shape {tuple(state[key].shape)} from checkpoint, "
-                    f"the shape in current model is {getattr(module, name).shape}."
+                    f"the shape in current model is {own.shape}."
                 )
         hooks = [(module, hook) for _, module in reversed(modules) for hook in list(module._load_post_hooks.values())]
         result = IncompatibleKeys(missing, unexpected)
@@ -155,6 +158,8 @@ class ModuleState:
             self.set_extra_state(value)
             return
         own = getattr(self, name)
+        if is_lazy(own):  # so is the value: a lazy module has materialized its other tensors before
+            return
         if not assign:
             if isinstance(value, StoredTensor):
                 value.copy_to(own)

@@ -1,10 +1,16 @@
-"""Tensors that a module registers: parameters, which are trained, and buffers, which are not."""
+"""Tensors that a module registers: parameters, which are trained, and buffers, which are not.
 
-from typing import Any
+Those of lazy modules are uninitialised at first: they have a dtype and a device, and no shape yet.
+"""
 
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+from spillgrad.errors import ArgumentError
+from spillgrad.ops import creation
 from spillgrad.tensor import Tensor
 
-__all__ = ["Buffer", "Parameter"]
+__all__ = ["Buffer", "Parameter", "UninitializedBuffer", "UninitializedParameter"]
 
 
 class Parameter(Tensor):
@@ -28,3 +34,132 @@ class Buffer(Tensor):
     def __init__(self, data: Any = (), *, persistent: bool = True) -> None:
         super().__init__(data)
         self.persistent = persistent
+
+
+def _conversion(name: str) -> Callable[..., Any]:
+    """Return the method `name` of uninitialised tensors, which converts their future dtype and device."""
+
+    def convert(self: "_Uninitialized", *args: Any, **kwargs: Any) -> Any:
+        return self._like(getattr(self._empty, name)(*args, **kwargs))
+
+    convert.__name__, convert.__qualname__ = name, f"UninitializedTensor.{name}"
+    convert.__doc__ = f"Return an uninitialised tensor with the dtype and device that `Tensor.{name}` would give."
+    return convert
+
+
+class _Uninitialized(Tensor):
+    """The base of tensors without shape: only `materialize` and conversions of dtype and device may use them."""
+
+    cls_to_become: ClassVar[type[Tensor]]
+    _empty: Tensor  # it has no elements, and the dtype and device that the tensor will have
+
+    def materialize(self, shape: Any, device: Any = None, dtype: Any = None) -> None:
+        """Become an ordinary parameter or buffer of a shape, whose elements are not set.
+
+        `device` and `dtype` replace those that the tensor was made with or converted to.
+        """
+        empty = vars(self).pop("_empty")
+        made = creation.empty(
+            shape, device=empty.device if device is None else device, dtype=empty.dtype if dtype is None else dtype
+        )
+        self.__class__ = self.cls_to_become
+        self._set(made._array, made._storage)
+        if self._requires_grad:
+            self.requires_grad = True  # which the memory has to know too
+
+    def _like(self, empty: Tensor) -> Self:
+        """Return another uninitialised tensor of this kind, with the dtype and device of `empty`."""
+        made = type(self).__new__(type(self))
+        made.__dict__.update(vars(self), _empty=empty)
+        return made
+
+    to, cpu, cuda, type_as = map(_conversion, ("to", "cpu", "cuda", "type_as"))  # type: ignore[assignment]
+    half, float, double, bfloat16 = map(_conversion, ("half", "float", "double", "bfloat16"))  # type: ignore[assignment]
+    char, short, int, long = map(_conversion, ("char", "short", "int", "long"))  # type: ignore[assignment]
+
+    @property
+    def dtype(self) -> Any:
+        """The data type that the elements will have."""
+        return self._empty.dtype
+
+    @property
+    def device(self) -> Any:
+        """The device that the memory will be on."""
+        return self._empty.device
+
+    @property
+    def data(self) -> Tensor:
+        """This tensor. On assignment, it takes the dtype and device of another uninitialised tensor."""
+        return self
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        if not isinstance(value, _Uninitialized):
+            raise ArgumentError(
+                f"data: got a {type(value).__name__} for a {type(self).__name__}; call materialize(shape) first"
+            )
+        self._empty = value._empty
+
+    @property
+    def shape(self) -> Any:
+        """Raise ArgumentError: there is no shape yet."""
+        raise ArgumentError(
+            "Can't access the shape of an uninitialized parameter or buffer; this happens when an uninitialized "
+            "parameter is loaded into an initialized one: call the module once, which sets the shapes"
+        )
+
+    def _unusable(self) -> Any:
+        raise ArgumentError(
+            f"Attempted to use an uninitialized parameter, an {type(self).__name__}, which has no elements yet; call "
+            "the module that it belongs to once, with inputs of the sizes to come"
+        )
+
+    _array = _storage = property(_unusable)  # type: ignore[assignment]
+
+    def share_memory_(self) -> Self:
+        """Raise ArgumentError: there is no memory yet."""
+        raise ArgumentError("Can't share memory on an uninitialized parameter or buffer; call the module once before")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+    def __copy__(self) -> Self:
+        return self._like(self._empty)
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Self:
+        memo[id(self)] = made = self._like(self._empty)
+        return made
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._requires_grad, self.device.type, self.dtype)
+
+
+class UninitializedParameter(_Uninitialized, Parameter):
+    """A parameter whose shape is not known yet; `materialize(shape)` makes it a `Parameter`.
+
+    It can be converted to another dtype or device, copied, pickled and registered. Anything else raises ArgumentError.
+    """
+
+    cls_to_become = Parameter
+
+    def __init__(self, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> None:
+        self._empty = creation.empty(0, device=device, dtype=dtype)
+        self._requires_grad = requires_grad
+
+
+class UninitializedBuffer(_Uninitialized, Buffer):
+    """A buffer whose shape is not known yet; `materialize(shape)` makes it a tensor (see `UninitializedParameter`)."""
+
+    cls_to_become = Tensor
+
+    def __init__(
+        self, requires_grad: bool = False, device: Any = None, dtype: Any = None, persistent: bool = True
+    ) -> None:  # fmt: skip
+        self._empty = creation.empty(0, device=device, dtype=dtype)
+        self._requires_grad = requires_grad
+        self.persistent = persistent
+
+
+def is_lazy(param: Any) -> bool:
+    """Return whether an object is an `UninitializedParameter` or an `UninitializedBuffer`."""
+    return isinstance(param, _Uninitialized)

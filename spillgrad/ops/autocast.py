@@ -156,7 +156,7 @@ class Casting(NamedTuple):
         if not self.is_for(argument, _CONVERTED) or argument.dtype == self.dtype:
             return argument
         storage = argument._storage
-        if not (storage.trainable or storage.offloaded):
+        if not (storage.trainable or storage.offloaded) or storage.is_inference:
             return to_dtype(argument, self.dtype)
         if not self.cache_enabled or argument._base is not None or not argument.is_leaf:
             return _parameter_as(argument, self.dtype)

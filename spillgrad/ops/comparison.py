@@ -11,7 +11,7 @@ from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import ARRAYS
 
 __all__ = [
-    "allclose", "eq", "equal", "ge", "greater", "greater_equal", "gt", "isclose", "isfinite", "isinf", "isnan",
+    "allclose", "eq", "equal", "equal_all", "ge", "greater", "greater_equal", "gt", "isclose", "isfinite", "isinf", "isnan",
     "isneginf", "isposinf", "le", "less", "less_equal", "lt", "ne", "not_equal", "signbit",
 ]  # fmt: skip
 
@@ -56,3 +56,9 @@ def allclose(input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e
 def equal(input: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have the same shape and the same elements."""
     return input.shape == other.shape and bool(np.all(eq(input, other).array))
+
+
+@declare(method=True)
+def equal_all(x: Tensor, y: Tensor) -> Tensor:
+    """Return a tensor of one bool: whether two tensors have the same shape and the same elements (Paddle's name)."""
+    return Tensor.wrap(np.array(equal(x, y)))

@@ -1,5 +1,6 @@
 """PyTorch's module `torch.utils.checkpoint`; `spillgrad.autograd.recompute` defines all these names."""
 
+from spillgrad.autograd.recompute.reentrant import CheckpointFunction
 from spillgrad.autograd.recompute.region import (
     CheckpointError,
     checkpoint,
@@ -16,6 +17,7 @@ from spillgrad.autograd.recompute.selective import (
 
 __all__ = [
     "CheckpointError",
+    "CheckpointFunction",
     "CheckpointPolicy",
     "SelectiveCheckpointContext",
     "checkpoint",

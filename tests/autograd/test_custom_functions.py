@@ -75,6 +75,7 @@ def test_the_node_is_named_after_the_class():
     assert y.grad_fn.name() == "ScaleBackward" and "ScaleBackward" in repr(y)
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 @BOTH
 def test_forward_is_not_recorded_and_backward_only_under_create_graph(kind):
     modes: list[bool] = []

@@ -179,7 +179,7 @@ def test_a_wrong_number_of_gradients_is_named():
         model(x).sum().backward()
 
 
-def test_results_of_other_kinds_pass_unseen():
+def test_results_of_other_kinds_pass_unseen_with_a_warning_at_the_call():
     class Named(nn.Module):
         def forward(self, x):
             return {"y": x * 2}
@@ -188,7 +188,10 @@ def test_results_of_other_kinds_pass_unseen():
     model = Named()
     model.register_full_backward_hook(lambda *_: seen.append(1))
     x = sg.ones(1).requires_grad_()
-    model(x)["y"].sum().backward()
+    with pytest.warns(UserWarning, match="module output should be a Tensor or a tuple of Tensors") as warned:
+        y = model(x)["y"]
+    assert warned[0].filename == __file__
+    y.sum().backward()
     assert (seen, x.grad.tolist()) == ([], [2.0])
 
 

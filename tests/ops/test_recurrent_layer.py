@@ -148,6 +148,7 @@ def test_what_does_not_fit_raises_what_the_steps_raise():
             outcome(run_layer, "GRU", COUNTS[0], False, [wrong, *rest])
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 def test_a_layer_whose_every_leaf_was_frozen_since_gives_no_gradients():
     tensors = arguments("GRU", COUNTS[0])
     loss = weighted(outcome(run_layer, "GRU", COUNTS[0], False, tensors))

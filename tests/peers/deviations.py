@@ -107,11 +107,6 @@ TORCH: dict[str, dict[str, str]] = {
         "twice in a group": "PyTorch warns, and updates it twice in each step, which nobody wants"
     },
     "optimizers.averaged_models": {"both": _ASSERTED},
-    "grad_mode.inference_tensors": {
-        "kind": "tensors made in inference mode are ordinary tensors without graph",
-        "saved": "tensors made in inference mode are ordinary tensors without graph",
-        "changed": "tensors made in inference mode are ordinary tensors without graph",
-    },
 }
 # Row of the table of operations -> reason, in float64.
 _COMPARISONS = "eq ne lt le gt ge less less_equal greater greater_equal not_equal"

@@ -29,16 +29,21 @@ PROGRAMS = {
         "saved_tensors",
         "custom_functions",
         "engine",
+        "engine_callbacks",
         "hooks",
         "inplace",
         "grad_mode",
+        "inference_mode",
         "checkpoint",
+        "lazy_modules",
+        "module_hooks",
+        "reentrant_checkpoint",
         "functional",
         "schedules",
         "optimizers",
         "data",
     ),
-    "paddle": ("paddle_autograd",),
+    "paddle": ("paddle_autograd", "paddle_layers"),
 }
 DIGITS = {"program": 9, "op": 11}  # of float64 in a record: a hundred times what comparisons need
 WHOLE = 24  # elements of an operation's tensor that are recorded one by one
@@ -137,7 +142,9 @@ def programs(library: str) -> dict[str, Callable[[Any, Note], None]]:
 def run(program: Callable[[Any, Note], None], library: Any) -> list[list[Any]]:
     """Return what a program notes under a library."""
     note = Note()
-    program(library, note)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a program that is about warnings catches them
+        program(library, note)
     return note.entries
 
 

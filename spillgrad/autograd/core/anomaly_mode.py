@@ -5,10 +5,12 @@ Source: torch.autograd.anomaly_mode.
 
 import threading
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from spillgrad import user_line
 from spillgrad.autograd.core import hooks
 from spillgrad.errors import GraphError
 
@@ -80,12 +82,17 @@ class detect_anomaly:
     """Context manager: an error or a NaN in backward names the line of the forward pass that it comes from.
 
     Run both the forward and the backward pass in the context, because the forward pass records where each operation was
-    called. This is slow and meant for debugging.
-    Backward raises GraphError if it computes NaN, unless `check_nan` is False. Other errors get a note with the
-    traceback of the forward pass, which PyTorch prints as a warning instead.
+    called. This is slow and meant for debugging, of which a warning reminds.
+    Backward raises GraphError if it computes NaN, unless `check_nan` is False. Before any error of backward, a warning
+    shows the traceback of the forward pass.
     """
 
     def __init__(self, check_nan: bool = True) -> None:
+        warnings.warn(
+            "Anomaly Detection has been enabled. This mode will increase the runtime and should only be enabled for "
+            "debugging.",
+            stacklevel=2,
+        )
         self._check_nan = bool(check_nan)
         self._before: list[tuple[bool, bool]] = []
 
@@ -110,7 +117,7 @@ def note(node: _Node) -> None:
 
 
 def run(node: _Node, grads: list[Any], check: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
-    """Run a node and check its results. Add a note about the forward pass to any error. Raises GraphError for NaN."""
+    """Run a node and check its results. Warn of the forward pass before any error. Raises GraphError for NaN."""
     outer, running.node = running.node, node
     try:
         results = check(node, node.run(grads))
@@ -119,8 +126,8 @@ def run(node: _Node, grads: list[Any], check: Callable[[Any, list[Any]], list[An
                 raise GraphError(
                     f"Function '{node.name()}' returned nan values in its {number}th output. {_place(node)}"
                 )
-    except Exception as error:
-        error.add_note(_story(node))
+    except Exception:
+        user_line.warn(_story(node))
         raise
     finally:
         running.node = outer

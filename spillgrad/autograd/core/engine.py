@@ -64,9 +64,25 @@ def current_run() -> Run:
     return _thread.run
 
 
+def is_running() -> bool:
+    """Return whether this thread is running backward."""
+    return _thread.run is not None
+
+
 def outermost_run() -> Run | None:
     """Return the outermost backward that this thread takes part in, or None if it takes part in none."""
     return None if _thread.run is None else _thread.run.outermost
+
+
+def reaches_every_leaf() -> bool:
+    """Return whether this thread's backward, and all backwards around it, add to the `.grad` of every leaf.
+
+    Those with `inputs`, and those of `grad`, do not.
+    """
+    run = _thread.run
+    while run is not None and run._needed is None:
+        run = run._outer
+    return run is None
 
 
 def run_backward(

@@ -27,6 +27,8 @@ class _GradMode(threading.local):
 
 
 state = _GradMode()
+# It has an entry for each thread in inference mode. While it is empty, nothing need look up the mode of its thread.
+inferring: list[None] = []
 
 
 def is_grad_enabled() -> bool:
@@ -37,6 +39,17 @@ def is_grad_enabled() -> bool:
 def is_inference_mode_enabled() -> bool:
     """Return whether this thread is in inference mode."""
     return state.inference
+
+
+def _switch(enabled: bool, inference: bool) -> None:
+    """Set this thread's modes."""
+    state.enabled = enabled
+    if inference != state.inference:
+        state.inference = inference
+        if inference:
+            inferring.append(None)
+        else:
+            inferring.pop()
 
 
 class _Context:
@@ -60,7 +73,7 @@ class _Context:
         self._change()
 
     def __exit__(self, *exception: object) -> None:
-        state.enabled, state.inference = self._before.pop()
+        _switch(*self._before.pop())
 
     def __call__(self, function: _Function) -> _Function:
         return decorated(function, self._again)  # type: ignore[return-value]
@@ -73,17 +86,17 @@ class set_grad_enabled(_Context):
         super().__init__()
         self._mode = bool(mode)
         self._at_once = state.enabled, state.inference
-        state.enabled = self._mode
+        state.enabled = self._mode and not state.inference
 
     def _again(self) -> Any:
         return enable_grad() if self._mode else no_grad()
 
     def _change(self) -> None:
         self._before[-1] = self._at_once
-        state.enabled = self._mode
+        state.enabled = self._mode and not state.inference
 
     def __call__(self, function: _Function) -> _Function:
-        state.enabled, state.inference = self._at_once
+        _switch(*self._at_once)
         return super().__call__(function)
 
 
@@ -102,18 +115,19 @@ class no_grad(_Parameterless):
 
 
 class enable_grad(_Parameterless):
-    """Context manager and decorator: record operations, even within `no_grad`."""
+    """Context manager and decorator: record operations, even within `no_grad`, but not within `inference_mode`."""
 
     def _change(self) -> None:
-        state.enabled = True
+        state.enabled = not state.inference
 
 
 class inference_mode(_Context):
-    """Context manager and decorator: do not record operations.
+    """Context manager and decorator: do not record operations, and make inference tensors.
 
-    `inference_mode(False)` records them, even within another `inference_mode`. Results are ordinary tensors: unlike
-    PyTorch's, they may later be used in a recorded operation, saved for backward and changed in place. Their versions
-    are counted, so that no gradient can become wrong.
+    `inference_mode(False)` records operations, even within another `inference_mode`, and makes ordinary tensors.
+    An inference tensor, or a view of one, has no version: outside of the mode it cannot be changed in place or saved
+    for backward, and cannot be set to require a gradient. Its `clone()` is an ordinary tensor. Views of ordinary
+    tensors stay ordinary ones.
     Source: torch.inference_mode.
     """
 
@@ -128,7 +142,7 @@ class inference_mode(_Context):
         return inference_mode(self._mode)
 
     def _change(self) -> None:
-        state.enabled, state.inference = not self._mode, self._mode
+        _switch(not self._mode, self._mode)
 
 
 def decorated(function: Callable[..., Any], mode: _Mode) -> Callable[..., Any]:

@@ -118,6 +118,13 @@ class RemovableHandle:
         if hooks is not None:
             hooks.pop(self.id, None)
 
+    def __getstate__(self) -> tuple[HookDict | None, int]:
+        return self._hooks(), self.id
+
+    def __setstate__(self, state: tuple[HookDict | None, int]) -> None:
+        hooks, self.id = state
+        self._hooks = weakref.ref(HookDict() if hooks is None else hooks)
+
     def __enter__(self) -> "RemovableHandle":
         return self
 
@@ -135,6 +142,7 @@ class Node:
     outputs: tuple[OutputMeta, ...] = ()
     sequence: int
     rank = 1  # of the nodes that are ready, the nodes of the lowest rank run first
+    starts_from_ones = False  # whether backward from an output of many elements needs no gradient to start from
     # Numbers of outputs of a custom function that are views of an input. An in-place change of one side cannot be
     # recorded for the other, because only the user's backward knows their gradient.
     custom_views: frozenset[int] = frozenset()

@@ -8,7 +8,7 @@ import numpy as np
 from spillgrad.autograd.core import hooks
 from spillgrad.autograd.core.grad_mode import no_grad, state
 from spillgrad.autograd.core.node import NO_EDGE, AccumulateGrad, Edge, Node, tensor_type
-from spillgrad.errors import GraphError, HookTypeError, SavedTensorError
+from spillgrad.errors import GraphError, HookTypeError, InferenceTensorError, SavedTensorError
 
 FREED = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have "
@@ -42,7 +42,14 @@ class SavedTensor:
         self.slot = slot
         self._array = tensor._array
         self._storage = storage = tensor._storage
-        self._version = storage.version
+        try:
+            self._version = storage.version
+        except InferenceTensorError:
+            raise InferenceTensorError(
+                "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference mode "
+                "in computation tracked by autograd. To work around this, you can make a clone to get a normal tensor "
+                f"and use it in autograd, or use no_grad() instead of inference_mode(): {operation} saves '{slot}'"
+            ) from None
         storage.aliased = True
         if node is not None:
             self._node = weakref.ref(node)

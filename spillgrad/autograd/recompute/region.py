@@ -4,6 +4,7 @@ A recomputed function is a region of the graph. An ordinary pair of saved-tensor
 as empty slots. When backward unpacks the first slot, the function runs again, under hooks that fill the slots.
 
 Source: Chen et al. 2016, "Training deep nets with sublinear memory cost"; torch.utils.checkpoint (use_reentrant=False).
+`reentrant.py` has the other form.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from spillgrad.autograd.core.grad_mode import enable_grad, is_grad_enabled
 from spillgrad.autograd.core.hooks import saved_tensors_hooks
 from spillgrad.autograd.core.node import NO_EDGE
 from spillgrad.autograd.core.saved import SavedTensor
+from spillgrad.autograd.recompute.reentrant import checkpoint_reentrant
 from spillgrad.autograd.recompute.state import recomputing
 from spillgrad.errors import ArgumentError, GraphError, RecomputationError
 from spillgrad.fork_safe_lock import ForkSafeLock
@@ -272,14 +274,26 @@ def checkpoint(
     compares checksums, which finds a function whose results changed. "none" compares nothing. With `debug`, errors list
     all saved values.
 
-    Raises ArgumentError for `use_reentrant=True`. Backward raises RecomputationError (alias `CheckpointError`) if
-    the recomputation saves other values, and SavedTensorError if an argument was changed in place.
+    `use_reentrant=True` records nothing of the function in the forward pass, and runs a backward within backward. It is
+    for programs that rely on that: only tensors that are arguments themselves get gradients, and at least one of them
+    must require a gradient (a warning says if none does); all of the function runs again; `grad`, backward with
+    `inputs` and second derivatives raise GraphError; and all options but `preserve_rng_state` are refused or unused.
+
+    Raises ArgumentError for keywords that are not accepted. Backward raises RecomputationError (alias
+    `CheckpointError`) if the recomputation saves other values. It raises SavedTensorError if an argument was changed in
+    place.
     """
     if use_reentrant:
-        raise ArgumentError(
-            "checkpoint: got use_reentrant=True, a variant that spillgrad does not have; leave it out: the other gives "
-            "the same gradients with fewer restrictions"
-        )
+        if kwargs:
+            raise ArgumentError(
+                f"checkpoint: Unexpected keyword arguments: {','.join(kwargs)}; pass them by position, or set "
+                "use_reentrant=False"
+            )
+        if context_fn is not noop_context_fn or debug:
+            raise ArgumentError(
+                "checkpoint: Passing `context_fn` or `debug` is only supported when use_reentrant=False."
+            )
+        return checkpoint_reentrant(function, preserve_rng_state, args)
     if determinism_check not in _CHECKS:
         raise ArgumentError(
             f"checkpoint: got determinism_check={determinism_check!r}; wanted one of {', '.join(_CHECKS)}"

@@ -1,5 +1,5 @@
-"""PyTorch's package `torch.nn.modules`: its module `module`, with the base class of layers."""
+"""PyTorch's package `torch.nn.modules`: its modules `lazy`, and `module` with the base class of layers."""
 
-from spillgrad.nn.modules import module
+from spillgrad.nn.modules import lazy, module
 
-__all__ = ["module"]
+__all__ = ["lazy", "module"]

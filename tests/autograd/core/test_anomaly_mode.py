@@ -1,7 +1,7 @@
 """Anomaly detection: NaNs and errors in backward name the line of the forward."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +11,17 @@ from spillgrad.autograd import Function, detect_anomaly, set_detect_anomaly
 from spillgrad.autograd.core.anomaly_mode import is_anomaly_enabled
 from spillgrad.errors import GraphError
 from tests.ops.checks import leaf
+
+pytestmark = pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+
+
+def story_of(kind: type[Exception], match: str, call: Callable[[], Any]) -> str:
+    """Return the one warning of a call that raises an error, which is at a line of this file."""
+    with pytest.warns(UserWarning, match="Error detected in") as warned, pytest.raises(kind, match=match):
+        call()
+    (warning,) = warned
+    assert warning.filename == __file__
+    return str(warning.message)
 
 
 @pytest.fixture(autouse=True)
@@ -37,14 +48,8 @@ def test_a_nan_names_the_operation_the_output_and_the_line():
     x = leaf([1.0, 2.0])
     with detect_anomaly():
         y = infinite_slope(x).sum()
-        with pytest.raises(
-            RuntimeError,
-            match=r"Function 'SqrtBackward0' returned nan values in its 0th output(.|\n)*line \d+, in infi",
-        ) as caught:
-            y.backward()
-    assert isinstance(caught.value, GraphError)
-    assert "return (x * 0).sqrt() * 0" in str(caught.value)
-    story = "".join(caught.value.__notes__)
+        match = r"Function 'SqrtBackward0' returned nan values in its 0th output(.|\n)*line \d+, in infi(.|\n)*return"
+        story = story_of(GraphError, match + r" \(x \* 0\)\.sqrt\(\) \* 0", y.backward)
     assert "Error detected in SqrtBackward0. Traceback of forward call" in story
     assert "y = infinite_slope(x).sum()" in story and "generate" not in story
 
@@ -64,9 +69,8 @@ def test_check_nan_may_be_off():
 
 def test_an_error_in_a_backward_tells_of_its_forward_and_stays_the_error_it_is():
     x = leaf([1.0])
-    with detect_anomaly(), pytest.raises(KeyError, match="mine") as caught:
-        Fails.apply(x).backward()
-    (story,) = caught.value.__notes__
+    with detect_anomaly():
+        story = story_of(KeyError, "mine", lambda: Fails.apply(x).backward())
     assert "Error detected in FailsBackward" in story and "Fails.apply(x).backward()" in story
 
 
@@ -84,22 +88,18 @@ def test_a_wrong_shape_and_an_unpack_hooks_error_tell_of_their_forward_too():
 
     with detect_anomaly():
         y = Wrong.apply(x).sum()
-        with pytest.raises(RuntimeError, match="invalid gradient") as caught:
-            y.backward()
-        assert "y = Wrong.apply(x).sum()" in caught.value.__notes__[0]
+        assert "y = Wrong.apply(x).sum()" in story_of(RuntimeError, "invalid gradient", y.backward)
         with sg.autograd.saved_tensors_hooks(lambda t: t, lambda t: 7):
             z = x.tanh().sum()
-        with pytest.raises(TypeError, match="unpack_hook") as unpacking:
-            z.backward()
-        assert "z = x.tanh().sum()" in unpacking.value.__notes__[0]
+        assert "z = x.tanh().sum()" in story_of(TypeError, "unpack_hook", z.backward)
 
 
 def test_a_graph_made_before_says_how_to_know_more():
     x = leaf([1.0])
     y = Fails.apply(x)
-    with detect_anomaly(), pytest.raises(KeyError) as caught:
-        y.backward()
-    assert "No forward pass information available. Enable detect anomaly during forward" in caught.value.__notes__[0]
+    with detect_anomaly():
+        story = story_of(KeyError, "mine", y.backward)
+    assert "No forward pass information available. Enable detect anomaly during forward" in story
 
 
 def test_the_line_is_in_the_nodes_metadata_and_of_a_double_backward_the_node_that_induced_it():
@@ -111,9 +111,7 @@ def test_the_line_is_in_the_nodes_metadata_and_of_a_double_backward_the_node_tha
         while node.metadata["parent_"] is not y.grad_fn:
             node = node.next_functions[0][0]
         assert "y = x**1.5" in y.grad_fn.metadata["traceback_"][-1]
-        with pytest.raises(RuntimeError, match="nan") as caught:
-            (gradient * 0).backward()
-    story = caught.value.__notes__[0]
+        story = story_of(RuntimeError, "nan", lambda: (gradient * 0).backward())
     assert f"Previous calculation was induced by {y.grad_fn.name()}. Traceback of forward call" in story
     assert "y = x**1.5" in story
     assert (x * 2).grad_fn.metadata == {}
@@ -156,3 +154,11 @@ def test_set_detect_anomaly_acts_at_once_or_until_its_block_ends():
     with set_detect_anomaly(True, check_nan=False):
         assert sg.is_anomaly_enabled() and not sg.is_anomaly_check_nan_enabled()
     assert not sg.is_anomaly_enabled() and sg.is_anomaly_check_nan_enabled()
+
+
+def test_entering_detection_warns_that_it_is_slow():
+    with pytest.warns(UserWarning, match="Anomaly Detection has been enabled") as warned, detect_anomaly():
+        pass
+    assert [warning.filename for warning in warned] == [__file__]
+    with set_detect_anomaly(True):
+        pass

@@ -209,6 +209,7 @@ def test_without_create_graph_a_gradient_has_no_graph():
     assert not x.grad.requires_grad
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 def test_create_graph_keeps_the_graph_and_accumulates_with_it():
     x = leaf([2.0])
     (x * x * x).backward(create_graph=True)
@@ -316,6 +317,7 @@ def test_an_input_that_was_not_used_stays_without_gradient():
 # Who owns `.grad`
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 def test_accumulation_adds_in_place():
     x = leaf([2.0])
     (x * x).backward()
@@ -445,6 +447,7 @@ def test_a_retained_gradient_accumulates_over_backwards():
 # Threads
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 def test_ten_threads_into_one_leaf_give_the_exact_sum():
     x = leaf(np.zeros(64))
     barrier = threading.Barrier(10)

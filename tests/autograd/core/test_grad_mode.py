@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
+from spillgrad.autograd.core.grad_mode import inferring
+from spillgrad.errors import InferenceTensorError
 from tests.ops.checks import leaf
 
 
@@ -280,23 +282,51 @@ def test_inference_mode_records_nothing_and_says_that_it_is_on():
     assert not y.requires_grad and not sg.is_inference_mode_enabled() and sg.is_grad_enabled()
 
 
-def test_what_inference_mode_made_is_a_tensor_like_any_other():
-    x = leaf([3.0])
+def test_a_refused_change_of_an_inference_tensor_changes_nothing():
     with sg.inference_mode():
-        y = x * 2
-    z = x * y
-    y.add_(1)
-    assert y._version == 1
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        z.backward()
-    (x * y).backward()
-    assert x.grad.tolist() == [7.0]
+        y = sg.ones(3)
+    for change in (lambda: y.add_(1), lambda: y.view(-1).mul_(2), lambda: y[0:1].fill_(7), lambda: sg.exp(y, out=y)):
+        with pytest.raises(InferenceTensorError, match="Inplace update to inference tensor"):
+            change()
+    assert y.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_there_are_no_inference_tensors():
+def test_a_product_of_inference_tensors_that_require_gradients_is_refused():
     with sg.inference_mode():
-        y = leaf([1.0]) * 2
-    assert not y.is_inference() and not sg.is_inference(y)
+        y = sg.ones(3, requires_grad=True)
+    with pytest.raises(InferenceTensorError, match=r"cannot be saved for backward.*mul saves 'self'"):
+        y * y
+
+
+def test_a_model_made_in_inference_mode_runs_there_in_half_precision():
+    with sg.inference_mode():
+        layer = sg.nn.Linear(2, 3)
+        with sg.autocast("cpu"):
+            assert layer(sg.ones(1, 2)).dtype == sg.bfloat16
+
+
+def test_replaced_memory_may_be_that_of_an_inference_tensor():
+    with sg.inference_mode():
+        made = sg.ones(2)
+    x = sg.zeros(2)
+    x.add_(1)
+    x.data = made
+    assert x.is_inference()
+    x.data = sg.zeros(2)
+    assert not x.is_inference()
+    assert x.add_(1)._version >= 1
+
+
+def test_threads_make_inference_tensors_only_in_their_own_mode():
+    found = []
+    with sg.inference_mode():
+        thread = threading.Thread(target=lambda: found.append(sg.ones(1).is_inference()))
+        thread.start()
+        thread.join()
+        found.append(sg.ones(1).is_inference())
+    found.append(sg.ones(1).is_inference())
+    assert found == [False, True, False]
+    assert inferring == []
 
 
 def test_modes_are_found_where_pytorch_has_them():

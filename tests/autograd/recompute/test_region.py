@@ -634,12 +634,6 @@ def test_an_error_in_the_forward_passes():
     assert hooks.depth() == 0
 
 
-def test_the_reentrant_variant_is_refused_with_a_reason():
-    with pytest.raises(ValueError, match="use_reentrant=True, a variant that spillgrad does not have; leave it out"):
-        checkpoint(chain, leaf([1.0]), use_reentrant=True)
-    checkpoint(chain, leaf([1.0]), use_reentrant=False)
-
-
 @pytest.mark.parametrize("segments", [1, 2, 3, 5])
 def test_a_sequence_in_segments_has_the_same_gradients_and_keeps_less(segments):
     sg.manual_seed(0)

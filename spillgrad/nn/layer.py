@@ -1,0 +1,135 @@
+"""The base of layers in Paddle's dialect.
+
+Source: paddle.nn.Layer.
+"""
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from spillgrad import dtypes
+from spillgrad.autograd.core.node import RemovableHandle
+from spillgrad.errors import ArgumentError
+from spillgrad.nn import init
+from spillgrad.nn.module import Module
+from spillgrad.nn.module_state import IncompatibleKeys
+from spillgrad.nn.parameter import Parameter
+from spillgrad.ops import creation
+from spillgrad.tensor import Tensor
+
+__all__ = ["Layer"]
+
+_numbers: defaultdict[str, "itertools.count[int]"] = defaultdict(itertools.count)
+
+
+class Layer(Module):
+    """A `Module` with the names of Paddle's `nn.Layer`; modules may be its sub-layers, and it may be a sub-module.
+
+    `dtype` is that of the parameters which `create_parameter` makes. `name_scope` is the first part of `full_name()`,
+    by default the class's name in lower case.
+    """
+
+    def __init__(self, name_scope: str | None = None, dtype: Any = "float32") -> None:
+        super().__init__()
+        scope = name_scope or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
+        self._full_name = f"{scope}_{next(_numbers[scope])}"
+        self._parameter_dtype = dtypes.as_dtype(dtype)
+
+    def full_name(self) -> str:
+        """Return the layer's name: the name scope, and a number that no other layer of this scope has."""
+        return self._full_name
+
+    def add_sublayer(self, name: str, sublayer: Module) -> Module:
+        """Register a sub-layer under a name, and return it."""
+        self.register_module(name, sublayer)
+        return sublayer
+
+    def add_parameter(self, name: str, parameter: Parameter | None) -> Parameter | None:
+        """Register a parameter, or None, under a name, and return it."""
+        self.register_parameter(name, parameter)
+        return parameter
+
+    def create_parameter(
+        self, shape: Any, attr: Any = None, dtype: Any = None, is_bias: bool = False,
+        default_initializer: Callable[[Tensor], Any] | None = None,
+    ) -> Parameter | None:  # fmt: skip
+        """Return a new parameter, which an assignment to an attribute registers; None for `attr=False`.
+
+        `default_initializer(parameter)` fills it. Without one, a bias is zero, and other parameters are drawn from
+        Glorot's uniform distribution. Raises ArgumentError for an `attr` other than None, True and False.
+        """
+        if attr is False:
+            return None
+        if attr is not None and attr is not True:
+            raise ArgumentError(
+                f"create_parameter: got attr of {type(attr).__name__}; give default_initializer, and the rest to the "
+                "optimizer's groups"
+            )
+        parameter = Parameter(creation.empty(tuple(shape), dtype=self._parameter_dtype if dtype is None else dtype))
+        if default_initializer is not None:
+            default_initializer(parameter)
+        elif is_bias or parameter.ndim == 0:
+            init.zeros_(parameter)
+        else:
+            fan = parameter.shape[0] if parameter.ndim == 1 else None
+            bound = (6 / (2 * fan)) ** 0.5 if fan else 0.0
+            init.uniform_(parameter, -bound, bound) if parameter.ndim == 1 else init.xavier_uniform_(parameter)
+        return parameter
+
+    def parameters(self, include_sublayers: bool = True) -> list[Parameter]:  # type: ignore[override]
+        """Return the parameters, a shared one once; those of sub-layers only with `include_sublayers`."""
+        return list(super().parameters(include_sublayers))
+
+    def buffers(self, include_sublayers: bool = True) -> list[Tensor]:  # type: ignore[override]
+        """Return the buffers, a shared one once; those of sub-layers only with `include_sublayers`."""
+        return list(super().buffers(include_sublayers))
+
+    def named_parameters(  # type: ignore[override]
+        self, prefix: str = "", include_sublayers: bool = True, remove_duplicate: bool = True, *,
+        recurse: bool | None = None,
+    ) -> Iterator[tuple[str, Parameter]]:  # fmt: skip
+        """Yield (path, parameter); those of sub-layers only with `include_sublayers` (PyTorch: `recurse`)."""
+        return super().named_parameters(prefix, include_sublayers if recurse is None else recurse, remove_duplicate)
+
+    def sublayers(self, include_self: bool = False) -> list[Module]:
+        """Return all layers below, each once; with `include_self`, this layer too, first."""
+        return [layer for _, layer in self.named_sublayers(include_self=include_self)]
+
+    def named_sublayers(
+        self, prefix: str = "", include_self: bool = False, layers_set: set[Module] | None = None
+    ) -> Iterator[tuple[str, Module]]:  # fmt: skip
+        """Yield (path, layer) for all layers below, each once, and not those in `layers_set`.
+
+        With `include_self`, this layer comes first.
+        """
+        return (
+            (path, layer)
+            for path, layer in self.named_modules(layers_set, prefix)
+            if include_self or layer is not self
+        )  # fmt: skip
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistable: bool = True) -> None:  # type: ignore[override]
+        """Register a tensor that is state but is not trained; `state_dict` leaves it out unless it is `persistable`."""
+        super().register_buffer(name, tensor, persistable)
+
+    def register_forward_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Call `hook(layer, inputs, output)` after forward; a result other than None replaces the output."""
+        return self.register_forward_hook(hook)
+
+    def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> IncompatibleKeys:
+        """Copy tensors or arrays into the parameters and buffers of the same paths; return the other keys.
+
+        The result is (missing keys, unexpected keys). Raises StateDictError for a tensor of another shape.
+        """
+        if not use_structured_name:
+            raise ArgumentError("set_state_dict: got use_structured_name=False; parameters are known by their paths")
+        return self.load_state_dict(state_dict, strict=False)
+
+    set_dict = load_dict = set_state_dict
+
+    def clear_gradients(self, set_to_zero: bool = True) -> None:
+        """Fill the parameters' gradients with zeros; set them to None if `set_to_zero` is False."""
+        for parameter in self.parameters():
+            parameter.clear_grad(set_to_zero)
