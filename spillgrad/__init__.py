@@ -15,7 +15,8 @@ Where to look:
 * NVIDIA's GPUs: `device="cuda"`, and `spillgrad.cuda` for their memory;
 * mixed precision: `autocast`, and `spillgrad.amp`;
 * recomputing: `spillgrad.utils.checkpoint`, which runs a function again in backward instead of keeping what it saved;
-* training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`.
+* training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`;
+* probability: `spillgrad.distributions`.
 """
 
 from importlib import import_module as _import_module
@@ -179,10 +180,13 @@ _bind(_PROTOCOLS)  # all operations are declared now
 
 
 def __getattr__(name: str) -> _Any:
-    """Import `array_api` on first use: few programs use it, and the import takes a millisecond."""
-    if name != "array_api":
+    """Import a room on first use: few programs use it, and its import takes milliseconds."""
+    if name not in _ROOMS_ON_FIRST_USE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _import_module("spillgrad.array_api")
+    return _import_module(f"spillgrad.{name}")
+
+
+_ROOMS_ON_FIRST_USE = ("array_api", "distributions")
 
 
 Size = tuple  # type: ignore[type-arg]  # what a shape is

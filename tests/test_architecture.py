@@ -25,6 +25,7 @@ LAYERS_ABOVE_TENSORS = (
     "spillgrad.nn",
     "spillgrad.optim",
     "spillgrad.data",
+    "spillgrad.distributions",
     "spillgrad.models",
     "spillgrad.files",
     "spillgrad.utils",

@@ -28,6 +28,7 @@ PROGRAMS = {
         "autocast",
         "saved_tensors",
         "custom_functions",
+        "distributions",
         "engine",
         "hooks",
         "inplace",
