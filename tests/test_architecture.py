@@ -28,6 +28,7 @@ LAYERS_ABOVE_TENSORS = (
     "spillgrad.distributions",
     "spillgrad.models",
     "spillgrad.files",
+    "spillgrad.func",
     "spillgrad.utils",
 )
 FRAMEWORKS = ("torch", "paddle", "transformers", "lightning")

@@ -28,16 +28,16 @@ class Bernoulli(Binary):
 
     @property
     def mean(self) -> Tensor:
-        return self.probs  # type: ignore[no-any-return]
+        return self.probs
 
     @property
     def mode(self) -> Tensor:
         found = (self.probs >= 0.5).to(self.probs.dtype)
-        return where(self.probs == 0.5, float("nan"), found)  # type: ignore[no-any-return]
+        return where(self.probs == 0.5, float("nan"), found)
 
     @property
     def variance(self) -> Tensor:
-        return self.probs * (1 - self.probs)  # type: ignore[no-any-return]
+        return self.probs * (1 - self.probs)
 
     def sample(self, sample_shape: Shape = ()) -> Tensor:
         with no_grad():
@@ -54,4 +54,4 @@ class Bernoulli(Binary):
     def enumerate_support(self, expand: bool = True) -> Tensor:
         values = arange(2, dtype=self._param.dtype, device=self._param.device)
         values = values.reshape((-1,) + (1,) * len(self._batch_shape))
-        return values.expand((-1, *self._batch_shape)) if expand else values  # type: ignore[no-any-return]
+        return values.expand((-1, *self._batch_shape)) if expand else values

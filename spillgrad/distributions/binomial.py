@@ -34,7 +34,7 @@ class Binomial(Binary):
 
     @property
     def mean(self) -> Tensor:
-        return self.total_count * self.probs  # type: ignore[no-any-return]
+        return self.total_count * self.probs
 
     @property
     def mode(self) -> Tensor:
@@ -42,7 +42,7 @@ class Binomial(Binary):
 
     @property
     def variance(self) -> Tensor:
-        return self.total_count * self.probs * (1 - self.probs)  # type: ignore[no-any-return]
+        return self.total_count * self.probs * (1 - self.probs)
 
     def sample(self, sample_shape: Shape = ()) -> Tensor:
         shape = self._extended_shape(sample_shape)
@@ -55,7 +55,7 @@ class Binomial(Binary):
         choices = (n + 1).lgamma() - (value + 1).lgamma() - (n - value + 1).lgamma()
         # Both branches of the clamp count half at 0, so that its derivative there is 1/2.
         positive = (logits.clamp(min=0) + logits - logits.clamp(max=0)) / 2
-        return choices + value * logits - n * (positive + (-logits.abs()).exp().log1p())  # type: ignore[no-any-return]
+        return choices + value * logits - n * (positive + (-logits.abs()).exp().log1p())
 
     def _common_count(self, who: str) -> int:
         most = int(self.total_count.max())
@@ -66,10 +66,10 @@ class Binomial(Binary):
     def entropy(self) -> Tensor:
         self._common_count("entropy")
         log_prob = self.log_prob(self.enumerate_support(False))
-        return -(log_prob.exp() * log_prob).sum(0)  # type: ignore[no-any-return]
+        return -(log_prob.exp() * log_prob).sum(0)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         count = self._common_count("enumerate_support")
         values = arange(count + 1, dtype=self._param.dtype, device=self._param.device)
         values = values.reshape((-1,) + (1,) * len(self._batch_shape))
-        return values.expand((-1, *self._batch_shape)) if expand else values  # type: ignore[no-any-return]
+        return values.expand((-1, *self._batch_shape)) if expand else values

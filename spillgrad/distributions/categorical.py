@@ -66,7 +66,7 @@ class Categorical(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        return self.probs.argmax(-1)  # type: ignore[no-any-return]
+        return self.probs.argmax(-1)
 
     @property
     def variance(self) -> Tensor:
@@ -79,18 +79,18 @@ class Categorical(Distribution):
             rows = self.probs.reshape((-1, self._num_events))
             if not math.prod(shape):
                 return full(shape, 0, dtype=dtypes.int64, device=rows.device)
-            return multinomial(rows, math.prod(sample_shape), True).T.reshape(shape)  # type: ignore[no-any-return]
+            return multinomial(rows, math.prod(sample_shape), True).T.reshape(shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._check(value)
         indices, logits = broadcast_tensors(value.long().unsqueeze(-1), self.logits)
-        return logits.gather(-1, indices[..., :1]).squeeze(-1)  # type: ignore[no-any-return]
+        return logits.gather(-1, indices[..., :1]).squeeze(-1)
 
     def entropy(self) -> Tensor:
         logits = self.logits.clamp(min=dtypes.finfo(self.logits.dtype).min)
-        return -(logits * self.probs).sum(-1)  # type: ignore[no-any-return]
+        return -(logits * self.probs).sum(-1)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         values = arange(self._num_events, dtype=dtypes.int64, device=self._param.device)
         values = values.reshape((-1,) + (1,) * len(self._batch_shape))
-        return values.expand((-1, *self._batch_shape)) if expand else values  # type: ignore[no-any-return]
+        return values.expand((-1, *self._batch_shape)) if expand else values

@@ -42,14 +42,14 @@ class Cauchy(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._check(value)
-        return -math.log(math.pi) - self.scale.log() - (((value - self.loc) / self.scale) ** 2).log1p()  # type: ignore[no-any-return]
+        return -math.log(math.pi) - self.scale.log() - (((value - self.loc) / self.scale) ** 2).log1p()
 
     def cdf(self, value: Tensor) -> Tensor:
         self._check(value)
-        return ((value - self.loc) / self.scale).atan() / math.pi + 0.5  # type: ignore[no-any-return]
+        return ((value - self.loc) / self.scale).atan() / math.pi + 0.5
 
     def icdf(self, value: Tensor) -> Tensor:
-        return (math.pi * (value - 0.5)).tan() * self.scale + self.loc  # type: ignore[no-any-return]
+        return (math.pi * (value - 0.5)).tan() * self.scale + self.loc
 
     def entropy(self) -> Tensor:
-        return math.log(4 * math.pi) + self.scale.log()  # type: ignore[no-any-return]
+        return math.log(4 * math.pi) + self.scale.log()

@@ -78,7 +78,7 @@ class _Independent(Constraint):
         if found.ndim < self.reinterpreted_batch_ndims:
             raise ArgumentError(f"Expected value.dim() >= {self.event_dim} but got {value.dim()}")
         kept = found.ndim - self.reinterpreted_batch_ndims
-        return found.reshape((*found.shape[:kept], -1)).all(-1)  # type: ignore[no-any-return]
+        return found.reshape((*found.shape[:kept], -1)).all(-1)
 
     def __repr__(self) -> str:
         return f"IndependentConstraint({self.base_constraint!r}, {self.reinterpreted_batch_ndims})"
@@ -95,7 +95,7 @@ class _OneHot(Constraint):
     is_discrete, event_dim = True, 1
 
     def check(self, value: Tensor) -> Tensor:
-        return ((value == 0) | (value == 1)).all(-1) & (value.sum(-1) == 1)  # type: ignore[no-any-return]
+        return ((value == 0) | (value == 1)).all(-1) & (value.sum(-1) == 1)
 
 
 class _Real(Constraint):
@@ -155,7 +155,7 @@ class _Simplex(Constraint):
     event_dim = 1
 
     def check(self, value: Tensor) -> Tensor:
-        return (value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-6)  # type: ignore[no-any-return]
+        return (value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-6)
 
 
 class _Multinomial(Constraint):
@@ -165,19 +165,19 @@ class _Multinomial(Constraint):
         self.upper_bound = upper_bound
 
     def check(self, value: Tensor) -> Tensor:
-        return (value >= 0).all(-1) & (value.sum(-1) <= self.upper_bound)  # type: ignore[no-any-return]
+        return (value >= 0).all(-1) & (value.sum(-1) <= self.upper_bound)
 
 
 class _LowerTriangular(Constraint):
     event_dim = 2
 
     def check(self, value: Tensor) -> Tensor:
-        return (value.tril() == value).all(-1).all(-1)  # type: ignore[no-any-return]
+        return (value.tril() == value).all(-1).all(-1)
 
 
 class _LowerCholesky(_LowerTriangular):
     def check(self, value: Tensor) -> Tensor:
-        return super().check(value) & (value.diagonal(dim1=-2, dim2=-1) > 0).all(-1)  # type: ignore[no-any-return]
+        return super().check(value) & (value.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
 
 
 class _Square(Constraint):
@@ -190,19 +190,19 @@ class _Square(Constraint):
 class _Symmetric(_Square):
     def check(self, value: Tensor) -> Tensor:
         found = super().check(value)
-        return found if not bool(found.all()) else isclose(value, value.mT, atol=1e-6).all(-2).all(-1)  # type: ignore[no-any-return]
+        return found if not bool(found.all()) else isclose(value, value.mT, atol=1e-6).all(-2).all(-1)
 
 
 class _PositiveSemidefinite(_Symmetric):
     def check(self, value: Tensor) -> Tensor:
         found = super().check(value)
-        return found if not bool(found.all()) else (eigvalsh(value) >= 0).all(-1)  # type: ignore[no-any-return]
+        return found if not bool(found.all()) else (eigvalsh(value) >= 0).all(-1)
 
 
 class _PositiveDefinite(_Symmetric):
     def check(self, value: Tensor) -> Tensor:
         found = super().check(value)
-        return found if not bool(found.all()) else (eigvalsh(value) > 0).all(-1)  # type: ignore[no-any-return]
+        return found if not bool(found.all()) else (eigvalsh(value) > 0).all(-1)
 
 
 dependent = _Dependent()

@@ -38,7 +38,7 @@ class Dirichlet(Distribution):
         above = (self.concentration - 1).clamp(min=0)
         found = above / above.sum(-1, True)
         corner = one_hot(found.argmax(-1), found.shape[-1]).to(found.dtype)
-        return where((self.concentration < 1).all(-1, keepdim=True), corner, found)  # type: ignore[no-any-return]
+        return where((self.concentration < 1).all(-1, keepdim=True), corner, found)
 
     @property
     def variance(self) -> Tensor:
@@ -51,9 +51,9 @@ class Dirichlet(Distribution):
     def log_prob(self, value: Tensor) -> Tensor:
         self._check(value)
         a = self.concentration
-        return xlogy(a - 1, value).sum(-1) + a.sum(-1).lgamma() - a.lgamma().sum(-1)  # type: ignore[no-any-return]
+        return xlogy(a - 1, value).sum(-1) + a.sum(-1).lgamma() - a.lgamma().sum(-1)
 
     def entropy(self) -> Tensor:
         a, total = self.concentration, self.concentration.sum(-1)
         beta = a.lgamma().sum(-1) - total.lgamma()
-        return beta - (a.shape[-1] - total) * total.digamma() - ((a - 1) * a.digamma()).sum(-1)  # type: ignore[no-any-return]
+        return beta - (a.shape[-1] - total) * total.digamma() - ((a - 1) * a.digamma()).sum(-1)

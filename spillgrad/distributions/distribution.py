@@ -129,7 +129,7 @@ class Distribution:
     @property
     def stddev(self) -> Tensor:
         """The standard deviation of each distribution."""
-        return self.variance.sqrt()  # type: ignore[no-any-return]
+        return self.variance.sqrt()
 
     def sample(self, sample_shape: Shape = ()) -> Tensor:
         """Return draws without a graph. Shapes: sample_shape + batch_shape + event_shape."""

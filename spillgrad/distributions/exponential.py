@@ -25,7 +25,7 @@ class Exponential(Distribution):
 
     @property
     def mean(self) -> Tensor:
-        return self.rate.reciprocal()  # type: ignore[no-any-return]
+        return self.rate.reciprocal()
 
     @property
     def mode(self) -> Tensor:
@@ -33,7 +33,7 @@ class Exponential(Distribution):
 
     @property
     def stddev(self) -> Tensor:
-        return self.rate.reciprocal()  # type: ignore[no-any-return]
+        return self.rate.reciprocal()
 
     @property
     def variance(self) -> Tensor:
@@ -45,14 +45,14 @@ class Exponential(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._check(value)
-        return self.rate.log() - self.rate * value  # type: ignore[no-any-return]
+        return self.rate.log() - self.rate * value
 
     def cdf(self, value: Tensor) -> Tensor:
         self._check(value)
-        return 1 - (-self.rate * value).exp()  # type: ignore[no-any-return]
+        return 1 - (-self.rate * value).exp()
 
     def icdf(self, value: Tensor) -> Tensor:
-        return -(-value).log1p() / self.rate  # type: ignore[no-any-return]
+        return -(-value).log1p() / self.rate
 
     def entropy(self) -> Tensor:
-        return 1 - self.rate.log()  # type: ignore[no-any-return]
+        return 1 - self.rate.log()

@@ -34,7 +34,7 @@ class Gamma(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        return ((self.concentration - 1) / self.rate).clamp(min=0)  # type: ignore[no-any-return]
+        return ((self.concentration - 1) / self.rate).clamp(min=0)
 
     @property
     def variance(self) -> Tensor:
@@ -47,7 +47,7 @@ class Gamma(Distribution):
         value = as_tensor(value, dtype=self.rate.dtype, device=self.rate.device)
         self._check(value)
         a, rate = self.concentration, self.rate
-        return xlogy(a, rate) + xlogy(a - 1, value) - rate * value - a.lgamma()  # type: ignore[no-any-return]
+        return xlogy(a, rate) + xlogy(a - 1, value) - rate * value - a.lgamma()
 
     def cdf(self, value: Tensor) -> Tensor:
         self._check(value)
@@ -55,4 +55,4 @@ class Gamma(Distribution):
 
     def entropy(self) -> Tensor:
         a = self.concentration
-        return a - self.rate.log() + a.lgamma() + (1 - a) * a.digamma()  # type: ignore[no-any-return]
+        return a - self.rate.log() + a.lgamma() + (1 - a) * a.digamma()

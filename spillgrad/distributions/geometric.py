@@ -33,7 +33,7 @@ class Geometric(Binary):
 
     @property
     def mean(self) -> Tensor:
-        return 1 / self.probs - 1  # type: ignore[no-any-return]
+        return 1 / self.probs - 1
 
     @property
     def mode(self) -> Tensor:
@@ -41,20 +41,20 @@ class Geometric(Binary):
 
     @property
     def variance(self) -> Tensor:
-        return (1 / self.probs - 1) / self.probs  # type: ignore[no-any-return]
+        return (1 / self.probs - 1) / self.probs
 
     def sample(self, sample_shape: Shape = ()) -> Tensor:
         with no_grad():
             shape = self._extended_shape(sample_shape)
             draws = rand(shape, dtype=self.probs.dtype, device=self.probs.device)
             draws = draws.clamp(min=dtypes.finfo(draws.dtype).tiny)
-            return (draws.log() / (-self.probs).log1p()).floor()  # type: ignore[no-any-return]
+            return (draws.log() / (-self.probs).log1p()).floor()
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._check(value)
         value, probs = broadcast_tensors(value, self.probs)
         exponent = where((probs == 1) & (value == 0), 0.0, probs)  # 0 * log(0) is 0 here
-        return value * (-exponent).log1p() + self.probs.log()  # type: ignore[no-any-return]
+        return value * (-exponent).log1p() + self.probs.log()
 
     def entropy(self) -> Tensor:
         return binary_cross_entropy_with_logits(self.logits, self.probs, reduction="none") / self.probs

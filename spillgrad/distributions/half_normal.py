@@ -19,7 +19,7 @@ class HalfNormal(TransformedDistribution):
 
     arg_constraints = {"scale": constraints.positive}
     support = constraints.nonnegative
-    has_rsample = True  # type: ignore[assignment]
+    has_rsample = True
     base_dist: Normal
 
     def __init__(self, scale: Any, validate_args: bool | None = None) -> None:
@@ -44,7 +44,7 @@ class HalfNormal(TransformedDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._check(value)
-        return where(value >= 0, self.base_dist.log_prob(value) + math.log(2), -math.inf)  # type: ignore[no-any-return]
+        return where(value >= 0, self.base_dist.log_prob(value) + math.log(2), -math.inf)
 
     def cdf(self, value: Tensor) -> Tensor:
         self._check(value)

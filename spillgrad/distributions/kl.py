@@ -72,7 +72,7 @@ def _first(pairs: list[Pair], order: Callable[[Pair], Pair]) -> Pair:
 
 
 @functools.cache
-def _function_for(type_p: type, type_q: type) -> Divergence | None:
+def _function_for(type_p: Any, type_q: Any) -> Divergence | None:
     pairs = [(p, q) for p, q in _functions if issubclass(type_p, p) and issubclass(type_q, q)]
     if not pairs:
         return None

@@ -21,7 +21,7 @@ class _OfComponents(constraints.Constraint):
         self.is_discrete, self.event_dim = base_constraint.is_discrete, base_constraint.event_dim
 
     def check(self, value: Tensor) -> Tensor:
-        return self.base_constraint.check(value.unsqueeze(-1 - self.event_dim)).all(-1)  # type: ignore[no-any-return]
+        return self.base_constraint.check(value.unsqueeze(-1 - self.event_dim)).all(-1)
 
 
 class MixtureSameFamily(Distribution):
@@ -76,12 +76,12 @@ class MixtureSameFamily(Distribution):
 
     def _over_components(self, value: Tensor) -> Tensor:
         """Return the value with a dimension of size 1 where the components lie."""
-        return value.unsqueeze(-1 - len(self._event_shape))  # type: ignore[no-any-return]
+        return value.unsqueeze(-1 - len(self._event_shape))
 
     def _average(self, value: Tensor) -> Tensor:
         probs = self._mixture_distribution.probs
         probs = probs.reshape(probs.shape + (1,) * len(self._event_shape))
-        return (probs * value).sum(-1 - len(self._event_shape))  # type: ignore[no-any-return]
+        return (probs * value).sum(-1 - len(self._event_shape))
 
     @property
     def mean(self) -> Tensor:
@@ -94,12 +94,12 @@ class MixtureSameFamily(Distribution):
 
     def cdf(self, value: Tensor) -> Tensor:
         found = self._component_distribution.cdf(self._over_components(value))
-        return (found * self._mixture_distribution.probs).sum(-1)  # type: ignore[no-any-return]
+        return (found * self._mixture_distribution.probs).sum(-1)
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._check(value)
         found = self._component_distribution.log_prob(self._over_components(value))
-        return (found + log_softmax(self._mixture_distribution.logits, -1)).logsumexp(-1)  # type: ignore[no-any-return]
+        return (found + log_softmax(self._mixture_distribution.logits, -1)).logsumexp(-1)
 
     def sample(self, sample_shape: Shape = ()) -> Tensor:
         sample_shape, dims = tuple(sample_shape), len(self._event_shape)
@@ -108,7 +108,7 @@ class MixtureSameFamily(Distribution):
             draws = self._component_distribution.sample(sample_shape)
             index = chosen.reshape(chosen.shape + (1,) * (dims + 1))
             index = index.expand((*chosen.shape, 1, *self._event_shape))
-            return draws.gather(chosen.ndim, index).squeeze(chosen.ndim)  # type: ignore[no-any-return]
+            return draws.gather(chosen.ndim, index).squeeze(chosen.ndim)
 
     def __repr__(self) -> str:
         return f"MixtureSameFamily(\n  {self._mixture_distribution},\n  {self._component_distribution})"

@@ -52,11 +52,11 @@ class Multinomial(Distribution):
 
     @property
     def mean(self) -> Tensor:
-        return self.probs * self.total_count  # type: ignore[no-any-return]
+        return self.probs * self.total_count
 
     @property
     def variance(self) -> Tensor:
-        return self.total_count * self.probs * (1 - self.probs)  # type: ignore[no-any-return]
+        return self.total_count * self.probs * (1 - self.probs)
 
     def _expanded(self, value: Any, batch: tuple[int, ...]) -> Any:
         return (
@@ -66,18 +66,18 @@ class Multinomial(Distribution):
     def sample(self, sample_shape: Shape = ()) -> Tensor:
         indices = self._categorical.sample((self.total_count, *sample_shape)).movedim(0, -1)
         counts = zeros(self._extended_shape(sample_shape), dtype=indices.dtype, device=indices.device)
-        return counts.scatter_add(-1, indices, ones_like(indices)).to(self.probs.dtype)  # type: ignore[no-any-return]
+        return counts.scatter_add(-1, indices, ones_like(indices)).to(self.probs.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._check(value)
         logits, value = broadcast_tensors(self.logits, value)
         choices = (value.sum(-1) + 1).lgamma() - (value + 1).lgamma().sum(-1)
         logits = where((value == 0) & (logits == -float("inf")), 0.0, logits)
-        return choices + (logits * value).sum(-1)  # type: ignore[no-any-return]
+        return choices + (logits * value).sum(-1)
 
     def entropy(self) -> Tensor:
         n = as_tensor(self.total_count, dtype=self.probs.dtype, device=self.probs.device)
         support = self._binomial.enumerate_support(expand=False)[1:]
         weights = self._binomial.log_prob(support).exp()
         expected = (weights * (support + 1).lgamma()).sum(0).sum(-1)
-        return n * self._categorical.entropy() - (n + 1).lgamma() + expected  # type: ignore[no-any-return]
+        return n * self._categorical.entropy() - (n + 1).lgamma() + expected

@@ -24,15 +24,15 @@ def mahalanobis(scale_tril: Tensor, x: Tensor) -> Tensor:
     n = x.shape[-1]
     if scale_tril.ndim == 2:  # one system with many right-hand sides
         solved = solve_triangular(scale_tril, x.reshape((-1, n)).T, upper=False)
-        return solved.square().sum(0).reshape(x.shape[:-1])  # type: ignore[no-any-return]
+        return solved.square().sum(0).reshape(x.shape[:-1])
     batch = np.broadcast_shapes(scale_tril.shape[:-2], x.shape[:-1])
     sides = x.expand((*batch, n)).unsqueeze(-1)
-    return solve_triangular(scale_tril.expand((*batch, n, n)), sides, upper=False).square().sum((-2, -1))  # type: ignore[no-any-return]
+    return solve_triangular(scale_tril.expand((*batch, n, n)), sides, upper=False).square().sum((-2, -1))
 
 
 def half_log_determinant(scale_tril: Tensor) -> Tensor:
     """Return the logarithm of the determinant of L, half of that of L Lᵀ."""
-    return scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # type: ignore[no-any-return]
+    return scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
 def _precision_to_scale_tril(precision: Tensor) -> Tensor:
@@ -40,6 +40,12 @@ def _precision_to_scale_tril(precision: Tensor) -> Tensor:
     upper = flip(cholesky(flip(precision, (-2, -1))), (-2, -1)).mT
     unit = eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
     return solve_triangular(upper, unit.expand(upper.shape), upper=False)
+
+
+def _factor(name: str, matrix: Tensor) -> Tensor:
+    if name == "scale_tril":
+        return matrix
+    return cholesky(matrix) if name == "covariance_matrix" else _precision_to_scale_tril(matrix)
 
 
 class MultivariateNormal(Distribution):
@@ -75,11 +81,10 @@ class MultivariateNormal(Distribution):
         self.loc = loc.expand((*batch, -1))
         setattr(self, name, matrix.expand((*batch, -1, -1)))
         super().__init__(batch, self.loc.shape[-1:], validate_args=validate_args)
-        factors = {"covariance_matrix": cholesky, "precision_matrix": _precision_to_scale_tril}
-        self._unbroadcasted_scale_tril = factors[name](matrix) if name in factors else matrix
+        self._unbroadcasted_scale_tril = _factor(name, matrix)
 
     def _matrix(self, matrix: Tensor) -> Tensor:
-        return matrix.expand(self._batch_shape + self._event_shape * 2)  # type: ignore[no-any-return]
+        return matrix.expand(self._batch_shape + self._event_shape * 2)
 
     @lazy_property
     def scale_tril(self) -> Any:
@@ -98,20 +103,20 @@ class MultivariateNormal(Distribution):
 
     @property
     def mean(self) -> Tensor:
-        return self.loc  # type: ignore[no-any-return]
+        return self.loc
 
     @property
     def mode(self) -> Tensor:
-        return self.loc  # type: ignore[no-any-return]
+        return self.loc
 
     @property
     def variance(self) -> Tensor:
         found = self._unbroadcasted_scale_tril.square().sum(-1)
-        return found.expand(self._batch_shape + self._event_shape)  # type: ignore[no-any-return]
+        return found.expand(self._batch_shape + self._event_shape)
 
     def rsample(self, sample_shape: Shape = ()) -> Tensor:
         draws = standard_normal(self._extended_shape(sample_shape), self.loc)
-        return self.loc + matmul(self._unbroadcasted_scale_tril, draws.unsqueeze(-1)).squeeze(-1)  # type: ignore[no-any-return]
+        return self.loc + matmul(self._unbroadcasted_scale_tril, draws.unsqueeze(-1)).squeeze(-1)
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._check(value)
@@ -122,4 +127,4 @@ class MultivariateNormal(Distribution):
     def entropy(self) -> Tensor:
         norm = half_log_determinant(self._unbroadcasted_scale_tril)
         found = 0.5 * self._event_shape[0] * (1 + math.log(2 * math.pi)) + norm
-        return found.expand(self._batch_shape)  # type: ignore[no-any-return]
+        return found.expand(self._batch_shape)

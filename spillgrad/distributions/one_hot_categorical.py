@@ -42,19 +42,19 @@ class OneHotCategorical(Distribution):
 
     @property
     def mean(self) -> Tensor:
-        return self.probs  # type: ignore[no-any-return]
+        return self.probs
 
     @property
     def mode(self) -> Tensor:
-        return one_hot(self.probs.argmax(-1), self._event_shape[0]).to(self.probs.dtype)  # type: ignore[no-any-return]
+        return one_hot(self.probs.argmax(-1), self._event_shape[0]).to(self.probs.dtype)
 
     @property
     def variance(self) -> Tensor:
-        return self.probs * (1 - self.probs)  # type: ignore[no-any-return]
+        return self.probs * (1 - self.probs)
 
     def sample(self, sample_shape: Shape = ()) -> Tensor:
         indices = self._categorical.sample(sample_shape)
-        return one_hot(indices, self._event_shape[0]).to(self.probs.dtype)  # type: ignore[no-any-return]
+        return one_hot(indices, self._event_shape[0]).to(self.probs.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._check(value)
@@ -67,7 +67,7 @@ class OneHotCategorical(Distribution):
         n = self._event_shape[0]
         values = eye(n, dtype=self.probs.dtype, device=self.probs.device)
         values = values.reshape((n,) + (1,) * len(self._batch_shape) + (n,))
-        return values.expand((n, *self._batch_shape, n)) if expand else values  # type: ignore[no-any-return]
+        return values.expand((n, *self._batch_shape, n)) if expand else values
 
 
 class OneHotCategoricalStraightThrough(OneHotCategorical):
@@ -79,4 +79,4 @@ class OneHotCategoricalStraightThrough(OneHotCategorical):
     has_rsample = True
 
     def rsample(self, sample_shape: Shape = ()) -> Tensor:
-        return self.sample(sample_shape) + (self.probs - self.probs.detach())  # type: ignore[no-any-return]
+        return self.sample(sample_shape) + (self.probs - self.probs.detach())

@@ -29,7 +29,7 @@ class Poisson(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        return self.rate.floor()  # type: ignore[no-any-return]
+        return self.rate.floor()
 
     @property
     def variance(self) -> Tensor:
@@ -41,4 +41,4 @@ class Poisson(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._check(value)
-        return xlogy(value, self.rate) - self.rate - (value + 1).lgamma()  # type: ignore[no-any-return]
+        return xlogy(value, self.rate) - self.rate - (value + 1).lgamma()

@@ -33,14 +33,14 @@ class LogitRelaxedBernoulli(Binary):
     def rsample(self, sample_shape: Shape = ()) -> Tensor:
         probs = clamp_probs(self.probs.expand(self._extended_shape(sample_shape)))
         draws = standard_uniform(probs.shape, probs)
-        return (draws.log() - (-draws).log1p() + probs.log() - (-probs).log1p()) / self.temperature  # type: ignore[no-any-return]
+        return (draws.log() - (-draws).log1p() + probs.log() - (-probs).log1p()) / self.temperature
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._check(value)
         logits, value = broadcast_all(self.logits, value)
         (temperature,) = broadcast_all(self.temperature)
         difference = logits - value * self.temperature
-        return temperature.log() + difference - 2 * difference.exp().log1p()  # type: ignore[no-any-return]
+        return temperature.log() + difference - 2 * difference.exp().log1p()
 
 
 class RelaxedBernoulli(TransformedDistribution):
@@ -48,7 +48,7 @@ class RelaxedBernoulli(TransformedDistribution):
 
     arg_constraints = Binary.arg_constraints
     support = constraints.unit_interval
-    has_rsample = True  # type: ignore[assignment]
+    has_rsample = True
     base_dist: LogitRelaxedBernoulli
 
     def __init__(

@@ -50,7 +50,7 @@ class ExpRelaxedCategorical(Distribution):
     def rsample(self, sample_shape: Shape = ()) -> Tensor:
         gumbels = -(-standard_uniform(self._extended_shape(sample_shape), self.logits).log()).log()
         scores = (self.logits + gumbels) / self.temperature
-        return scores - scores.logsumexp(-1, keepdim=True)  # type: ignore[no-any-return]
+        return scores - scores.logsumexp(-1, keepdim=True)
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._check(value)
@@ -59,7 +59,7 @@ class ExpRelaxedCategorical(Distribution):
         (temperature,) = broadcast_all(self.temperature)
         score = logits - value * self.temperature
         score = (score - score.logsumexp(-1, keepdim=True)).sum(-1)
-        return score + math.lgamma(n) + (n - 1) * temperature.log()  # type: ignore[no-any-return]
+        return score + math.lgamma(n) + (n - 1) * temperature.log()
 
 
 class RelaxedOneHotCategorical(TransformedDistribution):
@@ -70,7 +70,7 @@ class RelaxedOneHotCategorical(TransformedDistribution):
 
     arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
     support = constraints.simplex
-    has_rsample = True  # type: ignore[assignment]
+    has_rsample = True
     base_dist: ExpRelaxedCategorical
 
     def __init__(

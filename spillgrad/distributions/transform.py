@@ -39,7 +39,7 @@ class Transform:
     def event_dim(self) -> int:
         """The dimensions of one input, which are those of one output. Raises ArgumentError if they differ."""
         if self.domain.event_dim == self.codomain.event_dim:
-            return self.domain.event_dim  # type: ignore[no-any-return]
+            return self.domain.event_dim
         raise ArgumentError("Please use either .domain.event_dim or .codomain.event_dim")
 
     @property
@@ -70,7 +70,7 @@ class Transform:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._cache_size and x is self._cached[0]:
-            return self._cached[1]  # type: ignore[no-any-return]
+            return self._cached[1]
         y = self._call(x)
         if self._cache_size:
             self._cached = x, y
@@ -78,7 +78,7 @@ class Transform:
 
     def _inv_call(self, y: Tensor) -> Tensor:
         if self._cache_size and y is self._cached[1]:
-            return self._cached[0]  # type: ignore[no-any-return]
+            return self._cached[0]
         x = self._inverse(y)
         if self._cache_size:
             self._cached = x, y
@@ -164,7 +164,7 @@ class ComposeTransform(Transform):
     __hash__ = Transform.__hash__
 
     @property
-    def domain(self) -> Any:  # type: ignore[override]
+    def domain(self) -> Any:
         """The domain of the first part, with the dimensions that later parts need."""
         if not self.parts:
             return constraints.real
@@ -174,7 +174,7 @@ class ComposeTransform(Transform):
         return within(self.parts[0].domain, event_dim)
 
     @property
-    def codomain(self) -> Any:  # type: ignore[override]
+    def codomain(self) -> Any:
         """The codomain of the last part, with the dimensions that earlier parts give."""
         if not self.parts:
             return constraints.real

@@ -46,7 +46,7 @@ class _Equal(Transform):
 
 
 class _Increasing(_Equal):
-    bijective, sign = True, 1  # type: ignore[assignment]
+    bijective, sign = True, 1
 
 
 class ExpTransform(_Increasing):
@@ -58,7 +58,7 @@ class ExpTransform(_Increasing):
         return exp(x)
 
     def _inverse(self, y: Tensor) -> Tensor:
-        return y.log()  # type: ignore[no-any-return]
+        return y.log()
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         return x
@@ -93,7 +93,7 @@ class PowerTransform(Transform):
         return y ** (1 / self.exponent)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        return (self.exponent * y / x).abs().log()  # type: ignore[no-any-return]
+        return (self.exponent * y / x).abs().log()
 
 
 class SigmoidTransform(_Increasing):
@@ -108,7 +108,7 @@ class SigmoidTransform(_Increasing):
     def _inverse(self, y: Tensor) -> Tensor:
         limits = dtypes.finfo(y.dtype)
         y = clamp(y, limits.tiny, 1 - limits.eps)
-        return y.log() - (-y).log1p()  # type: ignore[no-any-return]
+        return y.log() - (-y).log1p()
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         return -softplus(-x) - softplus(x)
@@ -123,7 +123,7 @@ class SoftplusTransform(_Increasing):
         return softplus(x)
 
     def _inverse(self, y: Tensor) -> Tensor:
-        return (-y).expm1().neg().log() + y  # type: ignore[no-any-return]
+        return (-y).expm1().neg().log() + y
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         return -softplus(-x)
@@ -138,7 +138,7 @@ class TanhTransform(_Increasing):
         return tanh(x)
 
     def _inverse(self, y: Tensor) -> Tensor:
-        return y.atanh()  # type: ignore[no-any-return]
+        return y.atanh()
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         return 2 * (math.log(2) - x - softplus(-2 * x))
@@ -150,7 +150,7 @@ class AbsTransform(_Equal):
     codomain = constraints.positive
 
     def _call(self, x: Tensor) -> Tensor:
-        return x.abs()  # type: ignore[no-any-return]
+        return x.abs()
 
     def _inverse(self, y: Tensor) -> Tensor:
         return y
@@ -189,7 +189,7 @@ class AffineTransform(Transform):
     __hash__ = Transform.__hash__
 
     def _call(self, x: Tensor) -> Tensor:
-        return self.loc + self.scale * x  # type: ignore[no-any-return]
+        return self.loc + self.scale * x
 
     def _inverse(self, y: Tensor) -> Tensor:
         return (y - self.loc) / self.scale
@@ -201,7 +201,7 @@ class AffineTransform(Transform):
         if self._event_dim:
             size = size.expand((*size.shape[: max(size.ndim - self._event_dim, 0)], *shape[-self._event_dim :]))
             size, shape = sum_rightmost(size, self._event_dim), shape[: -self._event_dim]
-        return size.expand(shape)  # type: ignore[no-any-return]
+        return size.expand(shape)
 
     def forward_shape(self, shape: Shape) -> Shape:
         settings = (value.shape for value in (self.loc, self.scale) if isinstance(value, Tensor))
@@ -219,7 +219,7 @@ class SoftmaxTransform(_Equal):
         return softmax(x, -1)
 
     def _inverse(self, y: Tensor) -> Tensor:
-        return y.log()  # type: ignore[no-any-return]
+        return y.log()
 
 
 class StickBreakingTransform(_Equal):
@@ -235,17 +235,17 @@ class StickBreakingTransform(_Equal):
     @staticmethod
     def _offset(x: Tensor) -> Tensor:
         n = x.shape[-1]
-        return (n + 1 - cumsum(ones_like(x[..., :1]).expand(x.shape), -1)).log()  # type: ignore[no-any-return]
+        return (n + 1 - cumsum(ones_like(x[..., :1]).expand(x.shape), -1)).log()
 
     def _inverse(self, y: Tensor) -> Tensor:
         share = y[..., :-1]
         left = clamp(1 - cumsum(share, -1), min=dtypes.finfo(y.dtype).tiny)
         places = arange(share.shape[-1], 0, -1, dtype=y.dtype, device=y.device)
-        return share.log() - left.log() + places.log()  # type: ignore[no-any-return]
+        return share.log() - left.log() + places.log()
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         x = x - self._offset(x)
-        return (-x + (x - softplus(x)) + y[..., :-1].log()).sum(-1)  # type: ignore[no-any-return]
+        return (-x + (x - softplus(x)) + y[..., :-1].log()).sum(-1)
 
     def forward_shape(self, shape: Shape) -> Shape:
         return (*shape[:-1], shape[-1] + 1)

@@ -46,13 +46,13 @@ def logits_to_probs(logits: Tensor, is_binary: bool = False) -> Tensor:
 def clamp_probs(probs: Tensor) -> Tensor:
     """Return probabilities clamped to [eps, 1 - eps], where eps is that of their dtype."""
     eps = dtypes.finfo(probs.dtype).eps
-    return probs.clamp(min=eps, max=1 - eps)  # type: ignore[no-any-return]
+    return probs.clamp(min=eps, max=1 - eps)
 
 
 def probs_to_logits(probs: Tensor, is_binary: bool = False) -> Tensor:
     """Return log-odds if `is_binary`, else logarithms, of probabilities that are clamped away from 0 and 1."""
     clamped = clamp_probs(probs)
-    return clamped.log() - (-clamped).log1p() if is_binary else clamped.log()  # type: ignore[no-any-return]
+    return clamped.log() - (-clamped).log1p() if is_binary else clamped.log()
 
 
 class lazy_property(functools.cached_property[Any]):
@@ -79,4 +79,4 @@ def sum_rightmost(value: Tensor, dims: int) -> Tensor:
     """Return the sum over the last `dims` dimensions."""
     if dims == 0:
         return value
-    return value.reshape((*value.shape[: value.ndim - dims], math.prod(value.shape[value.ndim - dims :]))).sum(-1)  # type: ignore[no-any-return]
+    return value.reshape((*value.shape[: value.ndim - dims], math.prod(value.shape[value.ndim - dims :]))).sum(-1)

@@ -127,7 +127,7 @@ _DRAWN_TOO = (
 )
 _SETTINGS = """
     cuda device dtype get_default_dtype get_float32_matmul_precision get_num_threads set_default_dtype
-    set_float32_matmul_precision set_num_threads
+    set_default_tensor_type set_float32_matmul_precision set_num_threads
 """
 _MEMORY = "pin_memory share_memory_"
 _PYTORCHS_OWN = "batch_norm gru_cell instance_norm lstm_cell load save version linear_cross_entropy"

@@ -34,6 +34,7 @@ PROGRAMS = {
         "inplace",
         "grad_mode",
         "checkpoint",
+        "func",
         "functional",
         "schedules",
         "optimizers",
