@@ -15,7 +15,9 @@ Where to look:
 * NVIDIA's GPUs: `device="cuda"`, and `spillgrad.cuda` for their memory;
 * mixed precision: `autocast`, and `spillgrad.amp`;
 * recomputing: `spillgrad.utils.checkpoint`, which runs a function again in backward instead of keeping what it saved;
-* training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`.
+* training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`;
+* probability: `spillgrad.distributions`;
+* functions of functions: `spillgrad.func`, derivatives and `vmap`.
 """
 
 from importlib import import_module as _import_module
@@ -172,6 +174,8 @@ from spillgrad.tensor import (
     is_tensor,
     numel,
 )  # fmt: skip
+from spillgrad.tensor_data import Size
+from spillgrad.typed_tensors import *
 from spillgrad_kernels.memory.buffers import empty_cache, memory_stats
 from spillgrad_kernels.threads.dispatch import get_num_threads, set_num_threads
 
@@ -179,13 +183,17 @@ _bind(_PROTOCOLS)  # all operations are declared now
 
 
 def __getattr__(name: str) -> _Any:
-    """Import `array_api` on first use: few programs use it, and the import takes a millisecond."""
-    if name != "array_api":
+    """Import a room on first use: few programs use it, and its import takes milliseconds."""
+    if name == "vmap":
+        return _import_module("spillgrad.func").vmap
+    if name not in _ROOMS_ON_FIRST_USE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _import_module("spillgrad.array_api")
+    return _import_module(f"spillgrad.{name}")
 
 
-Size = tuple  # type: ignore[type-arg]  # what a shape is
+_ROOMS_ON_FIRST_USE = ("array_api", "distributions", "func")
+
+
 newaxis = None  # in an index: a new dimension of size 1
 
 try:

@@ -8,10 +8,15 @@ import sys
 from typing import Any
 
 from spillgrad.errors import DeviceError
+from spillgrad.typed_tensors import on_cuda as _typed
 from spillgrad_kernels.cuda.driver.availability import device_count, missing
 from spillgrad_kernels.cuda.driver.failures import CudaError
 from spillgrad_kernels.cuda.driver.memory import MemoryStats
 from spillgrad_kernels.cuda.driver.memory import OutOfMemory as OutOfMemoryError
+
+FloatTensor, DoubleTensor, HalfTensor = (_typed[f"{word}Tensor"] for word in ("Float", "Double", "Half"))
+BFloat16Tensor, BoolTensor, ByteTensor = (_typed[f"{word}Tensor"] for word in ("BFloat16", "Bool", "Byte"))
+CharTensor, ShortTensor, IntTensor, LongTensor = (_typed[f"{word}Tensor"] for word in ("Char", "Short", "Int", "Long"))
 
 
 def is_available() -> bool:
@@ -141,8 +146,9 @@ def reset_peak_memory_stats(device: Any = None) -> None:
 
 
 __all__ = [
-    "CudaError", "OutOfMemoryError", "current_device", "device_count", "empty_cache", "get_device_capability",
-    "get_device_name", "is_available", "is_bf16_supported", "is_initialized", "manual_seed", "manual_seed_all",
-    "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved",
-    "memory_stats", "missing", "reset_peak_memory_stats", "synchronize",
+    "BFloat16Tensor", "BoolTensor", "ByteTensor", "CharTensor", "CudaError", "DoubleTensor", "FloatTensor",
+    "HalfTensor", "IntTensor", "LongTensor", "OutOfMemoryError", "ShortTensor", "current_device", "device_count",
+    "empty_cache", "get_device_capability", "get_device_name", "is_available", "is_bf16_supported", "is_initialized",
+    "manual_seed", "manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
+    "memory_allocated", "memory_reserved", "memory_stats", "missing", "reset_peak_memory_stats", "synchronize",
 ]  # fmt: skip

@@ -128,6 +128,10 @@ class MissingPackageError(SpillgradError, ModuleNotFoundError):
     """Raised for a module of spillgrad that needs a package that is not installed."""
 
 
+class UnsupportedError(SpillgradError, NotImplementedError):
+    """Raised for a method or a combination that PyTorch's interface has and this class does not define."""
+
+
 class FusionError(SpillgradError, TypeError, RuntimeError):
     """Raised by `fuse` for a function that cannot become one kernel."""
 

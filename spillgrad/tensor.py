@@ -22,6 +22,7 @@ from spillgrad.autograd.core.node import (
     accumulator_lock,
     next_sequence,
 )
+from spillgrad.constructor_arguments import array_of
 from spillgrad.device.device import as_device, moved
 from spillgrad.errors import ArgumentError, DeviceError, DtypeError, GraphError, HookTypeError, InferenceTensorError
 from spillgrad.formatting import format_tensor
@@ -39,19 +40,30 @@ class Tensor(TensorData):
     accepted too.
     """
 
-    def __init__(self, data: Any = (), requires_grad: bool = False) -> None:
-        if not isinstance(requires_grad, bool):
-            raise ArgumentError(
-                f"Tensor: got requires_grad={requires_grad!r}; wanted True or False: sizes go to empty() or zeros()"
+    def __init__(self, *data: Any, requires_grad: bool = False, device: Any = None) -> None:
+        """Make a tensor of the default float dtype: uninitialised of integer sizes, or of a list's or array's values.
+
+        An array of this dtype, and any tensor, share their memory with the new tensor. `sg.tensor` copies, and takes
+        its dtype from the data.
+        """
+        if len(data) == 1 and isinstance(data[0], Tensor):
+            self._share(data[0], requires_grad)
+            return
+        self._share(array_of("Tensor", data, dtypes.get_default_dtype()), requires_grad)
+        if device is not None and as_device(device) is not self.device:
+            raise DeviceError(
+                f"Tensor: legacy constructor expects device type: {self.device} but device type: {device} was passed; "
+                "tensor() takes any"
             )
+
+    def _share(self, data: Any, requires_grad: bool) -> None:
+        """Take the memory of a tensor or array, or else the values of nested data, as a new leaf."""
         if isinstance(data, Tensor):
             self._set(data._array, data._storage)
             data._storage.aliased = True
-        elif isinstance(data, np.ndarray):
-            array = native(data)
-            self._set(array, Storage(array))
         else:
-            array = np.asarray(data, dtypes.get_default_dtype())
+            is_array = isinstance(data, np.ndarray)
+            array = native(data) if is_array else np.asarray(data, dtypes.get_default_dtype())
             self._set(array, Storage(array))
         if requires_grad:
             self.requires_grad = True

@@ -1,6 +1,7 @@
 """A tensor's memory: the storage shared with its views, and the array over the storage. Graphs are not used here."""
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -95,6 +96,23 @@ class InferenceStorage(Storage):
     count_change = begin_change
 
 
+class Size(tuple[int, ...]):
+    """A shape: what `size()` returns. Constructors such as `FloatTensor` take it for sizes, and a list for data."""
+
+    __slots__ = ()
+
+    def numel(self) -> int:
+        """Return the number of elements of a tensor of this shape."""
+        return math.prod(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = tuple.__getitem__(self, index)
+        return Size(found) if isinstance(index, slice) else found
+
+    def __add__(self, other: Any) -> Any:
+        return Size(tuple.__add__(self, other))
+
+
 class TensorData:
     """The base class of tensors: an array over a storage, with layout, device and conversions to other libraries."""
 
@@ -159,7 +177,7 @@ class TensorData:
 
     def size(self, dim: int | None = None) -> Any:
         """Return the shape, or the size of one dimension."""
-        return self.shape if dim is None else self.shape[dim]
+        return Size(self.shape) if dim is None else self.shape[dim]
 
     def dim(self) -> int:
         """Return the number of dimensions."""

@@ -31,8 +31,10 @@ LAYERS_ABOVE_TENSORS = (
     "spillgrad.nn",
     "spillgrad.optim",
     "spillgrad.data",
+    "spillgrad.distributions",
     "spillgrad.models",
     "spillgrad.files",
+    "spillgrad.func",
     "spillgrad.utils",
 )
 FRAMEWORKS = ("torch", "paddle", "transformers", "lightning")

@@ -50,6 +50,11 @@ def test_import_does_not_load_what_only_other_libraries_ask_for():
     assert run(f"import sys, spillgrad; print([n for n in sys.modules if n.startswith({theirs})])") == "[]\n"
 
 
+def test_import_does_not_load_rooms_that_few_programs_use():
+    rooms = ("spillgrad.distributions", "spillgrad.func")
+    assert run(f"import sys, spillgrad; print([n for n in sys.modules if n.startswith({rooms})])") == "[]\n"
+
+
 def test_import_neither_compiles_nor_looks_for_compiled_kernels():
     program = (
         "import spillgrad; from spillgrad_kernels.jit import cache; from spillgrad_kernels.jit.compile import counts;"

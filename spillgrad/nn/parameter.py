@@ -17,7 +17,7 @@ class Parameter(Tensor):
     """A leaf tensor that modules register when it is assigned to one of their attributes; shares memory with `data`."""
 
     def __init__(self, data: Any = (), requires_grad: bool = True) -> None:
-        super().__init__(data, requires_grad)
+        self._share(data, requires_grad)
 
     def __repr__(self) -> str:
         return f"Parameter containing:\n{super().__repr__()}"
@@ -32,7 +32,7 @@ class Buffer(Tensor):
     persistent = True
 
     def __init__(self, data: Any = (), *, persistent: bool = True) -> None:
-        super().__init__(data)
+        self._share(data, False)
         self.persistent = persistent
 
 

@@ -22,7 +22,7 @@ from spillgrad_kernels.cpu import random as kernels
 from spillgrad_kernels.device_array import is_on_device
 from spillgrad_kernels.tables.random import counters_needed
 
-__all__ = ["bernoulli", "multinomial", "normal", "poisson", "randint_like"]
+__all__ = ["bernoulli", "binomial", "multinomial", "normal", "poisson", "randint_like"]
 
 
 def _uniform(shape: Any, generator: Generator | None, device: Device) -> np.ndarray:
@@ -51,6 +51,22 @@ def bernoulli(input: Tensor, p: float | None = None, *, generator: Generator | N
         require_floats("bernoulli", input.dtype)
     _require_probabilities("bernoulli", chances)
     return Tensor.wrap((_uniform(input.shape, generator, input.device) < chances).astype(input.dtype))
+
+
+@by_host
+def binomial(count: Tensor, prob: Tensor, *, generator: Generator | None = None) -> Tensor:
+    """Return numbers of successes in `count` trials, each of probability `prob`; both are broadcast.
+
+    Raises ArgumentError for a negative count, or a probability outside [0, 1].
+    """
+    require_floats("binomial", count.dtype)
+    counts, chances = (x.array.astype(np.float64) for x in (count, prob))
+    _require_probabilities("binomial", chances)
+    if not bool((counts >= 0).all()):
+        raise ArgumentError("binomial: got a negative count; wanted numbers from 0 on")
+    shape = np.broadcast_shapes(counts.shape, chances.shape)
+    drawn = numpy_generator(4 * max(math.prod(shape), 1), generator).binomial(counts.astype(np.int64), chances)
+    return Tensor.wrap(np.asarray(drawn).astype(count.dtype))
 
 
 @declare(method=True)
@@ -133,6 +149,12 @@ def normal(
     return Tensor.wrap(array_casts.cast(array_casts.as_own(draws * stds + means), wanted))
 
 
+def numpy_generator(count: int, generator: Generator | None = None) -> np.random.Generator:
+    """Return NumPy's generator, seeded by this one's next numbers; the next `count` numbers are taken for its draws."""
+    seed, offset = (generator or default_generator).take(counters_needed(count))
+    return np.random.default_rng(kernels.words64((2,), seed, offset))
+
+
 @by_host
 def poisson(input: Tensor, *, generator: Generator | None = None) -> Tensor:
     """Return counts drawn from Poisson distributions of the rates `input`. Raises ArgumentError for a negative rate."""
@@ -140,9 +162,8 @@ def poisson(input: Tensor, *, generator: Generator | None = None) -> Tensor:
     rates = input.array.astype(np.float64)
     if not bool((rates >= 0).all()):
         raise ArgumentError("poisson: got a negative rate; wanted numbers from 0 on")
-    seed, offset = (generator or default_generator).take(counters_needed(4 * max(input.numel(), 1)))
-    words = kernels.words64((2,), seed, offset)
-    return Tensor.wrap(np.asarray(np.random.default_rng(words).poisson(rates)).astype(input.dtype))
+    drawn = numpy_generator(4 * max(input.numel(), 1), generator).poisson(rates)
+    return Tensor.wrap(np.asarray(drawn).astype(input.dtype))
 
 
 @declare(method=True)

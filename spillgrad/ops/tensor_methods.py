@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from spillgrad import dtypes
+from spillgrad import dtypes, typed_tensors
 from spillgrad.autograd import differentiate
 from spillgrad.autograd.core import node as graph
 from spillgrad.errors import ArgumentError
@@ -131,9 +131,19 @@ class _Further(Tensor):
         """Return the tensor in the dtype and on the device of `other`, or the tensor itself if it has both."""
         return convert.to(self, other)
 
-    def type(self, dtype: Any = None) -> Any:
-        """Return the tensor converted to `dtype`; if `dtype` is None, return the name of the tensor's dtype."""
-        return str(self.dtype) if dtype is None else convert.to_dtype(self, dtype)
+    def type(self, dtype: Any = None, non_blocking: bool = False) -> Any:
+        """Return the tensor converted to a dtype or a type such as `LongTensor`; without one, the name of its type.
+
+        The name is PyTorch's, such as "torch.FloatTensor", since its programs compare with it.
+        """
+        if dtype is None:
+            return typed_tensors.type_name(self)
+        wanted, device = typed_tensors.dtype_and_device(dtype, self.device)
+        return convert.to(self, dtype=wanted, device=device)
+
+    def new(self, *data: Any, device: Any = None) -> Tensor:
+        """Return a tensor of this one's dtype and device: of sizes, or with the values of a list, array or tensor."""
+        return typed_tensors.made("new", data, self.dtype, self.device, device)
 
     def pin_memory(self) -> Tensor:
         """Return the tensor itself: its memory is not pinned for a device."""

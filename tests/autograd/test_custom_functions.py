@@ -679,7 +679,7 @@ def test_an_argument_that_is_no_tensor_in_save_for_backward_is_an_operand_error(
 
 
 def test_frozen_inputs_ignore_their_gradient_but_not_its_type():
-    x, frozen = leaf([1.0]), sg.Tensor(np.ones(1))
+    x, frozen = leaf([1.0]), sg.tensor(np.ones(1))
     layer(lambda ctx, a, b: a * b, lambda ctx, g: (g, g)).apply(x, frozen).backward()
     assert frozen.grad is None
     y = layer(lambda ctx, a, b: a * b, lambda ctx, g: (g, "no")).apply(x, frozen)

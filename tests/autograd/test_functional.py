@@ -15,7 +15,7 @@ Y = np.array([2.0, 0.5])
 
 
 def tensor(values):
-    return sg.Tensor(np.array(values, np.float64))
+    return sg.tensor(np.array(values, np.float64))
 
 
 def cubes(x):

@@ -76,7 +76,7 @@ def test_what_is_no_tensor_among_no_grad_vars_is_named():
 def test_batched_gradients_are_those_of_each_row():
     x = leaf([1.0, 2.0, 3.0])
     y = x * x
-    rows = sg.Tensor(np.arange(12.0).reshape(4, 3))
+    rows = sg.tensor(np.arange(12.0).reshape(4, 3))
     (found,) = sg.grad(y, x, rows, is_grads_batched=True)
     assert found.tolist() == (rows.numpy() * 2 * x.numpy()).tolist()
     with pytest.raises(RuntimeError, match="retain_graph=True"):
@@ -87,7 +87,7 @@ def test_a_batch_of_unit_vectors_gives_the_jacobian_of_several_outputs():
     x = leaf([1.0, 2.0])
     outputs = [x * x, x.sum()]
     units = np.eye(3)
-    seeds = [sg.Tensor(units[:, :2].copy()), sg.Tensor(units[:, 2].copy())]
+    seeds = [sg.tensor(units[:, :2].copy()), sg.tensor(units[:, 2].copy())]
     (found,) = sg.grad(outputs, x, seeds, is_grads_batched=True)
     assert found.tolist() == [[2.0, 0.0], [0.0, 4.0], [1.0, 1.0]]
 
@@ -95,7 +95,7 @@ def test_a_batch_of_unit_vectors_gives_the_jacobian_of_several_outputs():
 def test_batched_gradients_can_be_differentiated_and_kept():
     x = leaf([1.0, 2.0])
     y = x * x * x
-    (found,) = sg.grad(y, x, sg.Tensor(np.eye(2)), create_graph=True, is_grads_batched=True)
+    (found,) = sg.grad(y, x, sg.tensor(np.eye(2)), create_graph=True, is_grads_batched=True)
     assert sg.grad(found.sum(), x, retain_graph=True)[0].tolist() == [6.0, 12.0]
     assert sg.grad(y.sum(), x, retain_graph=True)[0].tolist() == [3.0, 12.0]
 

@@ -22,7 +22,7 @@ class WrongSecondElement(Function):
     @staticmethod
     def backward(ctx, g):
         (x,) = ctx.saved_tensors
-        return g * (2 * x + sg.Tensor(np.array([0.0, WrongSecondElement.error, 0.0])))
+        return g * (2 * x + sg.tensor(np.array([0.0, WrongSecondElement.error, 0.0])))
 
 
 class WrongSecondDerivative(Function):
@@ -79,7 +79,7 @@ def test_not_a_number_is_wrong(monkeypatch):
 
 
 def test_every_input_that_requires_a_gradient_is_checked():
-    x = sg.Tensor(np.array([1.0, 2.0, 3.0]))
+    x = sg.tensor(np.array([1.0, 2.0, 3.0]))
     y = leaf([1.0, 2.0, 3.0])
     assert gradcheck(lambda a, b: a * b, [x, y])
     with pytest.raises(RuntimeError, match="output 0 with respect to input 1"):
@@ -88,7 +88,7 @@ def test_every_input_that_requires_a_gradient_is_checked():
 
 def test_inputs_of_any_layout_are_perturbed_in_place_and_put_back():
     array = np.asfortranarray(np.arange(1.0, 7.0).reshape(2, 3))
-    x = sg.Tensor(array[:, ::2], requires_grad=True)
+    x = sg.from_numpy(array[:, ::2]).requires_grad_()
     before = x.numpy().copy()
     assert not x.is_contiguous()
     assert gradcheck(lambda t: t * t, x)
@@ -103,7 +103,7 @@ def test_several_outputs_are_checked_together_and_integers_left_out():
 
 def test_nothing_to_check_is_an_error():
     with pytest.raises(ValueError, match="none of the inputs requires a gradient"):
-        gradcheck(lambda x: x * 2, sg.Tensor(np.ones(2)))
+        gradcheck(lambda x: x * 2, sg.tensor(np.ones(2)))
 
 
 class Detached(Function):
@@ -220,11 +220,11 @@ def test_batched_gradients_can_be_checked():
 
 def test_inputs_whose_elements_share_memory_or_cannot_be_written_are_refused():
     with pytest.raises(RuntimeError, match="0th input has a dimension with stride 0"):
-        gradcheck(lambda x: x * 2, sg.Tensor(np.ones((1, 2))).expand(3, 2).requires_grad_())
+        gradcheck(lambda x: x * 2, sg.tensor(np.ones((1, 2))).expand(3, 2).requires_grad_())
     array = np.ones(2)
     array.flags.writeable = False
     with pytest.raises(ValueError, match="input 0 is read-only"):
-        gradcheck(lambda x: x * 2, sg.Tensor(array, requires_grad=True))
+        gradcheck(lambda x: x * 2, sg.from_numpy(array).requires_grad_())
 
 
 def test_inputs_are_put_back_when_the_function_fails():

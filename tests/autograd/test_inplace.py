@@ -88,7 +88,7 @@ def expanded_views_read_a_changed_base(x: sg.Tensor, w: sg.Tensor) -> sg.Tensor:
 
 
 def constants_become_trainable(x: sg.Tensor, w: sg.Tensor) -> sg.Tensor:
-    base = sg.Tensor(np.ones((2, 3)))
+    base = sg.tensor(np.ones((2, 3)))
     row, other = base[0], base[1]
     row.mul_(w)
     before = row + x[1]
@@ -109,7 +109,7 @@ def item_assignment_by_lists_and_masks(x: sg.Tensor, w: sg.Tensor) -> sg.Tensor:
     y = x * 2
     view = y.reshape(6)
     y[[1, 0], [0, 2]] = w[:2]
-    y[sg.Tensor(np.array([[True, False, False], [False, True, True]]))] = w
+    y[sg.tensor(np.array([[True, False, False], [False, True, True]]))] = w
     return seen(y, view)
 
 
@@ -121,7 +121,7 @@ def overlapping_assignment(x: sg.Tensor, w: sg.Tensor) -> sg.Tensor:
 
 
 def copies(x: sg.Tensor, w: sg.Tensor) -> sg.Tensor:
-    y, z = x * 2, sg.Tensor(np.zeros((2, 3)))
+    y, z = x * 2, sg.tensor(np.zeros((2, 3)))
     y.copy_(w)
     z.copy_(x * w)
     return seen(y, z)
@@ -137,12 +137,12 @@ def overwriting_cuts_the_past(x: sg.Tensor, w: sg.Tensor) -> sg.Tensor:
 def a_change_without_derivative(x: sg.Tensor, w: sg.Tensor) -> sg.Tensor:
     y, z = x * w, x * w
     inplace.change(y, "heaviside_", lambda t: t > 0)
-    inplace.change(z[1], "ones_", lambda t: sg.Tensor(np.ones(3)))
+    inplace.change(z[1], "ones_", lambda t: sg.tensor(np.ones(3)))
     return seen(y, z)
 
 
 def keyword_operands(x: sg.Tensor, w: sg.Tensor) -> sg.Tensor:
-    y = sg.Tensor(np.full((2, 3), 0.5))
+    y = sg.tensor(np.full((2, 3), 0.5))
     y.clamp_(min=w)
     y.add_(x, alpha=3)
     return seen(y)
@@ -197,7 +197,7 @@ def test_gradients_of_all_aliases_equal_central_differences(program):
 @pytest.mark.parametrize("program", PROGRAMS, ids=[program.__name__ for program in PROGRAMS])
 def test_recording_changes_no_value(program):
     with sg.no_grad():
-        plain = program(sg.Tensor(X.copy()), sg.Tensor(W.copy()))
+        plain = program(sg.tensor(X.copy()), sg.tensor(W.copy()))
     np.testing.assert_array_equal(program(leaf(X), leaf(W)).numpy(), plain.numpy())
 
 
@@ -213,7 +213,7 @@ def test_an_in_place_method_returns_the_tensor_itself_with_its_memory_and_a_new_
 
 
 def test_views_share_version_and_values():
-    base = sg.Tensor(np.zeros((2, 2)))
+    base = sg.tensor(np.zeros((2, 2)))
     view = base[0]
     view.fill_(3.0)
     base.t().add_(1)
@@ -221,7 +221,7 @@ def test_views_share_version_and_values():
 
 
 def test_a_view_of_a_base_that_became_trainable_requires_a_gradient():
-    base = sg.Tensor(np.zeros(3))
+    base = sg.tensor(np.zeros(3))
     view = base[:2]
     assert not view.requires_grad and view.stop_gradient
     base.add_(leaf([1.0, 2.0, 3.0]))
@@ -299,7 +299,7 @@ def test_a_dtype_is_kept_and_gradients_take_each_tensors_own():
         lambda x: x.reshape(2, 1).fill_(0.0),
         lambda x: x.__setitem__(0, 1.0),
         lambda x: x.__setitem__([0], 1.0),
-        lambda x: x.copy_(sg.Tensor(np.zeros(2))),
+        lambda x: x.copy_(sg.tensor(np.zeros(2))),
     ],
 )
 def test_a_leaf_that_requires_a_gradient_and_its_views_refuse(change):
@@ -345,14 +345,14 @@ def test_an_operand_that_is_a_view_of_the_changed_tensor_is_an_error_at_backward
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda t: t.add_(sg.Tensor(np.ones((2, 2)))), ShapeError, r"add_: the result has shape \(2, 2\)"),
-        (lambda t: t.copy_(sg.Tensor(np.ones(3))), ShapeError, r"copy_: got a source of shape \(3,\)"),
+        (lambda t: t.add_(sg.tensor(np.ones((2, 2)))), ShapeError, r"add_: the result has shape \(2, 2\)"),
+        (lambda t: t.copy_(sg.tensor(np.ones(3))), ShapeError, r"copy_: got a source of shape \(3,\)"),
         (lambda t: t.expand(2, 2).add_(1), GraphError, "add_: more than one element"),
         (lambda t: sg.ones(2, dtype=sg.int64).add_(t), DtypeError, "add_: result type float64 can't be cast"),
     ],
 )
 def test_changes_that_do_not_fit_say_why_and_change_nothing(change, error, message):
-    t = sg.Tensor(np.array([1.0, 2.0]))
+    t = sg.tensor(np.array([1.0, 2.0]))
     with pytest.raises(error, match=message):
         change(t)
     assert t.tolist() == [1.0, 2.0] and t._version == 0
@@ -362,7 +362,7 @@ def test_read_only_memory_refuses():
     array = np.ones(2)
     array.flags.writeable = False
     with pytest.raises(GraphError, match="read-only"):
-        sg.Tensor(array).add_(1)
+        sg.from_numpy(array).add_(1)
 
 
 def test_hooks_pack_what_was_there_before():

@@ -21,7 +21,7 @@ def counted(y):
 
 def test_a_jacobian_is_indexed_as_the_matrix_it_is():
     x = leaf(X)
-    J = sg.autograd.jacobian(sg.Tensor(A) @ x, x)
+    J = sg.autograd.jacobian(sg.tensor(A) @ x, x)
     assert J.shape == (2, 3) and len(J) == 2
     for index in [
         np.s_[:], np.s_[0], np.s_[-1], np.s_[1, 2], np.s_[:, 1], np.s_[0:1, ::2], np.s_[::-1], np.s_[..., 0],
@@ -51,7 +51,7 @@ def test_tensors_without_dimension_have_none_in_the_result():
     x, s = leaf(X), leaf(2.0)
     by_vector = sg.autograd.jacobian((x * x).sum(), x)
     assert by_vector.shape == (3,) and by_vector[1].item() == 2 * X[1]
-    by_scalar = sg.autograd.jacobian(sg.Tensor(X) * s, s)
+    by_scalar = sg.autograd.jacobian(sg.tensor(X) * s, s)
     assert by_scalar.shape == (3,) and by_scalar[:2].tolist() == X[:2].tolist()
     both = sg.autograd.jacobian(s * s, s)
     assert both.shape == () and both[...].item() == 4.0
@@ -59,7 +59,7 @@ def test_tensors_without_dimension_have_none_in_the_result():
 
 def test_a_batch_has_a_matrix_per_member():
     x = leaf(np.arange(6.0).reshape(2, 3))
-    J = sg.autograd.jacobian(x @ sg.Tensor(A.T), x, batch_axis=0)
+    J = sg.autograd.jacobian(x @ sg.tensor(A.T), x, batch_axis=0)
     assert J.shape == (2, 2, 3)
     full = np.stack([A, A])
     for index in [np.s_[:], np.s_[0], np.s_[:, 1], np.s_[1, 0, 2], np.s_[:, :, 1:], np.s_[:, 0:1]]:
@@ -84,7 +84,7 @@ def test_a_jacobian_stands_for_its_matrix_in_arithmetic():
     J = sg.autograd.jacobian(x * x, x)
     D = np.diag(2 * X)
     np.testing.assert_allclose((J + J).numpy(), 2 * D)
-    np.testing.assert_allclose((J @ sg.Tensor(A.T)).numpy(), D @ A.T)
+    np.testing.assert_allclose((J @ sg.tensor(A.T)).numpy(), D @ A.T)
     np.testing.assert_allclose((J * 2 - 1).numpy(), 2 * D - 1)
     assert (J == J).all() and J.sum().item() == pytest.approx(2 * X.sum())
     assert J.numpy().shape == (3, 3)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad.autograd.differentiate import grad
+from spillgrad.ops.creation import from_numpy
 from spillgrad.tensor import Tensor
 
 # Truncation error falls with the square of the step, rounding error grows with its inverse: both near 1e-10 here.
@@ -14,13 +15,13 @@ TOLERANCE = 2e-7
 
 
 def leaf(values: Any) -> Tensor:
-    return Tensor(np.array(values, np.float64), requires_grad=True)
+    return from_numpy(np.array(values, np.float64)).requires_grad_()
 
 
 def weighted(tensor: Tensor, seed: int) -> Any:
     """Return a scalar that depends on every element in its own measure."""
     weights = np.asarray(np.random.default_rng(seed).normal(size=tensor.shape))
-    return (tensor * Tensor(weights)).sum()
+    return (tensor * from_numpy(weights)).sum()
 
 
 def central_differences(function: Callable[..., float], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -47,7 +48,7 @@ def check_gradients(function: Callable[..., Tensor], *values: Any, second: bool 
     arrays = [np.array(v, np.float64) for v in values]
 
     def value(*at: np.ndarray) -> float:
-        return weighted(function(*map(Tensor, at)), 0).item()
+        return weighted(function(*map(from_numpy, at)), 0).item()
 
     def first(*at: np.ndarray, create_graph: bool) -> tuple[list[Tensor], tuple[Any, ...]]:
         leaves = [leaf(a) for a in at]
@@ -87,7 +88,7 @@ def check_half_precision(function: Callable[..., Tensor], *values: Any, toleranc
     for dtype, allowed in (("float32", 1e-4), ("bfloat16", tolerance)):
         leaves = [leaf(v).detach().to(dtype).requires_grad_() for v in values]
         result = function(*leaves)
-        weights = Tensor(np.asarray(np.random.default_rng(0).normal(size=result.shape))).to(dtype)
+        weights = from_numpy(np.asarray(np.random.default_rng(0).normal(size=result.shape))).to(dtype)
         gradients = grad((result * weights).sum(), leaves, materialize_grads=True)
         for got, want in zip((result, *gradients), (wanted, *wanted_gradients), strict=True):
             assert str(got.dtype) == dtype

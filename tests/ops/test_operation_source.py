@@ -66,7 +66,7 @@ def test_a_concatenation_of_any_number_of_tensors_has_the_same_gradient(count):
     leaves = [leaf(np.full(i % 3 + 1, float(i))) for i in range(count)]
     joined = sg.cat(leaves)
     weights = np.arange(float(joined.numel()))
-    (joined * sg.Tensor(weights)).sum().backward()
+    (joined * sg.tensor(weights)).sum().backward()
     np.testing.assert_array_equal(np.concatenate([x.grad.numpy() for x in leaves]), weights)
     assert _cat(count).structure.listed == (count + 2 > operation_source.UNROLLED)
 
@@ -79,7 +79,7 @@ def test_the_code_for_thousands_of_inputs_is_as_short_as_for_ten():
 
 def test_a_gradient_that_several_inputs_share_is_copied_by_each_leaf():
     x, y = leaf([1.0, 2.0]), leaf([3.0, 4.0])
-    g = sg.Tensor(np.ones(2))
+    g = sg.tensor(np.ones(2))
     (x + y).backward(g)
     x.grad.add_(5)
     assert y.grad.tolist() == [1.0, 1.0] and g.tolist() == [1.0, 1.0]

@@ -365,7 +365,7 @@ def test_state_of_another_dtype_is_converted(kind, options, dtype, state_dtype):
 
 def test_memory_that_is_read_only_is_refused_and_left_alone():
     memory = np.frombuffer(np.ones(4, np.float32).tobytes(), np.float32)
-    param = sg.Tensor(memory, requires_grad=True)
+    param = sg.from_numpy(memory).requires_grad_()
     param.grad = sg.ones(4)
     for kind in (SGD, AdamW):
         with pytest.raises(GraphError, match="read-only"):

@@ -122,13 +122,14 @@ _AUTOCAST = "autocast clear_autocast_cache get_autocast_dtype is_autocast_cache_
 _MODES = "enable_grad inference_mode is_grad_enabled is_inference is_inference_mode_enabled no_grad set_grad_enabled"
 _ANOMALIES = "is_anomaly_check_nan_enabled is_anomaly_enabled"
 _RANDOM = "get_rng_state initial_seed manual_seed rand rand_like randint randn randn_like randperm set_rng_state"
-_DRAWN = "alpha_dropout bernoulli bernoulli_ cauchy_ dropout1d dropout2d dropout3d exponential_ feature_alpha_dropout"
+_DRAWN = "alpha_dropout bernoulli bernoulli_ binomial cauchy_ dropout1d dropout2d dropout3d exponential_"
 _DRAWN_TOO = (
-    "geometric_ gumbel_softmax log_normal_ multinomial normal normal_ poisson randint_like random_ rrelu uniform_"
+    "feature_alpha_dropout geometric_ gumbel_softmax log_normal_ multinomial normal normal_ "
+    "poisson randint_like random_ rrelu uniform_"
 )
 _SETTINGS = """
     cuda device dtype get_default_dtype get_float32_matmul_precision get_num_threads set_default_dtype
-    set_float32_matmul_precision set_num_threads
+    set_default_tensor_type set_float32_matmul_precision set_num_threads
 """
 _MEMORY = "pin_memory share_memory_"
 _PYTORCHS_OWN = "batch_norm gru_cell instance_norm lstm_cell load save version linear_cross_entropy"

@@ -696,6 +696,8 @@ ROWS = tuple(
     x.detach().clone().eq_(x.detach())
     x.detach().clone().le_(0.5)
     x.type(torch.float16).float()
+    x.type(torch.DoubleTensor) * 2
+    (100 * x).type("torch.LongTensor")
     s.is_nonzero()
     x.is_same_size(y)
     x.is_cpu
@@ -805,6 +807,9 @@ ROWS = tuple(
     x.is_signed()
     x.new_empty((2, 3)).shape
     x.new_tensor([1, 2])
+    x.new([1, 2]) + x.new([[3.5, 1], [2, 0]]) + x.new(x[:, :2].detach())
+    torch.FloatTensor([[1, 2], [3, 4]]), torch.LongTensor([1, 2]), torch.BoolTensor([0, 1]), torch.Tensor([3, 4])
+    torch.vmap(lambda row: row * row.sum())(x)
     x.clone().detach_()
     x.numpy(force=True)
     torch.is_complex(x)

@@ -45,7 +45,7 @@ def collector_off() -> Iterator[None]:
 
 @pytest.mark.parametrize("context", [contextlib.nullcontext(), saved_tensors_hooks(lambda t: t, lambda t: t)])
 def test_a_long_chain_runs_backward_and_is_freed_without_overflow(context, collector_off):
-    x, one = leaf([1.0]), sg.Tensor(np.ones(1))
+    x, one = leaf([1.0]), sg.tensor(np.ones(1))
     y = x
     with context:
         for _ in range(CHAIN):
@@ -84,18 +84,18 @@ def test_gradients_of_all_paths_add_up():
 def test_several_roots_may_be_outputs_of_one_node_ancestors_of_each_other_or_the_same():
     x = leaf([1.0, 2.0])
     first, second = sg.split(x * x, 1)
-    ones = sg.Tensor(np.ones(1))
+    ones = sg.tensor(np.ones(1))
     backward([first, second], [ones, ones])
     assert same(x.grad, [2.0, 4.0])
 
     y = x * 3
     total = y.sum()
-    assert same(sg.grad([total, y, total], x, [None, sg.Tensor(np.array([1.0, 0.0])), None])[0], [9.0, 6.0])
+    assert same(sg.grad([total, y, total], x, [None, sg.tensor(np.array([1.0, 0.0])), None])[0], [9.0, 6.0])
 
 
 def test_a_leaf_is_its_own_gradient_root():
     x = leaf([1.0, 2.0])
-    x.backward(sg.Tensor(np.array([5.0, 6.0])))
+    x.backward(sg.tensor(np.array([5.0, 6.0])))
     assert same(x.grad, [5.0, 6.0])
 
 
@@ -110,7 +110,7 @@ def test_a_gradient_takes_the_dtype_of_its_tensor():
 
 
 def test_zero_size_tensors_have_zero_size_gradients():
-    x = sg.Tensor(np.zeros((0, 3)), requires_grad=True)
+    x = sg.tensor(np.zeros((0, 3)), requires_grad=True)
     (x * x).sum().backward()
     assert x.grad.shape == (0, 3)
 
@@ -129,7 +129,7 @@ def test_integer_results_carry_no_gradient():
 
 
 def test_tensors_that_need_no_gradient_get_none():
-    x, frozen = leaf([1.0]), sg.Tensor(np.ones(1))
+    x, frozen = leaf([1.0]), sg.tensor(np.ones(1))
     (x * frozen).backward()
     assert frozen.grad is None
 
@@ -344,13 +344,13 @@ class PassOn(sg.autograd.PyLayer):
 
 
 def held_by_the_caller(x: sg.Tensor) -> Any:
-    given = sg.Tensor(np.array([1.0, 1.0]))
+    given = sg.tensor(np.array([1.0, 1.0]))
     x.backward(given)
     return given
 
 
 def held_by_the_caller_through_identity(x: sg.Tensor) -> Any:
-    given = sg.Tensor(np.array([1.0, 1.0]))
+    given = sg.tensor(np.array([1.0, 1.0]))
     (x + 0).backward(given)
     return given
 
@@ -369,7 +369,7 @@ def held_as_an_array(x: sg.Tensor) -> Any:
 
 def held_by_another_leaf(x: sg.Tensor) -> Any:
     other = leaf([1.0, 1.0])
-    (x + other).backward(sg.Tensor(np.ones(2)))
+    (x + other).backward(sg.tensor(np.ones(2)))
     return other.grad
 
 
@@ -387,7 +387,7 @@ def held_by_a_tensor_hook(x: sg.Tensor) -> Any:
 
 
 def held_as_a_hooks_result(x: sg.Tensor) -> Any:
-    result = sg.Tensor(np.ones(2))
+    result = sg.tensor(np.ones(2))
     x.register_hook(lambda g: result)
     (x * 1).sum().backward()
     return result
@@ -615,8 +615,8 @@ def test_wrong_requests_say_what_was_given(call, error, message):
 
 def test_the_gradient_has_pytorchs_and_paddles_names():
     x = leaf([1.0, 2.0])
-    (x * 1).backward(gradient=sg.Tensor(np.ones(2)))
-    (x * 1).backward(grad_tensor=sg.Tensor(np.ones(2)))
+    (x * 1).backward(gradient=sg.tensor(np.ones(2)))
+    (x * 1).backward(grad_tensor=sg.tensor(np.ones(2)))
     assert same(x.grad, [2.0, 2.0])
 
 
@@ -697,7 +697,7 @@ def test_an_edge_stands_for_its_tensor_in_backward():
     x = leaf([2.0, 3.0])
     y = x * 3
     edge = get_gradient_edge(y)
-    backward(edge, sg.Tensor(np.ones(2)), retain_graph=True)
+    backward(edge, sg.tensor(np.ones(2)), retain_graph=True)
     assert same(x.grad, [3.0, 3.0])
     x.grad = None
     y.sum().backward(inputs=[edge], retain_graph=True)
@@ -763,7 +763,7 @@ def test_a_mode_that_user_code_switches_and_forgets_stays_its_own(where):
     y = x * x
     if where == "unpack hook":
         with saved_tensors_hooks(lambda t: t, lambda t: [switch(), t][1]):
-            z = y * sg.Tensor(np.array([3.0]))
+            z = y * sg.tensor(np.array([3.0]))
     else:
         z = PassOn.apply(y * 3)
     if where == "tensor hook":

@@ -122,7 +122,7 @@ def test_detach_in_place_makes_a_leaf():
 
 
 def test_stop_gradient_is_the_other_side_of_requires_grad():
-    x = sg.Tensor(np.ones(1))
+    x = sg.tensor(np.ones(1))
     assert x.stop_gradient
     x.stop_gradient = False
     assert x.requires_grad

@@ -35,11 +35,11 @@ class Recorder(saved_tensors_hooks):
 
     def unpack(self, array: np.ndarray) -> sg.Tensor:
         self.unpacked.append(array.tolist())
-        return sg.Tensor(array)
+        return sg.tensor(array)
 
 
 def other(*shape: int) -> sg.Tensor:
-    return sg.Tensor(np.ones(shape))
+    return sg.tensor(np.ones(shape))
 
 
 # What is packed
@@ -391,7 +391,7 @@ def test_a_copy_outlives_a_change_of_the_original_and_a_look_at_it_does_not():
     for name, pack in changes.items():
         x = leaf([1.0, 2.0])
         y = x + 0
-        with saved_tensors_hooks(pack, lambda p: sg.Tensor(p).reshape(2)):
+        with saved_tensors_hooks(pack, lambda p: sg.as_tensor(p).reshape(2)):
             z = y * y
         y.add_(1)
         with pytest.raises(SavedTensorError, match=r"modified by an inplace operation.*mul as 'self'"):

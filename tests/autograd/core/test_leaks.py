@@ -148,7 +148,7 @@ HOOKS: dict[str, Callable[[], Any]] = {
     "no hooks": sg.enable_grad,
     "hooks that pass on": lambda: saved_tensors_hooks(lambda t: t, lambda t: t),
     "a pack hook that keeps what it got": lambda: saved_tensors_hooks(keep, lambda t: t),
-    "hooks through NumPy": lambda: saved_tensors_hooks(lambda t: t.numpy(), lambda a: sg.Tensor(a)),
+    "hooks through NumPy": lambda: saved_tensors_hooks(lambda t: t.numpy(), lambda a: sg.tensor(a)),
     "hooks that select": lambda: saved_tensors_hooks(lambda t: t, lambda t: t, only=lambda saved: saved.slot == "self"),
     "composed hooks": lambda: compose(save_on_cpu(), (lambda t: t, lambda t: t)),
     "allowed changes": allow_mutation_on_saved_tensors,
@@ -249,7 +249,7 @@ def test_what_a_pack_hook_returned_dies_in_backward():
 
 def test_a_value_packed_elsewhere_does_not_stay_in_memory():
     x = leaf([0.5])
-    with saved_tensors_hooks(lambda t: t.tolist(), lambda v: sg.Tensor(np.array(v))):
+    with saved_tensors_hooks(lambda t: t.tolist(), lambda v: sg.tensor(np.array(v))):
         y = (x * 1).tanh() * 2
     saved = y.grad_fn.next_functions[0][0]._raw_saved_result
     np.testing.assert_allclose(saved.data, [np.tanh(0.5)], rtol=1e-12)

@@ -35,7 +35,7 @@ def test_nodes_are_named_as_in_pytorch(name):
 def test_edges_lead_to_the_inputs_nodes_and_nowhere_for_constants():
     x = leaf([1.0])
     y = x * 2
-    z = y * sg.Tensor(np.ones(1))
+    z = y * sg.tensor(np.ones(1))
     (first, second) = z.grad_fn.next_functions
     assert first == (y.grad_fn, 0) and second == (None, 0)
     assert y.grad_fn.next_functions[0][0].variable is x
@@ -358,8 +358,8 @@ def test_an_increment_of_the_version_tells_of_a_write_past_the_library():
 def test_a_node_can_be_called_with_gradients():
     x, w = leaf([2.0]), leaf([3.0])
     node = (x * w).grad_fn
-    assert [g.item() for g in node(sg.Tensor(np.array([5.0])))] == [15.0, 10.0]
-    assert x.exp().grad_fn(sg.Tensor(np.array([1.0]))).item() == np.exp(2.0)
+    assert [g.item() for g in node(sg.tensor(np.array([5.0])))] == [15.0, 10.0]
+    assert x.exp().grad_fn(sg.tensor(np.array([1.0]))).item() == np.exp(2.0)
     assert x.grad is None
     with pytest.raises(RuntimeError, match="MulBackward0: got 2 gradients; it has 1 outputs"):
         node(None, None)

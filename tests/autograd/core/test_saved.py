@@ -14,7 +14,7 @@ from tests.ops.checks import leaf
 def test_without_hooks_a_saved_input_is_the_object_itself():
     x = leaf([1.0])
     y = x + 0
-    frozen = sg.Tensor(np.ones(1))
+    frozen = sg.tensor(np.ones(1))
     assert (x * y).grad_fn._saved_self is x
     assert (x * y).grad_fn._saved_other is y
     assert (x * frozen).grad_fn._saved_other is frozen
@@ -47,7 +47,7 @@ def test_a_saved_value_keeps_its_place_in_the_graph(hooked):
 
 
 def test_a_value_that_needs_no_gradient_comes_back_without_graph():
-    x, frozen = leaf([1.0]), sg.Tensor(np.ones(1))
+    x, frozen = leaf([1.0]), sg.tensor(np.ones(1))
     with saved_tensors_hooks(lambda t: t, lambda t: t):
         y = x * frozen
     assert not y.grad_fn._saved_other.requires_grad
@@ -153,7 +153,7 @@ def test_a_pack_hook_may_not_change_what_is_packed_next():
 def test_a_leaf_whose_data_was_replaced_was_saved_as_it_was():
     x = leaf([3.0])
     y = x * x
-    x.data = sg.Tensor(np.array([100.0]))
+    x.data = sg.tensor(np.array([100.0]))
     assert y.grad_fn._raw_saved_self.data.tolist() == [3.0] and y.grad_fn._saved_self.requires_grad
     y.backward()
     assert x.grad.tolist() == [6.0]

@@ -376,7 +376,7 @@ def test_a_function_that_saves_more_is_found_where_it_runs_to_its_end():
 
 def test_other_values_are_found_by_their_checksums():
     x = leaf([1.0, 2.0])
-    weight = sg.Tensor(np.array([3.0, 4.0]))
+    weight = sg.tensor(np.array([3.0, 4.0]))
 
     def function(x):
         return (x + weight).exp()
@@ -439,7 +439,7 @@ def test_an_error_while_recomputing_passes_and_the_next_backward_may_succeed():
 
 def test_an_argument_changed_in_place_is_an_error():
     x = leaf([1.0, 2.0])
-    data = sg.Tensor(np.array([3.0, 4.0]))
+    data = sg.tensor(np.array([3.0, 4.0]))
     y = checkpoint(lambda x, data: (x * data).tanh(), x, data)
     data.add_(1)
     with pytest.raises(SavedTensorError, match="modified by an inplace operation"):
@@ -492,7 +492,7 @@ def test_hooks_outside_see_the_arguments_and_hooks_inside_what_is_saved_there():
 
 def test_what_is_packed_outside_may_come_back_as_a_copy():
     x = leaf([1.0, 2.0])
-    with saved_tensors_hooks(lambda t: t.numpy().copy(), lambda a: sg.Tensor(a)):
+    with saved_tensors_hooks(lambda t: t.numpy().copy(), lambda a: sg.tensor(a)):
         y = checkpoint(chain, x * 1)
     assert gradients(y, x) == gradients(chain(x * 1), x)
 
@@ -577,7 +577,7 @@ def test_without_gradients_the_function_just_runs():
     function = Counted(chain)
     with sg.no_grad():
         assert not checkpoint(function, leaf([1.0])).requires_grad
-    y = checkpoint(function, sg.Tensor(np.ones(2)))
+    y = checkpoint(function, sg.tensor(np.ones(2)))
     assert not y.requires_grad and function.calls == 2
 
 

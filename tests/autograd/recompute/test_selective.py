@@ -296,7 +296,7 @@ def test_hooks_around_the_checkpoint_pack_what_is_kept_and_unpack_it_once_a_reco
 
     def unpack(array):
         unpacked.append(array.tolist())
-        return sg.Tensor(array)
+        return sg.tensor(array)
 
     def function(x):
         return x.exp().tanh().exp() * x

@@ -1,0 +1,23 @@
+"""The chi-squared distribution."""
+
+from typing import Any
+
+from spillgrad.distributions import constraints
+from spillgrad.distributions.gamma import Gamma
+from spillgrad.tensor import Tensor
+
+__all__ = ["Chi2"]
+
+
+class Chi2(Gamma):
+    """The chi-squared distribution of `df` degrees of freedom: the gamma distribution of df / 2 at rate 1 / 2."""
+
+    arg_constraints = {"df": constraints.positive}
+
+    def __init__(self, df: Any, validate_args: bool | None = None) -> None:
+        super().__init__(0.5 * df, 0.5, validate_args=validate_args)
+
+    @property
+    def df(self) -> Tensor:
+        """The degrees of freedom."""
+        return self.concentration * 2

@@ -1,0 +1,57 @@
+"""The normal distribution."""
+
+import math
+from typing import Any
+
+from spillgrad.distributions import constraints
+from spillgrad.distributions.distribution import Distribution, Shape
+from spillgrad.distributions.utils import broadcast_all, standard_normal
+from spillgrad.tensor import Tensor
+
+__all__ = ["Normal"]
+
+
+class Normal(Distribution):
+    """The normal distribution of mean `loc` and standard deviation `scale`."""
+
+    arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
+    support = constraints.real
+    has_rsample = True
+
+    def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
+        self.loc, self.scale = broadcast_all(loc, scale)
+        super().__init__(self.loc.shape, validate_args=validate_args)
+
+    @property
+    def mean(self) -> Tensor:
+        return self.loc
+
+    @property
+    def mode(self) -> Tensor:
+        return self.loc
+
+    @property
+    def stddev(self) -> Tensor:
+        return self.scale
+
+    @property
+    def variance(self) -> Tensor:
+        return self.scale.square()
+
+    def rsample(self, sample_shape: Shape = ()) -> Tensor:
+        return self.loc + standard_normal(self._extended_shape(sample_shape), self.loc) * self.scale
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        self._check(value)
+        distance = (value - self.loc) ** 2 / (2 * self.scale**2)
+        return -distance - self.scale.log() - math.log(math.sqrt(2 * math.pi))
+
+    def cdf(self, value: Tensor) -> Tensor:
+        self._check(value)
+        return 0.5 * (1 + ((value - self.loc) / (self.scale * math.sqrt(2))).erf())
+
+    def icdf(self, value: Tensor) -> Tensor:
+        return self.loc + self.scale * (2 * value - 1).erfinv() * math.sqrt(2)
+
+    def entropy(self) -> Tensor:
+        return 0.5 + 0.5 * math.log(2 * math.pi) + self.scale.log()

@@ -1,0 +1,102 @@
+"""Call a module with other parameters and buffers than its own."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from spillgrad.errors import ArgumentError, OperandError, StateDictError
+from spillgrad.nn.module import Module
+from spillgrad.tensor import Tensor
+
+__all__ = ["functional_call"]
+
+# Where a tensor is registered: the module's parameters or buffers, and the name there.
+Place = tuple[dict[str, Any], str]
+
+
+def functional_call(
+    module: Module,
+    parameter_and_buffer_dicts: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]],
+    args: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    tie_weights: bool = True,
+    strict: bool = False,
+) -> Any:
+    """Return `module(*args, **kwargs)`, computed with the given tensors in place of parameters and buffers.
+
+    The tensors are given by the names of `named_parameters` and `named_buffers`; the module's others stay. Gradients
+    flow to the given tensors. A tensor registered under several names is replaced under all, unless `tie_weights` is
+    False. Other threads must not use the module during the call.
+    Raises StateDictError, if `strict`, unless the names are exactly the module's.
+    """
+    given = _merged(parameter_and_buffer_dicts)
+    with _replaced(module, given, tie_weights, strict):
+        arguments = () if args is None else args if isinstance(args, tuple) else (args,)
+        return module(*arguments, **(kwargs or {}))
+
+
+def _merged(dicts: Any) -> dict[str, Tensor]:
+    if isinstance(dicts, Mapping):
+        return dict(dicts)
+    if not isinstance(dicts, Sequence) or not all(isinstance(part, Mapping) for part in dicts):
+        raise OperandError(
+            "functional_call: Expected all elements of parameter_and_buffer_dicts to be dictionaries, got "
+            f"{type(dicts).__name__}"
+        )
+    merged: dict[str, Tensor] = {}
+    for part in dicts:
+        if repeated := merged.keys() & part.keys():
+            raise ArgumentError(
+                f"functional_call: {sorted(repeated)} appeared in multiple dictionaries; give each once"
+            )
+        merged.update(part)
+    return merged
+
+
+def _places(module: Module) -> dict[str, Place]:
+    """Return, by its full name, where each parameter and buffer is registered; shared ones have several names."""
+    found: dict[str, Place] = {}
+    for path, part in module.named_modules(remove_duplicate=False):
+        for registry in (part._parameters, part._buffers):
+            for name in registry:
+                found[f"{path}.{name}" if path else name] = registry, name
+    return found
+
+
+@contextlib.contextmanager
+def _replaced(module: Module, given: Mapping[str, Tensor], tie_weights: bool, strict: bool) -> Iterator[None]:
+    places = _places(module)
+    if strict and given.keys() != places.keys():
+        raise StateDictError(
+            f"functional_call: Missing key(s): {sorted(places.keys() - given.keys())}, Unexpected key(s): "
+            f"{sorted(given.keys() - places.keys())}"
+        )
+    before = {name: registry[key] for name, (registry, key) in places.items()}
+    new = {name: tensor for name, tensor in given.items() if name in places}
+    if tie_weights:
+        new = _tied(before, new)
+    try:
+        for name, tensor in new.items():
+            registry, key = places[name]
+            registry[key] = tensor
+        yield
+    finally:
+        for name in new:
+            registry, key = places[name]
+            registry[key] = before[name]
+
+
+def _tied(before: Mapping[str, Any], new: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the new tensors also under the other names of the tensors that they replace."""
+    by_tensor: dict[int, Tensor] = {}
+    for name, tensor in new.items():
+        known = by_tensor.setdefault(id(before[name]), tensor)
+        if known is not tensor:
+            raise ArgumentError(
+                f"functional_call: {name} is tied to another name whose value differs; give one value for both, or "
+                "tie_weights=False"
+            )
+    return {
+        name: by_tensor[id(old)] for name, old in before.items() if old is not None and id(old) in by_tensor
+    } | dict(new)
