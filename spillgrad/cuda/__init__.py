@@ -1,0 +1,9 @@
+"""NVIDIA's GPUs under the names of `torch.cuda`: queries, memory, random numbers, streams, and mixed precision (`amp`).
+
+Scripts can choose a device by `"cuda" if sg.cuda.is_available() else "cpu"`. Only the first device is used.
+"""
+
+from spillgrad.cuda import amp, nvtx
+from spillgrad.cuda.queries import *
+from spillgrad.cuda.random_numbers import *
+from spillgrad.cuda.streams import *
