@@ -100,6 +100,8 @@ TORCH: dict[str, dict[str, str]] = {
         "chunk": _RIGHT,
         "made in no_grad": _RIGHT,
     },
+    "grad_scaler.unscaled_gradients": {"nothing to update": "PyTorch asserts, which says nothing under `python -O`"},
+    "grad_scaler.states_and_switched_off": {"factor": "PyTorch asserts, which says nothing under `python -O`"},
     "grad_mode.inference_tensors": {
         "kind": "tensors made in inference mode are ordinary tensors without graph",
         "saved": "tensors made in inference mode are ordinary tensors without graph",
