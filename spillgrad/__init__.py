@@ -95,6 +95,7 @@ from spillgrad.generator import (
     set_rng_state,
 )  # fmt: skip
 from spillgrad.grad_scaler import GradScaler
+from spillgrad.inert_settings import *
 from spillgrad.interop.numpy import PROTOCOLS as _PROTOCOLS
 from spillgrad.memory_layout import *
 from spillgrad.ops.activations import (
@@ -141,6 +142,7 @@ from spillgrad.ops.logic import *
 from spillgrad.ops.matrix_products import *
 from spillgrad.ops.normalization import *
 from spillgrad.ops.norms import renorm, vander, vecdot
+from spillgrad.ops.older_names import *
 from spillgrad.ops.pooling import (
     adaptive_avg_pool1d,
     avg_pool1d,

@@ -62,7 +62,7 @@ CUDA = Device("cuda", 0)
 class _Default(threading.local):
     """Per thread: the device of new tensors, and those of the blocks around the innermost `with device:`."""
 
-    device = CPU
+    device: Device = CPU
 
     def __init__(self) -> None:
         self.before: list[Device] = []
@@ -77,7 +77,7 @@ def as_device(device: Any) -> Device:
     Raises DeviceError for a device that cannot be used; the message says what is wrong or missing.
     """
     if device is None:
-        return default.device
+        device = default.device
     if device is CPU:
         return CPU
     name = f"cuda:{device}" if type(device) is int else str(device)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from spillgrad.nn.modules import module
 
 if TYPE_CHECKING:
-    from spillgrad.nn import *
     from spillgrad.nn.modules import (
         activation,
         batchnorm,

@@ -10,6 +10,7 @@ from spillgrad.nn.module import Module
 from spillgrad.ops.distance import normalize
 from spillgrad.ops.matrix_products import dot, mv
 from spillgrad.ops.norms import vector_norm
+from spillgrad.ops.shape import reshape
 from spillgrad.tensor import Tensor
 
 
@@ -22,7 +23,7 @@ def as_matrix(weight: Tensor, dim: int) -> Tensor:
     """Return a weight as a matrix whose rows are its dimension `dim`."""
     if dim != 0:
         weight = weight.permute(dim, *(d for d in range(weight.ndim) if d != dim))
-    return weight.reshape(weight.shape[0], -1)
+    return reshape(weight, weight.shape[0], -1)
 
 
 def iterate(matrix: Tensor, first: Tensor, second: Tensor, iterations: int, eps: float) -> None:
