@@ -16,6 +16,7 @@ FACADE_MODULES = (
     "spillgrad.autograd.anomaly_mode",
     "spillgrad.autograd.grad_mode",
     "spillgrad.autograd.graph",
+    "spillgrad.autograd.profiler",
     "spillgrad.autograd.variable",
     "spillgrad.nn.modules",
     "spillgrad.utils.checkpoint",

@@ -50,7 +50,7 @@ _NAMES = {
     "variable": "Variable",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = ("anomaly_mode", "function", "functional", "grad_mode", "graph")
+_MODULES = ("anomaly_mode", "function", "functional", "grad_mode", "graph", "profiler")
 
 __all__ = sorted([*_HOME, *_MODULES])
 
