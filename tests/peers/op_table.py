@@ -797,7 +797,7 @@ ROWS = tuple(
     torch.log2_(p.clone())
     torch.log_(p.clone())
     torch.logit_(u.clone())
-    torch.nan_to_num_(x / 0)
+    torch.nan_to_num_(x / 0, posinf=4.0, neginf=-4.0)
     torch.neg_(x.clone())
     torch.negative_(x.clone())
     torch.rad2deg_(x.clone())
