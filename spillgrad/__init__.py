@@ -21,8 +21,10 @@ Where to look:
 """
 
 from importlib import import_module as _import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as _version
 from math import e, inf, nan, pi
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from numpy import dtype
@@ -48,6 +50,9 @@ from spillgrad.autograd import gradcheck as _gradcheck  # the function, before i
 from spillgrad.autograd.core.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
 from spillgrad.autograd.core.grad_mode import *
 from spillgrad.autograd.differentiate import grad
+from spillgrad.compilation import compile
+from spillgrad.determinism import *
+from spillgrad.device.default_device import get_default_device, set_default_device
 from spillgrad.device.device import Device as device
 from spillgrad.device.precision import get_float32_matmul_precision, set_float32_matmul_precision
 from spillgrad.dtypes import (
@@ -81,14 +86,20 @@ from spillgrad.dtypes import promote as promote_types
 from spillgrad.files import checkpoint
 from spillgrad.files.checkpoint import load_checkpoint, save_checkpoint
 from spillgrad.files.save_load import load, save
+from spillgrad.formatting import set_printoptions
 from spillgrad.generator import (
     Generator,
+    default_generator,
     get_rng_state,
     initial_seed,
     manual_seed,
+    seed,
     set_rng_state,
 )  # fmt: skip
+from spillgrad.grad_scaler import GradScaler
+from spillgrad.inert_settings import *
 from spillgrad.interop.numpy import PROTOCOLS as _PROTOCOLS
+from spillgrad.memory_layout import *
 from spillgrad.ops.activations import (
     celu,
     celu_,
@@ -124,6 +135,7 @@ from spillgrad.ops.distance import *
 from spillgrad.ops.dropout_masks import alpha_dropout, dropout, feature_alpha_dropout
 from spillgrad.ops.einsum import *
 from spillgrad.ops.fuse import *
+from spillgrad.ops.in_place_functions import *
 from spillgrad.ops.incomplete_gamma import *
 from spillgrad.ops.index_replace import *
 from spillgrad.ops.indexing import *
@@ -132,6 +144,7 @@ from spillgrad.ops.logic import *
 from spillgrad.ops.matrix_products import *
 from spillgrad.ops.normalization import *
 from spillgrad.ops.norms import renorm, vander, vecdot
+from spillgrad.ops.older_names import *
 from spillgrad.ops.pooling import (
     adaptive_avg_pool1d,
     avg_pool1d,
@@ -160,6 +173,7 @@ from spillgrad.ops.sorting import *
 from spillgrad.ops.special import *
 from spillgrad.ops.statistics import *
 from spillgrad.ops.strided import *
+from spillgrad.ops.tensor_functions import *
 from spillgrad.ops.tensor_methods import bind as _bind
 from spillgrad.ops.trigonometry import *
 from spillgrad.ops.volume_pooling import max_pool3d
@@ -182,24 +196,48 @@ from spillgrad_kernels.threads.dispatch import get_num_threads, set_num_threads
 _bind(_PROTOCOLS)  # all operations are declared now
 
 
+# Few programs use these, so that they are imported on first use.
+_LAZY = frozenset({
+    "_dynamo", "accelerator", "array_api", "backends", "compiler", "distributed", "distributions",
+    "func", "hub", "jit", "mps", "multiprocessing", "onnx", "profiler", "random", "version", "xpu",
+})  # fmt: skip
+
+if _TYPE_CHECKING:
+    from spillgrad import (
+        accelerator,
+        array_api,
+        backends,
+        compiler,
+        distributed,
+        distributions,
+        func,
+        hub,
+        jit,
+        mps,
+        multiprocessing,
+        onnx,
+        profiler,
+        random,
+        version,
+        xpu,
+    )  # fmt: skip
+
+
 def __getattr__(name: str) -> _Any:
-    """Import a room on first use: few programs use it, and its import takes milliseconds."""
+    """Import a module of `_LAZY` on first use."""
     if name == "vmap":
         return _import_module("spillgrad.func").vmap
-    if name not in _ROOMS_ON_FIRST_USE:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _import_module(f"spillgrad.{name}")
-
-
-_ROOMS_ON_FIRST_USE = ("array_api", "distributions", "func")
 
 
 newaxis = None  # in an index: a new dimension of size 1
 
 try:
-    __version__ = version("spillgrad")
+    __version__ = _version("spillgrad")
 except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0+unknown"
 
-_NOT_PUBLIC = ("PackageNotFoundError", "interop", "ops", "version")
+_NOT_PUBLIC = ("PackageNotFoundError", "interop", "ops")
 __all__ = [name for name in dir() if not name.startswith("_") and name not in _NOT_PUBLIC]

@@ -1,4 +1,4 @@
-"""Mixed precision under the names of `torch.amp`: `autocast`, and decorators for custom functions.
+"""Mixed precision under the names of `torch.amp`: `autocast`, `GradScaler`, and decorators for custom functions.
 
 Put `custom_fwd` and `custom_bwd` on the static methods `forward` and `backward` of an `autograd.Function`; its backward
 then runs in the mode of its forward.
@@ -10,12 +10,13 @@ from typing import Any
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError
+from spillgrad.grad_scaler import GradScaler
 from spillgrad.ops.autocast import autocast, is_autocast_enabled, present
 from spillgrad.ops.convert import to_dtype
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cuda.driver.availability import missing
 
-__all__ = ["autocast", "custom_bwd", "custom_fwd", "is_autocast_available"]
+__all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd", "is_autocast_available"]
 
 
 def is_autocast_available(device_type: str) -> bool:

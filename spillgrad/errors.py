@@ -1,4 +1,4 @@
-"""Every error that spillgrad raises on purpose, and its one warning class.
+"""Every error that spillgrad raises on purpose, and its warning classes.
 
 Each error class derives from `SpillgradError` and from the built-in error that a user would expect.
 
@@ -128,8 +128,15 @@ class MissingPackageError(SpillgradError, ModuleNotFoundError):
     """Raised for a module of spillgrad that needs a package that is not installed."""
 
 
+class DistributedError(SpillgradError, RuntimeError, ValueError):
+    """Raised for what needs more than one process, and for collectives before `init_process_group`.
+
+    PyTorch raises ValueError or RuntimeError for these.
+    """
+
+
 class UnsupportedError(SpillgradError, NotImplementedError):
-    """Raised for a method or a combination that PyTorch's interface has and this class does not define."""
+    """Raised for what PyTorch has and spillgrad does not do on purpose; the message says what to do instead."""
 
 
 class FusionError(SpillgradError, TypeError, RuntimeError):
@@ -138,3 +145,7 @@ class FusionError(SpillgradError, TypeError, RuntimeError):
 
 class HostComputeWarning(UserWarning):
     """Issued if the host computes an operation that has no kernel for the device, and copies its tensors both ways."""
+
+
+class CompilationWarning(UserWarning):
+    """Issued once for each name of PyTorch's compilers, which return what they are given."""

@@ -11,11 +11,45 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
+from spillgrad.errors import ArgumentError
 
-_PRECISION = 4
-_EDGE_ITEMS = 3
-_THRESHOLD = 1000
-_LINE_WIDTH = 80
+
+@dataclass
+class _Options:
+    """What `set_printoptions` sets. `scientific` is None if the numbers decide."""
+
+    precision: int = 4
+    threshold: float = 1000
+    edge_items: int = 3
+    line_width: int = 80
+    scientific: bool | None = None
+
+
+_options = _Options()
+_PROFILES = {
+    "default": _Options(),
+    "short": _Options(precision=2, edge_items=2),
+    "full": _Options(threshold=math.inf),
+}
+
+
+def set_printoptions(
+    precision: int | None = None, threshold: float | None = None, edgeitems: int | None = None,
+    linewidth: int | None = None, profile: str | None = None, sci_mode: bool | None = None,
+) -> None:  # fmt: skip
+    """Set how tensors are printed; None leaves an option as it is, and `sci_mode` to the numbers.
+
+    `precision` is the number of digits behind the point, `threshold` the number of elements above which only
+    `edgeitems` at both ends of long dimensions are printed, `profile` "default", "short" or "full".
+    Raises ArgumentError for another profile.
+    """
+    if profile is not None:
+        if profile not in _PROFILES:
+            raise ArgumentError(f"set_printoptions: got profile {profile!r}; wanted {', '.join(_PROFILES)}")
+        vars(_options).update(vars(_PROFILES[profile]))
+    given = {"precision": precision, "threshold": threshold, "edge_items": edgeitems, "line_width": linewidth}
+    vars(_options).update({name: value for name, value in given.items() if value is not None})
+    _options.scientific = sci_mode
 
 
 @dataclass(frozen=True)
@@ -50,7 +84,7 @@ def format_tensor(array: np.ndarray, *further: str) -> str:
 def _with_suffixes(text: str, suffixes: list[str], indent: int) -> str:
     position = len(text) - text.rfind("\n") + 1
     for suffix in suffixes:
-        if position + len(suffix) + 2 > _LINE_WIDTH:
+        if position + len(suffix) + 2 > _options.line_width:
             text += ",\n" + " " * indent + suffix
             position = indent + len(suffix)
         else:
@@ -61,10 +95,10 @@ def _with_suffixes(text: str, suffixes: list[str], indent: int) -> str:
 
 def _shown(array: np.ndarray) -> np.ndarray:
     """Return the values that will be printed: all values, or only the ends of long dimensions if the array is large."""
-    if array.size <= _THRESHOLD:
+    if array.size <= _options.threshold:
         return array
-    edges = [*range(_EDGE_ITEMS), *range(-_EDGE_ITEMS, 0)]
-    return array[np.ix_(*(edges if size > 2 * _EDGE_ITEMS else range(size) for size in array.shape))]
+    edges = [*range(_options.edge_items), *range(-_options.edge_items, 0)]
+    return array[np.ix_(*(edges if size > 2 * _options.edge_items else range(size) for size in array.shape))]
 
 
 def _column(values: np.ndarray) -> _Column:
@@ -87,10 +121,11 @@ def _float_column(values: np.ndarray) -> _Column:
     whole = bool(np.all(finite == np.ceil(finite)))
     sizes = np.abs(finite)
     largest, smallest = sizes.max(initial=0.0), sizes.min(initial=math.inf)
-    if finite.size and (largest / smallest > 1000 or largest > 1e8 or (not whole and smallest < 1e-4)):
+    scientific = finite.size and (largest / smallest > 1000 or largest > 1e8 or (not whole and smallest < 1e-4))
+    if scientific if _options.scientific is None else _options.scientific:
 
         def write(value: Any) -> str:
-            return f"{float(value):.{_PRECISION}e}"
+            return f"{float(value):.{_options.precision}e}"
     elif whole:
 
         def write(value: Any) -> str:
@@ -98,7 +133,7 @@ def _float_column(values: np.ndarray) -> _Column:
     else:
 
         def write(value: Any) -> str:
-            return f"{float(value):.{_PRECISION}f}"
+            return f"{float(value):.{_options.precision}f}"
 
     return _Column(write, max((len(write(value)) for value in finite), default=1))
 
@@ -107,16 +142,16 @@ def _nested(array: np.ndarray, indent: int) -> str:
     column = _column(_shown(array).reshape(-1))
     if array.ndim == 0:
         return column(array[()])
-    summarise = array.size > _THRESHOLD
+    summarise = array.size > _options.threshold
 
     def level(part: np.ndarray, indent: int) -> str:
         count = part.shape[0]
         picked: list[int | None] = list(range(count))
-        if summarise and count > 2 * _EDGE_ITEMS:
-            picked[_EDGE_ITEMS:-_EDGE_ITEMS] = [None]
+        if summarise and count > 2 * _options.edge_items:
+            picked[_options.edge_items : -_options.edge_items] = [None]
         if part.ndim == 1:
             cells = [" ..." if i is None else column(part[i]) for i in picked]
-            per_line = max(1, (_LINE_WIDTH - indent) // (column.width + 2))
+            per_line = max(1, (_options.line_width - indent) // (column.width + 2))
             lines = [", ".join(cells[i : i + per_line]) for i in range(0, len(cells), per_line)]
             return "[" + (",\n" + " " * (indent + 1)).join(lines) + "]"
         pieces = ["..." if i is None else level(part[i], indent + 1) for i in picked]

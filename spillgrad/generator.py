@@ -39,7 +39,7 @@ class Generator:
     """
 
     def __init__(self, seed: int = 0, *, device: Any = None) -> None:
-        self.device = as_device(device)
+        self.device = as_device("cpu" if device is None else device)
         self._common = _Position(0, 0)
         self._own = threading.local()  # a thread that replays has a position of its own
         self.manual_seed(seed)
@@ -101,6 +101,11 @@ default_generator = Generator(secrets.randbits(63))
 def manual_seed(seed: int) -> Generator:
     """Seed the default generator, from which all random functions draw."""
     return default_generator.manual_seed(seed)
+
+
+def seed() -> int:
+    """Seed the default generator from the system's entropy; return the seed."""
+    return default_generator.seed()
 
 
 def initial_seed() -> int:

@@ -12,6 +12,7 @@ from spillgrad.autograd.core.grad_mode import inferring, state
 from spillgrad.device import dlpack
 from spillgrad.device.device import CPU, CUDA, Device, device_of, moved
 from spillgrad.errors import ArgumentError, DeviceError, DtypeError, ExportError, InferenceTensorError, OperandError
+from spillgrad.memory_layout import contiguous_format, lies_in, strided
 from spillgrad_kernels.device_array import address_of, is_on_device
 
 _uids = itertools.count()
@@ -208,9 +209,11 @@ class TensorData:
         """Return the address of the first element."""
         return address_of(self._array)
 
-    def is_contiguous(self) -> bool:
-        """Return whether elements lie in memory in row-major order without gaps."""
-        return self._array.flags.c_contiguous
+    def is_contiguous(self, memory_format: Any = None) -> bool:
+        """Return whether elements lie in memory without gaps: in row-major order, or with the channels last."""
+        if memory_format in (None, contiguous_format):
+            return self._array.flags.c_contiguous
+        return lies_in(self.shape, self.stride(), memory_format)
 
     def is_floating_point(self) -> bool:
         """Return whether the elements are real floating-point numbers."""
@@ -227,6 +230,19 @@ class TensorData:
     def is_signed(self) -> bool:
         """Return whether the elements can be negative."""
         return self.dtype.kind not in "ub"
+
+    layout = strided
+    # PyTorch's questions about kinds of tensors that do not exist here.
+    is_ipu = is_maia = is_meta = is_mkldnn = is_mps = is_mtia = is_nested = is_quantized = is_sparse = False
+    is_sparse_csr = is_vulkan = is_xla = is_xpu = False
+
+    def is_pinned(self, device: Any = None) -> bool:
+        """Return False: memory is not pinned for a device."""
+        return False
+
+    def is_shared(self) -> bool:
+        """Return whether another process may use the memory: that of a CUDA device, as in PyTorch."""
+        return self.is_cuda
 
     @property
     def is_cuda(self) -> bool:

@@ -16,9 +16,9 @@ FACADE_MODULES = (
     "spillgrad.autograd.anomaly_mode",
     "spillgrad.autograd.grad_mode",
     "spillgrad.autograd.graph",
+    "spillgrad.autograd.profiler",
     "spillgrad.autograd.variable",
-    "spillgrad.nn.modules.lazy",
-    "spillgrad.nn.modules.module",
+    "spillgrad.nn.modules",
     "spillgrad.utils.checkpoint",
     "spillgrad.utils.data._utils.collate",
     "spillgrad.utils.data.dataloader",
@@ -90,7 +90,7 @@ LATE_IMPORTS = {
     "spillgrad.ops.einsum": "only three and more operands need opt_einsum, which may not be installed",
     "spillgrad.spill.offload.residents": "only tensors of a CUDA device need numba-cuda, which may not be installed",
     "spillgrad.spill.save_on_disk": "only tensors of a CUDA device need numba-cuda, which may not be installed",
-    "spillgrad.cuda": "`import spillgrad` must not wait for numba-cuda, which may not be installed",
+    "spillgrad.cuda.queries": "`import spillgrad` must not wait for numba-cuda, which may not be installed",
     "spillgrad_tools.cli": "`spillgrad --help` must not wait for Numba and HDF5",
     "spillgrad.data.data_loader": "`import spillgrad` must not wait for multiprocessing, which only workers need",
     "spillgrad.data.bpe": "only byte-pair tokens need tokenizers, which may not be installed",
@@ -125,7 +125,7 @@ MODULES = modules()
 
 
 def is_facade(module: str) -> bool:
-    return module in FACADE_MODULES or (module in MODULES and MODULES[module].name == "__init__.py")
+    return within(module, FACADE_MODULES) or (module in MODULES and MODULES[module].name == "__init__.py")
 
 
 def within(module: str, rooms: tuple[str, ...]) -> bool:

@@ -54,7 +54,7 @@ _NAMES = {
     "pylayer": "PyLayer PyLayerContext",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = ("anomaly_mode", "function", "functional", "grad_mode", "graph", "variable")
+_MODULES = ("anomaly_mode", "function", "functional", "grad_mode", "graph", "profiler", "variable")
 
 __all__ = sorted([*_HOME, *_MODULES])
 

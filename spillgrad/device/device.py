@@ -1,5 +1,6 @@
 """The class `Device`, and functions that make arrays on a device or move them to a device."""
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ class Device:
 
     The constructor takes a type and a number, or one name with both. The hash is that of the full name, "cpu" or
     "cuda:0". So in sets and dictionaries a CUDA device does not match "cuda", which has another hash.
+
+    As a context manager, it is the device of this thread's new tensors within the block.
     """
 
     __slots__ = ("index", "type")
@@ -39,6 +42,14 @@ class Device:
         type_, _, number = str(other).partition(":")
         return type_ == self.type and (number or "0") == str(self.index or 0)
 
+    def __enter__(self) -> "Device":
+        default.before.append(default.device)
+        default.device = as_device(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        default.device = default.before.pop()
+
     def __hash__(self) -> int:
         numbered = self.type != "cpu" or self.index
         return hash(f"{self.type}:{self.index or 0}" if numbered else self.type)
@@ -48,12 +59,26 @@ CPU = Device("cpu")
 CUDA = Device("cuda", 0)
 
 
+class _Default(threading.local):
+    """Per thread: the device of new tensors, and those of the blocks around the innermost `with device:`."""
+
+    device: Device = CPU
+
+    def __init__(self) -> None:
+        self.before: list[Device] = []
+
+
+default = _Default()
+
+
 def as_device(device: Any) -> Device:
-    """Return the device for a name, a CUDA device's number or a device; for None, return the CPU.
+    """Return the device for a name, a CUDA device's number or a device; for None, return the default device.
 
     Raises DeviceError for a device that cannot be used; the message says what is wrong or missing.
     """
-    if device is None or device is CPU:
+    if device is None:
+        device = default.device
+    if device is CPU:
         return CPU
     name = f"cuda:{device}" if type(device) is int else str(device)
     if name in ("cpu", "cpu:0"):

@@ -90,7 +90,7 @@ def load(f: str | os.PathLike[str] | IO[bytes], map_location: Any = None, *, wei
     """
     if isinstance(map_location, Mapping):
         map_location = {str(key): as_device(value) for key, value in map_location.items()}.get("cpu")
-    device = CPU if callable(map_location) else as_device(map_location)
+    device = CPU if map_location is None or callable(map_location) else as_device(map_location)
     if isinstance(f, str | os.PathLike):
         source: _File | _Stream = _File(Path(f))
     else:

@@ -1,5 +1,9 @@
 """Layers, losses, and helpers for training them."""
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from spillgrad.nn import functional, init, modules, utils
 from spillgrad.nn.activation import *
 from spillgrad.nn.batch_norm import *
@@ -23,6 +27,21 @@ from spillgrad.nn.rearrange import *
 from spillgrad.nn.rnn import *
 from spillgrad.nn.transformer import *
 from spillgrad.nn.upsample import *
+
+if _TYPE_CHECKING:
+    from spillgrad.nn import attention, parallel
+    from spillgrad.nn.parallel import DataParallel
+
+_LAZY = {"attention": "attention", "parallel": "parallel", "DataParallel": "parallel"}
+
+
+def __getattr__(name: str) -> _Any:
+    """Import what few programs use on first use."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    package = _import_module(f"{__name__}.{_LAZY[name]}")
+    return package if name in ("attention", "parallel") else getattr(package, name)
+
 
 __all__ = ["functional", "init", "modules", "utils"]
 __all__ += [name for name, value in vars().items() if getattr(value, "__module__", "").startswith("spillgrad.nn.")]

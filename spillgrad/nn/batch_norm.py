@@ -5,11 +5,14 @@ from typing import Any
 from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.autograd.recompute.state import is_recomputing
 from spillgrad.errors import ShapeError
+from spillgrad.nn.module import Module
 from spillgrad.nn.normalization import Affine
 from spillgrad.ops import channel_norm, creation, shape
 from spillgrad.tensor import Tensor
 
-__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
+__all__ = [
+    "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "SyncBatchNorm",
+]  # fmt: skip
 
 
 class _TrackedNorm(Affine):
@@ -104,6 +107,28 @@ class BatchNorm3d(_BatchNorm):
     """Normalise channels of volumes over the batch (see `BatchNorm1d`). Shapes: x (N, num_features, D, H, W)."""
 
     _ndims = (5,)
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Normalise channels by the statistics of the batches of all processes: here, of the one process.
+
+    Shapes: x (N, num_features, ...), result the same.
+    """
+
+    _ndims = (2, 3, 4, 5)
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: Module, process_group: Any = None) -> Module:
+        """Return the module with all `BatchNorm` layers, itself included, replaced by layers with their tensors."""
+        converted: Module = module
+        if isinstance(module, _BatchNorm) and not isinstance(module, cls):
+            converted = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
+            for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
+                setattr(converted, name, getattr(module, name))
+            converted.training = module.training
+        for name, child in module.named_children():
+            setattr(converted, name, cls.convert_sync_batchnorm(child))
+        return converted
 
 
 class _InstanceNorm(_TrackedNorm):

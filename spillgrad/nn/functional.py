@@ -13,11 +13,14 @@ from spillgrad.ops.dropout_masks import *
 from spillgrad.ops.einsum import bilinear
 from spillgrad.ops.elementwise_losses import *
 from spillgrad.ops.embedding import *
+from spillgrad.ops.grid_sampling import *
 from spillgrad.ops.interpolate import *
+from spillgrad.ops.interpolate_older import *
 from spillgrad.ops.likelihood_losses import *
 from spillgrad.ops.losses import *
 from spillgrad.ops.margin_losses import *
 from spillgrad.ops.matrix_products import linear as linear
+from spillgrad.ops.multi_head_attention import *
 from spillgrad.ops.normalization import *
 from spillgrad.ops.padding import *
 from spillgrad.ops.pooling import *

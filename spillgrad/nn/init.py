@@ -3,7 +3,9 @@
 import contextlib
 import math
 import threading
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +13,36 @@ from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.generator import Generator
 from spillgrad.ops import creation, decompositions, inplace, special
+from spillgrad.ops.declaration import named
 from spillgrad.tensor import Tensor
 
 __all__ = [
-    "calculate_gain", "constant_", "dirac_", "eye_", "kaiming_normal_", "kaiming_uniform_", "normal_", "ones_",
-    "orthogonal_", "sparse_", "trunc_normal_", "uniform_", "xavier_normal_", "xavier_uniform_", "zeros_",
+    "calculate_gain",
+    "constant",
+    "constant_",
+    "dirac",
+    "dirac_",
+    "eye",
+    "eye_",
+    "kaiming_normal",
+    "kaiming_normal_",
+    "kaiming_uniform",
+    "kaiming_uniform_",
+    "normal",
+    "normal_",
+    "ones_",
+    "orthogonal",
+    "orthogonal_",
+    "sparse",
+    "sparse_",
+    "trunc_normal_",
+    "uniform",
+    "uniform_",
+    "xavier_normal",
+    "xavier_normal_",
+    "xavier_uniform",
+    "xavier_uniform_",
+    "zeros_",
 ]  # fmt: skip
 
 _LINEAR = ("linear", *(f"conv{kind}{dims}d" for kind in ("", "_transpose") for dims in (1, 2, 3)))
@@ -210,3 +237,19 @@ def _fans(tensor: Tensor) -> tuple[int, int]:
         raise ShapeError(f"init: got shape {shape}; fans need two or more dimensions and at least one element")
     kernel = math.prod(shape[2:])
     return shape[1] * kernel, shape[0] * kernel
+
+
+def _older(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    name = function.__name__.rstrip("_")
+
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        warnings.warn(f"`nn.init.{name}` is now deprecated in favor of `nn.init.{name}_`.", FutureWarning, stacklevel=2)
+        return function(*args, **kwargs)
+
+    return named(call, name, f"Do `{name}_`; it warns, as PyTorch does.")
+
+
+constant, dirac, eye, normal, uniform = map(_older, (constant_, dirac_, eye_, normal_, uniform_))
+kaiming_normal, kaiming_uniform = map(_older, (kaiming_normal_, kaiming_uniform_))
+xavier_normal, xavier_uniform = map(_older, (xavier_normal_, xavier_uniform_))
+orthogonal, sparse = map(_older, (orthogonal_, sparse_))

@@ -42,14 +42,17 @@ def to_dtype(tensor: Tensor, dtype: Any) -> Tensor:
 
 
 @declare(method=True, numpy="copy")
-def clone(input: Tensor) -> Tensor:
-    """Return a copy with its own memory; gradients flow through."""
+def clone(input: Tensor, *, memory_format: Any = None) -> Tensor:
+    """Return a copy with its own memory; gradients flow through. `memory_format` is accepted, and changes nothing."""
     return _clone(input)
 
 
 @declare(method=True)
-def contiguous(input: Tensor) -> Tensor:
-    """Return a copy in row-major memory, or the tensor itself if it is in row-major memory."""
+def contiguous(input: Tensor, memory_format: Any = None) -> Tensor:
+    """Return a copy in row-major memory, or the tensor itself if it is in row-major memory.
+
+    `memory_format` is accepted, and changes nothing: kernels gain nothing from another order.
+    """
     return input if input.is_contiguous() else clone(input)
 
 
@@ -60,11 +63,12 @@ def _names_device(argument: Any) -> bool:
 @declare(method="to astype cast")
 def to(
     input: Tensor, *arguments: Any, dtype: Any = None, device: Any = None, non_blocking: bool = False,
-    copy: bool = False,
+    copy: bool = False, memory_format: Any = None,
 ) -> Tensor:  # fmt: skip
     """Return the tensor with the wanted dtype and device; without `copy`, the tensor itself if it has both.
 
     `arguments` are a dtype and a device in either order, or another tensor that has the wanted dtype and device.
+    `non_blocking` and `memory_format` are accepted, and change nothing.
     """
     for argument in arguments:
         if isinstance(argument, Tensor):

@@ -1,4 +1,7 @@
-"""Functions that make tensors from nothing or from data."""
+"""Functions that make tensors from nothing or from data.
+
+Their `options` are those of PyTorch that change nothing here: see `require_dense`.
+"""
 
 import functools
 import math
@@ -13,6 +16,7 @@ from spillgrad.device.device import CPU, CUDA, Array, as_device, filled, moved
 from spillgrad.device.device import empty as empty_array
 from spillgrad.errors import ArgumentError, OperandError, ShapeError
 from spillgrad.generator import Generator, default_generator
+from spillgrad.memory_layout import require_dense
 from spillgrad.ops import inplace
 from spillgrad.ops.array_casts import cast
 from spillgrad.ops.convert import to
@@ -38,12 +42,14 @@ def _finish(array: Array, requires_grad: bool, device: Any) -> Tensor:
     return result
 
 
-def tensor(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def tensor(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any) -> Tensor:
     """Return a new tensor with a copy of `data`: nested lists, numbers, a NumPy array, a tensor or CUDA array.
 
     Python floats become the default float dtype, Python integers int64; arrays keep their dtype. Raises OperandError
     for data that is not numeric or not rectangular, ArgumentError for numbers that an integer dtype cannot hold.
     """
+    if options:
+        require_dense("tensor", options)
     if isinstance(data, Tensor):
         wanted = data.dtype if dtype is None else dtypes.as_dtype(dtype)
         return _finish(cast(data.array, wanted), requires_grad, data.device if device is None else device)
@@ -167,9 +173,17 @@ def _with_positional_dtype(sizes: tuple[Any, ...], dtype: Any) -> tuple[tuple[An
 
 
 def empty(
-    *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    *sizes: Any,
+    size: Any = None,
+    shape: Any = None,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    **options: Any,
 ) -> Tensor:
     """Return a tensor of uninitialised memory; the shape is given as separate sizes or one list."""
+    if options:
+        require_dense("empty", options)
     sizes, dtype = _with_positional_dtype(sizes, dtype)
     array = empty_array(as_device(device), _sizes("empty", sizes, size, shape), _dtype_or_default(dtype))
     return _finish(array, requires_grad, device)
@@ -177,12 +191,14 @@ def empty(
 
 def full(
     size: Any = None, fill_value: Any = 0, dtype: Any = None, device: Any = None, requires_grad: bool = False, *,
-    shape: Any = None,
+    shape: Any = None, **options: Any
 ) -> Tensor:  # fmt: skip
     """Return a tensor filled with one value, by default of the value's own dtype.
 
     Raises ArgumentError for a value that an integer dtype cannot hold.
     """
+    if options:
+        require_dense("full", options)
     value = fill_value.item() if isinstance(fill_value, Tensor | np.generic) else fill_value
     wanted = dtypes.of_scalar(value) if dtype is None else dtypes.as_dtype(dtype)
     _check_range(np.asarray(value), wanted)
@@ -200,23 +216,47 @@ def _filled(
 
 
 def zeros(
-    *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    *sizes: Any,
+    size: Any = None,
+    shape: Any = None,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    **options: Any,
 ) -> Tensor:
     """Return a tensor of zeros; the shape as separate sizes or one list."""
+    if options:
+        require_dense("zeros", options)
     return _filled("zeros", 0, sizes, size, shape, dtype, device, requires_grad)
 
 
 def ones(
-    *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    *sizes: Any,
+    size: Any = None,
+    shape: Any = None,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    **options: Any,
 ) -> Tensor:
     """Return a tensor of ones; the shape as separate sizes or one list."""
+    if options:
+        require_dense("ones", options)
     return _filled("ones", 1, sizes, size, shape, dtype, device, requires_grad)
 
 
 def arange(
-    start: Any, end: Any = None, step: Any = 1, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    start: Any,
+    end: Any = None,
+    step: Any = 1,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    **options: Any,
 ) -> Tensor:
     """Return the values from `start` (0 if only one bound is given) up to but excluding `end`, `step` apart."""
+    if options:
+        require_dense("arange", options)
     start, end, step = (v.item() if isinstance(v, Tensor | np.generic) else v for v in (start, end, step))
     if end is None:
         start, end = 0, start
@@ -236,38 +276,52 @@ def _spaced(name: str, start: Any, end: Any, steps: int) -> np.ndarray:
 
 
 def linspace(
-    start: Any, end: Any, steps: int, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    start: Any, end: Any, steps: int, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any
 ) -> Tensor:
     """Return `steps` evenly spaced values from `start` to `end`, both included."""
+    if options:
+        require_dense("linspace", options)
     values = _spaced("linspace", start, end, steps)
     return _finish(cast(values, _dtype_or_default(dtype)), requires_grad, device)
 
 
 def logspace(
     start: Any, end: Any, steps: int, base: float = 10.0, dtype: Any = None, device: Any = None,
-    requires_grad: bool = False,
+    requires_grad: bool = False, **options: Any
 ) -> Tensor:  # fmt: skip
     """Return `base` to the power of `steps` evenly spaced exponents from `start` to `end`, both included."""
+    if options:
+        require_dense("logspace", options)
     powers = np.power(float(base), _spaced("logspace", start, end, steps))
     return _finish(cast(powers, _dtype_or_default(dtype)), requires_grad, device)
 
 
-def scalar_tensor(s: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def scalar_tensor(
+    s: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any
+) -> Tensor:
     """Return a number as a 0-d tensor, by default of the default float dtype."""
+    if options:
+        require_dense("scalar_tensor", options)
     return tensor(s, _dtype_or_default(dtype), device, requires_grad)
 
 
-def eye(n: int, m: int | None = None, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def eye(
+    n: int, m: int | None = None, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any
+) -> Tensor:
     """Return an n × m matrix with ones on the diagonal."""
+    if options:
+        require_dense("eye", options)
     shape = _sizes("eye", (n, n if m is None else m))
     return _finish(np.eye(*shape, dtype=_dtype_or_default(dtype)), requires_grad, device)
 
 
 def _like(make: Callable[..., Tensor], doc: str) -> Callable[..., Tensor]:
-    def function(input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+    def function(
+        input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any
+    ) -> Tensor:
         wanted = input.dtype if dtype is None else dtype
         place = input.device if device is None else device
-        return make(input.shape, dtype=wanted, device=place, requires_grad=requires_grad)
+        return make(input.shape, dtype=wanted, device=place, requires_grad=requires_grad, **options)
 
     return named(function, f"{make.__name__}_like", doc)
 
@@ -278,9 +332,17 @@ empty_like = _like(empty, "Return uninitialised memory in the shape and dtype of
 
 
 def full_like(
-    input: Tensor, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    input: Tensor,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    **options: Any,
 ) -> Tensor:
     """Return a tensor in the shape and dtype of `input` filled with one value."""
+    if options:
+        require_dense("full_like", options)
     place = input.device if device is None else device
     return full(input.shape, fill_value, input.dtype if dtype is None else dtype, place, requires_grad)
 
@@ -315,17 +377,21 @@ def _random(
 
 def rand(
     *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, generator: Generator | None = None,
-    device: Any = None, requires_grad: bool = False,
+    device: Any = None, requires_grad: bool = False, **options: Any
 ) -> Tensor:  # fmt: skip
     """Return values drawn uniformly from [0, 1)."""
+    if options:
+        require_dense("rand", options)
     return _random("rand", kernels.uniform, sizes, size, shape, dtype, generator, device, requires_grad)
 
 
 def randn(
     *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, generator: Generator | None = None,
-    device: Any = None, requires_grad: bool = False,
+    device: Any = None, requires_grad: bool = False, **options: Any
 ) -> Tensor:  # fmt: skip
     """Return values drawn from the standard normal distribution."""
+    if options:
+        require_dense("randn", options)
     return _random("randn", kernels.normal, sizes, size, shape, dtype, generator, device, requires_grad)
 
 
@@ -349,9 +415,11 @@ def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: G
 
 def randint(
     low: Any = 0, high: Any = None, size: Any = None, dtype: Any = None, generator: Generator | None = None,
-    device: Any = None, *, shape: Any = (1,),
+    device: Any = None, *, shape: Any = (1,), **options: Any
 ) -> Tensor:  # fmt: skip
     """Return integers drawn uniformly from [low, high), or from [0, low) if only one bound is given."""
+    if options:
+        require_dense("randint", options)
     if isinstance(high, list | tuple):
         low, high, size = 0, low, high
     elif high is None:
@@ -364,7 +432,9 @@ def randint(
     return _finish(cast(array, wanted), False, device)
 
 
-def randperm(n: int, generator: Generator | None = None, *, device: Any = None) -> Tensor:
+def randperm(n: int, generator: Generator | None = None, *, device: Any = None, **options: Any) -> Tensor:
     """Return the integers 0 to n - 1 in random order."""
+    if options:
+        require_dense("randperm", options)
     (n,) = _sizes("randperm", (n,))
     return Tensor.wrap(_drawn(kernels.permutation, n, generator, device, n))

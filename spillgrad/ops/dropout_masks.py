@@ -1,5 +1,6 @@
 """Dropout. A mask is not saved: backward draws it again from its seed and position."""
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -94,7 +95,19 @@ def dropout1d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
 
 
 def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Return `input` with whole channels zeroed with probability `p`. Shapes: (N, C, H, W) or (N, C, L)."""
+    """Return `input` with whole channels zeroed with probability `p`. Shapes: (N, C, H, W) or (N, C, L).
+
+    Elements of a tensor (N, C) are channels; it warns of such a one, as PyTorch does.
+    """
+    if input.ndim == 2:
+        warnings.warn(
+            "dropout2d: Received a 2-D input to dropout2d, which is deprecated and will result in an error in a future "
+            "release. To retain the behavior and silence this warning, please use dropout instead. Note that dropout2d "
+            "exists to provide channel-wise dropout on inputs with 2 spatial dimensions, a channel dimension, and an "
+            "optional batch dimension (i.e. 3D or 4D inputs).",
+            stacklevel=2,
+        )
+        return _dropped_channels("dropout2d", input, p, training, inplace, (2,), None)
     return _dropped_channels("dropout2d", input, p, training, inplace, (3, 4), None)
 
 

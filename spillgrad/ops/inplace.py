@@ -20,7 +20,7 @@ from spillgrad.errors import DtypeError, GraphError, ShapeError
 from spillgrad.ops.array_casts import assign, cast, contiguous, on_floats
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_device, to_dtype
-from spillgrad.ops.declaration import declare
+from spillgrad.ops.declaration import declare, named
 from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor, register_view_again
 from spillgrad.tensor_data import native
@@ -56,6 +56,15 @@ def change(tensor: Tensor, name: str, function: Callable[..., Tensor], *argument
     if result.requires_grad:
         record_change(tensor, result.gradient_edge())
     return tensor
+
+
+def in_place_form(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the function called `name` that changes its first argument to what `function` gives, and returns it."""
+
+    def method(self: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        return change(self, name, function, *arguments, **options)
+
+    return named(method, name, f"Do `{name.rstrip('_')}` in place; return the tensor.")
 
 
 def is_recorded(tensor: Tensor, *others: Any) -> bool:

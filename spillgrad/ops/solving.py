@@ -129,6 +129,7 @@ def solve_triangular(A: Tensor, B: Tensor, *, upper: bool, left: bool = True, un
     return result if left else mT(result)
 
 
+@declare(method=True)
 @float32_in_autocast
 def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False) -> Tensor:
     """Return X with L Lᵀ X = B; with `upper`, the argument `L` is Lᵀ. Shapes: B (..., n, k), L (..., n, n)."""
@@ -137,6 +138,7 @@ def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False) -> Tensor:
     return solve_triangular(mT(factor), below, upper=True)
 
 
+@declare(method=True)
 @float32_in_autocast
 def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
     """Return the inverse of L Lᵀ; with `upper`, the argument `L` is Lᵀ. Shapes: L (..., n, n)."""

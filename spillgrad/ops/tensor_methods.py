@@ -22,7 +22,7 @@ from spillgrad.ops import (
     shape,
     special,
 )
-from spillgrad.ops.declaration import declarations, named
+from spillgrad.ops.declaration import declarations
 from spillgrad.tensor import Tensor
 
 _DTYPE_METHODS = {
@@ -31,13 +31,6 @@ _DTYPE_METHODS = {
 }  # fmt: skip
 
 _NEW = (creation.empty, creation.zeros, creation.ones, creation.full, creation.tensor)
-
-
-def _in_place(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def method(self: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        return inplace.change(self, name, function, *arguments, **options)
-
-    return named(method, name, f"Do `{name.rstrip('_')}` in place; return the tensor.")
 
 
 def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,8 +88,8 @@ def _new(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return method
 
 
-def _conversion(dtype: dtypes.DType) -> Callable[[Tensor], Tensor]:
-    def method(self: Tensor) -> Tensor:
+def _conversion(dtype: dtypes.DType) -> Callable[..., Tensor]:
+    def method(self: Tensor, memory_format: Any = None) -> Tensor:
         return convert.to_dtype(self, dtype)
 
     method.__doc__ = f"Return the tensor as {dtype}; itself where it is."
@@ -108,11 +101,11 @@ class _Further(Tensor):
 
     backward = differentiate.tensor_backward
 
-    def cpu(self) -> Tensor:
+    def cpu(self, memory_format: Any = None) -> Tensor:
         """Return a copy of the tensor on the host, or the tensor itself if it is on the host."""
         return convert.to(self, device="cpu")
 
-    def cuda(self, device: Any = None, non_blocking: bool = False) -> Tensor:
+    def cuda(self, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:
         """Return a copy on a CUDA device, or the tensor itself if it is on one. Raises DeviceError without a device."""
         return convert.to(self, device="cuda" if device is None else device)
 
@@ -145,11 +138,13 @@ class _Further(Tensor):
         """Return a tensor of this one's dtype and device: of sizes, or with the values of a list, array or tensor."""
         return typed_tensors.made("new", data, self.dtype, self.device, device)
 
-    def pin_memory(self) -> Tensor:
+    def pin_memory(self, device: Any = None) -> Tensor:
         """Return the tensor itself: its memory is not pinned for a device."""
         return self
 
-    share_memory_ = pin_memory
+    def share_memory_(self) -> Tensor:
+        """Return the tensor itself: another process gets a copy."""
+        return self
 
     @property
     def is_cpu(self) -> bool:
@@ -209,7 +204,7 @@ def bind(protocols: Mapping[str, Callable[..., Any]]) -> None:
     for declared in declarations:
         methods |= dict.fromkeys(declared.method_names(), declared.function)
         for name in declared.in_place_names():
-            methods[f"{name}_"] = _in_place(f"{name}_", declared.function)
+            methods[f"{name}_"] = inplace.in_place_form(f"{name}_", declared.function)
     methods |= {name: _conversion(dtype) for name, dtype in _DTYPE_METHODS.items()}
     methods |= {f"new_{function.__name__}": _new(function) for function in _NEW}
     methods |= {name: method for name, method in vars(_Further).items() if name[:2] != "__"}

@@ -1,5 +1,18 @@
 """PyTorch's package `torch.utils`: `checkpoint`, which recomputes tensors instead of keeping them, and `data`."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from spillgrad.utils import checkpoint, data
 
-__all__ = ["checkpoint", "data"]
+if TYPE_CHECKING:
+    from spillgrad.utils import dlpack, model_zoo, tensorboard
+
+__all__ = ["checkpoint", "data", "dlpack", "model_zoo", "tensorboard"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what few programs use on first use."""
+    if name not in ("dlpack", "model_zoo", "tensorboard"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")

@@ -101,6 +101,8 @@ TORCH: dict[str, dict[str, str]] = {
         "chunk": _RIGHT,
         "made in no_grad": _RIGHT,
     },
+    "grad_scaler.unscaled_gradients": {"nothing to update": "PyTorch asserts, which says nothing under `python -O`"},
+    "grad_scaler.states_and_switched_off": {"factor": "PyTorch asserts, which says nothing under `python -O`"},
     "data.iterable_datasets": {"a chain of lists": _ASSERTED},
     "data.datasets": dict.fromkeys(("none concatenated", "sizes"), _ASSERTED),
     "optimizers.what_is_no_parameter": {
@@ -120,26 +122,35 @@ TORCH_OPERATIONS: dict[str, str] = {
 # Names both have which no row of the table of operations calls.
 _AUTOCAST = "autocast clear_autocast_cache get_autocast_dtype is_autocast_cache_enabled is_autocast_enabled"
 _MODES = "enable_grad inference_mode is_grad_enabled is_inference is_inference_mode_enabled no_grad set_grad_enabled"
+_DETERMINISM = """
+    are_deterministic_algorithms_enabled get_deterministic_debug_mode is_deterministic_algorithms_warn_only_enabled
+    set_deterministic_debug_mode use_deterministic_algorithms
+"""
 _ANOMALIES = "is_anomaly_check_nan_enabled is_anomaly_enabled"
-_RANDOM = "get_rng_state initial_seed manual_seed rand rand_like randint randn randn_like randperm set_rng_state"
+_RANDOM = "get_rng_state initial_seed manual_seed rand rand_like randint randn randn_like randperm seed set_rng_state"
 _DRAWN = "alpha_dropout bernoulli bernoulli_ binomial cauchy_ dropout1d dropout2d dropout3d exponential_"
 _DRAWN_TOO = (
     "feature_alpha_dropout geometric_ gumbel_softmax log_normal_ multinomial normal normal_ "
     "poisson randint_like random_ rrelu uniform_"
 )
 _SETTINGS = """
-    cuda device dtype get_default_dtype get_float32_matmul_precision get_num_threads set_default_dtype
-    set_default_tensor_type set_float32_matmul_precision set_num_threads
+    compile cuda device dtype get_default_device get_default_dtype get_float32_matmul_precision get_num_threads layout
+    memory_format set_default_device set_default_dtype set_default_tensor_type set_float32_matmul_precision
+    set_num_threads set_printoptions
 """
-_MEMORY = "pin_memory share_memory_"
+_MEMORY = "is_pinned is_shared pin_memory share_memory_"
+_PROGRAMS = "multi_head_attention_forward"
+_INERT = "get_num_interop_threads is_warn_always_enabled set_flush_denormal set_num_interop_threads set_warn_always"
+_OLDER = "chain_matmul range upsample upsample_bilinear upsample_nearest"
 _PYTORCHS_OWN = "batch_norm gru_cell instance_norm lstm_cell load save version linear_cross_entropy"
 _COMPLEX = "complex imag real view_as_complex view_as_real"
 _GRAPH = "backward data_ptr register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad"
 NOT_COMPARED: dict[str, str] = {
-    **dict.fromkeys(f"{_AUTOCAST} {_MODES} {_ANOMALIES} {_GRAPH}".split(), "programs compare it"),
+    **dict.fromkeys(f"{_AUTOCAST} {_MODES} {_ANOMALIES} {_GRAPH} {_PROGRAMS}".split(), "programs compare it"),
     **dict.fromkeys(f"{_RANDOM} {_DRAWN} {_DRAWN_TOO}".split(), "random numbers are each library's own"),
-    **dict.fromkeys(_SETTINGS.split(), "a setting"),
+    **dict.fromkeys(f"{_SETTINGS} {_DETERMINISM} {_INERT}".split(), "a setting"),
     **dict.fromkeys(_MEMORY.split(), "they give the tensor itself, there being one kind of memory"),
+    **dict.fromkeys(_OLDER.split(), "an older name, which warns; tests/ops/test_older_names.py compares it"),
     **dict.fromkeys(_COMPLEX.split(), "complex tensors are for storage and for `fft`"),
     **dict.fromkeys(_PYTORCHS_OWN.split(), "another signature, or a file format, of the same name"),
 }

@@ -25,6 +25,7 @@ from tests.peers import op_table
 HERE = Path(__file__).parent
 PROGRAMS = {
     "torch": (
+        "attention",
         "autocast",
         "saved_tensors",
         "custom_functions",
@@ -34,6 +35,7 @@ PROGRAMS = {
         "hooks",
         "inplace",
         "grad_mode",
+        "grad_scaler",
         "inference_mode",
         "checkpoint",
         "lazy_modules",
@@ -41,6 +43,7 @@ PROGRAMS = {
         "reentrant_checkpoint",
         "func",
         "functional",
+        "reparametrized",
         "schedules",
         "optimizers",
         "data",

@@ -67,8 +67,9 @@ def _in_ram_at_once(gradients: list[Tensor]) -> list[list[Tensor]]:
 
 
 def clip_grad_norm_(
-    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
-) -> Tensor:
+    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:  # fmt: skip
     """Scale all gradients in place so that their joint norm is at most `max_norm`; return the former norm.
 
     With `error_if_nonfinite`, raises ArgumentError, before any gradient changes, if the norm is not finite. Raises
@@ -83,6 +84,33 @@ def clip_grad_norm_(
     if by is not None:
         scale(gradients, by)
     return creation.tensor(total, dtype=gradients[0].dtype if gradients else None)
+
+
+clip_grad_norm = clip_grad_norm_  # PyTorch's older name
+
+
+def get_total_norm(
+    tensors: Tensor | Iterable[Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:  # fmt: skip
+    """Return the joint norm of tensors. With `error_if_nonfinite`, raises ArgumentError if it is not finite."""
+    tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    total = total_norm(_norms([tensor.array for tensor in tensors], norm_type), norm_type)
+    if error_if_nonfinite and not math.isfinite(total):
+        raise ArgumentError(f"get_total_norm: the norm is {total}; lower the learning rate")
+    return creation.tensor(total, dtype=tensors[0].dtype if tensors else None)
+
+
+def clip_grads_with_norm_(
+    parameters: Tensor | Iterable[Tensor], max_norm: float, total_norm: Tensor, foreach: bool | None = None
+) -> None:
+    """Scale all gradients in place by what reduces `total_norm`, their joint norm, to `max_norm`.
+
+    Raises GraphError for parameters that are updated in backward.
+    """
+    by = factor(float(total_norm), max_norm)
+    if by is not None:
+        scale(_gradients("clip_grads_with_norm_", parameters), by)
 
 
 def scale(gradients: Iterable[Tensor], by: float) -> None:

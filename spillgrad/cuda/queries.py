@@ -1,22 +1,17 @@
 """Queries and controls of the CUDA device, under PyTorch's names; only the first device is used.
 
-Scripts can choose a device by `"cuda" if sg.cuda.is_available() else "cpu"`. CUDA's modules are imported and started
-only when a device is first used.
+CUDA's modules are imported and started only when a device is first used.
 """
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from spillgrad.errors import DeviceError
-from spillgrad.typed_tensors import on_cuda as _typed
 from spillgrad_kernels.cuda.driver.availability import device_count, missing
 from spillgrad_kernels.cuda.driver.failures import CudaError
 from spillgrad_kernels.cuda.driver.memory import MemoryStats
 from spillgrad_kernels.cuda.driver.memory import OutOfMemory as OutOfMemoryError
-
-FloatTensor, DoubleTensor, HalfTensor = (_typed[f"{word}Tensor"] for word in ("Float", "Double", "Half"))
-BFloat16Tensor, BoolTensor, ByteTensor = (_typed[f"{word}Tensor"] for word in ("BFloat16", "Bool", "Byte"))
-CharTensor, ShortTensor, IntTensor, LongTensor = (_typed[f"{word}Tensor"] for word in ("Char", "Short", "Int", "Long"))
 
 
 def is_available() -> bool:
@@ -48,6 +43,28 @@ def current_device() -> int:
     return 0
 
 
+def set_device(device: Any) -> None:
+    """Accept the first device, the only one used. Raises DeviceError for another, and if there is no CUDA device."""
+    _driver(device)
+
+
+class device:
+    """Context manager of PyTorch that chooses a device; the first, None, a negative number and "cpu" change nothing.
+
+    Raises DeviceError for another device, and if there is no CUDA device.
+    """
+
+    def __init__(self, device: Any) -> None:
+        if not (device is None or str(device) == "cpu" or (isinstance(device, int) and device < 0)):
+            _driver(device)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+
 def get_device_name(device: Any = None) -> str:
     """Return the name of a device. Raises DeviceError if there is no such device."""
     return str(_driver(device).calls.name())
@@ -59,16 +76,34 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
     return major, minor
 
 
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What is known of a device; memory is in bytes."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+
+
+def get_device_properties(device: Any = None) -> DeviceProperties:
+    """Return a device's name, compute capability and memory. Raises DeviceError if there is no such device."""
+    major, minor = get_device_capability(device)
+    return DeviceProperties(get_device_name(device), major, minor, mem_get_info(device)[1])
+
+
 def is_bf16_supported(including_emulation: bool = True) -> bool:
     """Return whether the CUDA device computes in bfloat16; by default, emulation counts, which every device can do."""
     return is_available() and (including_emulation or get_device_capability() >= (8, 0))
 
 
-def manual_seed(seed: int) -> None:
-    """Do nothing: the device has no generator of its own; `sg.manual_seed` seeds the generator of all devices."""
+def init() -> None:
+    """Start CUDA, which the first use of a device does, too. Raises DeviceError if there is no CUDA device."""
+    _driver().calls.name()
 
 
-manual_seed_all = manual_seed
+def ipc_collect() -> None:
+    """Do nothing: no memory is shared with other processes."""
 
 
 def synchronize(device: Any = None) -> None:
@@ -139,16 +174,23 @@ def max_memory_reserved(device: Any = None) -> int:
     return _stats(device).peak_reserved_bytes
 
 
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    """Return the counters of `memory_stats` as text, one a line."""
+    return "\n".join(f"{name:32} {value}" for name, value in memory_stats(device).items())
+
+
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Set the peaks of allocated and reserved memory to the present values."""
     if is_initialized():
         _driver(device).allocator().reset_peaks()
 
 
+reset_max_memory_allocated = reset_peak_memory_stats
+
 __all__ = [
-    "BFloat16Tensor", "BoolTensor", "ByteTensor", "CharTensor", "CudaError", "DoubleTensor", "FloatTensor",
-    "HalfTensor", "IntTensor", "LongTensor", "OutOfMemoryError", "ShortTensor", "current_device", "device_count",
-    "empty_cache", "get_device_capability", "get_device_name", "is_available", "is_bf16_supported", "is_initialized",
-    "manual_seed", "manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
-    "memory_allocated", "memory_reserved", "memory_stats", "missing", "reset_peak_memory_stats", "synchronize",
+    "CudaError", "DeviceProperties", "OutOfMemoryError", "current_device", "device", "device_count", "empty_cache",
+    "get_device_capability", "get_device_name", "get_device_properties", "init", "ipc_collect", "is_available",
+    "is_bf16_supported", "is_initialized", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
+    "memory_allocated", "memory_reserved", "memory_stats", "memory_summary", "missing", "reset_max_memory_allocated",
+    "reset_peak_memory_stats", "set_device", "synchronize",
 ]  # fmt: skip

@@ -1,0 +1,48 @@
+"""Collectives of Python objects in a group of one process: what arrives is what was sent."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from spillgrad.distributed.process_group import member, require_rank
+from spillgrad.errors import DistributedError
+
+__all__ = ["all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list"]
+
+
+def _require_length(name: str, objects: Sequence[Any], group: Any) -> None:
+    size = member(group).size()
+    if len(objects) != size:
+        raise DistributedError(f"{name}: got a list of {len(objects)} for a group of {size} process; give one for each")
+
+
+def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+    """Put the object of each process into the list."""
+    _require_length("all_gather_object", object_list, group)
+    object_list[0] = obj
+
+
+def broadcast_object_list(
+    object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None, group_src: int | None = None
+) -> None:
+    """Give all processes the list of process `src`; that of one process stays as it is."""
+    require_rank("broadcast_object_list", group_src if src is None else src, group)
+
+
+def gather_object(
+    obj: Any, object_gather_list: list[Any] | None = None, dst: int | None = None, group: Any = None,
+    group_dst: int | None = None,
+) -> None:  # fmt: skip
+    """Put the object of each process into the list of process `dst`."""
+    require_rank("gather_object", group_dst if dst is None else dst, group)
+    _require_length("gather_object", object_gather_list or (), group)
+    object_gather_list[0] = obj  # type: ignore[index]
+
+
+def scatter_object_list(
+    scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None, src: int | None = None,
+    group: Any = None, group_src: int | None = None,
+) -> None:  # fmt: skip
+    """Put one object of the list of process `src` into the list of each process."""
+    require_rank("scatter_object_list", group_src if src is None else src, group)
+    _require_length("scatter_object_list", scatter_object_input_list or (), group)
+    scatter_object_output_list[0] = scatter_object_input_list[0]  # type: ignore[index]

@@ -1,0 +1,185 @@
+"""`GradScaler`: scale the loss so that gradients in float16 do not become zero.
+
+Source: Micikevicius et al. 2018, "Mixed precision training", section 3.2; torch.amp.GradScaler.
+"""
+
+import warnings
+from typing import Any
+
+from spillgrad.autograd.core.grad_mode import no_grad
+from spillgrad.errors import ArgumentError, GraphError, UnsupportedError
+from spillgrad.ops import comparison
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.cuda.driver.availability import missing
+
+
+class GradScaler:
+    """Scale losses, and skip the steps of an optimizer whose gradients overflowed.
+
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    After a skipped step the scale is multiplied by `backoff_factor`; after `growth_interval` steps in a row that were
+    not skipped, by `growth_factor`. If not `enabled`, all methods pass on what they are given. On device "cuda",
+    without a CUDA device, it warns and is not enabled, as in PyTorch.
+    Raises ArgumentError for factors that do not grow and shrink, and for another device.
+    """
+
+    def __init__(
+        self, device: str = "cuda", init_scale: float = 2.0**16, growth_factor: float = 2.0,
+        backoff_factor: float = 0.5, growth_interval: int = 2000, enabled: bool = True,
+    ) -> None:  # fmt: skip
+        if device not in ("cpu", "cuda"):
+            raise ArgumentError(f'GradScaler: got device={device!r}; wanted "cpu" or "cuda"')
+        if enabled and device == "cuda" and (lack := missing()) is not None:
+            warnings.warn(f"GradScaler: got device='cuda'; {lack}. Disabling", stacklevel=2)
+            enabled = False
+        if enabled and not growth_factor > 1:
+            raise ArgumentError(f"GradScaler: got growth_factor {growth_factor}; The growth factor must be > 1.0.")
+        if enabled and not backoff_factor < 1:
+            raise ArgumentError(f"GradScaler: got backoff_factor {backoff_factor}; The backoff factor must be < 1.0.")
+        self._enabled = bool(enabled)
+        self._scale = float(init_scale)
+        self._growth_factor = growth_factor
+        self._backoff_factor = backoff_factor
+        self._growth_interval = growth_interval
+        self._growth_tracker = 0
+        self._overflowed: dict[int, bool] = {}  # by the optimizers whose gradients were unscaled since `update`
+        self._stepped: set[int] = set()
+
+    def scale(self, outputs: Any) -> Any:
+        """Return the scaled tensor, or the scaled tensors of an iterable."""
+        if not self._enabled:
+            return outputs
+        if isinstance(outputs, Tensor):
+            return outputs * self._scale
+        if isinstance(outputs, list | tuple):
+            return type(outputs)([self.scale(output) for output in outputs])
+        raise ArgumentError(f"GradScaler.scale: got {type(outputs).__name__}; outputs must be a Tensor or an iterable")
+
+    def unscale_(self, optimizer: Any) -> None:
+        """Divide the gradients of an optimizer's parameters by the scale, before they are clipped, for example.
+
+        Raises GraphError if that was done since the last `update`. Raises UnsupportedError if backward itself updates
+        the parameters, as with `disk_offload(step_in_backward=True)`.
+        """
+        if not self._enabled:
+            return
+        if id(optimizer) in self._overflowed:
+            raise GraphError(
+                "unscale_: unscale_() has already been called on this optimizer since the last update(); call it once"
+            )
+        if id(optimizer) in self._stepped:
+            raise GraphError("unscale_: unscale_() is being called after step(); call it between backward and step")
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if any(parameter._updated_in_backward for parameter in parameters):
+            raise UnsupportedError(
+                "GradScaler: got parameters that backward updates, with scaled gradients; use bfloat16, which needs no "
+                "scaling, or let the optimizer step after backward"
+            )
+        overflowed = False
+        with no_grad():
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(1 / self._scale)
+                    overflowed |= not bool(comparison.isfinite(parameter.grad).all())
+        self._overflowed[id(optimizer)] = overflowed
+
+    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Unscale the gradients unless that was done, and let the optimizer step if all are finite.
+
+        Returns what the optimizer's step returned; None if it was skipped. Raises GraphError for a second step without
+        `update`. Raises ArgumentError for a closure.
+        """
+        if not self._enabled:
+            return optimizer.step(*args, **kwargs)
+        if "closure" in kwargs:
+            raise ArgumentError("step: Closure use is not currently supported if GradScaler is enabled.")
+        if id(optimizer) in self._stepped:
+            raise GraphError("step: step() has already been called since the last update(); call update() between")
+        if id(optimizer) not in self._overflowed:
+            self.unscale_(optimizer)
+        self._stepped.add(id(optimizer))
+        return None if self._overflowed[id(optimizer)] else optimizer.step(*args, **kwargs)
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """Set the scale for the next iteration: to `new_scale`, or by what happened in this one.
+
+        Raises GraphError if no optimizer's gradients were unscaled since the last `update`.
+        """
+        if not self._enabled:
+            return
+        if new_scale is not None:
+            self._scale = float(new_scale)
+        elif not self._overflowed:
+            raise GraphError("update: No inf checks were recorded prior to update; call step() or unscale_() before")
+        elif any(self._overflowed.values()):
+            self._scale *= self._backoff_factor
+            self._growth_tracker = 0
+        else:
+            self._growth_tracker += 1
+            if self._growth_tracker == self._growth_interval:
+                self._scale *= self._growth_factor
+                self._growth_tracker = 0
+        self._overflowed.clear()
+        self._stepped.clear()
+
+    def get_scale(self) -> float:
+        """Return the scale; 1.0 if not enabled."""
+        return self._scale if self._enabled else 1.0
+
+    def is_enabled(self) -> bool:
+        """Return whether losses are scaled."""
+        return self._enabled
+
+    def get_growth_factor(self) -> float:
+        """Return the factor of a growing scale."""
+        return self._growth_factor
+
+    def set_growth_factor(self, new_factor: float) -> None:
+        """Set the factor of a growing scale."""
+        self._growth_factor = new_factor
+
+    def get_backoff_factor(self) -> float:
+        """Return the factor after a skipped step."""
+        return self._backoff_factor
+
+    def set_backoff_factor(self, new_factor: float) -> None:
+        """Set the factor after a skipped step."""
+        self._backoff_factor = new_factor
+
+    def get_growth_interval(self) -> int:
+        """Return the number of steps after which the scale grows."""
+        return self._growth_interval
+
+    def set_growth_interval(self, new_interval: int) -> None:
+        """Set the number of steps after which the scale grows."""
+        self._growth_interval = new_interval
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale, the factors and the count of steps since the scale changed; {} if not enabled."""
+        if not self._enabled:
+            return {}
+        return {
+            "scale": self._scale,
+            "growth_factor": self._growth_factor,
+            "backoff_factor": self._backoff_factor,
+            "growth_interval": self._growth_interval,
+            "_growth_tracker": self._growth_tracker,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a state that `state_dict` returned. Raises ArgumentError for one that was not enabled."""
+        if not self._enabled:
+            return
+        if not state_dict:
+            raise ArgumentError(
+                "load_state_dict: The source state dict is empty, possibly because it was saved from a disabled "
+                "instance of GradScaler."
+            )
+        self._scale = float(state_dict["scale"])
+        self._growth_factor = state_dict["growth_factor"]
+        self._backoff_factor = state_dict["backoff_factor"]
+        self._growth_interval = state_dict["growth_interval"]
+        self._growth_tracker = state_dict["_growth_tracker"]

@@ -1,0 +1,40 @@
+"""PyTorch's settings of threads, denormal numbers and warnings that change nothing here; they read back."""
+
+from spillgrad.errors import ArgumentError
+
+__all__ = [
+    "get_num_interop_threads", "is_warn_always_enabled", "set_flush_denormal", "set_num_interop_threads",
+    "set_warn_always",
+]  # fmt: skip
+
+_settings = {"interop_threads": 1, "warn_always": 0}
+
+
+def set_num_interop_threads(num: int) -> None:
+    """Keep the number, which changes nothing: operations run one after the other; see `set_num_threads`.
+
+    Raises ArgumentError for less than 1.
+    """
+    if num < 1:
+        raise ArgumentError(f"set_num_interop_threads: expected positive number of threads, got {num}")
+    _settings["interop_threads"] = num
+
+
+def get_num_interop_threads() -> int:
+    """Return what `set_num_interop_threads` set, by default 1."""
+    return _settings["interop_threads"]
+
+
+def set_flush_denormal(mode: bool) -> bool:
+    """Return False, PyTorch's answer where denormal numbers cannot be flushed to zero."""
+    return False
+
+
+def set_warn_always(b: bool, /) -> None:
+    """Keep the setting, which changes nothing: Python's filters decide how often a warning is shown."""
+    _settings["warn_always"] = int(b)
+
+
+def is_warn_always_enabled() -> bool:
+    """Return what `set_warn_always` set."""
+    return bool(_settings["warn_always"])

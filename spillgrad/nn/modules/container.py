@@ -1,0 +1,3 @@
+"""PyTorch's module `torch.nn.modules.container`."""
+
+from spillgrad.nn.containers import *

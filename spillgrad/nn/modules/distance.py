@@ -1,0 +1,3 @@
+"""PyTorch's module `torch.nn.modules.distance`."""
+
+from spillgrad.nn.distance import *

@@ -1,0 +1,3 @@
+"""PyTorch's module `torch.nn.modules.linear`."""
+
+from spillgrad.nn.linear import *

@@ -1,0 +1,3 @@
+"""PyTorch's module `torch.nn.modules.padding`."""
+
+from spillgrad.nn.padding import *

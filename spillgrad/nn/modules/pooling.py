@@ -1,0 +1,3 @@
+"""PyTorch's module `torch.nn.modules.pooling`."""
+
+from spillgrad.nn.pooling import *

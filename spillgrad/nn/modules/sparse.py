@@ -1,0 +1,3 @@
+"""PyTorch's module `torch.nn.modules.sparse`."""
+
+from spillgrad.nn.embedding import *

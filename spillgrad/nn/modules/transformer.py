@@ -1,0 +1,3 @@
+"""PyTorch's module `torch.nn.modules.transformer`."""
+
+from spillgrad.nn.transformer import *

@@ -1,0 +1,3 @@
+"""PyTorch's module `torch.nn.modules.upsampling`."""
+
+from spillgrad.nn.upsample import *

@@ -1,0 +1,3 @@
+"""PyTorch's package `torch.nn.parallel`, for one process and one device."""
+
+from spillgrad.nn.parallel.wrappers import *

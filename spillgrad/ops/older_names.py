@@ -1,0 +1,62 @@
+"""Functions that PyTorch keeps for older programs, each in terms of the newer one."""
+
+import warnings
+from typing import Any, NamedTuple
+
+from spillgrad.errors import ArgumentError
+from spillgrad.ops import decompositions
+from spillgrad.ops.creation import arange, zeros
+from spillgrad.ops.declaration import declare
+from spillgrad.ops.norms import multi_dot
+from spillgrad.tensor import Tensor
+
+__all__ = ["chain_matmul", "range", "svd"]
+
+
+class SVDWithV(NamedTuple):
+    """A singular value decomposition: A = U diag(S) Vᴴ."""
+
+    U: Tensor
+    S: Tensor
+    V: Tensor
+
+
+@declare(method=True)
+def svd(input: Tensor, some: bool = True, compute_uv: bool = True) -> Any:
+    """Return the named tuple (U, S, V) with input = U diag(S) Vᴴ; `linalg.svd` returns Vᴴ.
+
+    Without `some`, U and V are square. Without `compute_uv`, they are zeros, and only S has a gradient.
+    """
+    if compute_uv:
+        u, s, vh = decompositions.svd(input, full_matrices=not some)
+        return SVDWithV(u, s, vh.mH)
+    rows, columns = input.shape[-2:]
+    like = {"dtype": input.dtype, "device": input.device}
+    s = decompositions.svdvals(input)
+    lead = input.shape[:-2]
+    return SVDWithV(zeros(*lead, rows, rows, **like), s, zeros(*lead, columns, columns, **like))
+
+
+def chain_matmul(*matrices: Tensor) -> Tensor:
+    """Return the product of matrices, as `linalg.multi_dot` does; it warns, as PyTorch does."""
+    warnings.warn(
+        "torch.chain_matmul is deprecated and will be removed in a future PyTorch release. Use torch.linalg.multi_dot "
+        "instead, which accepts a list of two or more tensors rather than multiple parameters.",
+        stacklevel=2,
+    )
+    return matrices[0] if len(matrices) == 1 else multi_dot(matrices)
+
+
+def range(start: Any = 0, end: Any = None, step: Any = 1, *, dtype: Any = None, **options: Any) -> Tensor:
+    """Return floats from `start` up to and including `end`, `step` apart; it warns, as PyTorch does: use `arange`."""
+    warnings.warn(
+        "torch.range is deprecated and will be removed in a future release because its behavior is inconsistent with "
+        "Python's range builtin. Instead, use torch.arange, which produces values in [start, end).",
+        stacklevel=2,
+    )
+    if end is None:
+        start, end = 0, start
+    if step == 0 or (end - start) / step < 0:
+        raise ArgumentError(f"range: got {start} to {end} in steps of {step}; the step must lead to the end")
+    count = int((end - start) / step) + 1
+    return arange(count, dtype="float32" if dtype is None else dtype, **options) * step + start  # type: ignore[no-any-return]

@@ -1,0 +1,64 @@
+"""Methods of tensors as functions: questions about a tensor, and tensors without graph."""
+
+from spillgrad.ops.declaration import declare
+from spillgrad.tensor import Tensor
+
+__all__ = [
+    "detach", "detach_", "get_device", "is_conj", "is_distributed", "is_neg", "is_nonzero", "is_same_size", "is_signed",
+    "resolve_neg",
+]  # fmt: skip
+
+
+def detach(input: Tensor) -> Tensor:
+    """Return a tensor over the same memory that has no graph; an in-place change of either tensor changes both."""
+    return input.detach()
+
+
+def detach_(input: Tensor) -> Tensor:
+    """Turn the tensor into a leaf that requires no gradient; return it. Raises GraphError for a view with a graph."""
+    return input.detach_()
+
+
+def is_nonzero(input: Tensor) -> bool:
+    """Return whether the only element is not zero. Raises ArgumentError for more or fewer elements."""
+    return bool(input)
+
+
+def is_same_size(input: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same shape."""
+    return input.shape == other.shape
+
+
+def is_signed(input: Tensor) -> bool:
+    """Return whether the elements can be negative."""
+    return input.is_signed()
+
+
+@declare(method=True)
+def is_conj(input: Tensor) -> bool:
+    """Return False: conjugation is computed at once; PyTorch may only note it."""
+    return False
+
+
+@declare(method=True)
+def is_neg(input: Tensor) -> bool:
+    """Return False: negation is computed at once; PyTorch may only note it."""
+    return False
+
+
+@declare(method=True)
+def resolve_neg(input: Tensor) -> Tensor:
+    """Return the tensor itself: negation is computed at once."""
+    return input
+
+
+@declare(method=True)
+def is_distributed(input: Tensor) -> bool:
+    """Return False, as PyTorch does for every tensor."""
+    return False
+
+
+@declare(method=True)
+def get_device(input: Tensor) -> int:
+    """Return the number of the tensor's CUDA device; -1 on the CPU."""
+    return 0 if input.is_cuda else -1

@@ -1,0 +1,88 @@
+"""PyTorch's older names warn as there, and give what the newer ones give."""
+
+import pytest
+
+import spillgrad as sg
+import spillgrad.nn.functional as F
+from spillgrad import nn
+from spillgrad.errors import ArgumentError
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "says"),
+    [
+        (
+            lambda x: sg.chain_matmul(x[0, 0], x[0, 0].t(), x[0, 0]),
+            lambda x: sg.linalg.multi_dot((x[0, 0], x[0, 0].t(), x[0, 0])),
+            "torch.linalg.multi_dot",
+        ),
+        (lambda x: sg.range(1, 2, 0.25), lambda x: sg.tensor([1, 1.25, 1.5, 1.75, 2]), "torch.arange"),
+        (lambda x: sg.range(3), lambda x: sg.tensor([0.0, 1, 2, 3]), "torch.arange"),
+        (lambda x: F.upsample(x, scale_factor=2), lambda x: F.interpolate(x, scale_factor=2), "functional.interpolate"),
+        (lambda x: F.upsample_nearest(x, size=3), lambda x: F.interpolate(x, size=3), "functional.interpolate"),
+        (
+            lambda x: F.upsample_bilinear(x, scale_factor=2),
+            lambda x: F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True),
+            "functional.interpolate",
+        ),
+        (
+            lambda x: F.grid_sample(x, sg.zeros(2, 1, 1, 2)),
+            lambda x: F.grid_sample(x, sg.zeros(2, 1, 1, 2), align_corners=False),
+            "align_corners=False since 1.3.0",
+        ),
+        (lambda x: nn.init.constant(sg.zeros(2), 3.0), lambda x: sg.full((2,), 3.0), "in favor of `nn.init.constant_`"),
+        (lambda x: nn.init.eye(sg.zeros(2, 2)), lambda x: sg.eye(2), "in favor of `nn.init.eye_`"),
+        (
+            lambda x: F.dropout2d(sg.ones(2, 3), 1.0, True),
+            lambda x: sg.zeros(2, 3),
+            "Received a 2-D input to dropout2d",
+        ),
+    ],
+)
+def test_an_older_name_warns_and_gives_what_the_newer_gives(older, newer, says):
+    x = sg.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
+    with pytest.warns((UserWarning, FutureWarning), match=says) as warned:
+        found = older(x)
+    assert [warning.filename for warning in warned] == [__file__]
+    assert sg.equal(found, newer(x))
+
+
+def test_a_range_that_does_not_lead_to_its_end_is_refused():
+    with pytest.warns(UserWarning), pytest.raises(ArgumentError, match="the step must lead to the end"):
+        sg.range(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options", "says"),
+    [
+        (((1, 2, 3, 4), (1, 2, 2, 3)), {}, "last dimension of 2"),
+        (((1, 2, 3, 4), (2, 2, 2, 2)), {}, "the same batch"),
+        (((1, 2, 3, 4, 5), (1, 2, 2, 2, 3)), {"mode": "bicubic"}, "use 'bilinear' for volumes"),
+        (((1, 2, 3, 4), (1, 2, 2, 2)), {"mode": "cubic"}, "expected mode to be"),
+        (((1, 2, 3, 4), (1, 2, 2, 2)), {"padding_mode": "wrap"}, "expected mode to be"),
+    ],
+)
+def test_grids_that_do_not_fit_are_refused(shapes, options, says):
+    with pytest.raises(ValueError, match=says):
+        F.grid_sample(*(sg.zeros(shape) for shape in shapes), align_corners=False, **options)
+
+
+def test_settings_without_effect_read_back():
+    sg.set_num_interop_threads(3)
+    sg.set_warn_always(True)
+    assert (sg.get_num_interop_threads(), sg.is_warn_always_enabled(), sg.set_flush_denormal(True)) == (3, True, False)
+    sg.set_num_interop_threads(1)
+    sg.set_warn_always(False)
+    with pytest.raises(ArgumentError, match="positive number of threads"):
+        sg.set_num_interop_threads(0)
+
+
+def test_batch_norms_become_synchronized_with_their_tensors():
+    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2), nn.Sequential(nn.BatchNorm2d(2))).eval()
+    x = sg.arange(2 * 3 * 2 * 2.0).reshape(2, 3, 2, 2)
+    before, state = model(x), model.state_dict()
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert isinstance(converted[1], nn.SyncBatchNorm) and isinstance(converted[2][0], nn.SyncBatchNorm)
+    assert sg.equal(converted(x), before)
+    assert converted.state_dict().keys() == state.keys()
+    assert not converted[1].training
