@@ -6,6 +6,7 @@ The losses in `records/scripts.json` were printed by PyTorch: `python -m tests.p
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -16,11 +17,8 @@ from tests.peers import peer
 
 SCRIPTS = sorted(path.stem for path in (peer.HERE / "scripts").glob("*.py"))
 LOSSES = peer.HERE / "records" / "scripts.json"
-IMPORTS = {
-    "import torch\n": "import spillgrad as torch\n",
-    "import torch.nn as nn\n": "import spillgrad.nn as nn\n",
-    "import torch.nn.functional as F\n": "import spillgrad.nn.functional as F\n",
-}
+# The losses of two networks that train against each other do not fall.
+NOT_FALLING = ("gan",)
 
 
 def printed(python, source, **environment):
@@ -37,19 +35,17 @@ def source(script):
 
 
 def with_our_imports(text):
-    for theirs, ours in IMPORTS.items():
-        assert text.count(theirs) == 1
-        text = text.replace(theirs, ours)
-    return text
+    text = re.sub(r"^import torch$", "import spillgrad as torch", text, flags=re.MULTILINE)
+    return re.sub(r"^(import|from) torch\b", r"\1 spillgrad", text, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_for_pytorch_gives_its_losses_after_changing_only_the_imports(script):
     text = with_our_imports(source(script))
-    assert "torch" not in {line.split()[1].split(".")[0] for line in text.splitlines() if line.startswith("import ")}
+    assert not re.search(r"^ *(import|from) torch\b", text, flags=re.MULTILINE)
     losses = printed(sys.executable, text, PYTHONPATH=os.pathsep.join(peer.PATHS))
     np.testing.assert_allclose(losses, json.loads(LOSSES.read_text())[script], rtol=0, atol=1e-4)
-    assert losses[-2] < 0.8 * losses[0]
+    assert script in NOT_FALLING or losses[-2] < 0.8 * losses[0]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
