@@ -38,7 +38,6 @@ from spillgrad.dtypes import (
     uint64,
 )  # fmt: skip
 from spillgrad.ops.array_api_names import (
-    broadcast_arrays,
     broadcast_shapes,
     expand_dims,
     isdtype,

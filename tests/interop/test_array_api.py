@@ -279,6 +279,18 @@ def test_memory_is_shared_where_a_copy_is_not_asked_for():
     assert x.to_device("cpu") is x
 
 
+def test_lists_are_returned_where_the_standard_says_so():
+    x, y = sg.ones(2, 1), sg.ones(3)
+    assert [type(XP.meshgrid(y, y)), type(XP.broadcast_arrays(x, y))] == [list, list]
+    assert [type(np.meshgrid(y, y)), type(np.broadcast_arrays(x, y))] == [tuple, tuple]  # as NumPy has it
+
+
+def test_an_empty_range_has_the_dtype_of_its_bounds():
+    bounds = [(0, -1.5, 1), (0.5, -2, 1), (-1, 0.0, -1), (2, 1, 1), (1, 2, -1)]
+    assert [XP.arange(*b).dtype for b in bounds] == [sg.float32] * 3 + [sg.int64] * 2
+    assert {XP.arange(*b).shape for b in bounds} == {(0,)}
+
+
 def test_there_is_a_cpu():
     info = XP.__array_namespace_info__()
     assert info.default_device() in info.devices()

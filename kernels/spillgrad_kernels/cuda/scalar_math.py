@@ -20,7 +20,7 @@ _LIBRARY = {
     **{name: name for name in (
         "exp", "log", "tanh", "erf", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh",
         "acosh", "atanh", "erfc", "erfinv", "lgamma", "expm1", "log1p", "log2", "log10", "floor", "ceil", "trunc",
-        "atan2", "fmod", "pow",
+        "atan2", "fmod", "pow", "copysign",
     )},
     "round": "rint", "normal_cdf": "normcdf", "normal_exp": "exp",
 }  # fmt: skip

@@ -19,6 +19,7 @@ from spillgrad_kernels.tables.scalar_math import (
     atan2,
     atanh,
     ceil,
+    copysign,
     cos,
     cosh,
     digamma,
@@ -399,9 +400,8 @@ row(
     "heaviside", lambda self, values: where(self == 0, values, where(self > 0, 1, 0)),
     self=_zero, values=lambda g, self: where(self == 0, g, 0),
 )  # fmt: skip
-# 1 / other has the sign of other, even if other is 0 or -0.
 row(
-    "copysign", lambda self, other: where((other < 0) | (1 / other < 0), -abs(self), abs(self)), result="float",
+    "copysign", lambda self, other: copysign(self, other), result="float",
     self=lambda g, self, result: where(self == 0, 0, where(self == result, g, -g)), other=_zero,
 )  # fmt: skip
 
@@ -425,7 +425,7 @@ row("isinf", lambda self: abs(self) == math.inf, result="bool")
 row("isfinite", lambda self: abs(self) < math.inf, result="bool")
 row("isposinf", lambda self: self == math.inf, result="bool")
 row("isneginf", lambda self: self == -math.inf, result="bool")
-row("signbit", lambda self: (self < 0) | (1 / self < 0), result="bool")
+row("signbit", lambda self: copysign(1, self) < 0, result="bool")
 
 
 # As in PyTorch, a logarithm below -100 counts as -100, and the derivative's denominator is at least 1e-12.

@@ -152,6 +152,7 @@ round = _of_one("round", "Return the nearest integer; halves go to the even one.
 trunc = _of_one("trunc", "Return x without its fraction.", np.trunc)
 remainder = _of_two("remainder", "Return x modulo y, with the sign of y.", np.remainder, _remainder)
 fmod = _of_two("fmod", "Return x modulo y, with the sign of x.", np.fmod)
+copysign = _of_two("copysign", "Return |x| with the sign of y, which 0 and NaN have too.", np.copysign, math.copysign)
 floor_divide = _of_two(
     "floor_divide", "Return the largest integer not above the exact quotient x / y.", np.floor_divide, _floor_divide
 )
