@@ -32,6 +32,7 @@ __all__ = [
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
+Bound = float | Tensor | None
 
 
 # --- Inverse and linear systems --------------------------------------------------------------------------------------
@@ -272,18 +273,25 @@ def logdet(input: Tensor) -> Tensor:
 # --- Pseudoinverse and least squares ---------------------------------------------------------------------------------
 
 
-def _pinv_forward(A: np.ndarray, atol: float | None, rtol: float | None, hermitian: bool) -> np.ndarray:
+def _pinv_forward(A: np.ndarray, atol: Any, rtol: Any, hermitian: bool) -> np.ndarray:
     return lapack("linalg.pinv", lambda a: _pseudoinverse(a, atol, rtol, hermitian), A)  # type: ignore[no-any-return]
 
 
-def _cutoff(a: np.ndarray, largest: np.ndarray, atol: float | None, rtol: float | None) -> np.ndarray:
+def _on_host(bound: Bound) -> Any:
+    return bound.host_array() if isinstance(bound, Tensor) else bound
+
+
+def _cutoff(a: np.ndarray, largest: np.ndarray, atol: Any, rtol: Any) -> np.ndarray:
     """Return the bound below which a singular value counts as zero, by PyTorch's rule."""
-    if rtol is None:
-        rtol = 0.0 if atol else max(a.shape[-2:]) * np.finfo(a.dtype).eps
-    return np.maximum(0.0 if atol is None else atol, rtol * largest)
+    # An array has a bound for each matrix; `largest` has a dimension more, that of the singular values.
+    absolute, relative = (x[..., None] if isinstance(x, np.ndarray) else x for x in (atol, rtol))
+    if relative is None:
+        default = max(a.shape[-2:]) * np.finfo(a.dtype).eps
+        relative = default if absolute is None else np.where(absolute > 0, 0, default).astype(largest.dtype)
+    return np.maximum(0.0 if absolute is None else absolute, relative * largest)
 
 
-def _pseudoinverse(a: np.ndarray, atol: float | None, rtol: float | None, hermitian: bool) -> np.ndarray:
+def _pseudoinverse(a: np.ndarray, atol: Any, rtol: Any, hermitian: bool) -> np.ndarray:
     if not a.size:
         return np.zeros((*a.shape[:-2], a.shape[-1], a.shape[-2]), a.dtype)
     u, s, vh = np.linalg.svd(a, full_matrices=False, hermitian=hermitian)
@@ -307,29 +315,31 @@ _pinv: Callable[..., Tensor] = operation("linalg_pinv", _pinv_forward, A=_pinv_g
 
 @declare(method="pinverse", numpy="linalg.pinv")
 @float32_in_autocast
-def pinv(A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False) -> Tensor:
+def pinv(A: Tensor, *, atol: Bound = None, rtol: Bound = None, hermitian: bool = False) -> Tensor:
     """Return the pseudoinverse; singular values up to max(atol, rtol · the largest) count as zero.
 
-    `rtol` is by default max(m, n) times the machine epsilon, or 0 if `atol` is given. The gradient is right as long as
-    the rank does not change.
+    Both bounds are one number for all matrices, or a tensor with one for each. `rtol` is by default max(m, n) times the
+    machine epsilon, or 0 if `atol` is given. The gradient is right as long as the rank does not change.
     Shapes: A (..., m, n), result (..., n, m). Raises ShapeError, DtypeError.
     """
     (require_square if hermitian else require_matrices)("linalg.pinv", A)
-    return _pinv(A, atol, rtol, hermitian)
+    return _pinv(A, _on_host(atol), _on_host(rtol), hermitian)
 
 
 @declare(numpy="linalg.matrix_rank")
 @float32_in_autocast
-def matrix_rank(A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False) -> Tensor:
+def matrix_rank(A: Tensor, *, atol: Bound = None, rtol: Bound = None, hermitian: bool = False) -> Tensor:
     """Return how many singular values do not count as zero (see `pinv`). Shapes: A (..., m, n), result (...)."""
     name = "linalg.matrix_rank"
     (require_square if hermitian else require_matrices)(name, A)
+
+    absolute, relative = _on_host(atol), _on_host(rtol)
 
     def rank(a: np.ndarray) -> np.ndarray:
         if not a.size:
             return np.zeros(a.shape[:-2], np.int64)
         s = np.linalg.svd(a, compute_uv=False, hermitian=hermitian)
-        return np.asarray((s > _cutoff(a, s.max(-1, keepdims=True), atol, rtol)).sum(-1))
+        return np.asarray((s > _cutoff(a, s.max(-1, keepdims=True), absolute, relative)).sum(-1))
 
     return by_numpy(name, lambda a: lapack(name, rank, a), A)
 
