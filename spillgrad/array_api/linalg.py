@@ -32,7 +32,7 @@ def tensordot(x1: Tensor, x2: Tensor, /, *, axes: Any = 2) -> Tensor:
 
 @declare(numpy=True)
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
-    """Return the dot products of vectors along a dimension, those of `x1` conjugated, in the dtype of the promoted pair.
+    """Return the dot products of vectors along a dimension, those of `x1` conjugated.
 
     Raises ShapeError if the lengths of the vectors differ: other dimensions broadcast, this one does not.
     """
