@@ -1,5 +1,10 @@
-"""Check gradients against central differences."""
+"""Check gradients against central differences.
 
+A complex tensor counts as real numbers: its real and imaginary parts, in a further last dimension. Its gradient has the
+derivatives by both parts as its own parts, so no check needs to know more about complex numbers.
+"""
+
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +14,7 @@ from spillgrad.autograd.core.engine import run_backward
 from spillgrad.autograd.core.grad_mode import enable_grad
 from spillgrad.autograd.differentiate import grad
 from spillgrad.device.device import moved
+from spillgrad.dtypes import DType, is_complex, is_differentiable
 from spillgrad.errors import ArgumentError, GradcheckError
 from spillgrad.ops.creation import zeros_like
 from spillgrad.tensor import Tensor
@@ -47,7 +53,7 @@ class _Check:
         with enable_grad():
             results = _tensors(func(*self.arguments))
         self.outputs = {i: o for i, o in enumerate(results) if o.requires_grad}
-        self.constant = {i: o for i, o in enumerate(results) if o.is_floating_point() and not o.requires_grad}
+        self.constant = {i: o for i, o in enumerate(results) if is_differentiable(o.dtype) and not o.requires_grad}
         self.rng = np.random.default_rng(0)
 
     def run(self) -> None:
@@ -75,7 +81,7 @@ class _Check:
         return list(grad(outputs, list(self.sources.values()), seeds, retain_graph=True, allow_unused=True, **options))
 
     def _weights(self, draw: Callable[[tuple[int, ...]], np.ndarray]) -> dict[int, np.ndarray]:
-        return {i: draw(o.shape).astype(o.dtype) for i, o in self.outputs.items()}
+        return {i: _whole(draw(_shape(o)), o.dtype) for i, o in self.outputs.items()}
 
     def _check_zero_gradient(self) -> None:
         for i, gradient in zip(self.sources, self._backward(self._weights(np.zeros)), strict=True):
@@ -141,15 +147,15 @@ class _Check:
         """Call the function on the inputs' present values; return the outputs numbered `indices`, in float64."""
         with enable_grad():
             results = _tensors(self.func(*self.arguments))
-        return [results[i].host_array().astype(np.float64) for i in indices]
+        return [_parts(results[i].host_array()) for i in indices]
 
     def _differences(self, source: Tensor, direction: Any, indices: Sequence[int]) -> list[np.ndarray]:
         """Return the slopes of outputs as `source` moves along `direction`: the index of one element, or an array."""
         values, kept = source.array, source.array.copy()
-        step = np.zeros(values.shape) if isinstance(direction, tuple) else direction
+        step = np.zeros(_shape(source)) if isinstance(direction, tuple) else direction
         if isinstance(direction, tuple):
             step[direction] = 1.0
-        step = step * self.options.eps
+        step = _whole(step * self.options.eps, np.result_type(values.dtype, np.float64))
         try:
             values[...] = kept + step
             above = self._evaluated(indices)
@@ -168,7 +174,7 @@ class _Check:
     def _check_constant(self) -> None:
         """Check that outputs without a gradient do not depend on the inputs."""
         for i, source in self.sources.items():
-            for place in np.ndindex(source.shape):
+            for place in np.ndindex(_shape(source)):
                 for o, slope in zip(self.constant, self._differences(source, place, list(self.constant)), strict=True):
                     if slope.any():
                         raise GradcheckError(
@@ -180,25 +186,25 @@ class _Check:
         """Compare all elements of all Jacobians: a row for each output element, a column for each input element."""
         outputs = list(self.outputs)
         numerical: dict[int, list[list[np.ndarray]]] = {
-            i: [self._differences(source, place, outputs) for place in np.ndindex(source.shape)]
+            i: [self._differences(source, place, outputs) for place in np.ndindex(_shape(source))]
             for i, source in self.sources.items()
         }
         for position, (o, output) in enumerate(self.outputs.items()):
             rows = list(self._rows(o, output))
             for j, (i, source) in enumerate(self.sources.items()):
-                shape = (output.numel(), source.numel())
+                shape = (math.prod(_shape(output)), math.prod(_shape(source)))
                 found = np.array([row[j].reshape(-1) for row in rows]).reshape(shape)
                 columns = [slopes[position].reshape(-1) for slopes in numerical[i]]
                 wanted = np.array(columns).reshape(shape[::-1]).T
                 self._compare(o, output, i, source, found, wanted)
 
     def _rows(self, number: int, output: Tensor) -> Iterator[list[np.ndarray]]:
-        for place in np.ndindex(output.shape):
-            weights = np.zeros(output.shape, output.dtype)
+        for place in np.ndindex(_shape(output)):
+            weights = np.zeros(_shape(output))
             weights[place] = 1
-            found = self._backward({number: weights})
+            found = self._backward({number: _whole(weights, output.dtype)})
             yield [
-                np.zeros(s.shape) if g is None else _float64(g)
+                np.zeros(_shape(s)) if g is None else _float64(g)
                 for s, g in zip(self.sources.values(), found, strict=True)
             ]
 
@@ -210,7 +216,7 @@ class _Check:
         excess = np.where(wrong, np.nan_to_num(np.abs(found - wanted) - allowed, nan=np.inf), -np.inf)
         row, column = np.unravel_index(int(excess.argmax()), wrong.shape)
         places = [
-            tuple(map(int, np.unravel_index(int(flat), t.shape))) for flat, t in ((row, output), (column, source))
+            tuple(map(int, np.unravel_index(int(flat), _shape(t)))) for flat, t in ((row, output), (column, source))
         ]
         message = (
             f"gradcheck: Jacobian mismatch for output {o} with respect to input {i}: the derivative of output {o} at "
@@ -224,11 +230,11 @@ class _Check:
 
     def _check_projected(self) -> None:
         """Compare vᵀ J u for one random u per input and v per output. The number of calls does not grow with sizes."""
-        directions = {i: self.rng.random(source.shape) for i, source in self.sources.items()}
-        weights = {o: self.rng.random(output.shape) for o, output in self.outputs.items()}
+        directions = {i: self.rng.random(_shape(source)) for i, source in self.sources.items()}
+        weights = {o: self.rng.random(_shape(output)) for o, output in self.outputs.items()}
         slopes = {i: self._differences(s, directions[i], list(self.outputs)) for i, s in self.sources.items()}
         for position, (o, output) in enumerate(self.outputs.items()):
-            gradients = self._backward({o: weights[o].astype(output.dtype)})
+            gradients = self._backward({o: _whole(weights[o], output.dtype)})
             for i, gradient in zip(self.sources, gradients, strict=True):
                 found = 0.0 if gradient is None else float((_float64(gradient) * directions[i]).sum())
                 wanted = float((slopes[i][position] * weights[o]).sum())
@@ -259,7 +265,23 @@ def _tensors(result: Any) -> list[Tensor]:
 
 
 def _float64(gradient: Any) -> np.ndarray:
-    return np.zeros(()) if gradient is None else gradient.host_array().astype(np.float64)
+    return np.zeros(()) if gradient is None else _parts(gradient.host_array())
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    """Return the shape of the real numbers of a tensor: a complex one has a further last dimension of 2."""
+    return (*tensor.shape, 2) if tensor.is_complex() else tensor.shape
+
+
+def _parts(array: np.ndarray) -> np.ndarray:
+    """Return the real numbers of an array (see `_shape`), in float64."""
+    parts = np.stack([array.real, array.imag], -1) if np.iscomplexobj(array) else array
+    return parts.astype(np.float64)
+
+
+def _whole(parts: np.ndarray, dtype: DType) -> np.ndarray:
+    """Return the array of `dtype` that has these real numbers (see `_shape`)."""
+    return np.asarray(parts[..., 0] + 1j * parts[..., 1] if is_complex(dtype) else parts).astype(dtype)
 
 
 def _first(mask: np.ndarray) -> tuple[int, ...]:
@@ -284,9 +306,10 @@ def gradcheck(
     fast_mode: bool = False,
     masked: bool | None = None,
 ) -> bool:
-    """Return whether the gradients of `func` at `inputs` equal central differences; use float64 inputs.
+    """Return whether the gradients of `func` at `inputs` equal central differences; use float64 or complex128 inputs.
 
     The derivative of each output element by each input element is compared, with tolerance atol + rtol * |difference|.
+    A complex tensor has two elements for each number, its real and imaginary parts; an error numbers them 0 and 1.
     In `fast_mode`, one random combination of these derivatives is compared for each output and input.
     Three more checks are made. A second run of backward must give the same gradients, within `nondet_tol`. Gradients of
     zeros must give zeros; with `check_undefined_grad`, outputs without a gradient must give zeros too. With
@@ -369,9 +392,10 @@ def gradgradcheck(
 def _seed(output: Tensor, has_gaps: bool) -> Tensor:
     """Return a random gradient of `output`, from -1 to 1, that requires a gradient; if `has_gaps`, not contiguous."""
     rng = np.random.default_rng(1)
-    if has_gaps and output.ndim:
-        values = rng.uniform(-1, 1, (*output.shape[:-1], 2 * output.shape[-1]))[..., ::2]
-    else:
-        values = rng.uniform(-1, 1, output.shape)
-    seed = np.asarray(values).astype(output.dtype, order="K", copy=False)
+    has_gaps = has_gaps and bool(output.ndim)
+    shape = (*output.shape[:-1], 2 * output.shape[-1]) if has_gaps else output.shape
+    values = rng.uniform(-1, 1, shape)
+    if output.is_complex():
+        values = values + 1j * rng.uniform(-1, 1, shape)
+    seed = np.asarray(values[..., ::2] if has_gaps else values).astype(output.dtype, order="K", copy=False)
     return Tensor.wrap(moved(seed, output.device)).requires_grad_()

@@ -10,7 +10,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import DtypeError, ShapeError
-from spillgrad.ops import arithmetic, clamp_where, elementwise, inplace, trigonometry
+from spillgrad.ops import arithmetic, clamp_where, trigonometry
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.creation import zeros_like
@@ -37,9 +37,6 @@ _real: Callable[..., Tensor] = operation(
 )
 _imag: Callable[..., Tensor] = operation(
     "imag", lambda self: np.ascontiguousarray(self.imag), self=lambda g: _complex(zeros_like(g), g)
-)
-_add: Callable[..., Tensor] = operation(
-    "add", lambda self, other: np.asarray(self + other), self=lambda g: g, other=lambda g: g
 )
 
 
@@ -121,16 +118,3 @@ def view_as_complex(input: Tensor) -> Tensor:
 def _require_complex(name: str, input: Tensor) -> None:
     if not input.is_complex():
         raise DtypeError(f"{name}: got {input.dtype}; it is only implemented for tensors with complex dtypes")
-
-
-def add_gradients(first: Tensor, second: Tensor) -> Tensor:
-    """Return the sum of two gradients, which may be complex."""
-    return _add(first, second) if first.is_complex() else arithmetic.add(first, second)
-
-
-def accumulate(total: Tensor, gradient: Tensor) -> None:
-    """Add `gradient` to `total` in place, without recording this in the graph; both may be complex."""
-    if total.is_complex():
-        inplace.write(total, "add_", total.array + gradient.array)
-    else:
-        elementwise.accumulate(total, gradient)
