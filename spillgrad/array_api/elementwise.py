@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 from spillgrad.array_api.wrapping import binary, promoted, unary
-from spillgrad.ops import arithmetic, clamp_where, comparison, convert
+from spillgrad.ops import arithmetic, clamp_where, comparison, complex_numbers, complex_views, convert
 from spillgrad.ops.declaration import declarations, declare
 from spillgrad.tensor import Tensor
 
-__all__ = ["clip", "sign", "where"]
+__all__ = ["clip", "round", "sign", "where"]
 
 
 def _operands_of(function: Callable[..., Any]) -> int:
@@ -19,6 +19,14 @@ for _declared in declarations:
     _wrap = unary if _operands_of(_declared.function) == 1 else binary
     globals().update({_name: _wrap(_declared.function, _name) for _name in _declared.standard_names()})
     __all__ += _declared.standard_names()
+
+
+def round(x: Tensor, /) -> Tensor:
+    """Return each element, or each part of a complex number, rounded to the nearest integer, halves to even."""
+    if x.is_complex():
+        parts = complex_views.real(x), complex_views.imag(x)
+        return complex_numbers.complex(*map(arithmetic.round, parts))
+    return arithmetic.round(x)  # type: ignore[no-any-return]
 
 
 @declare(numpy=True)

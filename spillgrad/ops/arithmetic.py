@@ -183,7 +183,7 @@ trunc = fix = common_function("trunc", "Return each element without its fraction
 frac = row_function("frac", "Return the fraction of each element, with its sign.", in_place=True)
 
 
-@declare(in_place=True, numpy="rint", standard=True)
+@declare(in_place=True, numpy="rint")
 def round(input: Tensor, decimals: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Return each element rounded to the nearest multiple of 10**-decimals (by default an integer), halves to even."""
     if decimals == 0:

@@ -25,6 +25,11 @@ def _comparable(array: np.ndarray) -> np.ndarray:
     return array.astype(compute_dtype(array.dtype), copy=False)
 
 
+def _distinguishable(array: np.ndarray) -> np.ndarray:
+    """Return the array in a dtype whose values NumPy can tell apart: as `_comparable`, but complex numbers stay."""
+    return array if dtypes.is_complex(array.dtype) else _comparable(array)
+
+
 # --- Different values ------------------------------------------------------------------------------------------------
 
 
@@ -46,11 +51,11 @@ def unique(
     """Return the distinct elements in ascending order, or with `dim` the distinct slices; every NaN counts as distinct.
 
     With `return_inverse`, return also the index of each input element in the result; with `return_counts`, also how
-    often each distinct element occurs.
+    often each distinct element occurs. Complex numbers are ordered by their real parts, then their imaginary parts.
     """
     dim = axis if dim is None else dim
     dim = dim if dim is None else normalize_dim("unique", dim, input.ndim)
-    array = _comparable(input.array)
+    array = _distinguishable(input.array)
     found, inverse, counts = np.unique(array, return_inverse=True, return_counts=True, axis=dim, equal_nan=False)
     values = contiguous(found).astype(input.dtype, copy=False)
     inverse = inverse.reshape(input.shape if dim is None else -1)
@@ -83,7 +88,7 @@ def unique_consecutive(
 def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """Return whether each element is one of `test_elements`, or with `invert` whether it is not."""
     operands = [as_operand("isin", o) for o in (elements, test_elements)]
-    first, second = (_comparable(o.array) if isinstance(o, Tensor) else np.asarray(o) for o in operands)
+    first, second = (_distinguishable(o.array) if isinstance(o, Tensor) else np.asarray(o) for o in operands)
     return Tensor.wrap(as_own(np.isin(first, second, invert=invert)))
 
 
