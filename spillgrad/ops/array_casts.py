@@ -163,13 +163,13 @@ def on_floats(
     return results  # type: ignore[no-any-return]
 
 
-def by_parts(kernel: Callable[..., np.ndarray], *arrays: np.ndarray) -> np.ndarray:
+def by_parts(kernel: Callable[..., np.ndarray], *arrays: np.ndarray, **options: bool) -> np.ndarray:
     """Call a kernel that only moves and adds elements: by `on_floats`, for complex arrays once for each of the parts.
 
-    Either all arrays are complex or none is.
+    Either all arrays are complex or none is. `options` are those of `on_floats`.
     """
     if arrays[0].dtype.kind != "c":
-        return on_floats(kernel, *arrays)
+        return on_floats(kernel, *arrays, **options)
     parts = kernel(*[a.real for a in arrays]), kernel(*[a.imag for a in arrays])
     out = empty(parts[0].shape, arrays[0].dtype)
     out.real, out.imag = parts

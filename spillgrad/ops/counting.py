@@ -22,6 +22,7 @@ __all__ = ["bincount", "bucketize", "histc", "isin", "searchsorted", "unique", "
 
 def _comparable(array: np.ndarray) -> np.ndarray:
     """Return the array in a dtype that NumPy can sort: float32 for half precision."""
+    refuse_complex("unique or search", array.dtype)
     return array.astype(compute_dtype(array.dtype), copy=False)
 
 
