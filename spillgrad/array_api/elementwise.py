@@ -23,8 +23,8 @@ for _declared in declarations:
 
 @declare(numpy=True)
 def sign(x: Tensor, /) -> Tensor:
-    """Return -1, 0 or 1 for each element, and NaN for NaN."""
-    signs: Tensor = arithmetic.sign(x)
+    """Return -1, 0 or 1 for each element, and NaN for NaN; z / abs(z) or 0 for a complex number z."""
+    signs: Tensor = arithmetic.sgn(x)
     return clamp_where.where(comparison.isnan(x), x, signs) if x.is_floating_point() else signs
 
 

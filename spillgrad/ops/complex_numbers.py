@@ -10,7 +10,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import DtypeError, ShapeError
-from spillgrad.ops import arithmetic, clamp_where, complex_views, elementwise, inplace, trigonometry
+from spillgrad.ops import arithmetic, clamp_where, complex_views, trigonometry
 from spillgrad.ops.broadcast import common_shape, expand_to
 from spillgrad.ops.complex_views import COMPLEX_OF, conjugate, imag, real
 from spillgrad.ops.convert import to_dtype
@@ -32,9 +32,6 @@ def _joined(real: np.ndarray, imag: np.ndarray) -> np.ndarray:
 
 _complex: Callable[..., Tensor] = operation(
     "complex", _joined, real=lambda g: complex_views.real(g), imag=lambda g: complex_views.imag(g)
-)
-_add: Callable[..., Tensor] = operation(
-    "add", lambda self, other: np.asarray(self + other), self=lambda g: g, other=lambda g: g
 )
 
 
@@ -109,16 +106,3 @@ def adjoint(input: Tensor) -> Tensor:
     if input.ndim < 2:
         raise ShapeError(f"adjoint: got a tensor of shape {input.shape}; tensor.adjoint() is only for matrices")
     return conj(transpose(input, -2, -1))
-
-
-def add_gradients(first: Tensor, second: Tensor) -> Tensor:
-    """Return the sum of two gradients, which may be complex."""
-    return _add(first, second) if first.is_complex() else arithmetic.add(first, second)
-
-
-def accumulate(total: Tensor, gradient: Tensor) -> None:
-    """Add `gradient` to `total` in place, without recording this in the graph; both may be complex."""
-    if total.is_complex():
-        inplace.write(total, "add_", total.array + gradient.array)
-    else:
-        elementwise.accumulate(total, gradient)

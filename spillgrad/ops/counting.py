@@ -7,7 +7,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.device.device import filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
-from spillgrad.ops.array_casts import as_own, compute_dtype, contiguous
+from spillgrad.ops.array_casts import as_own, compute_dtype, contiguous, refuse_complex
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import index_add

@@ -74,13 +74,16 @@ def computes_in_place(tensor: Tensor, arguments: tuple[Any, ...], options: dict[
     """Return whether the result surely fits into the tensor, so that it can be computed in the tensor's memory."""
     array = tensor._array
     flags = array.flags
-    if array.dtype not in FLOATS or not flags.c_contiguous or not flags.writeable or "out" in options:
+    is_complex = dtypes.is_complex(array.dtype)
+    if array.dtype not in FLOATS and not is_complex:
+        return False
+    if not flags.c_contiguous or not flags.writeable or "out" in options:
         return False
     for a in (*arguments, *options.values()):
         if isinstance(a, Tensor):
             if a._array.dtype != array.dtype or a._array.shape not in (array.shape, ()):
                 return False
-        elif not isinstance(a, int | float):
+        elif not isinstance(a, int | float) and not (is_complex and isinstance(a, complex)):
             return False
     return True
 

@@ -52,8 +52,9 @@ def cov(
 ) -> Tensor:  # fmt: skip
     """Return the covariances of variables; each row of `input` holds the observations of a variable.
 
-    In the covariance of two complex variables, the second is conjugated. `fweights` say how often each observation was made, `aweights` how much it counts. Sums are divided by the weighted
-    number of observations less `correction`, or by 0 if the difference is negative: the result is then inf or NaN.
+    In the covariance of two complex variables, the second is conjugated. `fweights` say how often each observation was
+    made, `aweights` how much it counts. Sums are divided by the weighted number of observations less `correction`, or
+    by 0 if the difference is negative: the result is then inf or NaN.
     Shapes: input (variables, observations) gives (variables, variables); (observations,) and () give ().
     Raises ShapeError, DtypeError, ArgumentError.
     """

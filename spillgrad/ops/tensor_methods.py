@@ -6,7 +6,7 @@ from typing import Any
 from spillgrad import dtypes
 from spillgrad.autograd import differentiate
 from spillgrad.autograd.core import node as graph
-from spillgrad.errors import ArgumentError
+from spillgrad.errors import ArgumentError, DtypeError
 from spillgrad.ops import (
     arithmetic,
     clamp_where,
@@ -15,6 +15,7 @@ from spillgrad.ops import (
     complex_views,
     convert,
     creation,
+    elementwise,
     getitem_setitem,
     inplace,
     logic,
@@ -129,6 +130,14 @@ class _Further(Tensor):
             )
         return convert.to(self, device=device)
 
+    def abs_(self) -> Tensor:
+        """Do `abs` in place; return the tensor. Raises DtypeError for complex numbers: the result would be real."""
+        if self.is_complex():
+            raise DtypeError("abs_: In-place abs is not supported for complex tensors; use abs()")
+        return inplace.change(self, "abs_", arithmetic.abs)
+
+    absolute_ = abs_
+
     def type_as(self, other: Tensor) -> Tensor:
         """Return the tensor in the dtype and on the device of `other`, or the tensor itself if it has both."""
         return convert.to(self, other)
@@ -216,4 +225,4 @@ def bind(protocols: Mapping[str, Callable[..., Any]]) -> None:
     methods |= _operators(methods) | dict(protocols)
     for name, method in methods.items():
         setattr(Tensor, name, method)
-    graph.register_tensor(Tensor, complex_numbers.add_gradients, complex_numbers.accumulate)
+    graph.register_tensor(Tensor, arithmetic.add, elementwise.accumulate)

@@ -2,7 +2,8 @@
 
 A derivative's parameters name the values that it needs: `g` (the gradient of the result), `result`, or an input.
 Autograd saves the values that derivatives name, and no others. Formulas use `where` instead of branches (see
-`formula.py`). An input without a derivative gets no gradient.
+`formula.py`). An input without a derivative gets no gradient. `complex_derivatives.py` says which rows take complex
+numbers.
 """
 
 import math
@@ -19,6 +20,7 @@ from spillgrad_kernels.tables.scalar_math import (
     atan2,
     atanh,
     ceil,
+    conj,
     cos,
     cosh,
     digamma,
@@ -56,7 +58,8 @@ from spillgrad_kernels.tables.scalar_math import (
 class Row:
     """One elementwise operation.
 
-    `result` is the dtype: "same" (as the operands), "float" (the same, but default float for integers) or "bool".
+    `result` is the dtype: "same" (as the operands), "float" (the same, but default float for integers), "bool", or
+    "real" (that of the real and imaginary parts of the operands).
     """
 
     name: str
@@ -104,6 +107,7 @@ row(
 row("floor_divide", lambda self, other: floor_divide(self, other), self=_zero, other=_zero)
 row("neg", lambda self: -self, self=lambda g: -g)
 row("abs", lambda self: abs(self), self=lambda g, self: where(self > 0, g, where(self < 0, -g, 0)))
+row("conj", lambda self: conj(self), self=lambda g: conj(g))
 row("square", lambda self: self * self, self=lambda g, self: g * (2 * self))
 row("cube", lambda self: self * self * self, self=lambda g, self: g * (3 * (self * self)))
 row("reciprocal", lambda self: 1 / self, result="float", self=lambda g, result: -g * (result * result))
@@ -412,6 +416,7 @@ row("round", lambda self: round(self), self=_zero)
 row("trunc", lambda self: trunc(self), self=_zero)
 row("frac", lambda self: self - trunc(self), self=lambda g: g)
 row("sign", lambda self: where(self > 0, 1, where(self < 0, -1, 0)), self=_zero)
+row("sgn", lambda self: where(self > 0, 1, where(self < 0, -1, 0)), self=lambda g, self: where(g > g, self, 0))
 
 # Comparisons
 row("eq", lambda self, other: self == other, result="bool")
