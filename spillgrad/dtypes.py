@@ -36,6 +36,7 @@ _KNOWN = frozenset({
 _BY_NAME: dict[str, DType] = {
     **{str(dtype): dtype for dtype in _KNOWN},
     "half": float16, "float": float32, "double": float64, "short": int16, "int": int32, "long": int64,
+    "cfloat": complex64, "cdouble": complex128,
 }  # fmt: skip
 _FLOATING = frozenset({float16, bfloat16, float32, float64})
 HALF = frozenset({float16, bfloat16})

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.errors import DtypeError
+from spillgrad.errors import ArgumentError, DtypeError
 from spillgrad_kernels.cpu.copying import copy
 from spillgrad_kernels.cpu.elementwise import elementwise
 from spillgrad_kernels.device_array import ARRAYS, is_on_device
@@ -40,7 +40,6 @@ def assign(target: np.ndarray, source: np.ndarray) -> None:
     """Overwrite `target` with the values of `source`, broadcast and converted as by `cast`; the two may overlap.
 
     A real target gets the real parts of complex numbers.
-
     `target` must be writeable, and no two of its elements may share memory. Raises ValueError if `source` does not
     broadcast to the shape of `target`.
     """
@@ -99,6 +98,30 @@ def require_floats(name: str, dtype: dtypes.DType) -> None:
         )
 
 
+def require_inexact(name: str, dtype: dtypes.DType) -> None:
+    """Raise DtypeError, for the operation `name`, unless tensors of `dtype` hold floating-point or complex numbers."""
+    if not dtypes.is_complex(dtype):
+        require_floats(name, dtype)
+
+
+def refuse_complex(name: str, dtype: dtypes.DType) -> None:
+    """Raise DtypeError, for the operation `name`, if `dtype` is complex: complex numbers have no order."""
+    if dtype.kind == "c":
+        raise DtypeError(f"{name}: does not support complex input, got {dtype}; take real, imag or abs")
+
+
+def of_number(name: str, value: Any, dtype: dtypes.DType) -> np.ndarray:
+    """Return a number as a 0-d array of `dtype`. Raises ArgumentError for a complex number and a real `dtype`."""
+    if isinstance(value, complex | np.complexfloating) and not dtypes.is_complex(dtype):
+        if value.imag:
+            raise ArgumentError(
+                f"{name}: value {value} cannot be converted to {dtype} without overflow; take its real part, or a "
+                "complex tensor"
+            )
+        value = value.real
+    return np.asarray(value, dtype)
+
+
 def require_one_dtype(name: str, **operands: Any) -> None:
     """Raise DtypeError, for the operation `name`, unless all operands that are not None have the same dtype."""
     (what, first), *others = operands.items()
@@ -141,9 +164,22 @@ def on_floats(
     return results  # type: ignore[no-any-return]
 
 
+def by_parts(kernel: Callable[..., np.ndarray], *arrays: np.ndarray) -> np.ndarray:
+    """Call a kernel that only moves and adds elements: by `on_floats`, for complex arrays once for each of the parts.
+
+    Either all arrays are complex or none is.
+    """
+    if arrays[0].dtype.kind != "c":
+        return on_floats(kernel, *arrays)
+    parts = kernel(*[a.real for a in arrays]), kernel(*[a.imag for a in arrays])
+    out = empty(parts[0].shape, arrays[0].dtype)
+    out.real, out.imag = parts
+    return out
+
+
 def moved_by(kernel: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
-    """Call a kernel that only moves elements: directly on a device array of any dtype, by `on_floats` on the CPU."""
-    return kernel(array) if is_on_device(array) else on_floats(kernel, array)
+    """Call a kernel that only moves elements: directly on a device array of any dtype, by `by_parts` on the CPU."""
+    return kernel(array) if is_on_device(array) else by_parts(kernel, array)
 
 
 def run_formula(

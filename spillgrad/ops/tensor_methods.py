@@ -12,6 +12,7 @@ from spillgrad.ops import (
     clamp_where,
     comparison,
     complex_numbers,
+    complex_views,
     convert,
     creation,
     elementwise,
@@ -26,9 +27,10 @@ from spillgrad.ops import (
 from spillgrad.ops.declaration import declarations, named
 from spillgrad.tensor import Tensor
 
+_DTYPE_NAMES = ("bfloat16", "bool", "cdouble", "cfloat", "double", "float", "half", "int", "long", "short")
 _DTYPE_METHODS = {
     "byte": dtypes.uint8, "char": dtypes.int8,
-    **{n: dtypes.as_dtype(n) for n in ("bfloat16", "bool", "double", "float", "half", "int", "long", "short")},
+    **{n: dtypes.as_dtype(n) for n in _DTYPE_NAMES},
 }  # fmt: skip
 
 _NEW = (creation.empty, creation.zeros, creation.ones, creation.full, creation.tensor)
@@ -190,13 +192,21 @@ class _Further(Tensor):
 
     @property
     def real(self) -> Tensor:
-        """The real parts as a copy (in PyTorch, a view); of a real tensor, the tensor itself."""
-        return complex_numbers.real(self)
+        """A view of the real parts; of a real tensor, the tensor itself. On assignment, the parts are overwritten."""
+        return complex_views.real(self)
+
+    @real.setter
+    def real(self, value: Any) -> None:
+        inplace.copy_(complex_views.real(self), value)
 
     @property
     def imag(self) -> Tensor:
-        """The imaginary parts as a copy (in PyTorch, a view)."""
-        return complex_numbers.imag(self)
+        """A view of the imaginary parts. On assignment, the parts are overwritten."""
+        return complex_views.imag(self)
+
+    @imag.setter
+    def imag(self, value: Any) -> None:
+        inplace.copy_(complex_views.imag(self), value)
 
 
 def bind(protocols: Mapping[str, Callable[..., Any]]) -> None:
