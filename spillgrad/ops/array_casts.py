@@ -40,7 +40,6 @@ def assign(target: np.ndarray, source: np.ndarray) -> None:
     """Overwrite `target` with the values of `source`, broadcast and converted as by `cast`; the two may overlap.
 
     A real target gets the real parts of complex numbers.
-
     `target` must be writeable, and no two of its elements may share memory. Raises ValueError if `source` does not
     broadcast to the shape of `target`.
     """
