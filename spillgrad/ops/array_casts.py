@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.errors import ArgumentError, DtypeError
+from spillgrad.errors import ArgumentError, ComplexDtypeError, DtypeError
 from spillgrad_kernels.cpu.copying import copy
 from spillgrad_kernels.cpu.elementwise import elementwise
 from spillgrad_kernels.device_array import ARRAYS, is_on_device
@@ -40,7 +40,6 @@ def assign(target: np.ndarray, source: np.ndarray) -> None:
     """Overwrite `target` with the values of `source`, broadcast and converted as by `cast`; the two may overlap.
 
     A real target gets the real parts of complex numbers.
-
     `target` must be writeable, and no two of its elements may share memory. Raises ValueError if `source` does not
     broadcast to the shape of `target`.
     """
@@ -61,8 +60,6 @@ def assign(target: np.ndarray, source: np.ndarray) -> None:
         if target.dtype in _FLOATING and (source.dtype in sources or (not of_half and source.dtype.kind in "biu")):
             elementwise(_itself, "convert", [np.broadcast_to(source, target.shape)], target.dtype, target)
             return
-    if source.dtype.kind == "c" and target.dtype.kind not in "bc":
-        source = source.real
     with np.errstate(all="ignore"):
         np.copyto(target, source, casting="unsafe")
 
@@ -110,7 +107,7 @@ def require_inexact(name: str, dtype: dtypes.DType) -> None:
 def refuse_complex(name: str, dtype: dtypes.DType) -> None:
     """Raise DtypeError, for the operation `name`, if `dtype` is complex: complex numbers have no order."""
     if dtype.kind == "c":
-        raise DtypeError(f"{name}: does not support complex input, got {dtype}; take real, imag or abs")
+        raise ComplexDtypeError(f"{name}: does not support complex input, got {dtype}; take real, imag or abs")
 
 
 def of_number(name: str, value: Any, dtype: dtypes.DType) -> np.ndarray:
@@ -167,13 +164,13 @@ def on_floats(
     return results  # type: ignore[no-any-return]
 
 
-def by_parts(kernel: Callable[..., np.ndarray], *arrays: np.ndarray) -> np.ndarray:
+def by_parts(kernel: Callable[..., np.ndarray], *arrays: np.ndarray, **options: bool) -> np.ndarray:
     """Call a kernel that only moves and adds elements: by `on_floats`, for complex arrays once for each of the parts.
 
-    Either all arrays are complex or none is.
+    Either all arrays are complex or none is. `options` are those of `on_floats`.
     """
     if arrays[0].dtype.kind != "c":
-        return on_floats(kernel, *arrays)
+        return on_floats(kernel, *arrays, **options)
     parts = kernel(*[a.real for a in arrays]), kernel(*[a.imag for a in arrays])
     out = empty(parts[0].shape, arrays[0].dtype)
     out.real, out.imag = parts

@@ -35,7 +35,7 @@ def common_shape(name: str, shapes: Iterable[Any]) -> Shape:
 def _sum_to(self: np.ndarray, shape: Shape) -> np.ndarray:
     lead = self.ndim - len(shape)
     axes = (*range(lead), *(i + lead for i, size in enumerate(shape) if size == 1 and self.shape[i + lead] != 1))
-    if self.dtype.kind in "biuc":
+    if self.dtype.kind in "biu":
         return np.sum(self, axes, dtype=self.dtype).reshape(shape)  # type: ignore[no-any-return]
     return by_parts(lambda a: reductions.sum(a, axes), self).reshape(shape)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import DtypeError, ShapeError
+from spillgrad.ops.array_casts import as_own
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
@@ -79,7 +80,7 @@ def view_as_complex(input: Tensor) -> Tensor:
     return _view_as_complex(input)
 
 
-_conj: Callable[..., Tensor] = operation("conj", lambda self: np.conjugate(self), self=lambda g: _conj(g))
+_conj: Callable[..., Tensor] = operation("conj", lambda self: as_own(np.conjugate(self)), self=lambda g: _conj(g))
 
 
 def conjugate(tensor: Tensor) -> Tensor:
