@@ -6,6 +6,8 @@ ARGS ?=
 WORKERS ?= 2
 # 0 runs the CUDA kernels' tests on a GPU.
 SIMULATED ?= 1
+# A clone of github.com/data-apis/array-api-tests.
+ARRAY_API_TESTS ?= ../array-api-tests
 
 # Hundreds of tests start a process, each of which would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,10 +21,10 @@ PYTHON_IS_NEW := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"spillgrad: got Python {sys.version.split()[0]}, wanted 3.11 or newer; name one with make PYTHON=python3.12")
 
 .DEFAULT_GOAL := help
-.PHONY: help train bench test test-cuda check-gpu test-nojit test-page test-peers fuzz lint format clean
+.PHONY: help train bench test test-cuda check-gpu test-nojit test-page test-peers test-array-api fuzz lint format clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 16
 
 train: $(VENV)/installed  ## train a small GPT whose saved tensors live on disk
 	$(BIN)/spillgrad train $(ARGS)
@@ -52,6 +54,19 @@ test-nojit: $(VENV)/installed-dev  ## run the kernels uncompiled (minutes) and r
 # A process that has other frameworks' threads beside the kernels' would slow both: these tests run apart from the others.
 test-peers: $(VENV)/installed-peers  ## run what serves PyTorch and Paddle with the real ones (which it installs)
 	$(BIN)/python -m pytest tests/interop --numprocesses $(WORKERS) $(ARGS)
+
+# It runs in the suite's folder, whose conftest.py has options for it. Its examples are the same in every run.
+test-array-api: array-api-suite $(VENV)/installed-array-api  ## run the array API standard's test suite, of which ARRAY_API_TESTS is a clone
+	cd "$(ARRAY_API_TESTS)" && ARRAY_API_TESTS_MODULE=spillgrad.array_api \
+		HYPOTHESIS_STORAGE_DIRECTORY="$(CURDIR)/.hypothesis" "$(CURDIR)/$(BIN)/python" -m pytest array_api_tests \
+		--quiet --disable-warnings -p no:cacheprovider --xfails-file "$(CURDIR)/tests/array_api_excluded.txt" \
+		--hypothesis-derandomize --disable-deadline --max-examples 20 --numprocesses $(WORKERS) $(ARGS)
+
+.PHONY: array-api-suite
+array-api-suite:
+	@test -d "$(ARRAY_API_TESTS)/array_api_tests" || { echo "spillgrad: make test-array-api: there is no suite in" \
+		"$(ARRAY_API_TESTS); get it with git clone --recurse-submodules https://github.com/data-apis/array-api-tests," \
+		"and name its folder: make test-array-api ARRAY_API_TESTS=FOLDER" >&2; exit 1; }
 
 fuzz: $(VENV)/installed-dev  ## read segments and journals that were changed at random, others each time, for minutes
 	SPILLGRAD_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/inspection/test_segment_fuzz.py \
@@ -97,6 +112,10 @@ $(VENV)/installed-dev: pyproject.toml | $(VENV)/made
 
 $(VENV)/installed-peers: $(VENV)/installed-dev $(VENV)/installed-torch
 	$(PIP) --editable ".[peers]"
+	@touch $@
+
+$(VENV)/installed-array-api: $(VENV)/installed-dev
+	$(PIP) --editable ".[array-api]"
 	@touch $@
 
 $(VENV)/installed-page: $(VENV)/installed-dev

@@ -76,6 +76,8 @@ from spillgrad.dtypes import (
     uint64,
 )  # fmt: skip
 from spillgrad.dtypes import bool_ as bool
+from spillgrad.dtypes import complex64 as cfloat
+from spillgrad.dtypes import complex128 as cdouble
 from spillgrad.dtypes import float16 as half
 from spillgrad.dtypes import float32 as float
 from spillgrad.dtypes import float64 as double
@@ -124,6 +126,7 @@ from spillgrad.ops.channel_norm import batch_norm, group_norm, instance_norm
 from spillgrad.ops.clamp_where import *
 from spillgrad.ops.comparison import *
 from spillgrad.ops.complex_numbers import *
+from spillgrad.ops.complex_views import *
 from spillgrad.ops.conv import *
 from spillgrad.ops.convert import clone
 from spillgrad.ops.convert import to as cast
@@ -176,6 +179,7 @@ from spillgrad.ops.strided import *
 from spillgrad.ops.tensor_functions import *
 from spillgrad.ops.tensor_methods import bind as _bind
 from spillgrad.ops.trigonometry import *
+from spillgrad.ops.truth import *
 from spillgrad.ops.volume_pooling import max_pool3d
 from spillgrad.ops.window_functions import *
 from spillgrad.spill.disk_offload import disk_offload

@@ -36,10 +36,12 @@ _KNOWN = frozenset({
 _BY_NAME: dict[str, DType] = {
     **{str(dtype): dtype for dtype in _KNOWN},
     "half": float16, "float": float32, "double": float64, "short": int16, "int": int32, "long": int64,
+    "cfloat": complex64, "cdouble": complex128,
 }  # fmt: skip
 _FLOATING = frozenset({float16, bfloat16, float32, float64})
 HALF = frozenset({float16, bfloat16})
 _COMPLEX = frozenset({complex64, complex128})
+_REAL_PARTS = {complex64: float32, complex128: float64}
 
 _default_float: DType = float32
 
@@ -179,7 +181,8 @@ def result_type(dtypes: list[tuple[DType, bool]], scalars: list[Any]) -> DType:
     """Return the dtype that tensors and Python numbers promote to.
 
     Tensors with dimensions count first, then 0-d tensors, then Python numbers. A later kind of operand counts only if
-    its `category` is higher (a float with an integer tensor), so Python numbers never widen a result.
+    its `category` is higher (a float with an integer tensor), so Python numbers never widen a result: complex numbers
+    and a float64 tensor give complex128, and with any other floating-point tensor complex64.
     `dtypes` holds (dtype, is 0-d) for each tensor. Source: PyTorch's `torch.result_type`.
     """
     result: DType | None = None
@@ -189,9 +192,21 @@ def result_type(dtypes: list[tuple[DType, bool]], scalars: list[Any]) -> DType:
             if is_0d == wanted_0d:
                 kind = dtype if kind is None else promote(kind, dtype)
         if kind is not None and (result is None or category(kind) > category(result)):
-            result = kind
+            result = _as_wide(kind, result)
     for scalar in scalars:
         dtype = of_scalar(scalar)
         if result is None or category(dtype) > category(result):
-            result = dtype
+            result = _as_wide(dtype, result)
     return _default_float if result is None else result
+
+
+def _as_wide(dtype: DType, floating: DType | None) -> DType:
+    """Return `dtype`; if it is complex, with parts as wide as a floating-point dtype that is promoted to it."""
+    if dtype in _COMPLEX and floating in _FLOATING:
+        return complex128 if floating == float64 else complex64
+    return dtype
+
+
+def real_part(dtype: DType) -> DType:
+    """Return the dtype of the real and imaginary parts of a complex dtype; return a real dtype itself."""
+    return _REAL_PARTS.get(dtype, dtype)

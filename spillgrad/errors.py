@@ -21,6 +21,10 @@ class DtypeError(SpillgradError, TypeError, RuntimeError):
     """Raised for a dtype that the operation does not accept, or for dtypes that cannot be combined."""
 
 
+class ComplexDtypeError(DtypeError, NotImplementedError):
+    """Raised for complex numbers by an operation that is not defined for them."""
+
+
 class DeviceError(SpillgradError, RuntimeError):
     """Raised for a device that does not exist on this machine, and for operands on different devices."""
 

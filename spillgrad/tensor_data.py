@@ -336,10 +336,18 @@ class TensorData:
         return bool(self.host_array().reshape(())[()])
 
     def __int__(self) -> int:
-        return int(self.item())
+        return int(self._real_item())
 
     def __float__(self) -> float:
-        return float(self.item())
+        return float(self._real_item())
+
+    def _real_item(self) -> Any:
+        value = self.item()
+        if isinstance(value, complex):
+            if value.imag:
+                raise ArgumentError(f"item: value {value} cannot be converted to a real number; take its real part")
+            return value.real
+        return value
 
     def __complex__(self) -> complex:
         return complex(self.item())

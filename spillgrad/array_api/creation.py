@@ -33,7 +33,7 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
     if stop is None:
         start, stop = 0, start
     if (stop - start) * step < 0:
-        stop = start
+        start = stop = (stop - start) * 0  # no elements, and a float if a bound is one
     return ops.arange(start, stop, step, dtype, device)
 
 
@@ -95,10 +95,9 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> T
     return convert.clone(moved) if copy and moved is taken else moved
 
 
-@declare(numpy=True)
-def meshgrid(*arrays: Tensor, indexing: str = "xy") -> tuple[Tensor, ...]:
+def meshgrid(*arrays: Tensor, indexing: str = "xy") -> list[Tensor]:
     """Return views in the shape of the grid; vector i lies along dimension i. "xy" swaps the first two dimensions."""
-    return join_split.meshgrid(*arrays, indexing=indexing)
+    return list(join_split.meshgrid(*arrays, indexing=indexing))
 
 
 @declare(numpy=True)

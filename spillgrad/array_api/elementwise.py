@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 from spillgrad.array_api.wrapping import binary, promoted, unary
-from spillgrad.ops import arithmetic, clamp_where, comparison, convert
+from spillgrad.ops import arithmetic, clamp_where, comparison, complex_numbers, complex_views, convert
 from spillgrad.ops.declaration import declarations, declare
 from spillgrad.tensor import Tensor
 
-__all__ = ["clip", "sign", "where"]
+__all__ = ["clip", "round", "sign", "where"]
 
 
 def _operands_of(function: Callable[..., Any]) -> int:
@@ -21,10 +21,18 @@ for _declared in declarations:
     __all__ += _declared.standard_names()
 
 
+def round(x: Tensor, /) -> Tensor:
+    """Return each element, or each part of a complex number, rounded to the nearest integer, halves to even."""
+    if x.is_complex():
+        parts = complex_views.real(x), complex_views.imag(x)
+        return complex_numbers.complex(*map(arithmetic.round, parts))
+    return arithmetic.round(x)  # type: ignore[no-any-return]
+
+
 @declare(numpy=True)
 def sign(x: Tensor, /) -> Tensor:
-    """Return -1, 0 or 1 for each element, and NaN for NaN."""
-    signs: Tensor = arithmetic.sign(x)
+    """Return -1, 0 or 1 for each element, and NaN for NaN; z / abs(z) or 0 for a complex number z."""
+    signs: Tensor = arithmetic.sgn(x)
     return clamp_where.where(comparison.isnan(x), x, signs) if x.is_floating_point() else signs
 
 

@@ -6,6 +6,7 @@ Source: https://data-apis.org/array-api/2024.12/extensions/linear_algebra_functi
 from typing import Any
 
 from spillgrad.array_api.wrapping import binary, promoted, unary
+from spillgrad.errors import ShapeError
 from spillgrad.ops import convert, decompositions, einsum, indexing, norms, reduce, shape, solving
 from spillgrad.ops import matrix_products as products
 from spillgrad.ops.array_api_names import matrix_transpose
@@ -31,8 +32,15 @@ def tensordot(x1: Tensor, x2: Tensor, /, *, axes: Any = 2) -> Tensor:
 
 @declare(numpy=True)
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
-    """Return the dot products of vectors along a dimension."""
-    return norms.vecdot(*promoted("vecdot", x1, x2), dim=axis)
+    """Return the dot products of vectors along a dimension, those of `x1` conjugated.
+
+    Raises ShapeError if the lengths of the vectors differ: other dimensions broadcast, this one does not.
+    """
+    first, second = promoted("vecdot", x1, x2)
+    lengths = [x.shape[shape.normalize_dim("vecdot", axis, x.ndim)] for x in (first, second)]
+    if lengths[0] != lengths[1]:
+        raise ShapeError(f"vecdot: got vectors of {lengths[0]} and {lengths[1]} elements; wanted equal lengths")
+    return convert.to_dtype(norms.vecdot(first, second, dim=axis), first.dtype)
 
 
 def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:

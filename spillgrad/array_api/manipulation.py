@@ -3,13 +3,21 @@
 from typing import Any
 
 from spillgrad.errors import ArgumentError, ShapeError
-from spillgrad.ops import convert, join_split, rearrange
+from spillgrad.ops import array_api_names, convert, join_split, rearrange
 from spillgrad.ops import shape as shape_ops
 from spillgrad.ops.array_api_names import repeat
 from spillgrad.ops.declaration import declare
 from spillgrad.tensor import Tensor
 
-__all__ = ["broadcast_to", "concat", "flip", "moveaxis", "repeat", "reshape", "roll", "squeeze", "stack", "tile"]
+__all__ = [
+    "broadcast_arrays", "broadcast_to", "concat", "flip", "moveaxis", "repeat", "reshape", "roll", "squeeze", "stack",
+    "tile",
+]  # fmt: skip
+
+
+def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
+    """Return views of the tensors in the shape that they broadcast to."""
+    return list(array_api_names.broadcast_arrays(*arrays))
 
 
 @declare(numpy=True)

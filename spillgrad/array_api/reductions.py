@@ -5,7 +5,7 @@ from typing import Any
 
 from spillgrad.array_api.wrapping import called
 from spillgrad.dtypes import uint64
-from spillgrad.ops import array_api_names, comparison, convert, reduce, scan, shape
+from spillgrad.ops import array_api_names, comparison, convert, reduce, scan, shape, truth
 from spillgrad.ops.declaration import declare
 from spillgrad.tensor import Tensor
 
@@ -31,7 +31,7 @@ def _reduction(function: Callable[..., Tensor], name: str | None = None) -> Call
 
 max = declare(numpy="max amax")(_reduction(reduce.amax, "max"))
 min = declare(numpy="min amin")(_reduction(reduce.amin, "min"))
-all, any = map(declare(numpy=True), map(_reduction, (reduce.all, reduce.any)))
+all, any = map(declare(numpy=True), map(_reduction, (truth.all, truth.any)))
 mean = _reduction(reduce.mean)
 
 

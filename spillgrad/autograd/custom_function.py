@@ -13,6 +13,7 @@ from spillgrad.autograd.core.grad_mode import is_grad_enabled, no_grad
 from spillgrad.autograd.core.node import NO_EDGE, Node, OutputMeta
 from spillgrad.autograd.core.saved import FREED, SavedNone, SavedTensor
 from spillgrad.device.device import filled
+from spillgrad.dtypes import is_differentiable
 from spillgrad.errors import GraphError, OperandError, SavedTensorError
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.inplace import record_change, refuse
@@ -308,7 +309,7 @@ class CustomFunction:
         returned_before = is_among(value, tensors[:number])
         is_input = is_among(value, inputs.tensors)
         in_place = is_input and not returned_before and cls._changes_in_place(ctx, value)
-        differentiable = value.is_floating_point() and not is_among(value, ctx._non_differentiable)
+        differentiable = is_differentiable(value.dtype) and not is_among(value, ctx._non_differentiable)
         if in_place:
             if node is not None:
                 refuse(value, f"{cls.__name__} ({cls._in_place_hint})", cls._forward_error)

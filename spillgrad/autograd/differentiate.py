@@ -10,6 +10,7 @@ from spillgrad import user_line
 from spillgrad.autograd.core.engine import run_backward
 from spillgrad.autograd.core.node import Edge, GradientEdge, OutputMeta
 from spillgrad.device.device import filled, moved
+from spillgrad.dtypes import is_complex
 from spillgrad.errors import ArgumentError, DeviceError, GraphError, OperandError, ShapeError
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.creation import zeros_like
@@ -64,6 +65,11 @@ def _roots(name: str, outputs: Tensors, grads: Any, create_graph: bool) -> tuple
                 raise GraphError(
                     f"{name}: grad can be implicitly created only for scalar outputs, got shape {like.shape}; "
                     "sum() it or pass the gradient"
+                )
+            if is_complex(like.dtype):
+                raise GraphError(
+                    f"{name}: grad can be implicitly created only for real scalar outputs but got {like.dtype}; take "
+                    "its real part or abs(), or pass the gradient"
                 )
             grad = Tensor.wrap(filled(like.device, like.shape, like.dtype, 1))
         else:

@@ -1,5 +1,11 @@
-"""Check gradients against central differences."""
+"""Check gradients against central differences.
 
+A complex number counts as two real ones: an output's real and imaginary parts are differentiated apart, and an input
+moves along both axes. As in PyTorch, the gradient by a complex input is the derivative along the real axis plus i times
+the derivative along the imaginary axis.
+"""
+
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +15,7 @@ from spillgrad.autograd.core.engine import run_backward
 from spillgrad.autograd.core.grad_mode import enable_grad
 from spillgrad.autograd.differentiate import grad
 from spillgrad.device.device import moved
+from spillgrad.dtypes import is_differentiable
 from spillgrad.errors import ArgumentError, GradcheckError
 from spillgrad.ops.creation import zeros_like
 from spillgrad.tensor import Tensor
@@ -47,7 +54,7 @@ class _Check:
         with enable_grad():
             results = _tensors(func(*self.arguments))
         self.outputs = {i: o for i, o in enumerate(results) if o.requires_grad}
-        self.constant = {i: o for i, o in enumerate(results) if o.is_floating_point() and not o.requires_grad}
+        self.constant = {i: o for i, o in enumerate(results) if is_differentiable(o.dtype) and not o.requires_grad}
         self.rng = np.random.default_rng(0)
 
     def run(self) -> None:
@@ -75,7 +82,7 @@ class _Check:
         return list(grad(outputs, list(self.sources.values()), seeds, retain_graph=True, allow_unused=True, **options))
 
     def _weights(self, draw: Callable[[tuple[int, ...]], np.ndarray]) -> dict[int, np.ndarray]:
-        return {i: draw(o.shape).astype(o.dtype) for i, o in self.outputs.items()}
+        return {i: _drawn(draw, o).astype(o.dtype) for i, o in self.outputs.items()}
 
     def _check_zero_gradient(self) -> None:
         for i, gradient in zip(self.sources, self._backward(self._weights(np.zeros)), strict=True):
@@ -88,7 +95,7 @@ class _Check:
 
     def _check_repeated(self) -> None:
         weights = self._weights(self.rng.standard_normal)
-        first, second = (list(map(_float64, self._backward(weights))) for _ in range(2))
+        first, second = (list(map(_precise, self._backward(weights))) for _ in range(2))
         for i, a, b in zip(self.sources, first, second, strict=True):
             differ = ~(np.abs(a - b) <= self.options.nondet_tol) & ~(np.isnan(a) & np.isnan(b))
             if differ.any():
@@ -131,25 +138,22 @@ class _Check:
         )
         for number, weights in enumerate(batch):
             for i, one, many in zip(self.sources, self._backward(weights), together, strict=True):
-                alone, row = _float64(one), _float64(None if many is None else many[number])
+                alone, row = _precise(one), _precise(None if many is None else many[number])
                 if not np.allclose(alone, row, self.options.rtol, self.options.atol):
                     raise GradcheckError(f"gradcheck: batched gradients of input {i} differ from those one by one")
 
     # Against differences
 
     def _evaluated(self, indices: Sequence[int]) -> list[np.ndarray]:
-        """Call the function on the inputs' present values; return the outputs numbered `indices`, in float64."""
+        """Call the function on the inputs' present values; return the outputs numbered `indices`, in double."""
         with enable_grad():
             results = _tensors(self.func(*self.arguments))
-        return [results[i].host_array().astype(np.float64) for i in indices]
+        return [_precise(results[i]) for i in indices]
 
-    def _differences(self, source: Tensor, direction: Any, indices: Sequence[int]) -> list[np.ndarray]:
-        """Return the slopes of outputs as `source` moves along `direction`: the index of one element, or an array."""
+    def _differences(self, source: Tensor, direction: np.ndarray, indices: Sequence[int]) -> list[np.ndarray]:
+        """Return the slopes of outputs as `source` moves along `direction`."""
         values, kept = source.array, source.array.copy()
-        step = np.zeros(values.shape) if isinstance(direction, tuple) else direction
-        if isinstance(direction, tuple):
-            step[direction] = 1.0
-        step = step * self.options.eps
+        step = direction * self.options.eps
         try:
             values[...] = kept + step
             above = self._evaluated(indices)
@@ -165,40 +169,57 @@ class _Check:
                 )
         return [(a - b) / (2 * self.options.eps) for a, b in zip(above, below, strict=True)]
 
+    def _slopes(self, source: Tensor, place: tuple[int, ...], indices: Sequence[int]) -> list[np.ndarray]:
+        """Return the derivatives of outputs by one element of `source`: of all real parts, then of all imaginary parts.
+
+        For a complex element, these are the derivatives along the real axis plus i times those along the imaginary one.
+        """
+        total: list[Any] = [0.0] * len(indices)
+        for unit in _units(source):
+            direction = np.zeros(source.shape, source.dtype)
+            direction[place] = unit
+            for k, slopes in enumerate(self._differences(source, direction, indices)):
+                parts = [slopes.real, slopes.imag] if slopes.dtype.kind == "c" else [slopes]
+                total[k] = total[k] + unit * np.concatenate([part.reshape(-1) for part in parts])
+        return total
+
     def _check_constant(self) -> None:
         """Check that outputs without a gradient do not depend on the inputs."""
         for i, source in self.sources.items():
             for place in np.ndindex(source.shape):
-                for o, slope in zip(self.constant, self._differences(source, place, list(self.constant)), strict=True):
-                    if slope.any():
+                for o, slopes in zip(self.constant, self._slopes(source, place, list(self.constant)), strict=True):
+                    if slopes.any():
                         raise GradcheckError(
                             f"gradcheck: Numerical gradient for function expected to be zero: output {o} requires no "
                             f"gradient, but changes with input {i} at {place}"
                         )
 
     def _check_elements(self) -> None:
-        """Compare all elements of all Jacobians: a row for each output element, a column for each input element."""
+        """Compare all elements of all Jacobians: a row for each output element, a column for each input element.
+
+        A complex output has a row for each real part, then one for each imaginary part.
+        """
         outputs = list(self.outputs)
         numerical: dict[int, list[list[np.ndarray]]] = {
-            i: [self._differences(source, place, outputs) for place in np.ndindex(source.shape)]
+            i: [self._slopes(source, place, outputs) for place in np.ndindex(source.shape)]
             for i, source in self.sources.items()
         }
         for position, (o, output) in enumerate(self.outputs.items()):
             rows = list(self._rows(o, output))
             for j, (i, source) in enumerate(self.sources.items()):
-                shape = (output.numel(), source.numel())
+                shape = (output.numel() * len(_units(output)), source.numel())
                 found = np.array([row[j].reshape(-1) for row in rows]).reshape(shape)
-                columns = [slopes[position].reshape(-1) for slopes in numerical[i]]
+                columns = [slopes[position] for slopes in numerical[i]]
                 wanted = np.array(columns).reshape(shape[::-1]).T
                 self._compare(o, output, i, source, found, wanted)
 
     def _rows(self, number: int, output: Tensor) -> Iterator[list[np.ndarray]]:
-        for place in np.ndindex(output.shape):
+        for unit, place in itertools.product(_units(output), np.ndindex(output.shape)):
             weights = np.zeros(output.shape, output.dtype)
-            weights[place] = 1
+            weights[place] = unit
             found = self._backward({number: weights})
             yield [
-                np.zeros(s.shape) if g is None else _float64(g)
+                np.zeros(s.shape) if g is None else _precise(g)
                 for s, g in zip(self.sources.values(), found, strict=True)
             ]
 
@@ -208,12 +229,16 @@ class _Check:
         if not wrong.any():
             return
         excess = np.where(wrong, np.nan_to_num(np.abs(found - wanted) - allowed, nan=np.inf), -np.inf)
-        row, column = np.unravel_index(int(excess.argmax()), wrong.shape)
+        row, column = map(int, np.unravel_index(int(excess.argmax()), wrong.shape))
+        part, row_in_part = divmod(row, output.numel())
+        what = f"output {o}"
+        if output.is_complex():
+            what = f"{('the real part', 'the imaginary part')[part]} of {what}"
         places = [
-            tuple(map(int, np.unravel_index(int(flat), t.shape))) for flat, t in ((row, output), (column, source))
+            tuple(map(int, np.unravel_index(flat, t.shape))) for flat, t in ((row_in_part, output), (column, source))
         ]
         message = (
-            f"gradcheck: Jacobian mismatch for output {o} with respect to input {i}: the derivative of output {o} at "
+            f"gradcheck: Jacobian mismatch for output {o} with respect to input {i}: the derivative of {what} at "
             f"{places[0]} by input {i} at {places[1]} is wrong: backward gives {found[row, column]:.6g}, central "
             f"differences {wanted[row, column]:.6g}; {int(wrong.sum())} of {wrong.size} elements differ by more than "
             f"atol={self.options.atol:g} + rtol={self.options.rtol:g} times the latter"
@@ -224,15 +249,15 @@ class _Check:
 
     def _check_projected(self) -> None:
         """Compare vᵀ J u for one random u per input and v per output. The number of calls does not grow with sizes."""
-        directions = {i: self.rng.random(source.shape) for i, source in self.sources.items()}
-        weights = {o: self.rng.random(output.shape) for o, output in self.outputs.items()}
+        directions = {i: _drawn(self.rng.random, source) for i, source in self.sources.items()}
+        weights = {o: _drawn(self.rng.random, output) for o, output in self.outputs.items()}
         slopes = {i: self._differences(s, directions[i], list(self.outputs)) for i, s in self.sources.items()}
         for position, (o, output) in enumerate(self.outputs.items()):
             gradients = self._backward({o: weights[o].astype(output.dtype)})
             for i, gradient in zip(self.sources, gradients, strict=True):
-                found = 0.0 if gradient is None else float((_float64(gradient) * directions[i]).sum())
-                wanted = float((slopes[i][position] * weights[o]).sum())
-                atol = self.options.atol * max(1.0, float(directions[i].sum() * weights[o].sum()))
+                found = 0.0 if gradient is None else _inner(_precise(gradient), directions[i])
+                wanted = _inner(slopes[i][position], weights[o])
+                atol = self.options.atol * max(1.0, float(abs(directions[i].sum() * weights[o].sum())))
                 if not abs(found - wanted) <= atol + self.options.rtol * abs(wanted):
                     self._check_elements()  # names the element, unless all of them are within the tolerance
                     raise GradcheckError(
@@ -258,8 +283,26 @@ def _tensors(result: Any) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-def _float64(gradient: Any) -> np.ndarray:
-    return np.zeros(()) if gradient is None else gradient.host_array().astype(np.float64)
+def _precise(tensor: Any) -> np.ndarray:
+    """Return the values as float64 or complex128; zero for None."""
+    if tensor is None:
+        return np.zeros(())
+    return tensor.host_array().astype(np.complex128 if tensor.is_complex() else np.float64)  # type: ignore[no-any-return]
+
+
+def _units(tensor: Tensor) -> tuple[complex, ...]:
+    """Return the directions in which an element can move."""
+    return (1.0, 1j) if tensor.is_complex() else (1.0,)
+
+
+def _drawn(draw: Callable[[tuple[int, ...]], np.ndarray], like: Tensor) -> np.ndarray:
+    values = np.asarray(draw(like.shape))
+    return values + 1j * draw(like.shape) if like.is_complex() else values
+
+
+def _inner(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the sum of products, of real and of imaginary parts apart: how much a value changes along a direction."""
+    return float((np.conj(a) * b).real.sum())
 
 
 def _first(mask: np.ndarray) -> tuple[int, ...]:
@@ -284,7 +327,7 @@ def gradcheck(
     fast_mode: bool = False,
     masked: bool | None = None,
 ) -> bool:
-    """Return whether the gradients of `func` at `inputs` equal central differences; use float64 inputs.
+    """Return whether the gradients of `func` at `inputs` equal central differences; use float64 or complex128 inputs.
 
     The derivative of each output element by each input element is compared, with tolerance atol + rtol * |difference|.
     In `fast_mode`, one random combination of these derivatives is compared for each output and input.
@@ -369,9 +412,11 @@ def gradgradcheck(
 def _seed(output: Tensor, has_gaps: bool) -> Tensor:
     """Return a random gradient of `output`, from -1 to 1, that requires a gradient; if `has_gaps`, not contiguous."""
     rng = np.random.default_rng(1)
-    if has_gaps and output.ndim:
-        values = rng.uniform(-1, 1, (*output.shape[:-1], 2 * output.shape[-1]))[..., ::2]
-    else:
-        values = rng.uniform(-1, 1, output.shape)
+    has_gaps = has_gaps and output.ndim > 0
+    shape = (*output.shape[:-1], 2 * output.shape[-1]) if has_gaps else output.shape
+    values = rng.uniform(-1, 1, shape)
+    if output.is_complex():
+        values = values + 1j * rng.uniform(-1, 1, shape)
+    values = values[..., ::2] if has_gaps else values
     seed = np.asarray(values).astype(output.dtype, order="K", copy=False)
     return Tensor.wrap(moved(seed, output.device)).requires_grad_()

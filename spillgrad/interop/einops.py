@@ -16,14 +16,14 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError
 from spillgrad.interop.needed_package import needed_package
-from spillgrad.ops import creation, einsum, join_split, rearrange, reduce, shape
+from spillgrad.ops import creation, einsum, join_split, rearrange, reduce, shape, truth
 from spillgrad.tensor import Tensor
 
 with needed_package("einops"):
     from einops._backends import AbstractBackend
 
 _REDUCTIONS = {
-    "all": reduce.all, "any": reduce.any, "max": reduce.amax, "mean": reduce.mean, "min": reduce.amin,
+    "all": truth.all, "any": truth.any, "max": reduce.amax, "mean": reduce.mean, "min": reduce.amin,
     "prod": reduce.prod, "sum": reduce.sum,
 }  # fmt: skip
 

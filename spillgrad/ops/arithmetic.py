@@ -34,7 +34,8 @@ def positive(input: Tensor) -> Tensor:
     return input
 
 
-sign = sgn = row_function("sign", "Return -1, 0 or 1 for each element.", in_place=True)
+sign = row_function("sign", "Return -1, 0 or 1 for each element.", in_place=True)
+sgn = row_function("sgn", "Return the sign of each element; for a complex number z, z / abs(z), or 0.", in_place=True)
 
 
 @declare(in_place=True, numpy=True, standard=True)
@@ -42,7 +43,7 @@ def add(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None
     """Return input + alpha * other."""
     if alpha == 1 and out is None:
         return OPERATIONS["add"].run(input, other)  # type: ignore[no-any-return]
-    return call("add", input, other if alpha == 1 else mul(other, alpha), out=out)
+    return call("add", input, other if alpha == 1 else _scaled("add", input, other, alpha), out=out)
 
 
 @declare(in_place=True, numpy=True, standard="subtract")
@@ -50,10 +51,19 @@ def sub(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None
     """Return input - alpha * other."""
     if alpha == 1 and out is None:
         return OPERATIONS["sub"].run(input, other)  # type: ignore[no-any-return]
-    return call("sub", input, other if alpha == 1 else mul(other, alpha), out=out)
+    return call("sub", input, other if alpha == 1 else _scaled("sub", input, other, alpha), out=out)
 
 
 subtract = sub
+
+
+def _scaled(name: str, input: Operand, other: Operand, alpha: Number) -> Tensor:
+    """Return alpha * other, for the sum of this and `input`."""
+    if isinstance(alpha, complex) and not dtypes.is_complex(result_type(input, other)):
+        raise ArgumentError(
+            f"{name}: got alpha={alpha}; For non-complex input tensors, argument alpha must not be a complex number"
+        )
+    return mul(other, alpha)
 
 
 def rsub(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None = None) -> Tensor:
@@ -119,7 +129,7 @@ rsqrt = row_function("rsqrt", "Return the reciprocal of the square root of each 
 @declare(in_place=True, numpy="power", standard=True)
 def pow(input: Operand, exponent: Operand, *, out: Tensor | None = None) -> Tensor:
     """Return input raised to `exponent`; the exponents 1, 2, 3, 0.5 and -1 are computed without a logarithm."""
-    if isinstance(input, Tensor) and input.is_floating_point() and isinstance(exponent, int | float):
+    if isinstance(input, Tensor) and dtypes.is_differentiable(input.dtype) and isinstance(exponent, int | float):
         if exponent == 1:
             return call("mul", input, 1, out=out)
         if exponent == 2:
@@ -135,13 +145,14 @@ def pow(input: Operand, exponent: Operand, *, out: Tensor | None = None) -> Tens
 
 @declare(in_place=True, numpy=True)
 def float_power(input: Operand, exponent: Operand) -> Tensor:
-    """Return input raised to `exponent`, computed in float64."""
+    """Return input raised to `exponent`, computed in float64 or complex128."""
+    wide = dtypes.complex128 if dtypes.is_complex(result_type(input, exponent)) else dtypes.float64
     first, second = (
-        to_dtype(value, dtypes.float64) if isinstance(value, Tensor) else value
+        to_dtype(value, wide) if isinstance(value, Tensor) else value
         for value in (as_operand("float_power", input), as_operand("float_power", exponent))
     )
     if not isinstance(first, Tensor) and not isinstance(second, Tensor):
-        first = Tensor.wrap(np.asarray(first, np.float64))
+        first = Tensor.wrap(np.asarray(first, wide))
     return pow(first, second)
 
 
@@ -172,7 +183,7 @@ trunc = fix = common_function("trunc", "Return each element without its fraction
 frac = row_function("frac", "Return the fraction of each element, with its sign.", in_place=True)
 
 
-@declare(in_place=True, numpy="rint", standard=True)
+@declare(in_place=True, numpy="rint")
 def round(input: Tensor, decimals: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Return each element rounded to the nearest multiple of 10**-decimals (by default an integer), halves to even."""
     if decimals == 0:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.errors import DtypeError
+from spillgrad.errors import ArgumentError, ComplexDtypeError, DtypeError
 from spillgrad_kernels.cpu.copying import copy
 from spillgrad_kernels.cpu.elementwise import elementwise
 from spillgrad_kernels.device_array import ARRAYS, is_on_device
@@ -39,12 +39,15 @@ def cast(array: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
 def assign(target: np.ndarray, source: np.ndarray) -> None:
     """Overwrite `target` with the values of `source`, broadcast and converted as by `cast`; the two may overlap.
 
+    A real target gets the real parts of complex numbers.
     `target` must be writeable, and no two of its elements may share memory. Raises ValueError if `source` does not
     broadcast to the shape of `target`.
     """
     if is_on_device(target):
         target[...] = source
         return
+    if source.dtype.kind == "c" and target.dtype.kind not in "cb":
+        source = source.real  # NumPy would warn that it takes the real part
     is_native = target.dtype.isnative and source.dtype.isnative
     of_half = source.dtype != target.dtype and not dtypes.HALF.isdisjoint((source.dtype, target.dtype))
     large = target.size >= _HALF_MIN_NUMBERS if of_half else target.nbytes >= _SHARED_MIN_BYTES
@@ -95,6 +98,30 @@ def require_floats(name: str, dtype: dtypes.DType) -> None:
         )
 
 
+def require_inexact(name: str, dtype: dtypes.DType) -> None:
+    """Raise DtypeError, for the operation `name`, unless tensors of `dtype` hold floating-point or complex numbers."""
+    if not dtypes.is_complex(dtype):
+        require_floats(name, dtype)
+
+
+def refuse_complex(name: str, dtype: dtypes.DType) -> None:
+    """Raise DtypeError, for the operation `name`, if `dtype` is complex: complex numbers have no order."""
+    if dtype.kind == "c":
+        raise ComplexDtypeError(f"{name}: does not support complex input, got {dtype}; take real, imag or abs")
+
+
+def of_number(name: str, value: Any, dtype: dtypes.DType) -> np.ndarray:
+    """Return a number as a 0-d array of `dtype`. Raises ArgumentError for a complex number and a real `dtype`."""
+    if isinstance(value, complex | np.complexfloating) and not dtypes.is_complex(dtype):
+        if value.imag:
+            raise ArgumentError(
+                f"{name}: value {value} cannot be converted to {dtype} without overflow; take its real part, or a "
+                "complex tensor"
+            )
+        value = value.real
+    return np.asarray(value, dtype)
+
+
 def require_one_dtype(name: str, **operands: Any) -> None:
     """Raise DtypeError, for the operation `name`, unless all operands that are not None have the same dtype."""
     (what, first), *others = operands.items()
@@ -137,17 +164,30 @@ def on_floats(
     return results  # type: ignore[no-any-return]
 
 
+def by_parts(kernel: Callable[..., np.ndarray], *arrays: np.ndarray, **options: bool) -> np.ndarray:
+    """Call a kernel that only moves and adds elements: by `on_floats`, for complex arrays once for each of the parts.
+
+    Either all arrays are complex or none is. `options` are those of `on_floats`.
+    """
+    if arrays[0].dtype.kind != "c":
+        return on_floats(kernel, *arrays, **options)
+    parts = kernel(*[a.real for a in arrays]), kernel(*[a.imag for a in arrays])
+    out = empty(parts[0].shape, arrays[0].dtype)
+    out.real, out.imag = parts
+    return out
+
+
 def moved_by(kernel: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
-    """Call a kernel that only moves elements: directly on a device array of any dtype, by `on_floats` on the CPU."""
-    return kernel(array) if is_on_device(array) else on_floats(kernel, array)
+    """Call a kernel that only moves elements: directly on a device array of any dtype, by `by_parts` on the CPU."""
+    return kernel(array) if is_on_device(array) else by_parts(kernel, array)
 
 
 def run_formula(
     formula: Formula, name: str, operands: Sequence[Any], dtype: dtypes.DType, result_dtype: dtypes.DType,
     out: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Compute an elementwise formula: by a kernel for floating dtypes and device arrays, otherwise by NumPy."""
-    computed = compute_dtype(dtype)
+    """Compute an elementwise formula: by a kernel for floating, complex and device arrays, otherwise by NumPy."""
+    computed = dtype if dtypes.is_complex(dtype) else compute_dtype(dtype)
     if any([is_on_device(v) for v in operands]):
         number = _compared if result_dtype == dtypes.bool_ and computed.kind in "iu" else as_array
         arrays = [
@@ -155,14 +195,15 @@ def run_formula(
             for v in operands
         ]
         return elementwise(formula, name, arrays, result_dtype, out)
-    if not dtypes.is_floating_point(computed):
+    if computed.kind not in "fc":
         # Comparisons see Python numbers as they are: 300 is above every uint8.
         exact = result_dtype == dtypes.bool_
         values = [v if exact and isinstance(v, int) else as_array(v, computed) for v in operands]
         with np.errstate(all="ignore"):
             return np.asarray(formula(*values)).astype(result_dtype, copy=False)
     # Arrays of half precision are read and written as they are.
-    arrays = [v if isinstance(v, np.ndarray) and v.dtype == dtype else as_array(v, computed) for v in operands]
+    kept = (dtype, dtypes.real_part(dtype))
+    arrays = [v if isinstance(v, np.ndarray) and v.dtype in kept else as_array(v, computed) for v in operands]
     direct = out is not None and out.dtype == result_dtype and out.flags.c_contiguous
     return elementwise(formula, name, arrays, result_dtype, out if direct else None)
 

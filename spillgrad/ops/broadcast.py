@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad.errors import ShapeError
-from spillgrad.ops.array_casts import on_floats
+from spillgrad.ops.array_casts import by_parts
 from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import reductions
@@ -37,7 +37,7 @@ def _sum_to(self: np.ndarray, shape: Shape) -> np.ndarray:
     axes = (*range(lead), *(i + lead for i, size in enumerate(shape) if size == 1 and self.shape[i + lead] != 1))
     if self.dtype.kind in "biu":
         return np.sum(self, axes, dtype=self.dtype).reshape(shape)  # type: ignore[no-any-return]
-    return on_floats(lambda a: reductions.sum(a, axes), self).reshape(shape)
+    return by_parts(lambda a: reductions.sum(a, axes), self).reshape(shape)
 
 
 def _expand(self: np.ndarray, shape: Shape) -> np.ndarray:

@@ -75,6 +75,8 @@ class Planned:
     and compute results without a plan.
     """
 
+    takes_complex = False  # whether plans are made for complex arrays, too
+
     def __init__(self, name: str, parameters: tuple[str, ...], arrays: int | None = None, absent: int = 0) -> None:
         self.name = name
         self.parameters = parameters
@@ -166,16 +168,20 @@ class Planned:
         """
         names = {
             "plans": self.plans, "ndarray": np.ndarray, "arrays_of": _arrays_of, "DeviceArray": DeviceArray,
-            "on_device": self._on_device,
+            "on_device": self._on_device, "complex_arrays_of": _complex_arrays_of,
         }  # fmt: skip
-        source = _compute_source(self.arrays, len(self.parameters) - self.arrays, self.absent)
+        further = len(self.parameters) - self.arrays
+        source = _compute_source(self.arrays, further, self.absent, self.takes_complex)
         return operation_source.function(source, self.name, names)
 
     def prepare(self, *arguments: Any, out: Any = None) -> bool:
         """Make the plan for arguments with these layouts, unless it exists; return whether there now is a plan."""
         if any([type(operand) is DeviceArray for operand in arguments[: self.arrays]]):
             return self._prepare_on_device(arguments, out)
-        arrays, attributes = _arrays_of(*arguments[: self.arrays]), arguments[self.arrays :]
+        operands, attributes = arguments[: self.arrays], arguments[self.arrays :]
+        arrays = _arrays_of(*operands)
+        if arrays is None and self.takes_complex:
+            arrays = _complex_arrays_of(*operands)
         if arrays is None:
             return False
         key = (*[part for array in arrays for part in (array.shape, array.strides, array.dtype)], *attributes)
@@ -208,7 +214,7 @@ def new_plan(
     )  # fmt: skip
 
 
-def _compute_source(arrays: int, attributes: int, absent: int) -> str:
+def _compute_source(arrays: int, attributes: int, absent: int, takes_complex: bool) -> str:
     """Return the source of `Planned.compute` for these numbers of arrays, attributes and absent arrays.
 
     The key of a plan is the shape, strides and dtype of every array, and the attributes.
@@ -223,7 +229,9 @@ def _compute_source(arrays: int, attributes: int, absent: int) -> str:
         if arrays is None:
             if {" or ".join(f"type({a}) is DeviceArray" for a in names)}:
                 return on_device({", ".join([*names, *further])}, out=out)
-            return None
+            {f"arrays = complex_arrays_of({', '.join(names)})" if takes_complex else ""}
+            if arrays is None:
+                return None
         {", ".join(names)}, = arrays
     plan = plans.get(({key}))
     if plan is None:
@@ -243,6 +251,15 @@ def _compute_source(arrays: int, attributes: int, absent: int) -> str:
 """
 
 
+def computed_dtype(found: Sequence[dtypes.DType]) -> dtypes.DType:
+    """Return the dtype of arithmetic on operands of these dtypes: of bool and one other dtype or its complex form."""
+    dtype = found[0]
+    for other in found:
+        if dtype == dtypes.bool_ or dtypes.is_complex(other):
+            dtype = other
+    return dtype
+
+
 def _arrays_of(*operands: Any) -> tuple[np.ndarray, ...] | None:
     """Return the operands, with numbers as arrays of the arrays' dtype; None if no kernel computes in that dtype."""
     dtype = None
@@ -260,3 +277,13 @@ def _arrays_of(*operands: Any) -> tuple[np.ndarray, ...] | None:
         else:
             return None
     return tuple(arrays)
+
+
+def _complex_arrays_of(*operands: Any) -> tuple[np.ndarray, ...] | None:
+    """Return the operands, with numbers as arrays of the arrays' complex dtype; None if no array is complex."""
+    found = [operand.dtype for operand in operands if isinstance(operand, np.ndarray)]
+    if not found or not dtypes.is_complex(dtype := computed_dtype(found)):
+        return None
+    if any(not isinstance(operand, np.ndarray | complex | float | int) for operand in operands):
+        return None
+    return tuple([operand if isinstance(operand, np.ndarray) else as_array(operand, dtype) for operand in operands])

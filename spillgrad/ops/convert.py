@@ -1,5 +1,6 @@
 """Conversions between dtypes and copies."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,12 @@ from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
 
 
-def _cast_back(g: Tensor, self_dtype: dtypes.DType) -> Tensor:
-    return to_dtype(g, self_dtype)
+def gradient_as(g: Tensor, self_dtype: dtypes.DType) -> Tensor:
+    """Return a gradient as `self_dtype`: of a complex gradient by a real tensor, the real part."""
+    return g if g.dtype == self_dtype else _to(g, self_dtype)
 
 
-_to: Callable[..., Tensor] = operation("to_copy", lambda self, dtype: cast(self, dtype), self=_cast_back)
+_to: Callable[..., Tensor] = operation("to_copy", lambda self, dtype: cast(self, dtype), self=gradient_as)
 _clone: Callable[..., Tensor] = operation("clone", lambda self: cast(self, self.dtype), self=lambda g: g)
 
 
@@ -34,11 +36,20 @@ def to_device(tensor: Tensor, device: Device) -> Tensor:
 
 
 def to_dtype(tensor: Tensor, dtype: Any) -> Tensor:
-    """Return the tensor's values as `dtype`, or the tensor itself if it has that dtype."""
+    """Return the tensor's values as `dtype`, or the tensor itself if it has that dtype. Warns if imaginary parts go."""
     if tensor.dtype is dtype:
         return tensor
     dtype = dtypes.as_dtype(dtype)
-    return tensor if tensor.dtype == dtype else _to(tensor, dtype)
+    if tensor.dtype == dtype:
+        return tensor
+    warn_of_real_parts(tensor.dtype, dtype)
+    return _to(tensor, dtype)
+
+
+def warn_of_real_parts(source: dtypes.DType, target: dtypes.DType) -> None:
+    """Warn if a conversion between these dtypes discards the imaginary parts of complex numbers."""
+    if source.kind == "c" and target.kind not in "bc":
+        warnings.warn("Casting complex values to real discards the imaginary part", stacklevel=3)
 
 
 @declare(method=True, numpy="copy")

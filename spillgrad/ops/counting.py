@@ -7,7 +7,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.device.device import filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
-from spillgrad.ops.array_casts import as_own, compute_dtype, contiguous
+from spillgrad.ops.array_casts import as_own, compute_dtype, contiguous, refuse_complex
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import index_add
@@ -22,7 +22,13 @@ __all__ = ["bincount", "bucketize", "histc", "isin", "searchsorted", "unique", "
 
 def _comparable(array: np.ndarray) -> np.ndarray:
     """Return the array in a dtype that NumPy can sort: float32 for half precision."""
+    refuse_complex("unique or search", array.dtype)
     return array.astype(compute_dtype(array.dtype), copy=False)
+
+
+def _distinguishable(array: np.ndarray) -> np.ndarray:
+    """Return the array in a dtype whose values NumPy can tell apart: as `_comparable`, but complex numbers stay."""
+    return array if dtypes.is_complex(array.dtype) else _comparable(array)
 
 
 # --- Different values ------------------------------------------------------------------------------------------------
@@ -46,11 +52,11 @@ def unique(
     """Return the distinct elements in ascending order, or with `dim` the distinct slices; every NaN counts as distinct.
 
     With `return_inverse`, return also the index of each input element in the result; with `return_counts`, also how
-    often each distinct element occurs.
+    often each distinct element occurs. Complex numbers are ordered by their real parts, then their imaginary parts.
     """
     dim = axis if dim is None else dim
     dim = dim if dim is None else normalize_dim("unique", dim, input.ndim)
-    array = _comparable(input.array)
+    array = _distinguishable(input.array)
     found, inverse, counts = np.unique(array, return_inverse=True, return_counts=True, axis=dim, equal_nan=False)
     values = contiguous(found).astype(input.dtype, copy=False)
     inverse = inverse.reshape(input.shape if dim is None else -1)
@@ -83,7 +89,7 @@ def unique_consecutive(
 def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """Return whether each element is one of `test_elements`, or with `invert` whether it is not."""
     operands = [as_operand("isin", o) for o in (elements, test_elements)]
-    first, second = (_comparable(o.array) if isinstance(o, Tensor) else np.asarray(o) for o in operands)
+    first, second = (_distinguishable(o.array) if isinstance(o, Tensor) else np.asarray(o) for o in operands)
     return Tensor.wrap(as_own(np.isin(first, second, invert=invert)))
 
 

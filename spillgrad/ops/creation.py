@@ -18,7 +18,8 @@ from spillgrad.errors import ArgumentError, OperandError, ShapeError
 from spillgrad.generator import Generator, default_generator
 from spillgrad.memory_layout import require_dense
 from spillgrad.ops import inplace
-from spillgrad.ops.array_casts import cast
+from spillgrad.ops.array_casts import cast, of_number
+from spillgrad.ops.complex_views import REALS, real, view_as_real
 from spillgrad.ops.convert import to
 from spillgrad.ops.declaration import declare, named
 from spillgrad.ops.shape import shape_arguments
@@ -202,6 +203,7 @@ def full(
     value = fill_value.item() if isinstance(fill_value, Tensor | np.generic) else fill_value
     wanted = dtypes.of_scalar(value) if dtype is None else dtypes.as_dtype(dtype)
     _check_range(np.asarray(value), wanted)
+    value = of_number("full", value, wanted)[()] if isinstance(value, complex) else value
     sizes = _sizes("full", () if size is None else (size,), shape)
     with np.errstate(over="ignore"):
         array = filled(as_device(device), sizes, wanted, value)
@@ -272,7 +274,12 @@ def arange(
 def _spaced(name: str, start: Any, end: Any, steps: int) -> np.ndarray:
     if steps < 0:
         raise ArgumentError(f"{name}: got {steps} steps; give 0 or more")
-    return np.linspace(float(start), float(end), steps)
+    number = complex if _are_complex(start, end) else float
+    return np.linspace(number(start), number(end), steps)
+
+
+def _are_complex(*numbers: Any) -> bool:
+    return any(isinstance(n.item() if isinstance(n, Tensor | np.generic) else n, complex) for n in numbers)
 
 
 def linspace(
@@ -282,7 +289,11 @@ def linspace(
     if options:
         require_dense("linspace", options)
     values = _spaced("linspace", start, end, steps)
-    return _finish(cast(values, _dtype_or_default(dtype)), requires_grad, device)
+    return _finish(cast(values, _spaced_dtype(values, dtype)), requires_grad, device)
+
+
+def _spaced_dtype(values: np.ndarray, dtype: Any) -> dtypes.DType:
+    return dtypes.of_scalar(1j) if dtype is None and values.dtype.kind == "c" else _dtype_or_default(dtype)
 
 
 def logspace(
@@ -293,7 +304,7 @@ def logspace(
     if options:
         require_dense("logspace", options)
     powers = np.power(float(base), _spaced("logspace", start, end, steps))
-    return _finish(cast(powers, _dtype_or_default(dtype)), requires_grad, device)
+    return _finish(cast(powers, _spaced_dtype(powers, dtype)), requires_grad, device)
 
 
 def scalar_tensor(
@@ -357,8 +368,17 @@ def draw(
     name: str, kernel: Callable[..., np.ndarray], shape: Any, dtype: Any, generator: Generator | None,
     device: Any = None,
 ) -> Array:  # fmt: skip
-    """Return random numbers drawn by a kernel, the same on all devices, in a floating dtype (None: the default)."""
+    """Return random numbers drawn by a kernel, the same on all devices, in a floating dtype (None: the default).
+
+    In a complex dtype, real and imaginary parts are drawn apart. Normal numbers then have the variance 1 in all, as
+    PyTorch's have: each part has 1/2.
+    """
     wanted = _dtype_or_default(dtype)
+    if wanted in REALS:
+        parts = Tensor.wrap(draw(name, kernel, (*shape, 2), REALS[wanted], generator, device))
+        if kernel is kernels.normal:
+            parts.mul_(math.sqrt(0.5))
+        return parts.array.view(wanted)[..., 0]
     if not dtypes.is_floating_point(wanted):
         raise ArgumentError(f"{name}: got dtype {wanted}; random reals need a floating-point dtype")
     drawn = wanted if wanted == dtypes.float64 else dtypes.float32
@@ -402,6 +422,9 @@ randn_like = _like(randn, "Return normal random values in the shape and dtype of
 @declare(method=True)
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with draws from U(a, b); return the tensor."""
+    if tensor.is_complex():
+        uniform_(view_as_real(tensor), a, b, generator=generator)
+        return tensor
     draws = Tensor.wrap(draw("uniform_", kernels.uniform, tensor.shape, tensor.dtype, generator, tensor.device))
     return inplace.copy_(tensor, draws.mul_(b - a).add_(a))  # in place, for the largest tensors of a model
 
@@ -409,6 +432,11 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Gener
 @declare(method=True)
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with draws from N(mean, std²); return the tensor."""
+    if tensor.is_complex():
+        normal_(view_as_real(tensor), 0.0, std * math.sqrt(0.5), generator=generator)
+        if mean:
+            real(tensor).add_(mean)
+        return tensor
     draws = Tensor.wrap(draw("normal_", kernels.normal, tensor.shape, tensor.dtype, generator, tensor.device))
     return inplace.copy_(tensor, draws.mul_(std).add_(mean))
 

@@ -8,30 +8,32 @@ import numpy as np
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.ops.arithmetic import add, mul, sub
 from spillgrad.ops.autocast import float32_in_autocast
+from spillgrad.ops.complex_views import COMPLEX_OF, conjugate, real
+from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.diagonals import tril, triu
 from spillgrad.ops.indexing import diagonal
 from spillgrad.ops.join_split import cat, narrow
-from spillgrad.ops.lapack import identity_like, lapack, mT, quotient, require_matrices, require_square
+from spillgrad.ops.lapack import identity_like, lapack, mH, quotient, require_matrices, require_square
 from spillgrad.ops.matrix_products import matmul
 from spillgrad.ops.operation import operation
 from spillgrad.ops.shape import unsqueeze
-from spillgrad.ops.solving import solve_triangular
+from spillgrad.ops.solving import solve, solve_triangular
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import zeros_beside
 
-__all__ = ["cholesky", "eigh", "eigvalsh", "qr", "svd", "svdvals"]
+__all__ = ["cholesky", "eig", "eigh", "eigvals", "eigvalsh", "qr", "svd", "svdvals"]
 
 # --- Cholesky --------------------------------------------------------------------------------------------------------
 
 
 def _cholesky_gradient(g: Tensor, result: Tensor) -> Tensor:
     """Return the gradient by A. Source: Murray 2016, "Differentiation of the Cholesky decomposition", equation 9."""
-    product = matmul(mT(result), g)
+    product = matmul(mH(result), g)
     half = sub(tril(product), mul(_diagonal_matrix(diagonal(product, 0, -2, -1)), 0.5))
-    left = solve_triangular(mT(result), half, upper=True)
+    left = solve_triangular(mH(result), half, upper=True)
     by_input = solve_triangular(result, left, upper=False, left=False)
-    return mul(add(by_input, mT(by_input)), 0.5)
+    return mul(add(by_input, mH(by_input)), 0.5)
 
 
 def _diagonal_matrix(values: Tensor) -> Tensor:
@@ -46,13 +48,13 @@ _cholesky: Callable[..., Tensor] = operation(
 @declare(method=True)
 @float32_in_autocast
 def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:
-    """Return the lower triangular L with L Lᵀ = A, or with `upper` the transpose of L.
+    """Return the lower triangular L with L Lᴴ = A, or with `upper` the conjugate transpose of L.
 
-    Only one triangle of A is read; the gradient by A is symmetric.
+    Only one triangle of A is read; the gradient by A is symmetric, for complex matrices Hermitian.
     Shapes: A (..., n, n), result the same. Raises ShapeError, DtypeError; LinAlgError unless A is positive definite.
     """
     require_square("linalg.cholesky", A)
-    return mT(_cholesky(mT(A))) if upper else _cholesky(A)
+    return mH(_cholesky(mH(A))) if upper else _cholesky(A)
 
 
 # --- QR --------------------------------------------------------------------------------------------------------------
@@ -71,9 +73,10 @@ def _qr_gradient(grads: tuple[Tensor, Tensor], Q: Tensor, R: Tensor) -> Tensor:
     Source: Walter & Lehmann 2012, "Algorithmic differentiation of linear algebra functions", section 3.2.
     """
     by_q, by_r = grads
-    upper = triu(sub(matmul(by_r, mT(R)), matmul(mT(Q), by_q)))
-    symmetric = add(upper, mT(triu(upper, 1)))
-    return solve_triangular(mT(R), add(by_q, matmul(Q, symmetric)), upper=False, left=False)
+    upper = triu(sub(matmul(by_r, mH(R)), matmul(mH(Q), by_q)))
+    # The diagonal of R is real.
+    symmetric = sub(add(upper, mH(upper)), _diagonal_matrix(real(diagonal(upper, 0, -2, -1))))
+    return solve_triangular(mH(R), add(by_q, matmul(Q, symmetric)), upper=False, left=False)
 
 
 _qr: Any = operation(
@@ -111,17 +114,33 @@ def qr(A: Tensor, mode: str = "reduced") -> QR:
         return QR(*_complete_qr(A))
     if rows < columns:  # the first columns make Q, and Q makes the other columns of R
         Q, triangle = _qr(narrow(A, -1, 0, rows))
-        R = cat([triangle, matmul(mT(Q), narrow(A, -1, rows, columns - rows))], -1)
+        R = cat([triangle, matmul(mH(Q), narrow(A, -1, rows, columns - rows))], -1)
     else:
         Q, R = _qr(A)
     return QR(Tensor.wrap(zeros_beside(A.array, (0,), A.dtype)) if mode == "r" else Q, R)
+
+
+def _require_free_phase(name: str, vectors: str, *products: Tensor) -> None:
+    """Raise GraphError if a gradient changes as complex vectors are multiplied by a number of absolute value 1.
+
+    The imaginary parts of the diagonals of `products`, vectors times their gradients, add up to that change.
+    """
+    if not products[0].is_complex():
+        return
+    diagonals = [np.diagonal(product.host_array(), 0, -2, -1) for product in products]
+    change = np.sum([diagonal.imag for diagonal in diagonals], 0)
+    if not np.allclose(change, 0, 0, 1e-2 * max(1.0, *[np.abs(d).max(initial=0.0) for d in diagonals])):
+        raise GraphError(
+            f"{name}: The {vectors} in the complex case are specified up to multiplication by e^{{i phi}}. The "
+            "specified loss function depends on this quantity, so it is ill-defined; use abs() of them"
+        )
 
 
 # --- Eigenvalues -----------------------------------------------------------------------------------------------------
 
 
 class Eigh(NamedTuple):
-    """The eigenvalues of a symmetric matrix in ascending order, and its eigenvectors as columns."""
+    """The eigenvalues of a symmetric or Hermitian matrix in ascending order, and its eigenvectors as columns."""
 
     eigenvalues: Tensor
     eigenvectors: Tensor
@@ -138,11 +157,12 @@ def _eigh_gradient(grads: tuple[Tensor, Tensor], eigenvalues: Tensor, eigenvecto
     Source: Giles 2008, "An extended collection of matrix derivative results", section 3.1.
     """
     by_values, by_vectors = grads
-    turned = matmul(mT(eigenvectors), by_vectors)
+    turned = matmul(mH(eigenvectors), by_vectors)
+    _require_free_phase("linalg.eigh", "eigenvectors", turned)
     turned = sub(turned, _diagonal_matrix(diagonal(turned, 0, -2, -1)))
     inner = add(quotient(turned, _distances(eigenvalues)), _diagonal_matrix(by_values))
-    result = matmul(matmul(eigenvectors, inner), mT(eigenvectors))
-    return mul(add(result, mT(result)), 0.5)
+    result = matmul(matmul(eigenvectors, inner), mH(eigenvectors))
+    return mul(add(result, mH(result)), 0.5)
 
 
 _eigh: Any = operation(
@@ -154,12 +174,13 @@ _eigh: Any = operation(
 @declare(numpy="linalg.eigh")
 @float32_in_autocast
 def eigh(A: Tensor, UPLO: str = "L") -> Eigh:
-    """Return the eigenvalues and eigenvectors of symmetric matrices, reading the lower ("L") or upper ("U") triangle.
+    """Return the real eigenvalues and the eigenvectors of symmetric matrices, or of complex Hermitian ones.
 
-    The gradient is symmetric: it holds for symmetric changes of A. It is infinite if equal eigenvalues leave the
-    eigenvectors arbitrary and the result depends on these eigenvectors.
+    Only the lower ("L") or upper ("U") triangle is read. The gradient holds for symmetric changes of A. It is
+    infinite if equal eigenvalues leave the eigenvectors arbitrary and the result depends on these eigenvectors.
     Shapes: A (..., n, n), eigenvalues (..., n), eigenvectors (..., n, n).
-    Raises ShapeError, DtypeError, ArgumentError; LinAlgError if the algorithm does not converge.
+    Raises ShapeError, DtypeError, ArgumentError; LinAlgError if the algorithm does not converge; in backward
+    GraphError if the result depends on the phase of complex eigenvectors.
     """
     require_square("linalg.eigh", A)
     if UPLO.upper() not in ("L", "U"):
@@ -174,6 +195,56 @@ def eigvalsh(A: Tensor, UPLO: str = "L") -> Tensor:
     return eigh(A, UPLO).eigenvalues
 
 
+class Eig(NamedTuple):
+    """The complex eigenvalues of a square matrix, and its eigenvectors of length 1 as columns."""
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+
+
+def _eig_gradient(grads: tuple[Tensor, Tensor], eigenvalues: Tensor, eigenvectors: Tensor) -> Tensor:
+    """Return the gradient by A.
+
+    Source: Boeddeker et al. 2017, "On the computation of complex-valued gradients", section 4.7; the vectors have
+    length 1.
+    """
+    by_values, by_vectors = grads
+    V, VH = eigenvectors, mH(eigenvectors)
+    turned = matmul(VH, by_vectors)
+    _require_free_phase("linalg.eig", "eigenvectors", turned)
+    turned = sub(turned, mul(matmul(VH, V), unsqueeze(real(diagonal(turned, 0, -2, -1)), -2)))
+    off_diagonal = sub(turned, _diagonal_matrix(diagonal(turned, 0, -2, -1)))
+    inner = add(quotient(off_diagonal, conjugate(_distances(eigenvalues))), _diagonal_matrix(by_values))
+    return solve(VH, matmul(inner, VH))
+
+
+def _eig_forward(A: np.ndarray) -> Any:
+    return lapack("linalg.eig", lambda a: tuple(np.linalg.eig(a)), A)
+
+
+_eig: Any = operation("linalg_eig", _eig_forward, outputs=("eigenvalues", "eigenvectors"), A=_eig_gradient)
+
+
+@declare(numpy="linalg.eig")
+@float32_in_autocast
+def eig(A: Tensor) -> Eig:
+    """Return the eigenvalues and eigenvectors of square matrices, as complex numbers in any order.
+
+    The gradient is infinite if equal eigenvalues leave the eigenvectors arbitrary and the result depends on them.
+    Shapes: A (..., n, n), eigenvalues (..., n), eigenvectors (..., n, n). Raises ShapeError, DtypeError; LinAlgError
+    if the algorithm does not converge; in backward GraphError if the result depends on the phase of eigenvectors.
+    """
+    require_square("linalg.eig", A)
+    return Eig(*_eig(to_dtype(A, COMPLEX_OF.get(A.dtype, A.dtype))))
+
+
+@declare(numpy="linalg.eigvals")
+@float32_in_autocast
+def eigvals(A: Tensor) -> Tensor:
+    """Return the complex eigenvalues of square matrices, in any order (see `eig`)."""
+    return eig(A).eigenvalues
+
+
 # --- Singular values -------------------------------------------------------------------------------------------------
 
 
@@ -186,7 +257,7 @@ class SVD(NamedTuple):
 
 
 def _skew(matrix: Tensor) -> Tensor:
-    return sub(matrix, mT(matrix))
+    return sub(matrix, mH(matrix))
 
 
 def _svd_gradient(grads: tuple[Tensor, Tensor, Tensor], U: Tensor, S: Tensor, Vh: Tensor) -> Tensor:
@@ -194,17 +265,20 @@ def _svd_gradient(grads: tuple[Tensor, Tensor, Tensor], U: Tensor, S: Tensor, Vh
     by_u, by_s, by_vh = grads
     squares = _distances(mul(S, S))
     row, column = unsqueeze(S, -2), unsqueeze(S, -1)
-    # The diagonals are zero.
-    left = quotient(_skew(matmul(mT(U), by_u)), squares)
-    right = quotient(_skew(matmul(Vh, mT(by_vh))), squares)
+    turned, turned_v = matmul(mH(U), by_u), matmul(Vh, mH(by_vh))
+    _require_free_phase("linalg.svd", "singular vectors", turned, turned_v)
+    # The diagonals are zero, of complex matrices imaginary.
+    left, right = quotient(_skew(turned), squares), quotient(_skew(turned_v), squares)
     inner = add(add(mul(left, row), mul(column, right)), _diagonal_matrix(by_s))
+    if U.is_complex():
+        inner = add(inner, _diagonal_matrix(quotient(diagonal(_skew(turned), 0, -2, -1), mul(S, 2))))
     result = matmul(matmul(U, inner), Vh)
     rank, rows, columns = S.shape[-1], U.shape[-2], Vh.shape[-1]
     if rows > rank:
-        beside = sub(by_u, matmul(U, matmul(mT(U), by_u)))
+        beside = sub(by_u, matmul(U, matmul(mH(U), by_u)))
         result = add(result, matmul(quotient(beside, row), Vh))
     if columns > rank:
-        beside = sub(by_vh, matmul(matmul(by_vh, mT(Vh)), Vh))
+        beside = sub(by_vh, matmul(matmul(by_vh, mH(Vh)), Vh))
         result = add(result, matmul(U, quotient(beside, column)))
     return result
 

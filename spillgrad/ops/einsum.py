@@ -18,6 +18,7 @@ from spillgrad.errors import ArgumentError, OperandError, ShapeError
 from spillgrad.ops.arithmetic import add, mul, sub
 from spillgrad.ops.array_casts import require_one_dtype
 from spillgrad.ops.autocast import float32_in_autocast
+from spillgrad.ops.complex_views import conjugate
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import diagonal
 from spillgrad.ops.matrix_products import matmul
@@ -301,10 +302,10 @@ def cross(input: Tensor, other: Tensor, dim: int | None = None, *, axis: int | N
 @declare(method=True)
 @float32_in_autocast
 def vdot(input: Tensor, other: Tensor) -> Tensor:
-    """Return the dot product of two vectors. Raises ShapeError unless both are vectors of the same size."""
+    """Return the dot product of two vectors, the first conjugated. Raises ShapeError unless they have one size."""
     if input.ndim != 1 or input.shape != other.shape:
         raise ShapeError(f"vdot: got {input.shape} and {other.shape}; wanted two vectors of one size")
-    return matmul(input, other)
+    return matmul(conjugate(input), other)
 
 
 @float32_in_autocast

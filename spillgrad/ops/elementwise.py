@@ -19,46 +19,65 @@ from spillgrad.errors import DeviceError, GraphError, OperandError, ShapeError
 from spillgrad.ops import inplace, operation_source
 from spillgrad.ops.array_casts import as_own, run_formula
 from spillgrad.ops.broadcast import common_shape, shape_error, sum_to
-from spillgrad.ops.call_plan import CallPlan, Planned, new_plan
+from spillgrad.ops.call_plan import CallPlan, Planned, computed_dtype, new_plan
 from spillgrad.ops.declaration import Names, declare, named
 from spillgrad.ops.operation import Derivative, Operation
 from spillgrad.ops.placement import computed_anywhere, require_one_device
-from spillgrad.ops.promotion import promoted
+from spillgrad.ops.promotion import promoted, refused_complex
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu.elementwise import prepare
 from spillgrad_kernels.device_array import ARRAYS, address_of, is_on_device, prepare_on_device
 from spillgrad_kernels.layout import Layout, Shape, layout_of
+from spillgrad_kernels.tables.complex_derivatives import COMPLEX_ROWS, HOLOMORPHIC
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS, Row
 from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, parameters, with_names
 from spillgrad_kernels.tables.formula import trace as traced
 
 
 def _dtype_of(operands: tuple[Any, ...]) -> dtypes.DType:
-    for operand in operands:
-        if isinstance(operand, ARRAYS) and operand.dtype != dtypes.bool_:
-            return operand.dtype  # type: ignore[no-any-return]
-    return next((o.dtype for o in operands if isinstance(o, ARRAYS)), dtypes.get_default_dtype())
+    found = [operand.dtype for operand in operands if isinstance(operand, ARRAYS)]
+    return computed_dtype(found) if found else dtypes.get_default_dtype()
 
 
 class Loop(Planned):
-    """An elementwise formula as a function of arrays and numbers, which broadcast together."""
+    """An elementwise formula as a function of arrays and numbers, which broadcast together.
 
-    def __init__(self, formula: Formula, name: str, gives_bool: bool = False) -> None:
+    `of_complex` is the formula for complex numbers, and `result` is the dtype (see `Row`).
+    """
+
+    takes_complex = True
+
+    def __init__(self, formula: Formula, name: str, result: str = "same", of_complex: Formula | None = None) -> None:
         super().__init__(name, parameters(formula))
         self.formula = formula
-        self.gives_bool = gives_bool
+        self.of_complex = of_complex
+        self._result_kind = result
+
+    def _formula(self, dtype: dtypes.DType) -> Formula:
+        """Return the formula for numbers of `dtype`. Raises DtypeError if there is none for complex numbers."""
+        if not dtypes.is_complex(dtype):
+            return self.formula
+        if self.of_complex is None:
+            raise refused_complex(self.name, dtype)
+        return self.of_complex
+
+    def result_dtype(self, dtype: dtypes.DType) -> dtypes.DType:
+        """Return the dtype of the result, if the formula computes in `dtype`."""
+        if self._result_kind == "bool":
+            return dtypes.bool_
+        return dtypes.real_part(dtype) if self._result_kind == "real" else dtype
 
     def promoted(self, *operands: Any) -> tuple[Any, ...]:
         return promoted(self.name, operands)
 
     def plan(self, layouts: tuple[Layout, ...]) -> CallPlan | None:
         found = [layout.dtype for layout in layouts]
-        dtype = next((d for d in found if d != dtypes.bool_), dtypes.bool_)
-        if any(d not in (dtype, dtypes.bool_) for d in found):
+        dtype = computed_dtype(found)
+        if any(d not in (dtype, dtypes.bool_, dtypes.real_part(dtype)) for d in found):
             return None
-        result = dtypes.bool_ if self.gives_bool else dtype
+        result = self.result_dtype(dtype)
         try:
-            call = prepare(self.formula, self.name, (result,), layouts)
+            call = prepare(self._formula(dtype), self.name, (result,), layouts)
         except ValueError as error:
             raise shape_error(self.name, [layout.shape for layout in layouts]) from error
         small = not call.copied and call.tiles <= call.grain
@@ -66,7 +85,7 @@ class Loop(Planned):
         return new_plan(layouts, code, call.tiles, call.kept, call.shape, result, large)
 
     def plan_on_device(self, operands: tuple[Any, ...], out: Any, is_aligned: bool) -> Any:
-        dtype = dtypes.bool_ if self.gives_bool else _dtype_of(operands)
+        dtype = self.result_dtype(_dtype_of(operands))
         if out is not None and out.dtype != dtype:
             return None
         layouts = tuple([layout_of(x) if is_on_device(x) else x.dtype for x in operands])
@@ -81,15 +100,9 @@ class Loop(Planned):
         """Return the result, computed without a plan. Raises ShapeError if shapes do not broadcast."""
         dtype = _dtype_of(operands)
         try:
-            return run_formula(
-                self.formula, self.name, operands, dtype, dtypes.bool_ if self.gives_bool else dtype, out
-            )
+            return run_formula(self._formula(dtype), self.name, operands, dtype, self.result_dtype(dtype), out)
         except ValueError as error:
             raise shape_error(self.name, _shapes(operands)) from error
-
-
-def _result_dtype(row: Row, operands: tuple[Any, ...]) -> dtypes.DType:
-    return dtypes.bool_ if row.result == "bool" else _dtype_of(operands)
 
 
 def _shapes(operands: Iterable[Any]) -> list[Shape]:
@@ -97,14 +110,23 @@ def _shapes(operands: Iterable[Any]) -> list[Shape]:
 
 
 def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
-    """Return the derivative by operand `source`, running `formula` as a kernel, or on tensors under `create_graph`."""
-    if traced(formula).results == ("in_g",):
+    """Return the derivative by operand `source`, running `formula` as a kernel, or on tensors under `create_graph`.
+
+    Complex values have a formula of their own; see the kernels' `complex_derivatives.py`.
+    """
+    complex_row = COMPLEX_ROWS.get(row.name)
+    of_complex = None if complex_row is None else complex_row.derivatives[source]
+    if traced(formula).results == ("in_g",) and (complex_row is None or row.name in HOLOMORPHIC):
         return Derivative((source,), ("g", f"{source}_shape"), sum_to)
-    loop = Loop(formula, f"{row.name}.{source}")
+    loop = Loop(formula, f"{row.name}.{source}", of_complex=of_complex)
 
     @functools.cache
-    def on_tensors() -> Formula:
-        return with_names(formula, tensor_functions())
+    def on(chosen: Formula) -> Formula:
+        return with_names(chosen, tensor_functions())
+
+    def on_tensors(*values: Any) -> Any:
+        is_complex = of_complex is not None and any([isinstance(v, Tensor) and v.is_complex() for v in values])
+        return on(of_complex if is_complex else formula)(*values)  # type: ignore[arg-type]
 
     names = {"loop": loop, "on_tensors": on_tensors, "state": state, "sum_to": sum_to, "Tensor": Tensor}
     derivative = operation_source.function(_derivative_source(len(parameters(formula))), loop.name, names)
@@ -117,7 +139,7 @@ def _derivative_source(count: int) -> str:
     arrays = ", ".join([f"v{i}._array if isinstance(v{i}, Tensor) else v{i}" for i in range(count)])
     return f"""def derivative({values}, shape):
     if state.enabled:
-        return sum_to(on_tensors()({values}), shape)
+        return sum_to(on_tensors({values}), shape)
     return sum_to(Tensor.wrap(loop.result({arrays})), shape)
 """
 
@@ -131,7 +153,11 @@ def _operation(row: Row) -> Operation:
 
 # Variants of one function share the function's node name, as in PyTorch.
 _NODE_NAMES = {"square": "PowBackward0", "cube": "PowBackward0", "gelu_tanh": "GeluBackward0", "selu": "EluBackward0"}
-LOOPS = {name: Loop(row.forward, name, row.result == "bool") for name, row in ROWS.items()}
+_FORMS = {name: COMPLEX_ROWS.get(name) for name in ROWS}
+LOOPS = {
+    name: Loop(row.forward, name, (form or row).result, None if form is None else form.forward)
+    for (name, row), form in zip(ROWS.items(), _FORMS.values(), strict=True)
+}
 OPERATIONS: dict[str, Operation] = {name: _operation(row) for name, row in ROWS.items()}
 
 
@@ -194,7 +220,7 @@ def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
         require_one_device(row.name, operands)
         device = CUDA
     _check_out(row.name, out, shape, device, operands if row.derivatives else ())
-    inplace.begin_write(out, row.name, shape, _result_dtype(row, arrays))
+    inplace.begin_write(out, row.name, shape, LOOPS[row.name].result_dtype(_dtype_of(arrays)))
     direct = out._array if all([_same_or_apart(out._array, a) for a in arrays]) else None
     result = LOOPS[row.name].result(*arrays, out=direct)
     if result is not out.array:

@@ -7,9 +7,10 @@ import numpy as np
 
 from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.device.device import CPU, moved
+from spillgrad.dtypes import is_differentiable
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.arithmetic import div, mul
-from spillgrad.ops.array_casts import moved_by, on_floats, require_one_dtype
+from spillgrad.ops.array_casts import by_parts, moved_by, require_one_dtype
 from spillgrad.ops.clamp_where import where
 from spillgrad.ops.getitem_setitem import getitem, setitem
 from spillgrad.ops.indexing import check_index, gather, summed_at
@@ -28,7 +29,7 @@ def _looked_up(weight: np.ndarray, indices: np.ndarray, padding_idx: int | None)
 
 
 def _table_gradient(grad_output: np.ndarray, indices: np.ndarray, rows: int, padding_idx: int | None) -> np.ndarray:
-    sums: np.ndarray = on_floats(lambda g: kernels.embedding_backward(g, indices, rows), grad_output)
+    sums: np.ndarray = by_parts(lambda g: kernels.embedding_backward(g, indices, rows), grad_output)
     if padding_idx is not None:
         sums[padding_idx] = 0
     return sums
@@ -82,7 +83,7 @@ def _check_table(name: str, input: Tensor, weight: Any) -> None:
         raise DtypeError(
             f"{name}: got indices of {input.dtype} and a table of {weight.dtype}; indices come first, then the table"
         )
-    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or not is_differentiable(weight.dtype):
         got = f"{weight.dtype} of shape {weight.shape}" if isinstance(weight, Tensor) else type(weight).__name__
         raise ShapeError(f"{name}: got a table {got}; wanted floating-point numbers of shape (rows, width)")
     check_index(name, input, weight.shape[0], 0, weight.shape)

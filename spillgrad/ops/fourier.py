@@ -9,9 +9,9 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.device.device import as_device, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
-from spillgrad.ops import complex_numbers
+from spillgrad.ops.arithmetic import mul
+from spillgrad.ops.complex_views import COMPLEX_OF, conjugate, real
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.creation import zeros_like
 from spillgrad.ops.declaration import declare, named
 from spillgrad.ops.join_split import narrow
 from spillgrad.ops.operation import operation
@@ -19,6 +19,7 @@ from spillgrad.ops.padding import pad
 from spillgrad.ops.rearrange import roll
 from spillgrad.ops.shape import as_tuple, normalize_dims
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import beside
 
 __all__ = [
     "fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "hfft2", "hfftn", "ifft", "ifft2", "ifftn", "ifftshift",
@@ -61,24 +62,21 @@ _fft_c2c: Callable[..., Tensor] = operation(
 def _by_half(g: Tensor, dims: Shape, norm: str, self_shape: Shape) -> Tensor:
     size = self_shape[dims[-1]]
     full = _resized(g, dims[-1], size)
-    return complex_numbers.real(_fft_c2c(full, dims, _ADJOINT[norm], True))
+    return real(_fft_c2c(full, dims, _ADJOINT[norm], True))
 
 
 def _by_real(g: Tensor, dims: Shape, norm: str, self_shape: Shape, size: int) -> Tensor:
     """Return the gradient of the real inverse transform; a value that stands for two of the spectrum counts twice."""
     along = dims[-1]
     half = _fft_r2c(g, dims, _ADJOINT[norm])
-    twice = np.full(half.shape[along], 2.0)
+    twice = np.full(half.shape[along], 2.0, g.dtype)
     twice[0] = 1
     if size % 2 == 0:
         twice[-1] = 1
     weights = twice.reshape(-1, *(1,) * (half.ndim - along - 1))
-    return _resized(_scaled(half, weights), along, self_shape[along])
+    return _resized(mul(half, Tensor.wrap(beside(half.array, weights))), along, self_shape[along])
 
 
-_scaled: Callable[..., Tensor] = operation(
-    "scale", lambda self, weights: np.asarray(self * weights, self.dtype), self=lambda g, weights: _scaled(g, weights)
-)
 _fft_r2c: Callable[..., Tensor] = operation("fft_r2c", _half_forward, self=_by_half)
 _fft_c2r: Callable[..., Tensor] = operation("fft_c2r", _real_forward, self=_by_real)
 
@@ -124,8 +122,7 @@ def _transform(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: 
     x, dims, sizes, norm = _checked(name, input, s, dim, norm, default)
     for d, size in zip(dims, sizes or (), strict=False):
         x = _resized(x, d, size)
-    if not x.is_complex():
-        x = complex_numbers.complex(x, zeros_like(x))
+    x = to_dtype(x, COMPLEX_OF.get(x.dtype, x.dtype))
     return _fft_c2c(x, dims, norm, inverse)
 
 
@@ -143,8 +140,7 @@ def _half(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) 
 
 def _real(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
     x, dims, sizes, norm = _checked(name, input, s, dim, norm, default)
-    if not x.is_complex():
-        x = complex_numbers.complex(x, zeros_like(x))
+    x = to_dtype(x, COMPLEX_OF.get(x.dtype, x.dtype))
     for d, size in zip(dims[:-1], sizes or (), strict=False):
         x = _resized(x, d, size)
     size = 2 * (x.shape[dims[-1]] - 1) if sizes is None else sizes[-1]
@@ -159,11 +155,11 @@ def _other_way(name: str, norm: str | None) -> str:
 
 def _hermitian(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
     """Return `hfft` of half a sequence: the real inverse transform of its conjugate, with `norm` for the other way."""
-    return _real(name, complex_numbers.conj(input), s, dim, _other_way(name, norm), default)
+    return _real(name, conjugate(input), s, dim, _other_way(name, norm), default)
 
 
 def _inverse_hermitian(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, default: Any) -> Tensor:
-    return complex_numbers.conj(_half(name, input, s, dim, _other_way(name, norm), default))
+    return conjugate(_half(name, input, s, dim, _other_way(name, norm), default))
 
 
 def _along_one(name: str, transform: Callable[..., Tensor], doc: str) -> Callable[..., Tensor]:

@@ -13,7 +13,7 @@ from spillgrad.device.device import CPU, CUDA, filled
 from spillgrad.errors import DeviceError, DimensionError, OperandError, ShapeError, SpillgradError
 from spillgrad.ops import inplace
 from spillgrad.ops.arithmetic import add
-from spillgrad.ops.array_casts import as_own, cast, contiguous, on_floats
+from spillgrad.ops.array_casts import as_own, cast, contiguous, of_number, on_floats
 from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.operation import operation
@@ -267,7 +267,7 @@ def _source(value: Any, target: Tensor) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, bool | int | float | complex):
-        return Tensor.wrap(np.asarray(value, target.dtype))
+        return Tensor.wrap(of_number("setitem", value, target.dtype))
     if isinstance(value, list | tuple | np.ndarray | np.generic):
         return Tensor.wrap(beside(target.array, native(np.asarray(value))))
     raise OperandError(f"setitem: got {type(value).__name__}; wanted a tensor, a number, a list or a NumPy array")

@@ -10,7 +10,7 @@ from spillgrad import dtypes
 from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandError, ShapeError
 from spillgrad.ops.arithmetic import mul
-from spillgrad.ops.array_casts import as_own, cast, contiguous, moved_by, on_floats, require_one_dtype
+from spillgrad.ops.array_casts import as_own, cast, contiguous, moved_by, of_number, on_floats, require_one_dtype
 from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.clamp_where import where
 from spillgrad.ops.convert import clone, to_dtype
@@ -349,8 +349,8 @@ def masked_fill(input: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
                 f"masked_fill: got a value of shape {value.shape}; wanted one number or a 0-d tensor: use where"
             )
         value = to_dtype(value, input.dtype)
-    elif not input.is_floating_point():
-        value = Tensor.wrap(np.asarray(value).astype(input.dtype))
+    elif not input.is_floating_point() or isinstance(value, complex):
+        value = Tensor.wrap(of_number("masked_fill", value, input.dtype))
     if isinstance(input, Symbol) or isinstance(mask, Symbol):
         return where(mask, value, input)  # type: ignore[no-any-return]
     return _masked_fill.run(input, mask, value)  # type: ignore[no-any-return]

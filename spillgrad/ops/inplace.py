@@ -17,9 +17,10 @@ from spillgrad.autograd.core.grad_mode import is_grad_enabled
 from spillgrad.autograd.core.node import Edge, Node, OutputMeta
 from spillgrad.device.device import filled
 from spillgrad.errors import DtypeError, GraphError, ShapeError
-from spillgrad.ops.array_casts import assign, cast, contiguous, on_floats
+from spillgrad.ops.array_casts import assign, by_parts, cast, contiguous, of_number
 from spillgrad.ops.broadcast import sum_to
-from spillgrad.ops.convert import to_device, to_dtype
+from spillgrad.ops.complex_views import as_numbers, as_pairs, view_as_real
+from spillgrad.ops.convert import gradient_as, to_device, warn_of_real_parts
 from spillgrad.ops.declaration import declare, named
 from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor, register_view_again
@@ -28,7 +29,8 @@ from spillgrad_kernels.cpu.indexing import index_add_flat
 from spillgrad_kernels.device_array import address_of, beside, byte_bounds, is_on_device, strided_view, zeros_beside
 from spillgrad_kernels.jit.compile import FLOATS
 
-Geometry = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset, in elements of the base
+# Shape, strides and offset, in elements of the base; in real numbers if only one of view and base is complex.
+Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 def change(tensor: Tensor, name: str, function: Callable[..., Tensor], *arguments: Any, **options: Any) -> Tensor:
@@ -81,13 +83,16 @@ def computes_in_place(tensor: Tensor, arguments: tuple[Any, ...], options: dict[
     """Return whether the result surely fits into the tensor, so that it can be computed in the tensor's memory."""
     array = tensor._array
     flags = array.flags
-    if array.dtype not in FLOATS or not flags.c_contiguous or not flags.writeable or "out" in options:
+    is_complex = dtypes.is_complex(array.dtype)
+    if array.dtype not in FLOATS and not is_complex:
+        return False
+    if not flags.c_contiguous or not flags.writeable or "out" in options:
         return False
     for a in (*arguments, *options.values()):
         if isinstance(a, Tensor):
             if a._array.dtype != array.dtype or a._array.shape not in (array.shape, ()):
                 return False
-        elif not isinstance(a, int | float):
+        elif not isinstance(a, int | float) and not (is_complex and isinstance(a, complex)):
             return False
     return True
 
@@ -177,7 +182,7 @@ def record_change(tensor: Tensor, edge: Edge) -> None:
     """Attach the changed tensor to the graph at `edge`; the base of a changed view records the change, too."""
     base = tensor._base
     if base is not None:
-        node = ChangedSlice(base, edge, geometry(tensor, base))
+        node = ChangedSlice(base, edge, geometry(tensor, base), tensor.is_complex())
         move(base, (node, 0))
         tensor._base_fn = node
     move(tensor, edge)
@@ -191,7 +196,10 @@ def move(tensor: Tensor, edge: Edge) -> None:
 
 
 def geometry(view: Tensor, base: Tensor) -> Geometry:
-    """Return (shape, strides, offset) of a view in its base; strides and offset count elements.
+    """Return (shape, strides, offset) of a view in its base.
+
+    Strides and offset count elements. If only one of view and base is complex, they count real numbers, and a complex
+    view has a last dimension of two: its real and imaginary parts.
 
     Raises GraphError if the base is not contiguous, has another storage than the view, or does not hold the whole view.
     """
@@ -206,17 +214,20 @@ def geometry(view: Tensor, base: Tensor) -> Geometry:
             "whose base got other data; clone() it first"
         )
     start = address_of(view.array) - address_of(base.array)
-    return view.shape, view.stride(), start // base.itemsize
+    if view.is_complex() and not base.is_complex():
+        view = Tensor.wrap(as_pairs(view.array))
+    return view.shape, view.stride(), start // (base if view.is_complex() else view).itemsize
 
 
 class ChangedSlice(Node):
     """The node of a base whose view was changed: the view's elements are from the change, others from the old base."""
 
-    def __init__(self, base: Tensor, changed: Edge, place: Geometry) -> None:
+    def __init__(self, base: Tensor, changed: Edge, place: Geometry, is_complex: bool) -> None:
         super().__init__()
         self.edges = (base.gradient_edge(), changed)
         self.outputs = (OutputMeta(base.shape, base.dtype, base.device),)
         self._place = place
+        self._is_complex = is_complex  # whether the view is
 
     def name(self) -> str:
         return "CopySlices"
@@ -225,10 +236,15 @@ class ChangedSlice(Node):
         (g,) = grads
         if g is None:
             return [None, None]
-        part = as_strided(g, self._place) if self.edges[1][0] is not None else None
-        rest = None
+        part = rest = None
+        of_reals = g.is_complex() and not self._is_complex
+        elements = view_as_real(g) if of_reals else g
+        if self.edges[1][0] is not None:
+            part = as_strided(elements, self._place)
+            part = as_numbers(part) if self._is_complex and not g.is_complex() else part
         if self.edges[0][0] is not None:
-            rest = _rest_gradient(g, self._place)
+            rest = _rest_gradient(elements, self._place)
+            rest = as_numbers(rest) if of_reals else rest
         return [rest, part]
 
 
@@ -256,7 +272,7 @@ def _summed(self: np.ndarray, place: Geometry, shape: tuple[int, ...]) -> np.nda
         index_add_flat(out.reshape(-1), beside(values, positions), values)
         return out
 
-    return on_floats(add_up, self)
+    return by_parts(add_up, self)
 
 
 def strided_gradient(g: Tensor, place: Geometry, self_shape: tuple[int, ...]) -> Tensor:
@@ -305,14 +321,21 @@ class _StridedRead(Node):
         super().__init__()
         self.edges = (base.gradient_edge(),)
         self.outputs = (OutputMeta(view.shape, view.dtype, view.device),)
-        self._base_shape = base.shape
+        self._base_shape, self._is_complex = base.shape, base.is_complex()
         self._place = place
 
     def name(self) -> str:
         return "AsStridedBackward0"
 
     def apply(self, grads: list[Any]) -> list[Any]:
-        return [None if grads[0] is None else strided_gradient(grads[0], self._place, self._base_shape)]
+        (g,) = grads
+        if g is None:
+            return [None]
+        if g.is_complex() and not self._is_complex:
+            g = view_as_real(g)
+        if self._is_complex and not g.is_complex():
+            return [as_numbers(strided_gradient(g, self._place, (*self._base_shape, 2)))]
+        return [strided_gradient(g, self._place, self._base_shape)]
 
 
 register_view_again(_view_again)
@@ -323,6 +346,7 @@ def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
     """Overwrite the tensor with `source`, broadcast and converted, and return it; gradients flow to the source."""
     from_array = source if isinstance(source, Tensor) else Tensor.wrap(native(np.asarray(source)))
     from_array = to_device(from_array, tensor.device)
+    warn_of_real_parts(from_array.dtype, tensor.dtype)
     if is_recorded(tensor, from_array):
         return change(tensor, "copy_", _copy, from_array)
     _check_source(from_array.shape, tensor.shape)
@@ -343,7 +367,7 @@ def _copy_forward(self: np.ndarray, source: np.ndarray) -> np.ndarray:
 
 
 def _copy_gradient(g: Tensor, source_shape: tuple[int, ...], source_dtype: dtypes.DType) -> Tensor:
-    return to_dtype(sum_to(g, source_shape), source_dtype)
+    return gradient_as(sum_to(g, source_shape), source_dtype)
 
 
 def _overwritten(g: Tensor) -> Tensor:
@@ -357,7 +381,7 @@ _copy.node_name = "CopyBackwards"  # as PyTorch spells it
 @declare(method=True)
 def fill_(tensor: Tensor, value: Any) -> Tensor:
     """Overwrite the tensor with one value; return the tensor."""
-    return copy_(tensor, value if isinstance(value, Tensor) else np.asarray(value, tensor.dtype))
+    return copy_(tensor, value if isinstance(value, Tensor) else of_number("fill_", value, tensor.dtype))
 
 
 @declare(method=True)

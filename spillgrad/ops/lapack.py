@@ -7,8 +7,9 @@ import numpy as np
 
 from spillgrad.errors import LinAlgError, ShapeError
 from spillgrad.ops.arithmetic import div
-from spillgrad.ops.array_casts import on_floats, require_floats, require_one_dtype
+from spillgrad.ops.array_casts import on_floats, require_inexact, require_one_dtype
 from spillgrad.ops.clamp_where import where
+from spillgrad.ops.complex_views import conjugate
 from spillgrad.ops.shape import transpose
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import NotOnDevice, beside, is_on_device
@@ -27,7 +28,7 @@ def lapack(name: str, function: Callable[..., Any], *arrays: Any) -> Any:
         return tuple(map(np.asarray, results)) if isinstance(results, tuple) else np.asarray(results)
 
     try:
-        return on_floats(as_arrays, *arrays)
+        return as_arrays(*arrays) if arrays[0].dtype.kind == "c" else on_floats(as_arrays, *arrays)
     except np.linalg.LinAlgError as error:
         raise LinAlgError(f"{name}: {error}; {_ADVICE.get(str(error), 'check the matrix')}") from error
 
@@ -43,11 +44,11 @@ _ADVICE = {
 
 
 def require_matrices(name: str, *matrices: Tensor) -> None:
-    """Raise ShapeError for fewer than two dimensions, DtypeError unless all have the same floating-point dtype."""
+    """Raise ShapeError for fewer than two dimensions, DtypeError unless all have one float or complex dtype."""
     for matrix in matrices:
         if matrix.ndim < 2:
             raise ShapeError(f"{name}: The input tensor A must have at least 2 dimensions, got {matrix.shape}")
-        require_floats(name, matrix.dtype)
+        require_inexact(name, matrix.dtype)
         require_one_dtype(name, A=matrices[0], B=matrix)
 
 
@@ -64,6 +65,11 @@ def require_square(name: str, matrix: Tensor) -> None:
 def mT(matrix: Tensor) -> Tensor:
     """Return a view with the last two dimensions swapped."""
     return transpose(matrix, -2, -1)
+
+
+def mH(matrix: Tensor) -> Tensor:
+    """Return the conjugate transposes over the last two dimensions; a view, if the matrix is real."""
+    return conjugate(transpose(matrix, -2, -1))
 
 
 def identity_like(matrix: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from spillgrad.ops.autocast import float32_in_autocast, half_in_autocast, produc
 from spillgrad.ops.broadcast import expand_to, sum_to
 from spillgrad.ops.call_plan import CallOnDevice, CallPlan, Planned, new_plan
 from spillgrad.ops.clamp_where import where
+from spillgrad.ops.complex_views import conjugate
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.elementwise import OPERATIONS, call
 from spillgrad.ops.intercept import is_active
@@ -70,7 +71,7 @@ class _Product(Planned):
         a, b = arguments
         if is_on_device(a) and a.dtype.kind not in "biu":
             return kernels.matmul(a, b)
-        if a.dtype.kind in "biu":
+        if a.dtype.kind in "biuc":
             return np.matmul(a, b)  # type: ignore[no-any-return]
         if a.dtype == dtypes.bfloat16:
             return array_casts.cast(kernels.matmul(_bits(a), _bits(b)), dtypes.bfloat16)
@@ -90,19 +91,21 @@ def _bits(array: np.ndarray) -> np.ndarray:
 
 _matmul: Operation = operation(
     "matmul", _Product("matmul", ("self", "other")),
-    self=lambda g, other, self_shape: sum_to(_matmul(g, transpose(other, -2, -1)), self_shape),
+    self=lambda g, other, self_shape: sum_to(_matmul(g, conjugate(transpose(other, -2, -1))), self_shape),
     other=lambda g, self, other_shape: _other_gradient(g, self, other_shape),
 )  # fmt: skip
 # PyTorch's name of the product of two matrices, and its names of the saved tensors.
 _mm: Operation = operation(
     "mm", _Product("mm", ("self", "mat2")),
-    self=lambda g, mat2: _mm(g, transpose(mat2, 0, 1)), mat2=lambda g, self: _mm(transpose(self, 0, 1), g),
+    self=lambda g, mat2: _mm(g, conjugate(transpose(mat2, 0, 1))),
+    mat2=lambda g, self: _mm(conjugate(transpose(self, 0, 1)), g),
 )  # fmt: skip
 
 # The products of two equally long batches of matrices.
 _bmm: Operation = operation(
     "bmm", _Product("bmm", ("self", "mat2")),
-    self=lambda g, mat2: _bmm(g, transpose(mat2, 1, 2)), mat2=lambda g, self: _bmm(transpose(self, 1, 2), g),
+    self=lambda g, mat2: _bmm(g, conjugate(transpose(mat2, 1, 2))),
+    mat2=lambda g, self: _bmm(conjugate(transpose(self, 1, 2)), g),
 )  # fmt: skip
 
 
@@ -112,18 +115,19 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 _mv: Operation = operation(
     "mv", lambda self, vec: _product(self, vec[:, None])[:, 0],
-    self=lambda g, vec: mul(unsqueeze(g, 1), unsqueeze(vec, 0)), vec=lambda g, self: _mv(transpose(self, 0, 1), g),
+    self=lambda g, vec: mul(unsqueeze(g, 1), unsqueeze(conjugate(vec), 0)),
+    vec=lambda g, self: _mv(conjugate(transpose(self, 0, 1)), g),
 )  # fmt: skip
 _dot: Operation = operation(
     "dot", lambda self, tensor: _product(self[None], tensor[:, None]).reshape(()),
-    self=lambda g, tensor: mul(g, tensor), tensor=lambda g, self: mul(g, self),
+    self=lambda g, tensor: mul(g, conjugate(tensor)), tensor=lambda g, self: mul(g, conjugate(self)),
 )  # fmt: skip
 
 
 def _other_gradient(g: Tensor, self: Tensor, other_shape: tuple[int, ...]) -> Tensor:
     if len(other_shape) == 2 and self.ndim > 2:  # a batch times one matrix: one long product instead of a batch to sum
         self, g = _rows(self), _rows(g)
-    return sum_to(_matmul(transpose(self, -2, -1), g), other_shape)
+    return sum_to(_matmul(conjugate(transpose(self, -2, -1)), g), other_shape)
 
 
 @declare(method=True, numpy=True)
@@ -299,7 +303,7 @@ class _Linear(_Product):
         rows = _as_rows(input)
         if is_on_device(input) and input.dtype.kind not in "biu":
             product = kernels.linear(rows, weight, *bias)
-        elif input.dtype.kind in "biu":
+        elif input.dtype.kind in "biuc":
             product = np.add(rows @ weight.T, *bias) if bias else rows @ weight.T
         elif input.dtype == dtypes.bfloat16:
             wide_bias = [array_casts.cast(b, dtypes.float32) for b in bias]
@@ -318,8 +322,8 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 _OF_INPUT_AND_WEIGHT: dict[str, Any] = {
-    "input": lambda g, weight, input_shape: reshape(_matmul(_rows(g), weight), input_shape),
-    "weight": lambda g, input: _matmul(transpose(_rows(g), 0, 1), _rows(input)),
+    "input": lambda g, weight, input_shape: reshape(_matmul(_rows(g), conjugate(weight)), input_shape),
+    "weight": lambda g, input: _matmul(transpose(_rows(g), 0, 1), conjugate(_rows(input))),
 }
 _linear: Operation = operation(
     "linear", _Linear("linear", ("input", "weight", "bias")),

@@ -9,9 +9,10 @@ import numpy as np
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import reduce
 from spillgrad.ops.arithmetic import abs, add, div, mul
-from spillgrad.ops.array_casts import require_floats
+from spillgrad.ops.array_casts import require_inexact
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.clamp_where import where
+from spillgrad.ops.complex_views import REALS, conjugate
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.decompositions import svdvals
@@ -109,11 +110,11 @@ def cond(A: Tensor, p: Order = None) -> Tensor:
         largest, smallest = amax(values, -1), amin(values, -1)
         return div(smallest, largest) if p == -2 else div(largest, smallest)
     require_square("linalg.cond", A)
-    singular = np.linalg.det(A.array.astype(np.float64)) == 0
+    singular = np.linalg.det(A.array.astype(np.complex128 if A.is_complex() else np.float64)) == 0
     if singular.any():
         if singular.ndim:
             raise ArgumentError(f"linalg.cond: got p {p!r} and singular matrices in a batch; the default p takes them")
-        return Tensor.wrap(np.array(math.inf, A.dtype))
+        return Tensor.wrap(np.array(math.inf, REALS.get(A.dtype, A.dtype)))
     return matrix_norm(A, p) * matrix_norm(inv(A), p)
 
 
@@ -187,13 +188,16 @@ def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
 
 
 def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
-    """Return the dot products of vectors along a dimension. Raises ShapeError if shapes do not broadcast."""
-    return sum(x * y, dim)
+    """Return the dot products of vectors along a dimension, those of x conjugated.
+
+    Raises ShapeError if shapes do not broadcast.
+    """
+    return sum(conjugate(x) * y, dim)
 
 
 def vander(x: Tensor, *, N: int | None = None) -> Tensor:
     """Return the powers 0 to N - 1 of each element; N is by default n. Shapes: x (..., n), result (..., n, N)."""
-    require_floats("linalg.vander", x.dtype)
+    require_inexact("linalg.vander", x.dtype)
     count = x.shape[-1] if N is None else int(N)
     if count < 2:
         raise ArgumentError(f"linalg.vander: got N {N}; N must be greater than 1")

@@ -8,28 +8,29 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.errors import ArgumentError, DtypeError, OperandError
+from spillgrad.errors import ArgumentError, ComplexDtypeError, DtypeError, OperandError
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.fuse_symbols import Symbol
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import native
 from spillgrad_kernels.device_array import ARRAYS, is_on_device
 from spillgrad_kernels.jit.compile import FLOATS
+from spillgrad_kernels.tables.complex_derivatives import COMPLEX_ROWS
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 
-Number = bool | int | float
+Number = bool | int | float | complex
 Operand = Tensor | Number
 # The types that operators take; the operators of other types may know what to do with a tensor.
-OPERANDS = (Tensor, bool, int, float, np.ndarray, np.generic)
+OPERANDS = (Tensor, bool, int, float, complex, np.ndarray, np.generic)
 
 
 def as_operand(name: str, value: Any) -> Any:
     """Return an operand as a tensor or Python number; NumPy arrays become tensors over their memory."""
-    if isinstance(value, (Tensor, int, float)):
+    if isinstance(value, (Tensor, int, float, complex)):
         return value
     if isinstance(value, ARRAYS):
         return Tensor.wrap(native(value))
-    if isinstance(value, np.generic) and isinstance(value.item(), bool | int | float):
+    if isinstance(value, np.generic) and isinstance(value.item(), Number):
         return value.item()
     raise OperandError(f"{name}: got {type(value).__name__}; wanted a tensor, a number or a NumPy array")
 
@@ -37,12 +38,12 @@ def as_operand(name: str, value: Any) -> Any:
 def common_dtype(operands: list[Any]) -> dtypes.DType:
     """Return the dtype of arithmetic on operands that `as_operand` returned."""
     kinds = [o for o in operands if isinstance(o, Tensor)]
+    numbers = [o for o in operands if not isinstance(o, Tensor)]
     first = kinds[0].dtype if kinds else None
-    if first is not None and dtypes.category(first) == 2 and all(t.dtype == first for t in kinds):
+    limit = 3 if any(isinstance(number, complex) for number in numbers) else 2
+    if first is not None and dtypes.category(first) >= limit and all(t.dtype == first for t in kinds):
         return first
-    return dtypes.result_type(
-        [(t.dtype, t.ndim == 0) for t in kinds], [o for o in operands if not isinstance(o, Tensor)]
-    )
+    return dtypes.result_type([(t.dtype, t.ndim == 0) for t in kinds], numbers)
 
 
 def result_type(*operands: Operand) -> dtypes.DType:
@@ -57,7 +58,10 @@ def promoted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
     tensors = [as_operand(name, o) for o in operands]
     conditions = 1 if name == "where" else 0
     dtype = common_dtype(tensors[conditions:])
-    if not dtypes.is_floating_point(dtype):
+    if dtypes.is_complex(dtype):
+        if name not in COMPLEX_ROWS:
+            raise refused_complex(name, dtype)
+    elif not dtypes.is_floating_point(dtype):
         _check_exact(name, dtype, tensors[conditions:])
         if ROWS[name].result == "float":
             dtype = dtypes.get_default_dtype()
@@ -80,6 +84,19 @@ def _share_a_float(operands: tuple[Any, ...]) -> bool:
     return dtype in FLOATS or dtype in dtypes.HALF
 
 
+_REMEDIES = {"sign": "torch.sgn has the direction of complex numbers: use sgn()"}
+
+
+def refused_complex(name: str, dtype: dtypes.DType) -> ComplexDtypeError:
+    """Return (not raise) the error for complex operands of an operation that is not defined for them."""
+    torch_name = {"complex64": "ComplexFloat", "complex128": "ComplexDouble"}[str(dtype)]
+    remedy = _REMEDIES.get(name, "use abs(), or the real and imaginary parts")
+    return ComplexDtypeError(
+        f"{name}: got {dtype}; it is not supported for complex numbers, \"{name}\" not implemented for '{torch_name}': "
+        f"{remedy}"
+    )
+
+
 # Arithmetic that is not defined for bool, as in PyTorch.
 _NOT_FOR_BOOL = frozenset((
     "abs", "ceil", "clamp", "cube", "elu", "floor", "floor_divide", "fmod", "frac", "hardtanh",
@@ -90,12 +107,7 @@ _MODULAR = frozenset(("add", "sub", "mul"))
 
 
 def _check_exact(name: str, dtype: dtypes.DType, operands: list[Any]) -> None:
-    """Raise DtypeError or ArgumentError if the operation is not defined for these bool, integer or complex operands."""
-    if dtypes.is_complex(dtype):
-        raise DtypeError(
-            f"{name}: got {dtype}; complex tensors can be stored and moved, not computed with: use their real and "
-            "imaginary parts"
-        )
+    """Raise DtypeError or ArgumentError if the operation is not defined for these bool or integer operands."""
     if name in _NOT_FOR_BOOL and dtype == dtypes.bool_:
         raise DtypeError(
             f"{name}: got bool, which has no such arithmetic; convert with .to(int64), or use ~, &, | and ^"

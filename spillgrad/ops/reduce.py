@@ -3,7 +3,6 @@
 `dim` is one dimension, several, or none for all; Paddle's and NumPy's `axis` means the same.
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,15 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.device.device import filled
+from spillgrad.device.device import filled, moved
 from spillgrad.errors import ArgumentError, DimensionError
-from spillgrad.ops.arithmetic import abs, div, exp, mul, pow
-from spillgrad.ops.array_casts import as_own, compute_dtype, on_floats, require_floats
+from spillgrad.ops.arithmetic import abs, div, exp, log, mul, pow
+from spillgrad.ops.array_casts import as_own, on_floats, refuse_complex, require_floats, require_inexact
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.call_plan import CallOnDevice, CallPlan, Planned, new_plan
 from spillgrad.ops.clamp_where import maximum, minimum, where
 from spillgrad.ops.comparison import isnan
+from spillgrad.ops.complex_views import REALS, conjugate
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import spread_into_zeros
@@ -35,7 +35,7 @@ from spillgrad_kernels.layout import Layout
 from spillgrad_kernels.tables.reductions import reduced_shape
 
 __all__ = [
-    "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "count_nonzero", "logsumexp", "max", "mean", "min",
+    "amax", "amin", "aminmax", "argmax", "argmin", "logsumexp", "max", "mean", "min",
     "nanmean", "nansum", "norm", "prod", "std", "std_mean", "sum", "var", "var_mean",
 ]  # fmt: skip
 
@@ -57,7 +57,7 @@ class MinAndMax(NamedTuple):
     max: Tensor
 
 
-def _dims(name: str, dim: Dims, axis: Dims, ndim: int) -> Shape:
+def reduced_dims(name: str, dim: Dims, axis: Dims, ndim: int) -> Shape:
     """Return the dimensions to reduce, counted from the front; if none is named, all dimensions."""
     dim = axis if dim is None else dim
     if dim is None or as_tuple(dim) == ():
@@ -80,11 +80,16 @@ def _count(shape: Shape, dims: Shape) -> int:
 
 
 class _Folded(Planned):
-    """A reduction: a kernel computes floating-point dtypes, and NumPy computes integers and bool, with `options`."""
+    """A reduction: a kernel computes floating-point dtypes, and NumPy computes others.
 
-    def __init__(self, fold: str, numpy_function: Callable[..., Any], **options: Any) -> None:
+    `options` are NumPy's for integers and bool. Complex numbers are refused if `is_ordered`.
+    """
+
+    def __init__(
+        self, fold: str, numpy_function: Callable[..., Any], is_ordered: bool = False, **options: Any
+    ) -> None:  # fmt: skip
         super().__init__(fold, ("self", "dims", "keepdim"), arrays=1)
-        self._numpy_function = functools.partial(numpy_function, **options)
+        self._numpy_function, self._options, self._is_ordered = numpy_function, options, is_ordered
 
     def plan(self, layouts: tuple[Layout, ...], dims: Shape, keepdim: bool) -> CallPlan:
         fold = kernels.prepare(self.name, layouts[0], dims, keepdim)
@@ -98,9 +103,12 @@ class _Folded(Planned):
 
     def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
         array, dims, keepdim = arguments
-        if dtypes.is_floating_point(compute_dtype(array.dtype)):
+        if dtypes.is_floating_point(array.dtype):
             return on_floats(getattr(kernels, self.name), array, dims, keepdim)
-        return as_own(self._numpy_function(array, axis=dims, keepdims=keepdim))
+        if self._is_ordered:
+            refuse_complex(self.name, array.dtype)
+        options = {} if array.dtype.kind == "c" else self._options
+        return as_own(self._numpy_function(array, axis=dims, keepdims=keepdim, **options))
 
 
 def _root(array: np.ndarray) -> np.ndarray:
@@ -142,7 +150,7 @@ def _prod_gradient(g: Tensor, self: Tensor, dims: Shape) -> Tensor:
     moved = permute(self, order)
     others = _products_of_others(reshape(moved, (*moved.shape[: self.ndim - len(dims)], _count(self.shape, dims))))
     back = permute(reshape(others, moved.shape), np.argsort(order).tolist())
-    return mul(back, _kept(g, self.shape, dims))
+    return mul(conjugate(back), _kept(g, self.shape, dims))
 
 
 _prod: Callable[..., Tensor] = operation("prod", _Folded("prod", np.prod, dtype=np.int64), self=_prod_gradient)
@@ -152,20 +160,21 @@ _prod: Callable[..., Tensor] = operation("prod", _Folded("prod", np.prod, dtype=
 def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the sum over dimensions; integers and bool sum to int64."""
     input = input if dtype is None else to_dtype(input, dtype)
-    return _sum(input, _dims("sum", dim, axis, input.ndim), keepdim)
+    return _sum(input, reduced_dims("sum", dim, axis, input.ndim), keepdim)
 
 
 @declare(method=True, numpy=True)
 def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the average over dimensions. Raises DtypeError for integers."""
     input = input if dtype is None else to_dtype(input, dtype)
-    require_floats("mean", input.dtype)
-    return _mean(input, _dims("mean", dim, axis, input.ndim), keepdim)
+    require_inexact("mean", input.dtype)
+    return _mean(input, reduced_dims("mean", dim, axis, input.ndim), keepdim)
 
 
 @declare(method=True, numpy=True)
 def nansum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the sum over dimensions of the elements that are not NaN."""
+    refuse_complex("nansum", input.dtype)
     if input.is_floating_point():
         input = where(isnan(input), 0.0, input)
     return sum(input, dim, keepdim, dtype=dtype, axis=axis)
@@ -188,17 +197,22 @@ def nanmean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: An
 def prod(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
     """Return the product over dimensions; integers and bool multiply to int64."""
     input = input if dtype is None else to_dtype(input, dtype)
-    return _prod(input, _dims("prod", dim, axis, input.ndim), keepdim)
+    return _prod(input, reduced_dims("prod", dim, axis, input.ndim), keepdim)
 
 
 # --- Variance --------------------------------------------------------------------------------------------------------
 
 
 def _var_forward(self: np.ndarray, dims: Shape, keepdim: bool, correction: float) -> np.ndarray:
+    if self.dtype.kind == "c":
+        parts = [_var_forward(part, dims, keepdim, correction) for part in (self.real, self.imag)]
+        return as_own(np.add(*parts))
     return on_floats(lambda a: kernels.var(a, dims, correction, keepdim)[0], self)
 
 
 def _std_forward(self: np.ndarray, dims: Shape, keepdim: bool, correction: float) -> np.ndarray:
+    if self.dtype.kind == "c":
+        return as_own(np.sqrt(_var_forward(self, dims, keepdim, correction)))
     return on_floats(lambda a: _root(kernels.var(a, dims, correction, keepdim)[0]), self)
 
 
@@ -221,7 +235,7 @@ def _spread(
     function: Any, name: str, input: Tensor, dim: Any, unbiased: bool | None, keepdim: bool, correction: float | None,
     axis: Dims,
 ) -> Tensor:  # fmt: skip
-    require_floats(name, input.dtype)
+    require_inexact(name, input.dtype)
     if isinstance(dim, bool):  # PyTorch: var(x, False) gives `unbiased`
         dim, unbiased = None, dim
     if correction is None:
@@ -229,7 +243,7 @@ def _spread(
     elif unbiased is not None:
         raise ArgumentError(f"{name}: got both unbiased={unbiased} and correction={correction}; give one")
     # A 0-d tensor has no dimensions to reduce over; kernels then count one element.
-    return function(input, _dims(name, dim, axis, input.ndim), keepdim, float(correction))  # type: ignore[no-any-return]
+    return function(input, reduced_dims(name, dim, axis, input.ndim), keepdim, float(correction))  # type: ignore[no-any-return]
 
 
 @declare(method=True)
@@ -280,16 +294,17 @@ def shared_among_ties(g: Any, self: Any, result: Any, dims: Shape) -> Any:
     return where(is_extreme, share, 0.0)
 
 
-_amax: Callable[..., Tensor] = operation("amax", _Folded("max", np.max), self=shared_among_ties)
-_amin: Callable[..., Tensor] = operation("amin", _Folded("min", np.min), self=shared_among_ties)
-_max_of_all = operation("max", _Folded("max", np.max), self=shared_among_ties)
-_min_of_all = operation("min", _Folded("min", np.min), self=shared_among_ties)
+_amax: Callable[..., Tensor] = operation("amax", _Folded("max", np.max, is_ordered=True), self=shared_among_ties)
+_amin: Callable[..., Tensor] = operation("amin", _Folded("min", np.min, is_ordered=True), self=shared_among_ties)
+_max_of_all = operation("max", _Folded("max", np.max, is_ordered=True), self=shared_among_ties)
+_min_of_all = operation("min", _Folded("min", np.min, is_ordered=True), self=shared_among_ties)
 _max_of_all.node_name, _min_of_all.node_name = "MaxBackward1", "MinBackward1"  # as PyTorch: 0 is along a dimension
 
 
 def _position(kernel: Callable[..., Any], numpy_function: Callable[..., Any]) -> Callable[..., np.ndarray]:
     def position(self: np.ndarray, dim: int, keepdim: bool) -> np.ndarray:
-        if not dtypes.is_floating_point(compute_dtype(self.dtype)):
+        refuse_complex(numpy_function.__name__, self.dtype)
+        if not dtypes.is_floating_point(self.dtype):
             return as_own(numpy_function(self, axis=dim, keepdims=keepdim))
         return on_floats(lambda a: kernel(a, dim, keepdim), self)
 
@@ -306,6 +321,7 @@ def _extreme_along(
     def forward(self: np.ndarray, dim: int, keepdim: bool) -> tuple[np.ndarray, np.ndarray]:
         if dtypes.is_floating_point(self.dtype):  # a fold takes a quarter of the time of picking by index
             return on_floats(lambda a: fold(a, (dim,), keepdim), self), position(self, dim, keepdim)
+        refuse_complex("max" if fold is kernels.max else "min", self.dtype)
         indices = position(self, dim, True)
         values = np.take_along_axis(self, indices, dim)
         return (values, indices) if keepdim else (values.squeeze(dim), indices.squeeze(dim))
@@ -350,7 +366,7 @@ def _extreme(
 
 
 def _over(name: str, operation: Any, input: Tensor, dim: Dims, keepdim: bool) -> Tensor:
-    dims = _dims(name, dim, None, input.ndim)
+    dims = reduced_dims(name, dim, None, input.ndim)
     _require_elements(name, input, dims)
     return operation(input, dims, keepdim)  # type: ignore[no-any-return]
 
@@ -424,11 +440,19 @@ _logsumexp: Callable[..., Tensor] = operation(
 @declare(method=True)
 def logsumexp(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return log(sum(exp(x))) over dimensions, without overflow."""
-    require_floats("logsumexp", input.dtype)
-    return _logsumexp(input, _dims("logsumexp", dim, axis, input.ndim), keepdim)
+    require_inexact("logsumexp", input.dtype)
+    dims = reduced_dims("logsumexp", dim, axis, input.ndim)
+    if not input.is_complex():
+        return _logsumexp(input, dims, keepdim)
+    largest = as_own(np.max(input.host_array().real, dims, keepdims=True, initial=-math.inf))
+    shift = Tensor.wrap(moved(np.where(np.isfinite(largest), largest, 0).astype(largest.dtype), input.device))
+    result = log(sum(exp(input - shift), dims, True)) + shift
+    return result if keepdim else reshape(result, [s for i, s in enumerate(input.shape) if i not in dims])
 
 
 def _euclidean_forward(self: np.ndarray, dims: Shape, keepdim: bool) -> np.ndarray:
+    if self.dtype.kind == "c":
+        return as_own(np.hypot(*(kernels.norm(part, dims, keepdim) for part in (self.real, self.imag))))
     return on_floats(lambda a: kernels.norm(a, dims, keepdim), self)
 
 
@@ -450,38 +474,18 @@ def norm(
     "fro" means 2. Raises ArgumentError for another name.
     """
     input = input if dtype is None else to_dtype(input, dtype)
-    require_floats("norm", input.dtype)
+    require_inexact("norm", input.dtype)
     if isinstance(p, str) and p != "fro":
         raise ArgumentError(f'norm: got p={p!r}; wanted a number or "fro"')
     order = 2.0 if p is None or isinstance(p, str) else float(p)
-    dims = _dims("norm", dim, axis, input.ndim)
+    dims = reduced_dims("norm", dim, axis, input.ndim)
     if order == 2:
         return _euclidean(input, dims, keepdim)
     if math.isinf(order):
         return (amax if order > 0 else amin)(abs(input), dims, keepdim)
     if order == 0:
-        return to_dtype(Tensor.wrap(as_own(np.count_nonzero(input.array, dims, keepdims=keepdim))), input.dtype)
+        count = Tensor.wrap(as_own(np.count_nonzero(input.array, dims, keepdims=keepdim)))
+        return to_dtype(count, REALS.get(input.dtype, input.dtype))
     if order == 1:
         return sum(abs(input), dims, keepdim)
     return pow(sum(pow(abs(input), order), dims, keepdim), 1 / order)
-
-
-# --- Truth and counting ----------------------------------------------------------------------------------------------
-
-
-@declare(method=True)
-def all(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
-    """Return whether all elements over dimensions are nonzero."""
-    return Tensor.wrap(as_own(np.all(input.array, _dims("all", dim, axis, input.ndim), keepdims=keepdim)))
-
-
-@declare(method=True)
-def any(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
-    """Return whether any element over dimensions is nonzero."""
-    return Tensor.wrap(as_own(np.any(input.array, _dims("any", dim, axis, input.ndim), keepdims=keepdim)))
-
-
-@declare(method=True)
-def count_nonzero(input: Tensor, dim: Dims = None, *, axis: Dims = None) -> Tensor:
-    """Return the number of nonzero elements over dimensions, as int64."""
-    return Tensor.wrap(as_own(np.count_nonzero(input.array, _dims("count_nonzero", dim, axis, input.ndim))))

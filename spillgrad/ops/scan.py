@@ -9,8 +9,9 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.arithmetic import add, exp, mul, sub
-from spillgrad.ops.array_casts import compute_dtype, on_floats, require_floats
+from spillgrad.ops.array_casts import by_parts, on_floats, refuse_complex, require_floats
 from spillgrad.ops.clamp_where import where
+from spillgrad.ops.complex_views import conjugate
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import scattered_into_zeros
@@ -65,13 +66,15 @@ def _recurrence_forward(values: np.ndarray, decay: np.ndarray, dim: int) -> np.n
             result[k] = factors[k] * result[k - 1] + added[k]
         return out
 
-    return on_floats(run, values, decay)
+    return run(values, decay) if values.dtype.kind == "c" else on_floats(run, values, decay)
 
 
 _recurrence: Callable[..., Tensor] = operation(
     "recurrence", _recurrence_forward,
-    values=lambda g, decay, dim: _backwards(g, decay, dim),
-    decay=lambda g, decay, result, dim: mul(_backwards(g, decay, dim), _moved_on(result, dim, 0.0)),
+    values=lambda g, decay, dim: _backwards(g, conjugate(decay), dim),
+    decay=lambda g, decay, result, dim: mul(
+        _backwards(g, conjugate(decay), dim), conjugate(_moved_on(result, dim, 0.0))
+    ),
 )  # fmt: skip
 
 
@@ -84,9 +87,9 @@ def _backwards(values: Tensor, decay: Tensor, dim: int) -> Tensor:
 
 
 def _cumsum_forward(self: np.ndarray, dim: int) -> np.ndarray:
-    if not dtypes.is_floating_point(compute_dtype(self.dtype)):
+    if self.dtype.kind in "biu":
         return np.cumsum(self, dim, dtype=np.int64)
-    return on_floats(lambda a: kernels.cumsum(a, dim), self)
+    return by_parts(lambda a: kernels.cumsum(a, dim), self)
 
 
 _cumsum: Callable[..., Tensor] = operation(
@@ -101,13 +104,14 @@ def cumsum(input: Tensor, dim: int | None = None, *, dtype: Any = None, axis: in
 
 
 def _cumprod_forward(self: np.ndarray, dim: int) -> np.ndarray:
-    if not dtypes.is_floating_point(compute_dtype(self.dtype)):
-        return np.cumprod(self, dim, dtype=np.int64)
+    if self.dtype.kind in "biuc":
+        return np.cumprod(self, dim, dtype=self.dtype if self.dtype.kind == "c" else np.int64)
     return on_floats(lambda a: np.cumprod(a, dim), self)
 
 
 def _cumprod_gradient(g: Tensor, self: Tensor, dim: int) -> Tensor:
     # The product before an element times the sum of the products after it: no division, so zeros are exact.
+    self = conjugate(self)
     return mul(_cumprod(_moved_on(self, dim, 1.0), dim), _backwards(g, self, dim))
 
 
@@ -149,7 +153,7 @@ def logcumsumexp(input: Tensor, dim: int | None = None, *, axis: int | None = No
 
 def _running_extreme(accumulate: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
     def forward(self: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
-        compute_dtype(self.dtype)  # refuses complex numbers
+        refuse_complex("cummax" if accumulate == np.maximum.accumulate else "cummin", self.dtype)
         values = accumulate(self, dim)
         places = arange_beside(self, self.shape[dim]).reshape([-1 if i == dim else 1 for i in range(self.ndim)])
         reached = (self == values) | (self != self)  # the last of equal ones, and the last NaN, as in PyTorch

@@ -8,17 +8,18 @@ import numpy as np
 
 from spillgrad.device.device import CPU, moved
 from spillgrad.errors import ArgumentError, LinAlgError, ShapeError
-from spillgrad.ops.arithmetic import add, div, mul, neg, sub
-from spillgrad.ops.array_casts import compute_dtype, require_floats, require_one_dtype
+from spillgrad.ops.arithmetic import add, div, log, mul, neg, sub
+from spillgrad.ops.array_casts import compute_dtype, require_inexact, require_one_dtype
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.clamp_where import where
+from spillgrad.ops.complex_views import conjugate, from_part, imag, real
 from spillgrad.ops.convert import clone
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.diagonals import tril, triu
 from spillgrad.ops.elementwise import by_numpy
 from spillgrad.ops.indexing import diagonal
-from spillgrad.ops.lapack import identity_like, lapack, mT, require_matrices, require_square
+from spillgrad.ops.lapack import identity_like, lapack, mH, mT, require_matrices, require_square
 from spillgrad.ops.matrix_products import matmul
 from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import sum
@@ -32,13 +33,14 @@ __all__ = [
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
+Bound = float | Tensor | None
 
 
 # --- Inverse and linear systems --------------------------------------------------------------------------------------
 
 _inv: Callable[..., Tensor] = operation(
     "linalg_inv_ex", lambda A: lapack("linalg.inv", np.linalg.inv, A),
-    A=lambda g, result: neg(matmul(matmul(mT(result), g), mT(result))),
+    A=lambda g, result: neg(matmul(matmul(mH(result), g), mH(result))),
 )  # fmt: skip
 
 
@@ -56,8 +58,8 @@ def inv(A: Tensor) -> Tensor:
 def _solve_gradients(
     g: Tensor, A: Tensor, result: Tensor, A_shape: Shape, B_shape: Shape, needs: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    by_right = _solve(mT(A), g)
-    by_matrix = sum_to(neg(matmul(by_right, mT(result))), A_shape) if needs[0] else None
+    by_right = _solve(mH(A), g)
+    by_matrix = sum_to(neg(matmul(by_right, mH(result))), A_shape) if needs[0] else None
     return by_matrix, sum_to(by_right, B_shape) if needs[1] else None
 
 
@@ -92,7 +94,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     """
     name = "linalg.solve"
     require_square(name, A)
-    require_floats(name, B.dtype)
+    require_inexact(name, B.dtype)
     require_one_dtype(name, A=A, B=B)
     if not B.ndim:
         raise ShapeError(f"{name}: got B {B.shape}; wanted a vector or matrices")
@@ -132,16 +134,16 @@ def solve_triangular(A: Tensor, B: Tensor, *, upper: bool, left: bool = True, un
 @declare(method=True)
 @float32_in_autocast
 def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False) -> Tensor:
-    """Return X with L Lᵀ X = B; with `upper`, the argument `L` is Lᵀ. Shapes: B (..., n, k), L (..., n, n)."""
-    factor = mT(L) if upper else L
+    """Return X with L Lᴴ X = B; with `upper`, the argument `L` is Lᴴ. Shapes: B (..., n, k), L (..., n, n)."""
+    factor = mH(L) if upper else L
     below = solve_triangular(factor, B, upper=False)
-    return solve_triangular(mT(factor), below, upper=True)
+    return solve_triangular(mH(factor), below, upper=True)
 
 
 @declare(method=True)
 @float32_in_autocast
 def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
-    """Return the inverse of L Lᵀ; with `upper`, the argument `L` is Lᵀ. Shapes: L (..., n, n)."""
+    """Return the inverse of L Lᴴ; with `upper`, the argument `L` is Lᴴ. Shapes: L (..., n, n)."""
     require_square("cholesky_inverse", L)
     return cholesky_solve(broadcast_to(identity_like(L), L.shape), L, upper)
 
@@ -180,27 +182,27 @@ def tensorinv(A: Tensor, ind: int = 2) -> Tensor:
 # --- Determinants ----------------------------------------------------------------------------------------------------
 
 
-def _cofactors(A: np.ndarray) -> Any:
-    """Return the cofactors det(A) A⁻ᵀ, also of singular matrices, from the singular value decomposition."""
+def _conjugate_cofactors(A: np.ndarray) -> Any:
+    """Return the conjugate of det(A) A⁻ᵀ, also of singular matrices, from the singular value decomposition."""
     u, s, vh = np.linalg.svd(A)
     others = np.ones_like(s)
     for i in range(s.shape[-1]):
         others[..., i] = np.delete(s, i, -1).prod(-1)
-    sign = np.linalg.det(u) * np.linalg.det(vh)
+    sign = np.conj(np.linalg.det(u) * np.linalg.det(vh))
     return sign[..., None, None] * ((u * others[..., None, :]) @ vh)
 
 
 def _det_gradient(g: Tensor, A: Tensor) -> Tensor:
-    return mul(reshape(g, (*g.shape, 1, 1)), Tensor.wrap(lapack("linalg.det", _cofactors, A.array)))
+    return mul(reshape(g, (*g.shape, 1, 1)), Tensor.wrap(lapack("linalg.det", _conjugate_cofactors, A.array)))
 
 
 def _det_gradient_composed(g: Tensor, A: Tensor) -> Tensor:
-    computed = A.array.astype(compute_dtype(A.dtype), copy=False)
+    computed = A.array if A.is_complex() else A.array.astype(compute_dtype(A.dtype), copy=False)
     condition = np.linalg.cond(computed) if computed.size else np.zeros(1)
     if np.all(condition < np.finfo(computed.dtype).eps ** -0.5):
-        cofactors = mul(reshape(det(A), (*A.shape[:-2], 1, 1)), mT(inv(A)))
+        cofactors = mul(reshape(conjugate(det(A)), (*A.shape[:-2], 1, 1)), mH(inv(A)))
     else:
-        cofactors = mT(_adjugate(A))
+        cofactors = mH(_adjugate(A))
     return mul(reshape(g, (*g.shape, 1, 1)), cofactors)
 
 
@@ -237,15 +239,22 @@ def det(A: Tensor) -> Tensor:
 
 
 class SignAndLogarithm(NamedTuple):
-    """The sign of a determinant and the logarithm of its absolute value."""
+    """The sign of a determinant, for complex matrices its direction, and the logarithm of its absolute value."""
 
     sign: Tensor
     logabsdet: Tensor
 
 
+def _slogdet_gradient(grads: tuple[Tensor, Tensor], A: Tensor, sign: Tensor) -> Tensor:
+    by_sign, by_logarithm = grads
+    if A.is_complex():  # the direction of a complex determinant turns
+        by_logarithm = sub(by_logarithm, from_part(imag(mul(conjugate(by_sign), sign)), 1))
+    return mul(reshape(by_logarithm, (*by_logarithm.shape, 1, 1)), mH(inv(A)))
+
+
 _slogdet: Callable[..., Any] = operation(
     "linalg_slogdet", lambda A: lapack("linalg.slogdet", np.linalg.slogdet, A), outputs=("sign", "logabsdet"),
-    A=lambda grads, A: mul(reshape(grads[1], (*grads[1].shape, 1, 1)), mT(inv(A))),
+    A=_slogdet_gradient,
 )  # fmt: skip
 
 
@@ -265,42 +274,54 @@ def slogdet(A: Tensor) -> SignAndLogarithm:
 @declare(method=True)
 @float32_in_autocast
 def logdet(input: Tensor) -> Tensor:
-    """Return the logarithm of the determinant, or NaN for a negative one. Shapes: input (..., n, n), result (...)."""
+    """Return the logarithm of the determinant, or NaN for a negative real one.
+
+    Shapes: input (..., n, n), result (...).
+    """
     require_square("logdet", input)
     sign, logarithm = slogdet(input)
+    if input.is_complex():
+        return add(log(sign), logarithm)
     return where(sign < 0, math.nan, logarithm)  # type: ignore[no-any-return]
 
 
 # --- Pseudoinverse and least squares ---------------------------------------------------------------------------------
 
 
-def _pinv_forward(A: np.ndarray, atol: float | None, rtol: float | None, hermitian: bool) -> np.ndarray:
+def _pinv_forward(A: np.ndarray, atol: Any, rtol: Any, hermitian: bool) -> np.ndarray:
     return lapack("linalg.pinv", lambda a: _pseudoinverse(a, atol, rtol, hermitian), A)  # type: ignore[no-any-return]
 
 
-def _cutoff(a: np.ndarray, largest: np.ndarray, atol: float | None, rtol: float | None) -> np.ndarray:
+def _on_host(bound: Bound) -> Any:
+    return bound.host_array() if isinstance(bound, Tensor) else bound
+
+
+def _cutoff(a: np.ndarray, largest: np.ndarray, atol: Any, rtol: Any) -> np.ndarray:
     """Return the bound below which a singular value counts as zero, by PyTorch's rule."""
-    if rtol is None:
-        rtol = 0.0 if atol else max(a.shape[-2:]) * np.finfo(a.dtype).eps
-    return np.maximum(0.0 if atol is None else atol, rtol * largest)
+    # An array has a bound for each matrix; `largest` has a dimension more, that of the singular values.
+    absolute, relative = (x[..., None] if isinstance(x, np.ndarray) else x for x in (atol, rtol))
+    if relative is None:
+        default = max(a.shape[-2:]) * np.finfo(a.dtype).eps
+        relative = default if absolute is None else np.where(absolute > 0, 0, default).astype(largest.dtype)
+    return np.maximum(0.0 if absolute is None else absolute, relative * largest)
 
 
-def _pseudoinverse(a: np.ndarray, atol: float | None, rtol: float | None, hermitian: bool) -> np.ndarray:
+def _pseudoinverse(a: np.ndarray, atol: Any, rtol: Any, hermitian: bool) -> np.ndarray:
     if not a.size:
         return np.zeros((*a.shape[:-2], a.shape[-1], a.shape[-2]), a.dtype)
     u, s, vh = np.linalg.svd(a, full_matrices=False, hermitian=hermitian)
     kept = s > _cutoff(a, s.max(-1, keepdims=True), atol, rtol)
-    inverted = np.where(kept, 1 / np.where(kept, s, 1), 0).astype(a.dtype)
-    return (vh.swapaxes(-2, -1) * inverted[..., None, :]) @ u.swapaxes(-2, -1)  # type: ignore[no-any-return]
+    inverted = np.where(kept, 1 / np.where(kept, s, 1), 0).astype(s.dtype)
+    return (vh.conj().swapaxes(-2, -1) * inverted[..., None, :]) @ u.conj().swapaxes(-2, -1)  # type: ignore[no-any-return]
 
 
 def _pinv_gradient(g: Tensor, A: Tensor, result: Tensor) -> Tensor:
     """Return the gradient by A. Source: Golub & Pereyra 1973, equation 4.12."""
-    P, PT, gT = result, mT(result), mT(g)
+    P, PH, gH = result, mH(result), mH(g)
     return (
-        neg(matmul(matmul(PT, g), PT))
-        + matmul(sub(gT, matmul(A, matmul(P, gT))), matmul(P, PT))
-        + matmul(matmul(PT, P), sub(gT, matmul(matmul(gT, P), A)))
+        neg(matmul(matmul(PH, g), PH))
+        + matmul(sub(gH, matmul(A, matmul(P, gH))), matmul(P, PH))
+        + matmul(matmul(PH, P), sub(gH, matmul(matmul(gH, P), A)))
     )
 
 
@@ -309,29 +330,31 @@ _pinv: Callable[..., Tensor] = operation("linalg_pinv", _pinv_forward, A=_pinv_g
 
 @declare(method="pinverse", numpy="linalg.pinv")
 @float32_in_autocast
-def pinv(A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False) -> Tensor:
+def pinv(A: Tensor, *, atol: Bound = None, rtol: Bound = None, hermitian: bool = False) -> Tensor:
     """Return the pseudoinverse; singular values up to max(atol, rtol · the largest) count as zero.
 
-    `rtol` is by default max(m, n) times the machine epsilon, or 0 if `atol` is given. The gradient is right as long as
-    the rank does not change.
+    Both bounds are one number for all matrices, or a tensor with one for each. `rtol` is by default max(m, n) times the
+    machine epsilon, or 0 if `atol` is given. The gradient is right as long as the rank does not change.
     Shapes: A (..., m, n), result (..., n, m). Raises ShapeError, DtypeError.
     """
     (require_square if hermitian else require_matrices)("linalg.pinv", A)
-    return _pinv(A, atol, rtol, hermitian)
+    return _pinv(A, _on_host(atol), _on_host(rtol), hermitian)
 
 
 @declare(numpy="linalg.matrix_rank")
 @float32_in_autocast
-def matrix_rank(A: Tensor, *, atol: float | None = None, rtol: float | None = None, hermitian: bool = False) -> Tensor:
+def matrix_rank(A: Tensor, *, atol: Bound = None, rtol: Bound = None, hermitian: bool = False) -> Tensor:
     """Return how many singular values do not count as zero (see `pinv`). Shapes: A (..., m, n), result (...)."""
     name = "linalg.matrix_rank"
     (require_square if hermitian else require_matrices)(name, A)
+
+    absolute, relative = _on_host(atol), _on_host(rtol)
 
     def rank(a: np.ndarray) -> np.ndarray:
         if not a.size:
             return np.zeros(a.shape[:-2], np.int64)
         s = np.linalg.svd(a, compute_uv=False, hermitian=hermitian)
-        return np.asarray((s > _cutoff(a, s.max(-1, keepdims=True), atol, rtol)).sum(-1))
+        return np.asarray((s > _cutoff(a, s.max(-1, keepdims=True), absolute, relative)).sum(-1))
 
     return by_numpy(name, lambda a: lapack(name, rank, a), A)
 
@@ -356,7 +379,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
     """
     name = "linalg.lstsq"
     require_matrices(name, A)
-    require_floats(name, B.dtype)
+    require_inexact(name, B.dtype)
     require_one_dtype(name, A=A, B=B)
     if driver not in (None, "gels", "gelsy", "gelsd", "gelss"):
         raise ArgumentError(
@@ -372,7 +395,8 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
     nothing = Tensor.wrap(zeros_beside(A.array, (0,), A.dtype))
     residuals = nothing
     if rows > columns and bool(np.all(rank.array == columns)):
-        residuals = sum((matmul(A, solution) - right) ** 2, -2)
+        beside = matmul(A, solution) - right
+        residuals = sum(real(conjugate(beside) * beside), -2)
     solution = squeeze(solution, -1) if is_vector else solution
     values = nothing
     if driver in ("gelsd", "gelss"):
@@ -407,7 +431,7 @@ def matrix_exp(A: Tensor) -> Tensor:
     """
     require_square("linalg.matrix_exp", A)
     # The largest column sum bounds the norm; at 1/2 the terms beyond the 16th vanish in float64.
-    sums = np.abs(A.array.astype(np.float64)).sum(-2)
+    sums = np.abs(A.array.astype(np.complex128 if A.is_complex() else np.float64)).sum(-2)
     largest = float(moved(sums, CPU).max(initial=0.0))
     if not math.isfinite(largest):
         raise LinAlgError("linalg.matrix_exp: got a matrix with NaN or infinite elements; its exponential has no value")

@@ -6,14 +6,16 @@ from typing import Any
 from spillgrad import dtypes, typed_tensors
 from spillgrad.autograd import differentiate
 from spillgrad.autograd.core import node as graph
-from spillgrad.errors import ArgumentError
+from spillgrad.errors import ArgumentError, DtypeError
 from spillgrad.ops import (
     arithmetic,
     clamp_where,
     comparison,
     complex_numbers,
+    complex_views,
     convert,
     creation,
+    elementwise,
     getitem_setitem,
     inplace,
     logic,
@@ -25,9 +27,10 @@ from spillgrad.ops import (
 from spillgrad.ops.declaration import declarations
 from spillgrad.tensor import Tensor
 
+_DTYPE_NAMES = ("bfloat16", "bool", "cdouble", "cfloat", "double", "float", "half", "int", "long", "short")
 _DTYPE_METHODS = {
     "byte": dtypes.uint8, "char": dtypes.int8,
-    **{n: dtypes.as_dtype(n) for n in ("bfloat16", "bool", "double", "float", "half", "int", "long", "short")},
+    **{n: dtypes.as_dtype(n) for n in _DTYPE_NAMES},
 }  # fmt: skip
 
 _NEW = (creation.empty, creation.zeros, creation.ones, creation.full, creation.tensor)
@@ -120,6 +123,14 @@ class _Further(Tensor):
             )
         return convert.to(self, device=device)
 
+    def abs_(self) -> Tensor:
+        """Do `abs` in place; return the tensor. Raises DtypeError for complex numbers: the result would be real."""
+        if self.is_complex():
+            raise DtypeError("abs_: In-place abs is not supported for complex tensors; use abs()")
+        return inplace.change(self, "abs_", arithmetic.abs)
+
+    absolute_ = abs_
+
     def type_as(self, other: Tensor) -> Tensor:
         """Return the tensor in the dtype and on the device of `other`, or the tensor itself if it has both."""
         return convert.to(self, other)
@@ -186,13 +197,21 @@ class _Further(Tensor):
 
     @property
     def real(self) -> Tensor:
-        """The real parts as a copy (in PyTorch, a view); of a real tensor, the tensor itself."""
-        return complex_numbers.real(self)
+        """A view of the real parts; of a real tensor, the tensor itself. On assignment, the parts are overwritten."""
+        return complex_views.real(self)
+
+    @real.setter
+    def real(self, value: Any) -> None:
+        inplace.copy_(complex_views.real(self), value)
 
     @property
     def imag(self) -> Tensor:
-        """The imaginary parts as a copy (in PyTorch, a view)."""
-        return complex_numbers.imag(self)
+        """A view of the imaginary parts. On assignment, the parts are overwritten."""
+        return complex_views.imag(self)
+
+    @imag.setter
+    def imag(self, value: Any) -> None:
+        inplace.copy_(complex_views.imag(self), value)
 
 
 def bind(protocols: Mapping[str, Callable[..., Any]]) -> None:
@@ -211,4 +230,4 @@ def bind(protocols: Mapping[str, Callable[..., Any]]) -> None:
     methods |= _operators(methods) | dict(protocols)
     for name, method in methods.items():
         setattr(Tensor, name, method)
-    graph.register_tensor(Tensor, complex_numbers.add_gradients, complex_numbers.accumulate)
+    graph.register_tensor(Tensor, arithmetic.add, elementwise.accumulate)

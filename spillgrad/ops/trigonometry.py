@@ -8,6 +8,7 @@ import math
 from spillgrad.ops.arithmetic import mul
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.elementwise import common_function
+from spillgrad.ops.promotion import refused_complex
 from spillgrad.tensor import Tensor
 
 __all__ = [
@@ -35,10 +36,16 @@ atanh = arctanh = common_function(
 @declare(in_place=True, numpy="deg2rad radians")
 def deg2rad(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return angles converted from degrees to radians."""
-    return mul(input, math.pi / 180, out=out)
+    return _scaled("deg2rad", input, math.pi / 180, out)
 
 
 @declare(in_place=True, numpy="rad2deg degrees")
 def rad2deg(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return angles converted from radians to degrees."""
-    return mul(input, 180 / math.pi, out=out)
+    return _scaled("rad2deg", input, 180 / math.pi, out)
+
+
+def _scaled(name: str, angles: Tensor, factor: float, out: Tensor | None) -> Tensor:
+    if angles.is_complex():
+        raise refused_complex(name, angles.dtype)
+    return mul(angles, factor, out=out)

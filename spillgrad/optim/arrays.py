@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad.errors import GraphError, ShapeError
+from spillgrad.ops.complex_views import as_pairs
 from spillgrad.ops.placement import require_one_device
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import optim as kernels
@@ -18,7 +19,8 @@ _COPIES_BYTES = 16 << 20
 class Pending(NamedTuple):
     """A pending update `kernel(param, grad, *state, *options)` of tensors; a state may be None.
 
-    Half precision and non-contiguous memory are updated in a copy (of at least float32) and rounded back.
+    Half precision and non-contiguous memory are updated in a copy (of at least float32) and rounded back. Of complex
+    tensors, the real and the imaginary parts are updated as if each was a parameter.
     """
 
     kernel: Callable[..., Update]
@@ -40,6 +42,8 @@ class _Batch:
     def add(self, update: Pending) -> None:
         """Add an update; first run the others if they change the same memory or if the copies would be too large."""
         kernel, param, grad, state, options, maximize = update
+        if param.is_complex():
+            param, grad, *state = [None if tensor is None else _parts(tensor) for tensor in (param, grad, *state)]
         tensors = [param, *[tensor for tensor in state if tensor is not None]]
         storages = [tensor._storage for tensor in tensors]
         if not self._changed.isdisjoint(storages) or self._copied_bytes > _COPIES_BYTES:
@@ -90,6 +94,10 @@ def run(updates: Iterable[Pending | None]) -> None:
             del update  # its results must be freed before the next update is made
     finally:
         batch.run()
+
+
+def _parts(tensor: Tensor) -> Any:
+    return Tensor.wrap(as_pairs(tensor._array), tensor._storage)
 
 
 def _as_computed(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:

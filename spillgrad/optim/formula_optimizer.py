@@ -68,7 +68,8 @@ class FormulaOptimizer(Optimizer):
         """Make the state of a parameter."""
         state["step"] = 0
         for name in self.state_names(group):
-            state[name] = creation.full_like(param, self.first_value(name, group))
+            first = self.first_value(name, group)
+            state[name] = creation.full_like(param, complex(first, first) if param.is_complex() else first)
 
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending:
         if not state:

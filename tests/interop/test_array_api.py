@@ -139,6 +139,7 @@ CASES = [
     "xp.diff(x, axis=0, n=2)", "xp.diff(v, prepend=w, append=w)", "xp.matmul(t, m)", "xp.matmul(x, v)",
     "xp.matmul(xp.matrix_transpose(i), i)", "xp.matrix_transpose(m)", "xp.tensordot(x, y)",
     "xp.tensordot(x, v, axes=1)", "xp.tensordot(x, y, axes=((0,), (0,)))", "xp.vecdot(x, y)", "xp.vecdot(x, v)",
+    "xp.vecdot(u, u)", "xp.vecdot(j, u)",
     "xp.vecdot(x, y, axis=-2)", "xp.matmul(f, x.T)", "xp.linalg.cholesky(h)", "xp.linalg.cholesky(h, upper=True)",
     "xp.linalg.cross(t, t + 1)", "xp.linalg.det(m)", "xp.linalg.diagonal(m)", "xp.linalg.diagonal(m, offset=1)",
     "xp.linalg.eigvalsh(h)", "xp.linalg.inv(m)", "xp.linalg.eigh(h).eigenvalues", "xp.linalg.matrix_norm(m)",
@@ -241,6 +242,7 @@ def test_gradients_flow_through(case):
         (lambda: XP.squeeze(sg.ones(1, 2), 1), ShapeError, "squeeze: got axis=1 .* not of size 1"),
         (lambda: XP.reshape(sg.ones(2, 3).T, (6,), copy=False), ArgumentError, "reshape: got copy=False"),
         (lambda: XP.take(sg.ones(2, 3), sg.tensor([0])), ArgumentError, "take: got a tensor of 2 dimensions"),
+        (lambda: XP.vecdot(sg.ones(3), sg.ones(1)), ShapeError, "vecdot: got vectors of 3 and 1 elements"),
         (lambda: XP.nonzero(sg.tensor(1)), ShapeError, "nonzero: got a 0-d tensor"),
         (lambda: XP.add(1, 2), OperandError, "add: got int, int"),
         (lambda: XP.multiply(sg.ones(2), [1, 2]), OperandError, "multiply: got Tensor, list"),
@@ -277,6 +279,18 @@ def test_memory_is_shared_where_a_copy_is_not_asked_for():
     assert XP.from_dlpack(array).data_ptr() == array.ctypes.data == XP.from_dlpack(array, copy=False).data_ptr()
     assert XP.from_dlpack(array, copy=True).data_ptr() != array.ctypes.data
     assert x.to_device("cpu") is x
+
+
+def test_lists_are_returned_where_the_standard_says_so():
+    x, y = sg.ones(2, 1), sg.ones(3)
+    assert [type(XP.meshgrid(y, y)), type(XP.broadcast_arrays(x, y))] == [list, list]
+    assert [type(np.meshgrid(y, y)), type(np.broadcast_arrays(x, y))] == [tuple, tuple]  # as NumPy has it
+
+
+def test_an_empty_range_has_the_dtype_of_its_bounds():
+    bounds = [(0, -1.5, 1), (0.5, -2, 1), (-1, 0.0, -1), (2, 1, 1), (1, 2, -1)]
+    assert [XP.arange(*b).dtype for b in bounds] == [sg.float32] * 3 + [sg.int64] * 2
+    assert {XP.arange(*b).shape for b in bounds} == {(0,)}
 
 
 def test_there_is_a_cpu():

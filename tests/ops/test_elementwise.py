@@ -322,6 +322,15 @@ def test_remainder_has_the_divisors_sign():
     assert got.tolist() == [2, 1, -1, -2]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_sign_of_nan_and_of_0_counts(dtype):
+    values = np.array([np.nan, -np.nan, 0.0, -0.0, np.inf, -np.inf, 1.5, -1.5], dtype)
+    x = sg.tensor(values)
+    assert sg.signbit(x).tolist() == [False, True] * 4
+    assert np.signbit(sg.copysign(sg.ones_like(x), x).numpy()).tolist() == [False, True] * 4
+    assert np.signbit(sg.copysign(x, sg.tensor(-0.0, dtype=dtype)).numpy()).all()
+
+
 def test_special_values_are_pytorchs():
     nan, inf = math.nan, math.inf
     x = sg.tensor([nan, inf, -inf, -0.0, 2.0])

@@ -270,6 +270,16 @@ def test_ranks_and_pseudoinverses_take_cutoffs():
     assert linalg.lstsq(sg.tensor(WIDE), sg.tensor(WIDE), driver="gelsd").singular_values.shape == (2, 3)
 
 
+@pytest.mark.parametrize("bounds", [{"rtol": [0.5, 0.9, 0.1]}, {"atol": [2.5, 0.0, 5.0]}, {"atol": [2.5], "rtol": 0.9}])
+def test_a_tensor_of_cutoffs_has_one_for_each_matrix(bounds):
+    batch = np.stack([np.diag([1.0, 2, 3]), np.diag([1e-17, 2, 3]), np.diag([4.0, 4, 1])])
+    for function in (linalg.matrix_rank, linalg.pinv):
+        got = function(sg.tensor(batch), **{key: sg.tensor(b, dtype=sg.float64) for key, b in bounds.items()})
+        for i, matrix in enumerate(batch):
+            single = {key: b if isinstance(b, float) else b[i % len(b)] for key, b in bounds.items()}
+            np.testing.assert_allclose(got[i].numpy(), function(sg.tensor(matrix), **single).numpy(), rtol=1e-12)
+
+
 def test_determinants_of_other_signs_and_none():
     sign, logarithm = linalg.slogdet(sg.tensor([[0.0, 1.0], [1.0, 0.0]]))
     assert (sign.item(), logarithm.item()) == (-1, 0)

@@ -7,7 +7,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, OperandError
-from spillgrad.ops import reduce, scan, sorting
+from spillgrad.ops import reduce, scan, sorting, truth
 from spillgrad.ops.comparison import isnan
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
@@ -236,9 +236,9 @@ def test_running_sums_agree_with_numpy(dim):
 def test_truth_and_counts_agree_with_numpy(dim):
     flags = RNG.random((3, 4, 2)) > 0.5
     x = sg.tensor(flags)
-    np.testing.assert_array_equal(reduce.all(x, dim).numpy(), flags.all(dim))
-    np.testing.assert_array_equal(reduce.any(x, dim, keepdim=True).numpy(), flags.any(dim, keepdims=True))
-    np.testing.assert_array_equal(reduce.count_nonzero(x, dim).numpy(), np.count_nonzero(flags, dim))
+    np.testing.assert_array_equal(truth.all(x, dim).numpy(), flags.all(dim))
+    np.testing.assert_array_equal(truth.any(x, dim, keepdim=True).numpy(), flags.any(dim, keepdims=True))
+    np.testing.assert_array_equal(truth.count_nonzero(x, dim).numpy(), np.count_nonzero(flags, dim))
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
@@ -278,7 +278,7 @@ def test_topk_gives_the_first_of_the_sorted():
         ),
         (lambda: reduce.sum(sg.zeros(2, 3), (0, -2)), DimensionError, "a dimension appears twice"),
         (lambda: reduce.mean(sg.tensor([1])), DtypeError, "mean: got a tensor of int64; wanted floating-point"),
-        (lambda: reduce.sum(sg.zeros(2, dtype="complex64")), DtypeError, "got complex64"),
+        (lambda: reduce.max(sg.zeros(2, dtype="complex64")), DtypeError, "max: does not support complex input"),
         (lambda: reduce.norm(sg.zeros(2), "nuc"), ArgumentError, "norm: got p='nuc'"),
         (lambda: scan.cumsum(sg.zeros(2)), ArgumentError, "cumsum: got no dim"),
         (lambda: reduce.sum(sg.zeros(2), 0.5), OperandError, "sum: got dim 0.5; wanted an integer"),

@@ -2,7 +2,8 @@
 
 A row may use `torch`, `F` (`torch.nn.functional`) and the inputs below; to add an operation, add a line that calls it,
 and run `python -m tests.peers.record torch` where PyTorch is installed. Noted are all results, and the gradients of
-their sum, weighted so that each element counts differently, with respect to every input that the row uses.
+their sum, weighted so that each element counts differently, with respect to every input that the row uses. A complex
+number counts as two elements.
 """
 
 import builtins
@@ -50,6 +51,8 @@ INPUTS: dict[str, np.ndarray] = {
     "t": np.array([1, 0, 4, 2]),  # classes of `n`
     "m": np.array([[True, False, True], [False, False, True]]),
     "sign": np.array([[1.0, -1.0, 1.0], [-1.0, 1.0, -1.0]]),
+    "z": _floats(2, 3) + 1j * _floats(3, 2).T,  # complex numbers
+    "z2": _floats(2, 3)[:, ::-1] - 1j * _floats(6).reshape(2, 3),
 }
 CONSTANT = ("sign",)  # floating-point, and without gradient
 
@@ -82,6 +85,96 @@ ROWS = tuple(
     -x
     +x
     abs(x)
+    z + z2
+    z + x
+    x - z
+    x * z
+    x + 1j
+    2j * x
+    z * z2
+    z * v
+    z * 2
+    z / z2
+    z / p
+    p / z
+    1 / z
+    z ** 2
+    z ** 3
+    z ** 0.5
+    z ** -1
+    z ** 2.5
+    z ** z2
+    p ** z
+    2 ** z
+    z ** 2j
+    -z
+    +z
+    abs(z)
+    z == z2
+    z != 1j
+    z.conj() * z
+    torch.where(m, z, z2)
+    torch.where(m, z, x)
+    torch.where(m, x, 1j)
+    torch.result_type(x, 1j)
+    torch.add(z, z2, alpha=2j)
+    torch.add(x, z, alpha=2)
+    torch.sub(z, z2, alpha=2j)
+    torch.rsub(z, z2)
+    torch.mul(z, z2)
+    torch.div(z, z2)
+    torch.pow(z, z2)
+    torch.float_power(z, 2)
+    torch.lerp(z, z2, 0.3)
+    torch.lerp(z, z2, z)
+    torch.addcmul(z, z2, z, value=2j)
+    torch.addcdiv(z, z2, z, value=2)
+    torch.isclose(z, z2)
+    torch.allclose(z, z)
+    torch.equal(z, z)
+    torch.logical_and(z, z2)
+    torch.eq(z, z2)
+    torch.ne(z, z2)
+    F.silu(z)
+    F.sigmoid(z)
+    F.tanhshrink(z)
+    torch.mul(z, torch.tensor(2.0, dtype=torch.float64))
+    torch.ldexp(z, ij)
+    torch.abs(z)
+    torch.angle(z)
+    torch.sgn(z)
+    torch.neg(z)
+    torch.positive(z)
+    torch.reciprocal(z)
+    torch.square(z)
+    torch.sqrt(z)
+    torch.rsqrt(z)
+    torch.exp(z)
+    torch.exp2(z)
+    torch.expm1(z)
+    torch.log(z)
+    torch.log1p(z)
+    torch.log2(z)
+    torch.log10(z)
+    torch.sin(z)
+    torch.cos(z)
+    torch.tan(z)
+    torch.sinh(z)
+    torch.cosh(z)
+    torch.tanh(z)
+    torch.asin(z)
+    torch.acos(z)
+    torch.atan(z)
+    torch.asinh(z)
+    torch.acosh(z)
+    torch.atanh(z)
+    torch.sigmoid(z)
+    torch.sinc(z)
+    torch.isnan(z)
+    torch.isinf(z)
+    torch.isfinite(z)
+    torch.conj_physical(z)
+    torch.logical_not(z)
     ~m
     m & ~m
     m | m
@@ -1008,8 +1101,9 @@ def inputs(row: str, library: Any, dtype: str) -> dict[str, Any]:
     for name in dict.fromkeys(compile(row, row, "eval").co_names):
         if name in INPUTS:
             array = np.ascontiguousarray(INPUTS[name])
-            floating = array.dtype.kind == "f"
-            tensor = library.tensor(array.astype(dtype) if floating else array)
+            floating = array.dtype.kind in "fc"
+            kind = {"float32": "complex64", "float64": "complex128"}[dtype] if array.dtype.kind == "c" else dtype
+            tensor = library.tensor(array.astype(kind) if floating else array)
             tensors[name] = tensor.requires_grad_() if floating and name not in CONSTANT else tensor
     return tensors
 
@@ -1021,6 +1115,7 @@ def outcome(row: str, library: Any, dtype: str) -> list[Any]:
     total = None
     for value in _flat(result):
         if getattr(value, "requires_grad", False) is True and value.grad_fn is not None:
+            value = library.view_as_real(value) if value.is_complex() else value
             weights = np.cos(np.arange(value.numel(), dtype=np.float64)).reshape(tuple(value.shape)) + 1.5
             part = (value.double() * library.tensor(weights)).sum()
             total = part if total is None else total + part

@@ -38,6 +38,7 @@ PROGRAMS = {
         "grad_scaler",
         "inference_mode",
         "checkpoint",
+        "complex_arithmetic",
         "lazy_modules",
         "module_hooks",
         "reentrant_checkpoint",
@@ -109,14 +110,20 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, np.ndarray | np.generic):
-        return {"dtype": str(value.dtype), "shape": list(value.shape), "values": np.asarray(value).ravel().tolist()}
+        return {"dtype": str(value.dtype), "shape": list(value.shape), "values": _elements(np.asarray(value))}
     if hasattr(value, "numpy"):
         dtype = str(value.dtype).rpartition(".")[2]
         array = value.detach().numpy() if dtype != "bfloat16" else value.detach().to(_float32_of(value)).numpy()
-        return {"dtype": dtype, "shape": [int(n) for n in value.shape], "values": array.ravel().tolist()}
+        return {"dtype": dtype, "shape": [int(n) for n in value.shape], "values": _elements(array)}
     if type(value).__name__.lower().endswith("dtype"):
         return str(value).rpartition(".")[2]
     raise TypeError(f"note: got {type(value).__name__}; note tensors, numbers, strings, and lists or dicts of them")
+
+
+def _elements(array: np.ndarray) -> list[Any]:
+    """Return the elements in row-major order; a complex number as two, its real and imaginary parts."""
+    flat = array.ravel()
+    return (flat.view(flat.real.dtype) if np.iscomplexobj(flat) else flat).tolist()
 
 
 def _float32_of(tensor: Any) -> Any:

@@ -20,7 +20,8 @@ from spillgrad_kernels.jit.compile import jit
 from spillgrad_kernels.layout import Layout, Shape, dense, layout_of
 from spillgrad_kernels.memory.buffers import allocator
 from spillgrad_kernels.tables import half
-from spillgrad_kernels.tables.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, trace
+from spillgrad_kernels.tables.formula import CONVERSIONS, FUNCTIONS, Formula, Trace, constants_of, trace
+from spillgrad_kernels.tables.scalar_math import COMPLEX_OPERATORS
 from spillgrad_kernels.threads.atomics import WORD_BYTES
 from spillgrad_kernels.threads.dispatch import Kernel, entry_point, parallel_for
 from spillgrad_kernels.tile_walk import locate, tile_walk
@@ -72,11 +73,14 @@ def build(body: Trace, name: str, pattern: str, dtypes: tuple[np.dtype[Any], ...
     source = _source(body, pattern, dtypes)
     kinds = {dtype.name: np.uint16 if dtype.name in half.HALF else dtype for dtype in (*dtypes, np.dtype(np.int64))}
     like = {f"like_{name}": np.zeros(1, kind) for name, kind in kinds.items()}
-    namespace = {**FUNCTIONS, **_NAMES, **half.NAMES, **like, **body.constants}
+    namespace = {**FUNCTIONS, **COMPLEX_OPERATORS, **_NAMES, **half.NAMES, **like, **body.constants}
     exec(compile(source, f"<{name}>", "exec"), namespace)
     constants = sorted((key, repr(value)) for key, value in body.constants.items())
     digest = hashlib.sha256(f"{source}{constants}".encode()).hexdigest()[:12]
-    return code_address(jit(namespace["loop"], name=f"elementwise.{name}.{pattern}.{digest}", by_address=True), 1)
+    # If products of complex numbers were fused with additions, the imaginary part of z * conj(z) would not be 0.
+    fastmath = set() if any(dtype.kind == "c" for dtype in dtypes) else None
+    loop = jit(namespace["loop"], fastmath=fastmath, name=f"elementwise.{name}.{pattern}.{digest}", by_address=True)
+    return code_address(loop, 1)
 
 
 @functools.cache
@@ -115,7 +119,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-_trace: Callable[[Formula, Any], Trace] = functools.cache(trace)
+_trace: Callable[[Formula, Any, bool], Trace] = functools.cache(trace)
 
 
 class CallPlan(NamedTuple):
@@ -195,8 +199,11 @@ def prepare(
         walk = tile_walk(shape, dense_copies)
     pattern = "".join("s" if step == 0 else "v" for step in walk.steps[: len(operands)])
     if not isinstance(formula, Trace):
-        number = next((layout.dtype for layout in operands if layout.dtype.name in CONVERSIONS), arrays[-1].dtype)
-        formula = _trace(formula, CONVERSIONS.get(number.name, number.type))
+        found = [layout.dtype for layout in (*operands, arrays[-1])]
+        number = next((d for d in found if d.kind == "c"), None) or next(
+            (d for d in found[:-1] if d.name in CONVERSIONS), found[-1]
+        )
+        formula = _trace(formula, constants_of(number), number.kind == "c")
     loop = build(formula, name, pattern, tuple([layout.dtype for layout in arrays]))
     results = tuple([(allocator(shape, kind), kind) for kind in kinds])
     words = np.array([loop, walk.loops.shape[1], *walk.loops.reshape(-1)], np.int64)

@@ -2,7 +2,8 @@
 
 A derivative's parameters name the values that it needs: `g` (the gradient of the result), `result`, or an input.
 Autograd saves the values that derivatives name, and no others. Formulas use `where` instead of branches (see
-`formula.py`). An input without a derivative gets no gradient.
+`formula.py`). An input without a derivative gets no gradient. `complex_derivatives.py` says which rows take complex
+numbers.
 """
 
 import math
@@ -19,6 +20,8 @@ from spillgrad_kernels.tables.scalar_math import (
     atan2,
     atanh,
     ceil,
+    conj,
+    copysign,
     cos,
     cosh,
     digamma,
@@ -56,7 +59,8 @@ from spillgrad_kernels.tables.scalar_math import (
 class Row:
     """One elementwise operation.
 
-    `result` is the dtype: "same" (as the operands), "float" (the same, but default float for integers) or "bool".
+    `result` is the dtype: "same" (as the operands), "float" (the same, but default float for integers), "bool", or
+    "real" (that of the real and imaginary parts of the operands).
     """
 
     name: str
@@ -104,6 +108,7 @@ row(
 row("floor_divide", lambda self, other: floor_divide(self, other), self=_zero, other=_zero)
 row("neg", lambda self: -self, self=lambda g: -g)
 row("abs", lambda self: abs(self), self=lambda g, self: where(self > 0, g, where(self < 0, -g, 0)))
+row("conj", lambda self: conj(self), self=lambda g: conj(g))
 row("square", lambda self: self * self, self=lambda g, self: g * (2 * self))
 row("cube", lambda self: self * self * self, self=lambda g, self: g * (3 * (self * self)))
 row("reciprocal", lambda self: 1 / self, result="float", self=lambda g, result: -g * (result * result))
@@ -399,9 +404,8 @@ row(
     "heaviside", lambda self, values: where(self == 0, values, where(self > 0, 1, 0)),
     self=_zero, values=lambda g, self: where(self == 0, g, 0),
 )  # fmt: skip
-# 1 / other has the sign of other, even if other is 0 or -0.
 row(
-    "copysign", lambda self, other: where((other < 0) | (1 / other < 0), -abs(self), abs(self)), result="float",
+    "copysign", lambda self, other: copysign(self, other), result="float",
     self=lambda g, self, result: where(self == 0, 0, where(self == result, g, -g)), other=_zero,
 )  # fmt: skip
 
@@ -412,6 +416,7 @@ row("round", lambda self: round(self), self=_zero)
 row("trunc", lambda self: trunc(self), self=_zero)
 row("frac", lambda self: self - trunc(self), self=lambda g: g)
 row("sign", lambda self: where(self > 0, 1, where(self < 0, -1, 0)), self=_zero)
+row("sgn", lambda self: where(self > 0, 1, where(self < 0, -1, 0)), self=lambda g, self: where(g > g, self, 0))
 
 # Comparisons
 row("eq", lambda self, other: self == other, result="bool")
@@ -425,7 +430,7 @@ row("isinf", lambda self: abs(self) == math.inf, result="bool")
 row("isfinite", lambda self: abs(self) < math.inf, result="bool")
 row("isposinf", lambda self: self == math.inf, result="bool")
 row("isneginf", lambda self: self == -math.inf, result="bool")
-row("signbit", lambda self: (self < 0) | (1 / self < 0), result="bool")
+row("signbit", lambda self: copysign(1, self) < 0, result="bool")
 
 
 # As in PyTorch, a logarithm below -100 counts as -100, and the derivative's denominator is at least 1e-12.

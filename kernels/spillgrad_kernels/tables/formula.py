@@ -5,6 +5,7 @@ symbols in place of numbers (`trace`), it yields straight-line code for kernels.
 differentiable. So formulas use the functions of `scalar_math`, `where` instead of `if`, and no loops.
 """
 
+import functools
 import inspect
 import types
 from collections.abc import Callable, Sequence
@@ -28,13 +29,28 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 CONVERSIONS: dict[str, Callable[..., Any]] = {
     "float16": np.float32, "bfloat16": np.float32, "float32": np.float32, "float64": np.float64,
 }  # fmt: skip
+# How the code of complex numbers spells operators: Numba's own division raises at 0, and its `abs` calls libm.
+_COMPLEX_SPELLING = {"{} / {}": "quotient({}, {})", "abs({})": "magnitude({})"}
+
+
+@functools.cache
+def constants_of(dtype: np.dtype[Any]) -> Callable[[Any], Any]:
+    """Return the function that converts a formula's constants for computing in `dtype`.
+
+    In formulas of complex numbers, real constants stay real: they are compared with absolute values.
+    """
+    if dtype.kind != "c":
+        return CONVERSIONS.get(dtype.name, dtype.type)
+    real = np.float32 if dtype == np.complex64 else np.float64
+    return lambda value: dtype.type(value) if isinstance(value, complex) else real(value)
 
 
 class Trace:
     """Straight-line code: `lines` compute `results` from `inputs`; `constants` maps a name to its number."""
 
-    def __init__(self, inputs: Sequence[str]) -> None:
+    def __init__(self, inputs: Sequence[str], is_complex: bool = False) -> None:
         self.inputs = tuple(inputs)
+        self._spelling = _COMPLEX_SPELLING if is_complex else {}
         self.constants: dict[str, Any] = {}
         self.results: tuple[str, ...] = ()
         self._names: dict[str, str] = {}  # the name of each expression's value: equal expressions are computed once
@@ -57,7 +73,7 @@ class Trace:
     def emit(self, expression: str, *operands: Any) -> "Symbol":
         """Add a line that computes `expression`; return the result's symbol. Each `{}` stands for an operand."""
         names = tuple(map(self.name_of, operands))
-        text = expression.format(*names)
+        text = self._spelling.get(expression, expression).format(*names)
         name = self._names.get(text)
         if name is None:
             name = self._names[text] = f"t{len(self._names)}"
@@ -70,7 +86,7 @@ class Trace:
             return value.name
         # Comparing two numbers, as the derivative of 2**x does, gives a bool, which stays a bool.
         constant = np.bool_(value) if isinstance(value, bool) else self._number(value)
-        digits = str(constant).replace(".", "_").replace("-", "m").replace("+", "p")
+        digits = str(constant).replace(".", "_").replace("-", "m").replace("+", "p").strip("()")
         name = f"c{digits}_{type(constant).__name__}"
         self.constants[name] = constant
         return name
@@ -135,17 +151,41 @@ def parameters(formula: Formula) -> tuple[str, ...]:
 
 
 def with_names(formula: Formula, names: dict[str, Any]) -> Formula:
-    """Return a copy of `formula` in which each name that is a key of `names` refers to the name's value in `names`."""
-    return types.FunctionType(formula.__code__, {**formula.__globals__, **names}, formula.__name__)
+    """Return a copy of `formula` in which each name that is a key of `names` refers to the name's value in `names`.
+
+    The formulas that it calls by other names are copied in the same way.
+    """
+    own = formula.__globals__
+    called = {
+        name: with_names(own[name], names)
+        for name in formula.__code__.co_names
+        if name not in names and isinstance(own.get(name), types.FunctionType)
+    }
+    return types.FunctionType(formula.__code__, {**own, **called, **names}, formula.__name__)
 
 
-def trace(formula: Formula, number: Callable[[float], Any] = float) -> Trace:
+def conjugated(formula: Formula) -> Formula:
+    """Return the derivative of a holomorphic function of complex numbers, from its derivative for real numbers.
+
+    PyTorch's gradient is g * conj(f'(z)). `formula` computes g * f'(z), so conj(formula(conj(g), z)) is that gradient.
+    """
+    names = ", ".join(parameters(formula))
+    given = ", ".join(f"conj({name})" if name == "g" else name for name in parameters(formula))
+    namespace = {"formula": formula, "conj": scalar_math.conj}
+    exec(f"def conjugated({names}): return conj(formula({given}))", namespace)
+    made: Formula = namespace["conjugated"]
+    return made
+
+
+def trace(formula: Formula, number: Callable[[float], Any] = float, is_complex: bool = False) -> Trace:
     """Run `formula` on symbols and return its straight-line code; `number` converts the formula's constants.
+
+    `is_complex` says that operands may be complex.
 
     A formula may return a tuple of results. Raises TypeError if the formula branches on a symbol's value.
     """
     # Without the prefix, a parameter named `min` would hide the function.
-    record = Trace([f"in_{name}" for name in parameters(formula)])
+    record = Trace([f"in_{name}" for name in parameters(formula)], is_complex)
     result = record.apply(formula, [Symbol(record, name) for name in record.inputs], number)
     record.results = tuple([record.name_of(part) for part in (result if isinstance(result, tuple) else (result,))])
     return record

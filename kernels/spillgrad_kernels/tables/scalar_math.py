@@ -3,7 +3,7 @@
 In plain Python, a function here calls NumPy's function, also for arrays, and serves as the oracle. Inside compiled
 code, functions of float32 and float64 are implemented in `vector_math` and the modules beside it, because Numba from
 PyPI has no library of vectorised mathematics and calls libm for one value at a time. Every value agrees with NumPy's to
-2 ulp (`tests/kernels/tables/test_scalar_math.py`).
+2 ulp (`tests/kernels/tables/test_scalar_math.py`). Functions of complex numbers are implemented in `complex_math`.
 """
 
 import functools
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad_kernels.jit.compile import overload, register_jitable
-from spillgrad_kernels.tables import special_math, vector_math, vector_powers, vector_trigonometry
+from spillgrad_kernels.tables import complex_math, special_math, vector_math, vector_powers, vector_trigonometry
 from spillgrad_kernels.tables.vector_code import OPTIONS, select
 
 _IMPLEMENTATIONS = {
@@ -30,7 +30,19 @@ def where(condition: Any, chosen: Any, otherwise: Any) -> Any:
 
 @overload(where, jit_options=OPTIONS, strict=False)
 def _where(condition: Any, chosen: Any, otherwise: Any) -> Any:
+    if _complex_bits((chosen, otherwise)) is not None:
+        return lambda condition, chosen, otherwise: complex(
+            select(condition, chosen.real, otherwise.real), select(condition, chosen.imag, otherwise.imag)
+        )
     return lambda condition, chosen, otherwise: select(condition, chosen, otherwise)
+
+
+def _complex_bits(kinds: tuple[Any, ...]) -> int | None:
+    """Return the size of the complex dtype that arguments of these Numba types promote to; None if all are real."""
+    names = [kind.name for kind in kinds]
+    if not any(name.startswith("complex") for name in names):
+        return None
+    return 64 if all(name in ("complex64", "float32", "bool") for name in names) else 128
 
 
 def _declare(
@@ -44,6 +56,7 @@ def _declare(
     has the parameters of the declared function.
     """
     otherwise = otherwise or oracle
+    of_complex = dict(zip((64, 128), complex_math.IMPLEMENTATIONS.get(name, ()), strict=False))
     by_type = dict(zip(("float32", "float64"), _IMPLEMENTATIONS.get(name, ()), strict=False))
     function = form(oracle)
     function.__name__ = function.__qualname__ = name
@@ -51,6 +64,9 @@ def _declare(
 
     @overload(function, jit_options=OPTIONS, strict=False)
     def _implementation(*kinds: Any) -> Any:
+        found = of_complex.get(_complex_bits(kinds))
+        if found is not None:
+            return form(found)
         return form(by_type.get(kinds[0].name, otherwise) if len(set(kinds)) == 1 else otherwise)
 
     return function  # type: ignore[no-any-return]
@@ -83,6 +99,9 @@ def _without_subnormals(function: Callable[..., Any], *dtypes: Any) -> Callable[
 
 
 def _sigmoid(x: Any) -> Any:
+    if np.iscomplexobj(x):
+        e = np.exp(np.where(np.real(x) >= 0, -x, x))
+        return np.where(np.real(x) >= 0, 1, e) / (1 + e)
     e = np.exp(-np.abs(x))
     return np.where(np.asarray(x) >= 0, 1, e) / (1 + e)
 
@@ -102,6 +121,12 @@ def _floor_divide(x: Any, divisor: Any) -> Any:
     return x // divisor
 
 
+@register_jitable(**OPTIONS)
+def _itself(x: Any) -> Any:
+    return x
+
+
+conj = _of_one("conj", "Return the complex conjugate; that of a real number is the number.", np.conj, _itself)
 exp = _of_one("exp", "Return e raised to x.", np.exp)
 expm1 = _of_one("expm1", "Return exp(x) - 1, accurate near 0.", np.expm1)
 log = _of_one("log", "Return the natural logarithm.", np.log)
@@ -152,9 +177,15 @@ round = _of_one("round", "Return the nearest integer; halves go to the even one.
 trunc = _of_one("trunc", "Return x without its fraction.", np.trunc)
 remainder = _of_two("remainder", "Return x modulo y, with the sign of y.", np.remainder, _remainder)
 fmod = _of_two("fmod", "Return x modulo y, with the sign of x.", np.fmod)
+copysign = _of_two("copysign", "Return |x| with the sign of y, which 0 and NaN have too.", np.copysign, math.copysign)
 floor_divide = _of_two(
     "floor_divide", "Return the largest integer not above the exact quotient x / y.", np.floor_divide, _floor_divide
 )
+
+# How formulas of complex numbers divide and take absolute values inside kernels.
+_quotient = _of_two("quotient", "Return x / y, of which one is complex.", np.true_divide)
+_magnitude = _of_one("magnitude", "Return the absolute value of a complex number.", np.abs)
+COMPLEX_OPERATORS = {"quotient": _quotient, "magnitude": _magnitude}
 
 # Functions for kernels that know their arguments' range. Formulas do not call them, as they have no derivatives.
 normal_exp = _of_one(

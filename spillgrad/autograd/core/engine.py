@@ -273,5 +273,10 @@ def _checked(node: Node, results: list[Any]) -> list[Any]:
                 "a backward must return a gradient of its input's shape"
             )
         if grad.dtype is not dtype and grad.dtype != dtype:
+            if grad.dtype.kind == "c" and dtype.kind != "c":
+                raise GraphError(
+                    f"{node.name()}: returned an invalid gradient at index {i}: got {grad.dtype}, wanted {dtype}; a "
+                    "real input has a real gradient: take the real part"
+                )
             results[i] = grad.to(dtype)
     return results

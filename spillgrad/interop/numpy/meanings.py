@@ -133,6 +133,11 @@ median = declare(numpy=True)(_median(sorting.quantile))
 nanmedian = declare(numpy=True)(_median(sorting.nanquantile))
 
 
+@declare(numpy=True)
+def meshgrid(*xi: Tensor, indexing: str = "xy") -> tuple[Tensor, ...]:
+    return join_split.meshgrid(*xi, indexing=indexing)
+
+
 _PAD_MODES = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wrap": "circular"}
 
 
