@@ -30,9 +30,9 @@ from spillgrad_kernels.device_array import device_kernel
 from spillgrad_kernels.tables.random import counters_needed
 
 __all__ = [
-    "arange", "as_tensor", "empty", "empty_like", "eye", "from_dlpack", "from_numpy", "full", "full_like", "linspace",
-    "logspace", "ones", "ones_like", "rand", "rand_like", "randint", "randn", "randn_like", "randperm",
-    "scalar_tensor", "tensor", "to_tensor", "zeros", "zeros_like",
+    "arange", "as_tensor", "empty", "empty_like", "eye", "from_dlpack", "from_numpy", "frombuffer", "full",
+    "full_like", "linspace", "logspace", "ones", "ones_like", "rand", "rand_like", "randint", "randn", "randn_like",
+    "randperm", "scalar_tensor", "tensor", "to_tensor", "zeros", "zeros_like",
 ]  # fmt: skip
 
 
@@ -138,6 +138,23 @@ def from_numpy(array: np.ndarray) -> Tensor:
             f"from_numpy: got {array.dtype.str}, another byte order than this machine's; tensor() copies and converts"
         )
     return Tensor.wrap(array).mark_shared()
+
+
+def frombuffer(
+    buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False
+) -> Tensor:  # fmt: skip
+    """Return a tensor over the memory of an object such as `bytearray`; autograd misses writes through the object.
+
+    The elements begin at the byte `offset`; -1 as `count` takes all. A tensor over read-only memory cannot be written.
+    Raises ArgumentError if the buffer has too few bytes, or none.
+    """
+    try:
+        array = np.frombuffer(buffer, dtypes.as_dtype(dtype), count, offset)
+    except ValueError as error:
+        raise ArgumentError(f"frombuffer: got dtype {dtype}, count {count} and offset {offset}: {error}") from error
+    if not array.size:
+        raise ArgumentError(f"frombuffer: both buffer length ({array.nbytes}) and count ({count}) must not be 0")
+    return from_numpy(array).requires_grad_(requires_grad)
 
 
 def from_dlpack(source: Any) -> Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.errors import ArgumentError, DeviceError, DtypeError, OperandError, ShapeError
+from spillgrad.errors import ArgumentError, DeviceError, DtypeError, GraphError, OperandError, ShapeError
 
 # data: (dtype, nested lists)
 DATA = [
@@ -225,6 +225,11 @@ def test_filling_in_place_counts_as_a_change_and_needs_no_leaf():
         (lambda: sg.full((2,), 300, dtype="int8"), ArgumentError, "int8 cannot hold"),
         (lambda: sg.from_numpy([1]), OperandError, "from_numpy: got list"),
         (lambda: sg.from_numpy(np.arange(3, dtype=">f4")), ArgumentError, "another byte order"),
+        (lambda: sg.frombuffer(b"abc", dtype=sg.float32), ArgumentError, "buffer size must be a multiple"),
+        (lambda: sg.frombuffer(b"abcd", dtype=sg.int16, count=3), ArgumentError, "buffer is smaller"),
+        (lambda: sg.frombuffer(b"", dtype=sg.uint8), ArgumentError, "must not be 0"),
+        (lambda: sg.frombuffer(1, dtype=sg.uint8), TypeError, "bytes-like object"),
+        (lambda: sg.frombuffer(b"abc", dtype=sg.uint8).add_(1), GraphError, "read-only"),
         (lambda: sg.from_dlpack([1]), OperandError, "from_dlpack: got list"),
         (lambda: sg.zeros(-1), ShapeError, r"zeros: got shape \(-1,\); sizes are 0 or more"),
         (lambda: sg.zeros(2.5), OperandError, "sizes are integers"),
@@ -245,3 +250,12 @@ def test_filling_in_place_counts_as_a_change_and_needs_no_leaf():
 def test_errors_say_what_was_given_and_what_is_wanted(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_tensor_from_a_buffer_shares_its_memory():
+    buffer = bytearray(range(8))
+    x = sg.frombuffer(buffer, dtype=sg.int16, count=2, offset=2)
+    np.testing.assert_array_equal(x, np.array([2, 4], np.uint8) + 256 * np.array([3, 5]))
+    x.zero_()
+    assert buffer == bytes([0, 1, 0, 0, 0, 0, 6, 7])
+    assert sg.frombuffer(buffer, dtype=sg.float32, requires_grad=True).requires_grad

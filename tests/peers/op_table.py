@@ -1012,6 +1012,7 @@ ROWS = tuple(
     torch.empty(2, 3).shape
     torch.empty_like(x).shape
     torch.from_numpy(x.numpy(force=True))
+    torch.frombuffer(bytearray(range(8)), dtype=torch.uint8)
     torch.from_dlpack(x.detach())
     torch.finfo(torch.float32).eps
     torch.iinfo(torch.int32).max
