@@ -1,5 +1,7 @@
 """Adafactor: Adam's second moment by rows and columns alone."""
 
+import math
+
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError
 from spillgrad.ops import creation
@@ -67,4 +69,4 @@ class Adafactor(Optimizer):
 
 
 def _root_mean_square(x: Tensor) -> float:
-    return float(vector_norm(x)) / max(1, x.numel()) ** 0.5
+    return float(vector_norm(x)) / math.sqrt(max(1, x.numel()))

@@ -70,7 +70,7 @@ def _orthogonal(matrix: Tensor, group: Group) -> Tensor:
     """Return a matrix with the singular vectors of another one, whose singular values are near 1, in bfloat16."""
     a, b, c = group["ns_coefficients"]
     is_tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.to("bfloat16")
+    x: Tensor = matrix.to("bfloat16")
     x = x.T if is_tall else x
     x = x / vector_norm(x).clamp(min=group["eps"])
     for _ in range(group["ns_steps"]):
