@@ -16,6 +16,7 @@ from spillgrad.optim.lr_scheduler import (
     ExponentialLR,
     LambdaLR,
     LinearLR,
+    MultiStepLR,
     ReduceLROnPlateau,
     SequentialLR,
     StepLR,
@@ -192,6 +193,20 @@ def test_functions_keep_their_slots_and_attributes_in_the_state():
     step(resumed)
     assert resumed.get_last_lr() == straight.get_last_lr() == [0.5]
     assert LambdaLR(optimizer(1.0), float).state_dict()["lr_lambdas"] == [None]
+
+
+@pytest.mark.parametrize("milestones", [{"2": 1, "4": 2}, [4, 2, 4], {2: 1, 4: 2}])
+def test_milestones_are_counted_however_they_are_saved(milestones):
+    schedule, saved = (MultiStepLR(optimizer(1.0), [3]) for _ in range(2))
+    schedule.load_state_dict({**saved.state_dict(), "milestones": milestones})
+    assert schedule.milestones == {2: 1, 4: 2}
+
+
+@pytest.mark.parametrize("milestones", [{"x": 1}, {"2": "y"}, 5, [[1]]])
+def test_milestones_that_are_no_steps_are_refused(milestones):
+    schedule = MultiStepLR(optimizer(1.0), [3])
+    with pytest.raises(StateDictError, match="how often"):
+        schedule.check_state_dict({**schedule.state_dict(), "milestones": milestones})
 
 
 def test_groups_that_a_plateau_has_no_least_rate_for_are_refused():

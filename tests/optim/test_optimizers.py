@@ -433,3 +433,29 @@ def test_the_state_of_pytorchs_lbfgs_goes_on_here():
     optimizer.load_state_dict(state)
     loss = optimizers._minimise(sg, x, optimizer)
     assert [loss, *x.tolist()] == pytest.approx([*recorded["loss"], *recorded["next"][0]["values"]], rel=1e-6)
+
+
+def orthogonal(matrix, steps):
+    """Return Newton's and Schulz's iteration of Muon in float64."""
+    x = matrix.T if len(matrix) > len(matrix.T) else matrix
+    x = x / np.linalg.norm(x)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+    return x.T if len(matrix) > len(matrix.T) else x
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (3, 5), (4, 4)])
+@pytest.mark.parametrize("rule", [None, "match_rms_adamw"])
+def test_muon_steps_along_orthogonal_matrices(shape, rule):
+    random = np.random.default_rng(0)
+    value, grads = random.standard_normal(shape), random.standard_normal((3, *shape))
+    param, buffer = nn.Parameter(sg.tensor(value)), np.zeros(shape)
+    optimizer = optim.Muon([param], lr=0.1, adjust_lr_fn=rule)
+    scale = math.sqrt(max(1, shape[0] / shape[1])) if rule is None else 0.2 * math.sqrt(max(shape))
+    for grad in grads:
+        param.grad = sg.tensor(grad)
+        optimizer.step()
+        buffer = 0.95 * buffer + 0.05 * grad
+        value = value * (1 - 0.1 * 0.1) - 0.1 * scale * orthogonal(0.05 * grad + 0.95 * buffer, 5)
+    np.testing.assert_allclose(param.detach().numpy(), value, atol=0.01)

@@ -148,6 +148,9 @@ class LRScheduler:
                 f"{type(self).__name__}.load_state_dict: got {sorted(given)}, wanted {sorted(wanted)} of "
                 f"{len(self.optimizer.param_groups)} groups; give the state of the same schedule"
             )
+        for key, value in own.items():
+            if isinstance(value, Counter):
+                _counts(state_dict[key])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state that `state_dict` returned, here or in PyTorch.
@@ -196,13 +199,21 @@ def _restored(present: Any, state: Any) -> Any:
     elif callable(present):
         for name, value in (state or {}).items():
             setattr(present, name, value)
-    elif isinstance(present, Counter):  # JSON has texts as keys; a list names each as often as it counts
-        return Counter({int(key): count for key, count in Counter(state).items()})
+    elif isinstance(present, Counter):
+        return _counts(state)
     elif isinstance(present, list) and present and len(present) == len(state):
         return [_restored(*pair) for pair in zip(present, state, strict=True)]
     else:
         return state
     return present
+
+
+def _counts(state: Any) -> "Counter[int]":
+    """Return how often each number counts. JSON has texts as keys; a list has each as often as it counts."""
+    try:
+        return Counter({int(key): int(count) for key, count in Counter(state).items()})
+    except (TypeError, ValueError) as error:
+        raise StateDictError(f"schedule: got {str(state)[:80]}, wanted how often each step counts") from error
 
 
 def numbers_for_groups(who: str, what: str, value: _T | Sequence[_T], groups: Sequence[Group]) -> list[_T]:

@@ -30,6 +30,7 @@ _CASES = {
         {"lr": 0.1, "alpha": 0.5, "centered": True, "eps": 0.1, "momentum": 0.7, "weight_decay": 0.1},
     ],
     "Rprop": [{}, {"lr": 0.1, "etas": (0.3, 1.7), "step_sizes": (0.05, 0.4)}],
+    "Adafactor": [{}, {"lr": 0.3, "beta2_decay": -0.5, "eps": (1e-3, 0.1), "d": 1.5, "weight_decay": 0.1}],
     "ASGD": [{}, {"lr": 0.1, "lambd": 0.1, "alpha": 0.5, "t0": 4, "weight_decay": 0.1}],
 }  # fmt: skip
 _STEPS = 20
@@ -443,3 +444,42 @@ def states_of_lbfgs(torch, note):
     note("state", {name: _as_noted(value) for name, value in state.items() if name != "al"})
     note("loss", _minimise(torch, x, optimizer))
     note("next", x)
+
+
+def adafactor_of_vectors_and_more(torch, note):
+    random = np.random.default_rng(3)
+    shapes = [(5,), (2, 3, 4), (4, 1), ()]
+    parameters = [torch.nn.Parameter(torch.tensor(random.standard_normal(shape))) for shape in shapes]
+    optimizer = torch.optim.Adafactor(parameters, lr=0.5)
+    for _ in range(6):
+        for parameter, shape in zip(parameters, shapes, strict=True):
+            parameter.grad = torch.tensor(random.standard_normal(shape))
+        optimizer.step()
+    note("parameters", *parameters)
+    for parameter in parameters:
+        names = sorted(name for name in optimizer.state[parameter] if name != "step")
+        note(f"state {list(parameter.shape)}", names, *[optimizer.state[parameter][name] for name in names])
+
+
+def muon(torch, note):
+    matrix = torch.nn.Parameter(torch.ones(3, 2))
+    for name, call, phrase in (
+        ("a vector", lambda: torch.optim.Muon([torch.nn.Parameter(torch.ones(3))]), "Muon only supports 2D parameters"),
+        ("a rule", lambda: torch.optim.Muon([matrix], adjust_lr_fn="x"), "Adjust learning rate function x is not"),
+        ("momentum", lambda: torch.optim.Muon([matrix], momentum=-1.0), ""),
+        ("clipping", lambda: torch.optim.Adafactor([matrix], d=0.5), "Clipping threshold d should be >= 1"),
+        ("decay", lambda: torch.optim.Adafactor([matrix], beta2_decay=0.5), "beta2_decay should be <= 0"),
+        ("eps", lambda: torch.optim.Adafactor([matrix], eps=(-1.0, 0.0)), "epsilon1"),
+    ):
+        note.error(name, call, phrase)
+    optimizer = torch.optim.Muon([matrix])
+    note("options", sorted(optimizer.defaults), list(optimizer.defaults["ns_coefficients"]), optimizer.defaults["eps"])
+    matrix.grad = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
+    optimizer.step()
+    note("buffer", optimizer.state[matrix]["momentum_buffer"])
+    other = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
+    for rule in ("original", "match_rms_adamw"):  # the step is small against the decay, and of bfloat16
+        optimizer = torch.optim.Muon([other], lr=1e-4, weight_decay=1e3, adjust_lr_fn=rule)
+        other.grad = torch.zeros(2, 3)
+        optimizer.step()
+        note(f"no gradient {rule}", other)

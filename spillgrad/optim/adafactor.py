@@ -1,0 +1,72 @@
+"""Adafactor: Adam's second moment by rows and columns alone."""
+
+import math
+
+from spillgrad import dtypes
+from spillgrad.errors import ArgumentError
+from spillgrad.ops import creation
+from spillgrad.ops.norms import vector_norm
+from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State, checked_options
+from spillgrad.tensor import Tensor
+
+
+class Adafactor(Optimizer):
+    """Scale each element's step by the mean squares of its row and of its column; of a vector, by its own.
+
+    Its state of a matrix is one row and one column. `eps` are the least root mean square of gradients (by default that
+    of the dtype) and of parameters, which scale the step; `d` is the largest root mean square of an update. `foreach`
+    is accepted for PyTorch's programs.
+    Source: Shazeer, Stern 2018, "Adafactor: adaptive learning rates with sublinear memory cost", algorithm 4.
+    """
+
+    numbers_in_state = ("step",)
+
+    def __init__(
+        self, params: ParameterList, lr: float = 1e-2, beta2_decay: float = -0.8,
+        eps: tuple[float | None, float] = (None, 1e-3), d: float = 1.0, weight_decay: float = 0.0, *,
+        foreach: bool | None = None, maximize: bool = False,
+    ) -> None:  # fmt: skip
+        options = checked_options("Adafactor", lr=lr, weight_decay=weight_decay)
+        checked_options("Adafactor", epsilon1=eps[0] or 0.0, epsilon2=eps[1])
+        if not beta2_decay <= 0:
+            raise ArgumentError(f"Adafactor: beta2_decay should be <= 0 but is: {beta2_decay}")
+        if not d >= 1:
+            raise ArgumentError(f"Adafactor: Clipping threshold d should be >= 1 but is: {d}")
+        options |= {"beta2_decay": beta2_decay, "eps": tuple(eps), "d": d, "maximize": maximize}
+        super().__init__(params, options)
+
+    def state_tensors(self, group: Group) -> int:
+        return 1  # of vectors; of others less
+
+    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+        if not state:
+            state["step"] = 0
+            if grad.ndim > 1:
+                shape = tuple(grad.shape)
+                state["row_var"] = creation.zeros((*shape[:-1], 1), dtype=grad.dtype, device=grad.device)
+                state["col_var"] = creation.zeros((*shape[:-2], 1, shape[-1]), dtype=grad.dtype, device=grad.device)
+            else:
+                state["variance"] = creation.zeros_like(grad)
+        state["step"] += 1
+        grad = -grad if group["maximize"] else grad
+        eps1, eps2 = group["eps"]
+        eps1 = float(dtypes.finfo(param.dtype).eps) if eps1 is None else eps1
+        share = state["step"] ** group["beta2_decay"]
+        lr = float(group["lr"])
+        rate = max(eps2, _root_mean_square(param)) * min(lr, state["step"] ** -0.5)
+        if group["weight_decay"]:
+            param.mul_(1 - lr * group["weight_decay"])
+        squares = grad * grad
+        if grad.ndim > 1:
+            rows, columns = state["row_var"], state["col_var"]
+            rows.lerp_(squares.mean(-1, keepdim=True), share)
+            columns.lerp_(squares.mean(-2, keepdim=True), share)
+            variance = rows @ columns / rows.mean(-2, keepdim=True).clamp(min=eps1)
+        else:
+            variance = state["variance"].lerp_(squares, share)
+        step = variance.clamp(min=eps1 * eps1).rsqrt() * grad
+        param.add_(step, alpha=-rate / max(1.0, _root_mean_square(step) / group["d"]))
+
+
+def _root_mean_square(x: Tensor) -> float:
+    return float(vector_norm(x)) / math.sqrt(max(1, x.numel()))

@@ -1,0 +1,79 @@
+"""Muon: steps of matrices along orthogonal matrices."""
+
+import math
+
+from spillgrad.errors import ArgumentError
+from spillgrad.ops import creation
+from spillgrad.ops.norms import vector_norm
+from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State, checked_options
+from spillgrad.tensor import Tensor
+
+_RULES = (None, "original", "match_rms_adamw")
+
+
+class Muon(Optimizer):
+    """Step against the orthogonal matrix that is nearest to the momentum of a gradient; weights decay apart from it.
+
+    That is found in bfloat16, by `ns_steps` iterations of Newton and Schulz with a polynomial of these coefficients;
+    its singular values end near 1. The parameters are matrices: give others to another optimizer. `adjust_lr_fn` says
+    how the step depends on their shape: "original", or "match_rms_adamw" for AdamW's learning rates.
+    Raises ArgumentError for parameters that are no matrices.
+    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
+    """
+
+    state_has_shape_of_parameter = True
+
+    def __init__(
+        self, params: ParameterList, lr: float = 1e-3, weight_decay: float = 0.1, momentum: float = 0.95,
+        nesterov: bool = True, ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315),
+        eps: float = 1e-7, ns_steps: int = 5, adjust_lr_fn: str | None = None,
+    ) -> None:  # fmt: skip
+        options = checked_options("Muon", lr=lr, momentum=momentum, weight_decay=weight_decay)
+        if adjust_lr_fn not in _RULES:
+            raise ArgumentError(f"Muon: Adjust learning rate function {adjust_lr_fn} is not supported")
+        if len(ns_coefficients) != 3:
+            raise ArgumentError("Muon: Coefficients must be a tuple of exactly 3 values")
+        if ns_steps >= 100:
+            raise ArgumentError("Muon: Number of steps must be less than 100 for computational efficiency")
+        options |= {
+            "nesterov": nesterov, "ns_coefficients": tuple(ns_coefficients), "eps": eps, "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
+        }  # fmt: skip
+        super().__init__(params, options)
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.ndim != 2:
+                    raise ArgumentError(
+                        "Muon only supports 2D parameters whereas we found a parameter with size: "
+                        f"{tuple(param.shape)}; give it to another optimizer"
+                    )
+
+    def state_tensors(self, group: Group) -> int:
+        return 1
+
+    def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+        if not state:
+            state["momentum_buffer"] = creation.zeros_like(grad)
+        buffer, momentum, lr = state["momentum_buffer"], group["momentum"], float(group["lr"])
+        buffer.lerp_(grad, 1 - momentum)
+        step = _orthogonal(grad.lerp(buffer, momentum) if group["nesterov"] else buffer, group)
+        rows, columns = param.shape
+        if group["adjust_lr_fn"] == "match_rms_adamw":
+            ratio = 0.2 * math.sqrt(max(rows, columns))
+        else:
+            ratio = math.sqrt(max(1, rows / columns))
+        param.mul_(1 - lr * group["weight_decay"])
+        param.add_(step.to(param.dtype), alpha=-lr * ratio)
+
+
+def _orthogonal(matrix: Tensor, group: Group) -> Tensor:
+    """Return a matrix with the singular vectors of another one, whose singular values are near 1, in bfloat16."""
+    a, b, c = group["ns_coefficients"]
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x: Tensor = matrix.to("bfloat16")
+    x = x.T if is_tall else x
+    x = x / vector_norm(x).clamp(min=group["eps"])
+    for _ in range(group["ns_steps"]):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return x.T if is_tall else x
