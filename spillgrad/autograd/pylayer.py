@@ -29,8 +29,8 @@ class PyLayer(CustomFunction):
     """A custom function in Paddle's dialect: static `forward(ctx, ...)` and `backward(ctx, *grads)`, called by `apply`.
 
     Tensors in lists and keyword arguments are inputs too. `backward()` of an output with many elements starts from a
-    gradient of ones, as in Paddle, where other tensors need one. Raises ValueError for a wrong number or type of gradients,
-    for a forward that returns no tensor, and for a leaf that forward returns without `mark_not_inplace`.
+    gradient of ones, as in Paddle, where other tensors need one. Raises ValueError for a wrong number or type of
+    gradients, for a forward that returns no tensor, and for a leaf that forward returns without `mark_not_inplace`.
     """
 
     _context = PyLayerContext

@@ -110,7 +110,7 @@ class Layer(Module):
             if include_self or layer is not self
         )  # fmt: skip
 
-    def register_buffer(self, name: str, tensor: Tensor | None, persistable: bool = True) -> None:  # type: ignore[override]
+    def register_buffer(self, name: str, tensor: Tensor | None, persistable: bool = True) -> None:
         """Register a tensor that is state but is not trained; `state_dict` leaves it out unless it is `persistable`."""
         super().register_buffer(name, tensor, persistable)
 

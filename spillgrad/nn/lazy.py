@@ -67,8 +67,9 @@ def _take_shapes(module: LazyModuleMixin, state_dict: dict[str, Any], prefix: st
     """Materialize each parameter and buffer without shape for which a state dict that is being loaded has a value."""
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
         value = state_dict.get(prefix + name)
-        lacks_shape = isinstance(tensor, UninitializedParameter | UninitializedBuffer)
-        if lacks_shape and value is not None and not is_lazy(value):
+        if value is None or is_lazy(value):
+            continue
+        if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
             tensor.materialize(tuple(value.shape))
 
 

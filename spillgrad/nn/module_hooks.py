@@ -18,6 +18,9 @@ class _Entry:
     def __init__(self, kind: str, hook: Hook, always: bool = False) -> None:
         self.kind, self.hook, self.always = kind, hook, always
 
+    def __call__(self, *args: Any) -> Any:
+        return self.hook(*args)
+
 
 # One dictionary for all kinds, so that a call of a module looks once whether there are any.
 of_all_modules = HookDict()

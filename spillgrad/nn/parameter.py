@@ -62,7 +62,7 @@ class _Uninitialized(Tensor):
         made = creation.empty(
             shape, device=empty.device if device is None else device, dtype=empty.dtype if dtype is None else dtype
         )
-        self.__class__ = self.cls_to_become
+        self.__class__ = self.cls_to_become  # type: ignore[assignment]
         self._set(made._array, made._storage)
         if self._requires_grad:
             self.requires_grad = True  # which the memory has to know too
@@ -73,9 +73,9 @@ class _Uninitialized(Tensor):
         made.__dict__.update(vars(self), _empty=empty)
         return made
 
-    to, cpu, cuda, type_as = map(_conversion, ("to", "cpu", "cuda", "type_as"))  # type: ignore[assignment]
-    half, float, double, bfloat16 = map(_conversion, ("half", "float", "double", "bfloat16"))  # type: ignore[assignment]
-    char, short, int, long = map(_conversion, ("char", "short", "int", "long"))  # type: ignore[assignment]
+    to, cpu, cuda, type_as = map(_conversion, ("to", "cpu", "cuda", "type_as"))
+    half, float, double, bfloat16 = map(_conversion, ("half", "float", "double", "bfloat16"))
+    char, short, int, long = map(_conversion, ("char", "short", "int", "long"))
 
     @property
     def dtype(self) -> Any:
@@ -114,7 +114,7 @@ class _Uninitialized(Tensor):
             "the module that it belongs to once, with inputs of the sizes to come"
         )
 
-    _array = _storage = property(_unusable)  # type: ignore[assignment]
+    _array = _storage = property(_unusable)
 
     def share_memory_(self) -> Self:
         """Raise ArgumentError: there is no memory yet."""

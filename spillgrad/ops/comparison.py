@@ -11,8 +11,8 @@ from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import ARRAYS
 
 __all__ = [
-    "allclose", "eq", "equal", "equal_all", "ge", "greater", "greater_equal", "gt", "isclose", "isfinite", "isinf", "isnan",
-    "isneginf", "isposinf", "le", "less", "less_equal", "lt", "ne", "not_equal", "signbit",
+    "allclose", "eq", "equal", "equal_all", "ge", "greater", "greater_equal", "gt", "isclose", "isfinite", "isinf",
+    "isnan", "isneginf", "isposinf", "le", "less", "less_equal", "lt", "ne", "not_equal", "signbit",
 ]  # fmt: skip
 
 eq = common_function("eq", "Return whether elements are equal.", numpy="equal", standard="equal")

@@ -167,6 +167,7 @@ def nodes(tensor: sg.Tensor) -> list[Any]:
     return list(found.values())
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
 @pytest.mark.parametrize("run_backward", [False, True])
 @pytest.mark.parametrize("hooks", HOOKS)
 @pytest.mark.parametrize("graph", GRAPHS)

@@ -372,7 +372,8 @@ def test_variable_is_the_former_name_of_a_tensor():
     data = sg.ones(2)
     x = Variable(data, requires_grad=True)
     (x * 2).sum().backward()
-    assert Variable is same is sg.Tensor and isinstance(x.grad, Variable) and x.data_ptr() == data.data_ptr()
+    assert Variable is same and type(x) is sg.Tensor and isinstance(x.grad, Variable)
+    assert x.data_ptr() == data.data_ptr()
 
 
 def test_threads_that_use_a_leaf_for_the_first_time_at_once_find_one_accumulator():
