@@ -17,7 +17,8 @@ Where to look:
 * recomputing: `spillgrad.utils.checkpoint`, which runs a function again in backward instead of keeping what it saved;
 * training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`;
 * probability: `spillgrad.distributions`;
-* functions of functions: `spillgrad.func`, derivatives and `vmap`.
+* functions of functions: `spillgrad.func`, derivatives and `vmap`;
+* sparse matrices: `spillgrad.sparse`, products with dense ones.
 """
 
 from importlib import import_module as _import_module
@@ -184,14 +185,15 @@ _bind(_PROTOCOLS)  # all operations are declared now
 
 def __getattr__(name: str) -> _Any:
     """Import a room on first use: few programs use it, and its import takes milliseconds."""
-    if name == "vmap":
-        return _import_module("spillgrad.func").vmap
+    if name in _NAMES_ON_FIRST_USE:
+        return getattr(_import_module(f"spillgrad.{_NAMES_ON_FIRST_USE[name]}"), name)
     if name not in _ROOMS_ON_FIRST_USE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _import_module(f"spillgrad.{name}")
 
 
-_ROOMS_ON_FIRST_USE = ("array_api", "distributions", "func")
+_ROOMS_ON_FIRST_USE = ("array_api", "distributions", "func", "sparse")
+_NAMES_ON_FIRST_USE = {"sparse_coo_tensor": "sparse", "spmm": "sparse", "vmap": "func"}
 
 
 newaxis = None  # in an index: a new dimension of size 1

@@ -37,6 +37,7 @@ PROGRAMS = {
         "func",
         "functional",
         "schedules",
+        "sparse",
         "optimizers",
     ),
     "paddle": ("paddle_autograd",),
