@@ -17,7 +17,8 @@ Where to look:
 * recomputing: `spillgrad.utils.checkpoint`, which runs a function again in backward instead of keeping what it saved;
 * training: `spillgrad.nn`, `spillgrad.optim`, `spillgrad.data`, `spillgrad.models`;
 * probability: `spillgrad.distributions`;
-* functions of functions: `spillgrad.func`, derivatives and `vmap`.
+* functions of functions: `spillgrad.func`, derivatives and `vmap`;
+* sparse matrices: `spillgrad.sparse`, products with dense ones.
 """
 
 from importlib import import_module as _import_module
@@ -203,8 +204,10 @@ _bind(_PROTOCOLS)  # all operations are declared now
 # Few programs use these, so that they are imported on first use.
 _LAZY = frozenset({
     "_dynamo", "accelerator", "array_api", "backends", "compiler", "distributed", "distributions",
-    "func", "hub", "jit", "mps", "multiprocessing", "onnx", "profiler", "random", "version", "xpu",
+    "func", "hub", "jit", "mps", "multiprocessing", "onnx", "profiler", "random", "sparse", "version",
+    "xpu",
 })  # fmt: skip
+_LAZY_NAMES = {"sparse_coo_tensor": "sparse", "spmm": "sparse", "vmap": "func"}
 
 if _TYPE_CHECKING:
     from spillgrad import (
@@ -222,15 +225,16 @@ if _TYPE_CHECKING:
         onnx,
         profiler,
         random,
+        sparse,
         version,
         xpu,
     )  # fmt: skip
 
 
 def __getattr__(name: str) -> _Any:
-    """Import a module of `_LAZY` on first use."""
-    if name == "vmap":
-        return _import_module("spillgrad.func").vmap
+    """Import a module of `_LAZY`, or a name of `_LAZY_NAMES` from its module, on first use."""
+    if name in _LAZY_NAMES:
+        return getattr(_import_module(f"spillgrad.{_LAZY_NAMES[name]}"), name)
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _import_module(f"spillgrad.{name}")

@@ -87,6 +87,7 @@ LATE_IMPORTS = {
     "spillgrad_kernels.jit.compile": "`import spillgrad` must not wait for Numba, which only kernels need",
     "spillgrad.device.dlpack": "`import spillgrad` must not wait for CUDA's driver, which only devices need",
     "spillgrad.interop.numpy": "`import spillgrad` must not wait for the tables that only NumPy's callers need",
+    "spillgrad.ops.tensor_methods": "`import spillgrad` must not wait for sparse tensors, which few programs use",
     "spillgrad.ops.einsum": "only three and more operands need opt_einsum, which may not be installed",
     "spillgrad.spill.offload.residents": "only tensors of a CUDA device need numba-cuda, which may not be installed",
     "spillgrad.spill.save_on_disk": "only tensors of a CUDA device need numba-cuda, which may not be installed",

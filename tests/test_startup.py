@@ -51,7 +51,7 @@ def test_import_does_not_load_what_only_other_libraries_ask_for():
 
 
 def test_import_does_not_load_rooms_that_few_programs_use():
-    rooms = ("spillgrad.distributions", "spillgrad.func")
+    rooms = ("spillgrad.distributions", "spillgrad.func", "spillgrad.sparse")
     assert run(f"import sys, spillgrad; print([n for n in sys.modules if n.startswith({rooms})])") == "[]\n"
 
 

@@ -92,7 +92,8 @@ def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
 
     Raises UnsupportedError for classes without a function; `register_kl` adds one.
     """
-    function = _function_for(type(p), type(q))
+    kinds: Any = type(p), type(q)
+    function = _function_for(*kinds)
     if function is None:
         raise UnsupportedError(
             f"No KL(p || q) is implemented for p type {type(p).__name__} and q type {type(q).__name__}; "

@@ -116,7 +116,7 @@ def _jacobian(
 
 def _joined(parts: list[Tensor], dim: int, output: Tensor, x: Tensor) -> Tensor:
     shape = (*output.shape, *x.shape)
-    return reshape(stack(parts, dim), shape) if parts else zeros_like(output).new_zeros(shape)  # type: ignore[no-any-return]
+    return reshape(stack(parts, dim), shape) if parts else zeros_like(output).new_zeros(shape)
 
 
 def _by_rows(call: RecordedCall) -> list[list[Tensor]]:

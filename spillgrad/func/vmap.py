@@ -63,7 +63,7 @@ def _dims_of(dims: Any, tree: Any) -> Any:
 
 
 def _batch_size(places: list[Any], values: list[Any]) -> int:
-    sizes = set()
+    sizes: set[int] = set()
     for dim, value in zip(places, values, strict=True):
         if dim is None:
             continue

@@ -138,6 +138,8 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     Raises ShapeError if inner sizes differ or batches do not broadcast, DtypeError if dtypes differ.
     """
     if not isinstance(input, Tensor) or not isinstance(other, Tensor):
+        if hasattr(input, "times_dense"):  # a sparse matrix
+            return input.times_dense(other)  # type: ignore[no-any-return]
         input, other = _checked(input, other)
     dims = input.ndim, other.ndim
     if dims == (2, 2):

@@ -162,6 +162,18 @@ class _Further(Tensor):
         """Whether the memory is on the host."""
         return not self.is_cuda
 
+    is_sparse = False
+
+    def to_dense(self) -> Tensor:
+        """Return the tensor itself: it is not sparse."""
+        return self
+
+    def to_sparse(self) -> Any:
+        """Return the elements that are not 0 as a `spillgrad.sparse.SparseTensor`."""
+        from spillgrad.sparse import coo
+
+        return coo.to_sparse(self)
+
     def is_nonzero(self) -> bool:
         """Return whether the only element is not zero. Raises ArgumentError for more or fewer elements."""
         return bool(self)

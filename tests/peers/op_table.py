@@ -1006,6 +1006,8 @@ ROWS = tuple(
     x.new([1, 2]) + x.new([[3.5, 1], [2, 0]]) + x.new(x[:, :2].detach())
     torch.FloatTensor([[1, 2], [3, 4]]), torch.LongTensor([1, 2]), torch.BoolTensor([0, 1]), torch.Tensor([3, 4])
     torch.vmap(lambda row: row * row.sum())(x)
+    torch.spmm(torch.sparse_coo_tensor(torch.tensor([[0, 1, 1], [2, 0, 1]]), v, (2, 3)), q)
+    x.detach().to_sparse().to_dense() * x.to_dense()
     x.clone().detach_()
     x.numpy(force=True)
     torch.is_complex(x)

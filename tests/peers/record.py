@@ -46,6 +46,7 @@ PROGRAMS = {
         "functional",
         "reparametrized",
         "schedules",
+        "sparse",
         "optimizers",
         "data",
     ),
