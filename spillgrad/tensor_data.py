@@ -211,7 +211,7 @@ class TensorData:
 
     def is_contiguous(self, memory_format: Any = None) -> bool:
         """Return whether elements lie in memory without gaps: in row-major order, or with the channels last."""
-        if memory_format in (None, contiguous_format):
+        if memory_format is None or memory_format is contiguous_format:
             return self._array.flags.c_contiguous
         return lies_in(self.shape, self.stride(), memory_format)
 

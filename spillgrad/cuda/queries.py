@@ -4,8 +4,7 @@ CUDA's modules are imported and started only when a device is first used.
 """
 
 import sys
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from spillgrad.errors import DeviceError
 from spillgrad_kernels.cuda.driver.availability import device_count, missing
@@ -76,8 +75,7 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
     return major, minor
 
 
-@dataclass(frozen=True)
-class DeviceProperties:
+class DeviceProperties(NamedTuple):
     """What is known of a device; memory is in bytes."""
 
     name: str

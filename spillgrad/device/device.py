@@ -76,11 +76,10 @@ def as_device(device: Any) -> Device:
 
     Raises DeviceError for a device that cannot be used; the message says what is wrong or missing.
     """
-    if device is None:
-        device = default.device
-    if device is CPU:
+    chosen = default.device if device is None else device
+    if chosen is CPU:
         return CPU
-    name = f"cuda:{device}" if type(device) is int else str(device)
+    name = f"cuda:{chosen}" if type(chosen) is int else str(chosen)
     if name in ("cpu", "cpu:0"):
         return CPU
     kind, _, number = name.partition(":")

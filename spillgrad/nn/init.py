@@ -249,7 +249,14 @@ def _older(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return named(call, name, f"Do `{name}_`; it warns, as PyTorch does.")
 
 
-constant, dirac, eye, normal, uniform = map(_older, (constant_, dirac_, eye_, normal_, uniform_))
-kaiming_normal, kaiming_uniform = map(_older, (kaiming_normal_, kaiming_uniform_))
-xavier_normal, xavier_uniform = map(_older, (xavier_normal_, xavier_uniform_))
-orthogonal, sparse = map(_older, (orthogonal_, sparse_))
+constant = _older(constant_)
+dirac = _older(dirac_)
+eye = _older(eye_)
+kaiming_normal = _older(kaiming_normal_)
+kaiming_uniform = _older(kaiming_uniform_)
+normal = _older(normal_)
+orthogonal = _older(orthogonal_)
+sparse = _older(sparse_)
+uniform = _older(uniform_)
+xavier_normal = _older(xavier_normal_)
+xavier_uniform = _older(xavier_uniform_)

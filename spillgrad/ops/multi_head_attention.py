@@ -50,8 +50,8 @@ class Masks(NamedTuple):
 
     def with_further_key(self) -> "Masks":
         """Return the masks for one more key, the last one, which all queries see."""
-        longer = [None if mask is None else pad(mask, (0, 1)) for mask in (self.key_padding, self.attn)]
-        return Masks(*longer, self.is_causal)
+        key_padding, attn = (None if mask is None else pad(mask, (0, 1)) for mask in (self.key_padding, self.attn))
+        return Masks(key_padding, attn, self.is_causal)
 
 
 def attend(

@@ -31,10 +31,10 @@ def svd(input: Tensor, some: bool = True, compute_uv: bool = True) -> Any:
         u, s, vh = decompositions.svd(input, full_matrices=not some)
         return SVDWithV(u, s, vh.mH)
     rows, columns = input.shape[-2:]
-    like = {"dtype": input.dtype, "device": input.device}
     s = decompositions.svdvals(input)
     lead = input.shape[:-2]
-    return SVDWithV(zeros(*lead, rows, rows, **like), s, zeros(*lead, columns, columns, **like))
+    u, v = (zeros(*lead, n, n, dtype=input.dtype, device=input.device) for n in (rows, columns))
+    return SVDWithV(u, s, v)
 
 
 def chain_matmul(*matrices: Tensor) -> Tensor:
