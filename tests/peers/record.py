@@ -39,6 +39,7 @@ PROGRAMS = {
         "inference_mode",
         "checkpoint",
         "complex_arithmetic",
+        "complex_tensors",
         "lazy_modules",
         "module_hooks",
         "reentrant_checkpoint",
