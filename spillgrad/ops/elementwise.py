@@ -20,6 +20,7 @@ from spillgrad.ops import inplace, operation_source
 from spillgrad.ops.array_casts import as_own, run_formula
 from spillgrad.ops.broadcast import common_shape, shape_error, sum_to
 from spillgrad.ops.call_plan import CallPlan, Planned, computed_dtype, new_plan
+from spillgrad.ops.complex_views import conjugate
 from spillgrad.ops.declaration import Names, declare, named
 from spillgrad.ops.operation import Derivative, Operation
 from spillgrad.ops.placement import computed_anywhere, require_one_device
@@ -163,7 +164,7 @@ OPERATIONS: dict[str, Operation] = {name: _operation(row) for name, row in ROWS.
 
 def tensor_functions() -> dict[str, Callable[..., Any]]:
     """Return {name: function of tensors} for all functions that formulas call."""
-    return {name: OPERATIONS[name] for name in FUNCTIONS}
+    return {name: OPERATIONS.get(name, conjugate) for name in FUNCTIONS}  # only `conj` is no row
 
 
 def call(name: str, *operands: Any, out: Tensor | None = None) -> Tensor:
