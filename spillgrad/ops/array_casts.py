@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.errors import ArgumentError, DtypeError
+from spillgrad.errors import ArgumentError, ComplexDtypeError, DtypeError
 from spillgrad_kernels.cpu.copying import copy
 from spillgrad_kernels.cpu.elementwise import elementwise
 from spillgrad_kernels.device_array import ARRAYS, is_on_device
@@ -93,9 +93,8 @@ def compute_dtype(dtype: dtypes.DType) -> dtypes.DType:
 def require_floats(name: str, dtype: dtypes.DType) -> None:
     """Raise DtypeError, for the operation `name`, unless tensors of `dtype` hold real floating-point numbers."""
     if not dtypes.is_floating_point(dtype):
-        raise DtypeError(
-            f"{name}: got a tensor of {dtype}; wanted floating-point numbers: convert it with .to(float32)"
-        )
+        error = ComplexDtypeError if dtypes.is_complex(dtype) else DtypeError
+        raise error(f"{name}: got a tensor of {dtype}; wanted floating-point numbers: convert it with .to(float32)")
 
 
 def require_inexact(name: str, dtype: dtypes.DType) -> None:
@@ -107,7 +106,7 @@ def require_inexact(name: str, dtype: dtypes.DType) -> None:
 def refuse_complex(name: str, dtype: dtypes.DType) -> None:
     """Raise DtypeError, for the operation `name`, if `dtype` is complex: complex numbers have no order."""
     if dtype.kind == "c":
-        raise DtypeError(f"{name}: does not support complex input, got {dtype}; take real, imag or abs")
+        raise ComplexDtypeError(f"{name}: does not support complex input, got {dtype}; take real, imag or abs")
 
 
 def of_number(name: str, value: Any, dtype: dtypes.DType) -> np.ndarray:
@@ -164,13 +163,13 @@ def on_floats(
     return results  # type: ignore[no-any-return]
 
 
-def by_parts(kernel: Callable[..., np.ndarray], *arrays: np.ndarray) -> np.ndarray:
+def by_parts(kernel: Callable[..., np.ndarray], *arrays: np.ndarray, **options: bool) -> np.ndarray:
     """Call a kernel that only moves and adds elements: by `on_floats`, for complex arrays once for each of the parts.
 
-    Either all arrays are complex or none is.
+    Either all arrays are complex or none is. `options` are those of `on_floats`.
     """
     if arrays[0].dtype.kind != "c":
-        return on_floats(kernel, *arrays)
+        return on_floats(kernel, *arrays, **options)
     parts = kernel(*[a.real for a in arrays]), kernel(*[a.imag for a in arrays])
     out = empty(parts[0].shape, arrays[0].dtype)
     out.real, out.imag = parts

@@ -7,7 +7,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.device.device import filled, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
-from spillgrad.ops.array_casts import as_own, compute_dtype, contiguous
+from spillgrad.ops.array_casts import as_own, compute_dtype, contiguous, refuse_complex
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import index_add
@@ -22,6 +22,7 @@ __all__ = ["bincount", "bucketize", "histc", "isin", "searchsorted", "unique", "
 
 def _comparable(array: np.ndarray) -> np.ndarray:
     """Return the array in a dtype that NumPy can sort: float32 for half precision."""
+    refuse_complex("unique or search", array.dtype)
     return array.astype(compute_dtype(array.dtype), copy=False)
 
 

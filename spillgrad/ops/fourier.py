@@ -9,6 +9,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.device.device import as_device, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.ops.arithmetic import mul
 from spillgrad.ops.complex_views import COMPLEX_OF, conjugate, real
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare, named
@@ -18,6 +19,7 @@ from spillgrad.ops.padding import pad
 from spillgrad.ops.rearrange import roll
 from spillgrad.ops.shape import as_tuple, normalize_dims
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import beside
 
 __all__ = [
     "fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "hfft2", "hfftn", "ifft", "ifft2", "ifftn", "ifftshift",
@@ -72,12 +74,8 @@ def _by_real(g: Tensor, dims: Shape, norm: str, self_shape: Shape, size: int) ->
     if size % 2 == 0:
         twice[-1] = 1
     weights = twice.reshape(-1, *(1,) * (half.ndim - along - 1))
-    return _resized(_scaled(half, weights), along, self_shape[along])
+    return _resized(mul(half, Tensor.wrap(beside(half.array, weights))), along, self_shape[along])
 
-
-_scaled: Callable[..., Tensor] = operation(
-    "scale", lambda self, weights: np.asarray(self * weights, self.dtype), self=lambda g, weights: _scaled(g, weights)
-)
 
 _fft_r2c: Callable[..., Tensor] = operation("fft_r2c", _half_forward, self=_by_half)
 _fft_c2r: Callable[..., Tensor] = operation("fft_c2r", _real_forward, self=_by_real)

@@ -205,7 +205,8 @@ def prod(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any =
 
 def _var_forward(self: np.ndarray, dims: Shape, keepdim: bool, correction: float) -> np.ndarray:
     if self.dtype.kind == "c":
-        return _var_forward(self.real, dims, keepdim, correction) + _var_forward(self.imag, dims, keepdim, correction)
+        parts = [_var_forward(part, dims, keepdim, correction) for part in (self.real, self.imag)]
+        return as_own(np.add(*parts))
     return on_floats(lambda a: kernels.var(a, dims, correction, keepdim)[0], self)
 
 

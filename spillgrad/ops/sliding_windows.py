@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad.errors import ArgumentError, ShapeError
-from spillgrad.ops.array_casts import on_floats
+from spillgrad.ops.array_casts import by_parts
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.operation import operation
 from spillgrad.ops.rearrange import constant_pad, crop
@@ -56,7 +56,7 @@ def sum_along(windows: np.ndarray, dim: int, step: int, spacing: int, length: in
 
 
 def _summed_windows(self: np.ndarray, dim: int, size: int, step: int, spacing: int, length: int) -> np.ndarray:
-    return on_floats(lambda windows: sum_along(windows, dim, step, spacing, length), self, device_takes_half=True)
+    return by_parts(lambda windows: sum_along(windows, dim, step, spacing, length), self, device_takes_half=True)
 
 
 windows_along: Callable[..., Tensor] = operation(
@@ -111,7 +111,7 @@ def sum_over_images(patches: np.ndarray, dilation: Pair, stride: Pair, size: Pai
 
 
 def _summed_patches(self: np.ndarray, dilation: Pair, stride: Pair, size: Pair) -> np.ndarray:
-    return on_floats(lambda patches: sum_over_images(patches, dilation, stride, size), self, device_takes_half=True)
+    return by_parts(lambda patches: sum_over_images(patches, dilation, stride, size), self, device_takes_half=True)
 
 
 _im2col: Callable[..., Tensor] = operation(

@@ -12,7 +12,7 @@ from spillgrad import dtypes
 from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, DimensionError, ShapeError
 from spillgrad.ops.arithmetic import lerp
-from spillgrad.ops.array_casts import require_floats
+from spillgrad.ops.array_casts import refuse_complex, require_floats
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import gather, spread_into_zeros
@@ -60,6 +60,7 @@ _sort, _topk = (
 
 
 def _ordered(name: str, input: Tensor, dim: int, descending: bool, count: int | None) -> ValuesAndIndices:
+    refuse_complex(name, input.dtype)
     dim = normalize_dim(name, dim, input.ndim)
     if not input.ndim:
         values, indices = _ordered(name, reshape(input, 1), 0, descending, count)
@@ -151,6 +152,7 @@ _mode = _chosen("mode", _mode_position)
 
 
 def _choose(name: str, operation: Any, input: Tensor, dim: int, keepdim: bool, k: int = 1) -> ValuesAndIndices:
+    refuse_complex(name, input.dtype)
     dim = normalize_dim(name, dim, input.ndim)
     if not input.ndim:
         return ValuesAndIndices(*operation(reshape(input, 1), 0, False, k))
@@ -194,6 +196,7 @@ _nanmedian_of_all = _over_all("nanmedian", _nanmedian_position)
 
 
 def _middle(name: str, of_all: Any, along: Any, input: Tensor, dim: int | None, keepdim: bool, axis: int | None) -> Any:
+    refuse_complex(name, input.dtype)
     dim = axis if dim is None else dim
     if dim is not None:
         return _choose(name, along, input, dim, keepdim)

@@ -10,6 +10,8 @@ from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops.arithmetic import div, mul, sqrt, sub
 from spillgrad.ops.array_casts import require_floats
 from spillgrad.ops.clamp_where import clamp
+from spillgrad.ops.complex_numbers import complex
+from spillgrad.ops.complex_views import REALS, conjugate, imag, real
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import diag
@@ -50,8 +52,9 @@ def cov(
 ) -> Tensor:  # fmt: skip
     """Return the covariances of variables; each row of `input` holds the observations of a variable.
 
-    `fweights` say how often each observation was made, `aweights` how much it counts. Sums are divided by the weighted
-    number of observations less `correction`, or by 0 if the difference is negative: the result is then inf or NaN.
+    In the covariance of two complex variables, the second is conjugated. `fweights` say how often each observation was
+    made, `aweights` how much it counts. Sums are divided by the weighted number of observations less `correction`, or
+    by 0 if the difference is negative: the result is then inf or NaN.
     Shapes: input (variables, observations) gives (variables, variables); (observations,) and () give ().
     Raises ShapeError, DtypeError, ArgumentError.
     """
@@ -60,13 +63,14 @@ def cov(
     if input.dtype == dtypes.bool_:
         raise DtypeError("cov: bool dtype is not supported for input; convert it with .to(float32)")
     rows = input if input.ndim == 2 else reshape(input, (1, -1))
-    if not rows.is_floating_point():
+    if not dtypes.is_differentiable(rows.dtype):
         rows = to_dtype(rows, dtypes.get_default_dtype())
     count = rows.shape[1]
     often, much = _weights("fweights", fweights, count, True), _weights("aweights", aweights, count, False)
-    weights = to_dtype(often, rows.dtype) if often is not None else None
+    real_dtype = REALS.get(rows.dtype, rows.dtype)
+    weights = to_dtype(often, real_dtype) if often is not None else None
     if much is not None:
-        much = to_dtype(much, rows.dtype)
+        much = to_dtype(much, real_dtype)
         weights = much if weights is None else mul(weights, much)
     total: Any = count if weights is None else sum(weights)
     weighted = rows if weights is None else mul(rows, weights)
@@ -76,7 +80,8 @@ def cov(
     else:
         freedom = total - correction
     freedom = clamp(freedom, 0) if isinstance(freedom, Tensor) else max(freedom, 0)
-    products = matmul(centred, transpose(centred if weights is None else mul(centred, weights), 0, 1))
+    others = conjugate(centred if weights is None else mul(centred, weights))
+    products = matmul(centred, transpose(others, 0, 1))
     return squeeze(div(products, freedom))
 
 
@@ -89,8 +94,9 @@ def corrcoef(input: Tensor) -> Tensor:
     covariances = cov(input)
     if not covariances.ndim:
         return div(covariances, covariances)
-    deviations = sqrt(diag(covariances))
-    return clamp(div(div(covariances, unsqueeze(deviations, 1)), deviations), -1, 1)
+    deviations = sqrt(real(diag(covariances)))
+    found = div(div(covariances, unsqueeze(deviations, 1)), deviations)
+    return complex(clamp(real(found), -1, 1), clamp(imag(found), -1, 1)) if found.is_complex() else clamp(found, -1, 1)
 
 
 @declare(method=True)
