@@ -143,7 +143,6 @@ _PROGRAMS = "multi_head_attention_forward"
 _INERT = "get_num_interop_threads is_warn_always_enabled set_flush_denormal set_num_interop_threads set_warn_always"
 _OLDER = "chain_matmul range upsample upsample_bilinear upsample_nearest"
 _PYTORCHS_OWN = "batch_norm gru_cell instance_norm lstm_cell load save version linear_cross_entropy"
-_COMPLEX = "complex imag real view_as_complex view_as_real"
 _GRAPH = "backward data_ptr register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad"
 NOT_COMPARED: dict[str, str] = {
     **dict.fromkeys(f"{_AUTOCAST} {_MODES} {_ANOMALIES} {_GRAPH} {_PROGRAMS}".split(), "programs compare it"),
@@ -151,7 +150,6 @@ NOT_COMPARED: dict[str, str] = {
     **dict.fromkeys(f"{_SETTINGS} {_DETERMINISM} {_INERT}".split(), "a setting"),
     **dict.fromkeys(_MEMORY.split(), "they give the tensor itself, there being one kind of memory"),
     **dict.fromkeys(_OLDER.split(), "an older name, which warns; tests/ops/test_older_names.py compares it"),
-    **dict.fromkeys(_COMPLEX.split(), "complex tensors are for storage and for `fft`"),
     **dict.fromkeys(_PYTORCHS_OWN.split(), "another signature, or a file format, of the same name"),
 }
 # Program -> entry -> reason, of what differs from Paddle.
