@@ -229,11 +229,12 @@ def jacobian(
     each element of the outputs; "forward-mode" runs one, through a recorded backward, for each element of the inputs.
     Choose the mode with fewer elements. `vectorize` changes nothing: the same backwards run.
     Shapes: result[i][j] has the shape of output i, then that of input j.
-    Raises ArgumentError for another strategy.
+    Raises ArgumentError for another strategy; GraphError for complex outputs, in "forward-mode" for complex inputs.
     """
     _check_strategy("jacobian", strategy)
     with enable_grad():
         call = _Call("jacobian", func, inputs, create_graph, strict)
+        _require_real("jacobian", call.outputs.tensors if strategy == "reverse-mode" else call.inputs.tensors)
         blocks = (_by_rows if strategy == "reverse-mode" else _by_columns)(call)
     return call.outputs.like([call.inputs.like(call.finished(row)) for row in blocks])
 
@@ -241,6 +242,16 @@ def jacobian(
 def _check_strategy(who: str, strategy: str) -> None:
     if strategy not in _STRATEGIES:
         raise ArgumentError(f"{who}: got strategy {strategy!r}; wanted one of {', '.join(_STRATEGIES)}")
+
+
+def _require_real(who: str, tensors: Sequence[Tensor]) -> None:
+    """Raise GraphError for a complex tensor, whose elements have two derivatives each."""
+    for tensor in tensors:
+        if tensor.is_complex():
+            raise GraphError(
+                f"{who}: grad can be implicitly created only for real scalar outputs but got {tensor.dtype}; use "
+                "view_as_real"
+            )
 
 
 def _by_rows(call: _Call) -> list[list[Tensor]]:

@@ -93,9 +93,8 @@ def compute_dtype(dtype: dtypes.DType) -> dtypes.DType:
 def require_floats(name: str, dtype: dtypes.DType) -> None:
     """Raise DtypeError, for the operation `name`, unless tensors of `dtype` hold real floating-point numbers."""
     if not dtypes.is_floating_point(dtype):
-        raise DtypeError(
-            f"{name}: got a tensor of {dtype}; wanted floating-point numbers: convert it with .to(float32)"
-        )
+        error = ComplexDtypeError if dtypes.is_complex(dtype) else DtypeError
+        raise error(f"{name}: got a tensor of {dtype}; wanted floating-point numbers: convert it with .to(float32)")
 
 
 def require_inexact(name: str, dtype: dtypes.DType) -> None:

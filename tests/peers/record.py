@@ -34,6 +34,7 @@ PROGRAMS = {
         "grad_mode",
         "checkpoint",
         "complex_arithmetic",
+        "complex_tensors",
         "functional",
         "schedules",
         "optimizers",
