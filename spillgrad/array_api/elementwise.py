@@ -26,7 +26,7 @@ def round(x: Tensor, /) -> Tensor:
     if x.is_complex():
         parts = complex_views.real(x), complex_views.imag(x)
         return complex_numbers.complex(*map(arithmetic.round, parts))
-    return arithmetic.round(x)  # type: ignore[no-any-return]
+    return arithmetic.round(x)
 
 
 @declare(numpy=True)

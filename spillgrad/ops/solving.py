@@ -303,7 +303,7 @@ def _cutoff(a: np.ndarray, largest: np.ndarray, atol: Any, rtol: Any) -> np.ndar
     if relative is None:
         default = max(a.shape[-2:]) * np.finfo(a.dtype).eps
         relative = default if absolute is None else np.where(absolute > 0, 0, default).astype(largest.dtype)
-    return np.maximum(0.0 if absolute is None else absolute, relative * largest)
+    return np.maximum(0.0 if absolute is None else absolute, relative * largest)  # type: ignore[no-any-return]
 
 
 def _pseudoinverse(a: np.ndarray, atol: Any, rtol: Any, hermitian: bool) -> np.ndarray:

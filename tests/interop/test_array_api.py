@@ -110,6 +110,8 @@ CASES = [
     "xp.full(3, 2.0, dtype=xp.float32)", "xp.ones(3, dtype=xp.int8)", "xp.zeros((2, 2), dtype=xp.float64)",
     "xp.zeros((), dtype=xp.int32)", "xp.ones_like(i)", "xp.zeros_like(x, dtype=xp.int64)", "xp.full_like(x, 3)",
     "xp.meshgrid(v, w)", "xp.meshgrid(v, w, indexing='ij')", "xp.tril(x)", "xp.tril(m, k=1)", "xp.triu(x, k=-1)",
+    "xp.round(z * 3)", "xp.sign(z)",
+    "xp.unique_values(xp.concat([z, z]))", "xp.abs(z)", "xp.sqrt(z)", "xp.vecdot(z, z)",
     "xp.from_dlpack(x)", "xp.from_dlpack(x, copy=True)", "xp.astype(x, xp.float32)", "xp.astype(i, xp.float64)",
     "xp.astype(b, xp.int64)", "xp.broadcast_to(v, (3, 4))", "xp.broadcast_arrays(x, v)", "xp.concat([x, y])",
     "xp.concat([x, f], axis=1)", "xp.concat([x, v], axis=None)", "xp.stack([x, y], axis=-1)",

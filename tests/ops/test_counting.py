@@ -14,6 +14,15 @@ WHOLE = RNG.integers(-2, 3, (4, 5))
 REAL = RNG.normal(size=(4, 5))
 
 
+def test_complex_numbers_are_told_apart():
+    z = np.array([[1 + 2j, 1 + 1j, 0], [1 + 2j, -2j, 1 + 1j]])
+    values, inverse, counts = sg.unique(sg.tensor(z), return_inverse=True, return_counts=True)
+    assert values.tolist() == [-2j, 0, 1 + 1j, 1 + 2j]
+    assert counts.tolist() == [1, 1, 2, 2]
+    assert values[inverse].tolist() == z.tolist()
+    assert sg.isin(sg.tensor(z), sg.tensor([1 + 1j, 2j])).tolist() == np.isin(z, [1 + 1j, 2j]).tolist()
+
+
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "float32", "bfloat16"])
 def test_unique_gives_values_in_order_places_and_counts(dtype):
     a = sg.tensor(WHOLE + 2).to(dtype)
