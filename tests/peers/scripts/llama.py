@@ -14,8 +14,8 @@ from torch import nn
 
 TEXT = b"""It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of
 a wife. However little known the feelings or views of such a man may be on his first entering a neighbourhood, this
-truth is so well fixed in the minds of the surrounding families, that he is considered the rightful property of some one or
-other of their daughters."""
+truth is so well fixed in the minds of the surrounding families, that he is considered the rightful property of some
+one or other of their daughters."""
 BATCH, STEPS = 8, 30
 
 
