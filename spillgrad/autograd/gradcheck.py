@@ -194,7 +194,7 @@ class _Check:
 
     def _rows(self, number: int, output: Tensor) -> Iterator[list[np.ndarray]]:
         for place in np.ndindex(output.shape):
-            weights = np.zeros(output.shape, output.dtype)
+            weights = np.zeros(output.shape, output.numpy_dtype)
             weights[place] = 1
             found = self._backward({number: weights})
             yield [

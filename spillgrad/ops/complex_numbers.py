@@ -48,7 +48,7 @@ def complex(real: Tensor, imag: Tensor) -> Tensor:
 
     Raises DtypeError unless both are float32 or both are float64, ShapeError for different shapes.
     """
-    if real.dtype != imag.dtype or real.dtype not in (dtypes.float32, dtypes.float64):
+    if real.dtype != imag.dtype or real.numpy_dtype not in (dtypes.float32, dtypes.float64):
         raise DtypeError(f"complex: got {real.dtype} and {imag.dtype}; wanted float32 twice, or float64")
     if real.shape != imag.shape:
         raise ShapeError(f"complex: got {real.shape} and {imag.shape}; the shapes must be equal: expand one of them")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from spillgrad import dtypes
+from spillgrad import data_type, dtypes
 from spillgrad.device.device import CPU, CUDA, Device, as_device, moved
 from spillgrad.ops.array_casts import cast
 from spillgrad.ops.declaration import declare
@@ -35,10 +35,12 @@ def to_device(tensor: Tensor, device: Device) -> Tensor:
 
 def to_dtype(tensor: Tensor, dtype: Any) -> Tensor:
     """Return the tensor's values as `dtype`, or the tensor itself if it has that dtype."""
-    if tensor.dtype is dtype:
+    present = tensor.numpy_dtype
+    wanted = getattr(dtype, "__numpy_dtype__", dtype)
+    if present is wanted:
         return tensor
-    dtype = dtypes.as_dtype(dtype)
-    return tensor if tensor.dtype == dtype else _to(tensor, dtype)
+    wanted = dtypes.as_dtype(wanted)
+    return tensor if present == wanted else _to(tensor, wanted)
 
 
 @declare(method=True, numpy="copy")
@@ -67,8 +69,10 @@ def to(
     `arguments` are a dtype and a device in either order, or another tensor that has the wanted dtype and device.
     """
     for argument in arguments:
-        if isinstance(argument, Tensor):
-            dtype, device = argument.dtype, argument.device
+        if type(argument) is data_type.dtype:  # most calls
+            dtype = argument
+        elif isinstance(argument, Tensor):
+            dtype, device = argument.numpy_dtype, argument.device
         elif isinstance(argument, bool):
             continue  # PyTorch's positional non_blocking
         elif isinstance(argument, Device | int) or _names_device(argument):

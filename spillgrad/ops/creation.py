@@ -45,7 +45,7 @@ def tensor(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool
     for data that is not numeric or not rectangular, ArgumentError for numbers that an integer dtype cannot hold.
     """
     if isinstance(data, Tensor):
-        wanted = data.dtype if dtype is None else dtypes.as_dtype(dtype)
+        wanted = data.numpy_dtype if dtype is None else dtypes.as_dtype(dtype)
         return _finish(cast(data.array, wanted), requires_grad, data.device if device is None else device)
     if hasattr(data, "__cuda_array_interface__"):
         return tensor(Tensor.wrap(dlpack.import_interface(data)), dtype, device, requires_grad)
@@ -78,7 +78,9 @@ def _natural_dtype(data: Any) -> dtypes.DType:
 
 
 def _dtypes_within(data: Any) -> set[dtypes.DType]:
-    if isinstance(data, Tensor | np.ndarray | np.generic):
+    if isinstance(data, Tensor):
+        return {data.numpy_dtype}
+    if isinstance(data, np.ndarray | np.generic):
         return {data.dtype}
     if not isinstance(data, list | tuple | range):
         return {dtypes.of_scalar(data)}
@@ -265,7 +267,7 @@ def eye(n: int, m: int | None = None, dtype: Any = None, device: Any = None, req
 
 def _like(make: Callable[..., Tensor], doc: str) -> Callable[..., Tensor]:
     def function(input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-        wanted = input.dtype if dtype is None else dtype
+        wanted = input.numpy_dtype if dtype is None else dtype
         place = input.device if device is None else device
         return make(input.shape, dtype=wanted, device=place, requires_grad=requires_grad)
 
@@ -282,7 +284,7 @@ def full_like(
 ) -> Tensor:
     """Return a tensor in the shape and dtype of `input` filled with one value."""
     place = input.device if device is None else device
-    return full(input.shape, fill_value, input.dtype if dtype is None else dtype, place, requires_grad)
+    return full(input.shape, fill_value, input.numpy_dtype if dtype is None else dtype, place, requires_grad)
 
 
 def _drawn(kernel: Callable[..., np.ndarray], count: int, generator: Any, device: Any, *arguments: Any) -> Array:
@@ -336,14 +338,14 @@ randn_like = _like(randn, "Return normal random values in the shape and dtype of
 @declare(method=True)
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with draws from U(a, b); return the tensor."""
-    draws = Tensor.wrap(draw("uniform_", kernels.uniform, tensor.shape, tensor.dtype, generator, tensor.device))
+    draws = Tensor.wrap(draw("uniform_", kernels.uniform, tensor.shape, tensor.numpy_dtype, generator, tensor.device))
     return inplace.copy_(tensor, draws.mul_(b - a).add_(a))  # in place, for the largest tensors of a model
 
 
 @declare(method=True)
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite the tensor with draws from N(mean, std²); return the tensor."""
-    draws = Tensor.wrap(draw("normal_", kernels.normal, tensor.shape, tensor.dtype, generator, tensor.device))
+    draws = Tensor.wrap(draw("normal_", kernels.normal, tensor.shape, tensor.numpy_dtype, generator, tensor.device))
     return inplace.copy_(tensor, draws.mul_(std).add_(mean))
 
 

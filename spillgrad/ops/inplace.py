@@ -206,7 +206,7 @@ class ChangedSlice(Node):
     def __init__(self, base: Tensor, changed: Edge, place: Geometry) -> None:
         super().__init__()
         self.edges = (base.gradient_edge(), changed)
-        self.outputs = (OutputMeta(base.shape, base.dtype, base.device),)
+        self.outputs = (OutputMeta(base.shape, base.numpy_dtype, base.device),)
         self._place = place
 
     def name(self) -> str:
@@ -295,7 +295,7 @@ class _StridedRead(Node):
     def __init__(self, base: Tensor, view: Tensor, place: Geometry) -> None:
         super().__init__()
         self.edges = (base.gradient_edge(),)
-        self.outputs = (OutputMeta(view.shape, view.dtype, view.device),)
+        self.outputs = (OutputMeta(view.shape, view.numpy_dtype, view.device),)
         self._base_shape = base.shape
         self._place = place
 
@@ -317,7 +317,7 @@ def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
     if is_recorded(tensor, from_array):
         return change(tensor, "copy_", _copy, from_array)
     _check_source(from_array.shape, tensor.shape)
-    begin_write(tensor, "copy_", tensor.shape, tensor.dtype)
+    begin_write(tensor, "copy_", tensor.shape, tensor.numpy_dtype)
     assign(tensor.array, from_array.array)
     return tensor
 
@@ -348,7 +348,7 @@ _copy.node_name = "CopyBackwards"  # as PyTorch spells it
 @declare(method=True)
 def fill_(tensor: Tensor, value: Any) -> Tensor:
     """Overwrite the tensor with one value; return the tensor."""
-    return copy_(tensor, value if isinstance(value, Tensor) else np.asarray(value, tensor.dtype))
+    return copy_(tensor, value if isinstance(value, Tensor) else np.asarray(value, tensor.numpy_dtype))
 
 
 @declare(method=True)

@@ -100,6 +100,9 @@ TORCH: dict[str, dict[str, str]] = {
         "chunk": _RIGHT,
         "made in no_grad": _RIGHT,
     },
+    "dtypes.a_dtype_is_one_object_of_one_class": {
+        "whole text": "the text is the name alone, as of NumPy's dtypes; repr says spillgrad.float32",
+    },
     "grad_mode.inference_tensors": {
         "kind": "tensors made in inference mode are ordinary tensors without graph",
         "saved": "tensors made in inference mode are ordinary tensors without graph",

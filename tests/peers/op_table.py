@@ -803,6 +803,7 @@ ROWS = tuple(
     x.ndimension()
     x.is_complex()
     x.is_signed()
+    torch.is_signed(i)
     x.new_empty((2, 3)).shape
     x.new_tensor([1, 2])
     x.clone().detach_()

@@ -36,6 +36,7 @@ PROGRAMS = {
         "functional",
         "schedules",
         "optimizers",
+        "dtypes",
     ),
     "paddle": ("paddle_autograd",),
 }

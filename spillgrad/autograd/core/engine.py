@@ -256,6 +256,6 @@ def _checked(node: Node, results: list[Any]) -> list[Any]:
                 f"{node.name()}: returned an invalid gradient at index {i}: got shape {grad.shape}, wanted {shape}; "
                 "a backward must return a gradient of its input's shape"
             )
-        if grad.dtype is not dtype and grad.dtype != dtype:
+        if grad.numpy_dtype is not dtype and grad.numpy_dtype != dtype:
             results[i] = grad.to(dtype)
     return results
