@@ -28,8 +28,6 @@ from math import e, inf, nan, pi
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from numpy import dtype
-
 from spillgrad import (
     amp,
     autograd,
@@ -52,40 +50,39 @@ from spillgrad.autograd.core.anomaly_mode import is_anomaly_check_nan_enabled, i
 from spillgrad.autograd.core.grad_mode import *
 from spillgrad.autograd.differentiate import grad
 from spillgrad.compilation import compile
-from spillgrad.determinism import *
-from spillgrad.device.default_device import get_default_device, set_default_device
-from spillgrad.device.device import Device as device
-from spillgrad.device.precision import get_float32_matmul_precision, set_float32_matmul_precision
-from spillgrad.dtypes import (
+from spillgrad.data_type import (
     bfloat16,
     complex64,
     complex128,
-    finfo,
+    dtype,
     float16,
     float32,
     float64,
     get_default_dtype,
-    iinfo,
     int8,
     int16,
     int32,
     int64,
-    set_default_dtype,
+    promote_types,
     uint8,
     uint16,
     uint32,
     uint64,
 )  # fmt: skip
-from spillgrad.dtypes import bool_ as bool
-from spillgrad.dtypes import complex64 as cfloat
-from spillgrad.dtypes import complex128 as cdouble
-from spillgrad.dtypes import float16 as half
-from spillgrad.dtypes import float32 as float
-from spillgrad.dtypes import float64 as double
-from spillgrad.dtypes import int16 as short
-from spillgrad.dtypes import int32 as int
-from spillgrad.dtypes import int64 as long
-from spillgrad.dtypes import promote as promote_types
+from spillgrad.data_type import bool_ as bool
+from spillgrad.data_type import complex64 as cfloat
+from spillgrad.data_type import complex128 as cdouble
+from spillgrad.data_type import float16 as half
+from spillgrad.data_type import float32 as float
+from spillgrad.data_type import float64 as double
+from spillgrad.data_type import int16 as short
+from spillgrad.data_type import int32 as int
+from spillgrad.data_type import int64 as long
+from spillgrad.determinism import *
+from spillgrad.device.default_device import get_default_device, set_default_device
+from spillgrad.device.device import Device as device
+from spillgrad.device.precision import get_float32_matmul_precision, set_float32_matmul_precision
+from spillgrad.dtypes import finfo, iinfo, set_default_dtype
 from spillgrad.files import checkpoint
 from spillgrad.files.checkpoint import load_checkpoint, save_checkpoint
 from spillgrad.files.save_load import load, save
@@ -190,6 +187,7 @@ from spillgrad.tensor import (
     is_complex,
     is_floating_point,
     is_inference,
+    is_signed,
     is_tensor,
     numel,
 )  # fmt: skip

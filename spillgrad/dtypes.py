@@ -1,6 +1,11 @@
-"""Data types: NumPy's dtype objects under PyTorch's names, and PyTorch's rules for promoting them.
+"""Data types inside the library: NumPy's dtype objects under PyTorch's names, and PyTorch's rules for promoting them.
 
-Every function that takes a dtype also takes its name ("float32") or a NumPy type.
+There are two kinds of dtype objects. Arrays, kernels, storage and files know NumPy's, which this module has. Users get
+`spillgrad.data_type.dtype`, which also has PyTorch's attributes: `sg.float32`, `x.dtype`, and what public functions
+such as `result_type` return. The two are equal, and have the same hash.
+Users' dtypes, their names ("float32") and NumPy's types come in through `as_dtype`, which gives NumPy's dtype. Code of
+the library reads `x.numpy_dtype` where it keeps a dtype or hands it to a kernel, and where time counts: `x.dtype` looks
+the user's object up, and NumPy converts it each time.
 """
 
 from dataclasses import dataclass
@@ -29,19 +34,20 @@ bool_: DType = np.dtype(np.bool_)
 complex64: DType = np.dtype(np.complex64)
 complex128: DType = np.dtype(np.complex128)
 
-_KNOWN = frozenset({
+# All dtypes that a tensor can have.
+KNOWN = frozenset({
     float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8, uint16, uint32, uint64, bool_, complex64,
     complex128,
 })  # fmt: skip
 _BY_NAME: dict[str, DType] = {
-    **{str(dtype): dtype for dtype in _KNOWN},
+    **{str(dtype): dtype for dtype in KNOWN},
     "half": float16, "float": float32, "double": float64, "short": int16, "int": int32, "long": int64,
     "cfloat": complex64, "cdouble": complex128,
 }  # fmt: skip
 _FLOATING = frozenset({float16, bfloat16, float32, float64})
 HALF = frozenset({float16, bfloat16})
-_COMPLEX = frozenset({complex64, complex128})
 _REAL_PARTS = {complex64: float32, complex128: float64}
+_CATEGORIES = {"b": 0, "i": 1, "u": 1, "f": 2, "V": 2, "c": 3}  # by NumPy's kind, which is "V" for bfloat16
 
 _default_float: DType = float32
 
@@ -62,6 +68,7 @@ def set_default_dtype(dtype: Any) -> None:
 
 def as_dtype(dtype: Any) -> DType:
     """Convert a dtype, NumPy or Python type, or name to a native-endian dtype. Raises DtypeError for other values."""
+    dtype = getattr(dtype, "__numpy_dtype__", dtype)  # NumPy's protocol for other classes of dtypes, and for ours
     if isinstance(dtype, np.dtype):
         found = dtype if dtype.isnative else dtype.newbyteorder("=")
     elif isinstance(dtype, str) and dtype.rpartition(".")[2] in _BY_NAME:
@@ -75,8 +82,8 @@ def as_dtype(dtype: Any) -> DType:
             found = None if dtype is None else np.dtype(dtype)  # type: ignore[assignment]  # NumPy's None is float64
         except (TypeError, ValueError):
             found = None
-    if found not in _KNOWN:
-        raise DtypeError(f"dtype: got {dtype!r}; wanted one of {', '.join(sorted(map(str, _KNOWN)))}")
+    if found not in KNOWN:
+        raise DtypeError(f"dtype: got {dtype!r}; wanted one of {', '.join(sorted(map(str, KNOWN)))}")
     return found
 
 
@@ -105,13 +112,17 @@ class IntegerInfo:
 
 
 def finfo(dtype: Any = None) -> FloatInfo:
-    """Return the limits of a floating-point dtype, by default the default dtype. Raises DtypeError for other dtypes."""
+    """Return the limits of a floating-point dtype, or of the parts of a complex dtype; by default the default dtype.
+
+    Raises DtypeError for other dtypes.
+    """
     wanted = _default_float if dtype is None else as_dtype(dtype)
+    wanted = {complex64: float32, complex128: float64}.get(wanted, wanted)
     if wanted not in _FLOATING:
         raise DtypeError(f"finfo: got {wanted}; wanted a floating-point dtype, or use iinfo")
     limits: Any = ml_dtypes.finfo(wanted)  # type: ignore[no-untyped-call]
     eps, largest, smallest, tiny, normal, resolution = map(
-        float, (limits.eps, limits.max, limits.min, limits.tiny, limits.smallest_normal, limits.resolution)
+        float, (limits.eps, limits.max, limits.min, limits.tiny, limits.smallest_normal, f"1e-{limits.precision}")
     )
     return FloatInfo(int(limits.bits), eps, largest, smallest, tiny, normal, resolution, str(wanted))
 
@@ -127,26 +138,23 @@ def iinfo(dtype: Any) -> IntegerInfo:
 
 def is_floating_point(dtype: Any) -> bool:
     """Return whether values of `dtype` are real floating-point numbers."""
-    return dtype in _FLOATING
+    kind = dtype.kind  # an attribute of both kinds of dtype objects, where a set would compare them
+    return kind == "f" or (kind == "V" and bool(dtype == bfloat16))
 
 
 def is_differentiable(dtype: Any) -> bool:
     """Return whether values of `dtype` can have gradients: floating-point and complex numbers."""
-    return dtype in _FLOATING or dtype in _COMPLEX
+    return is_floating_point(dtype) or is_complex(dtype)
 
 
 def is_complex(dtype: Any) -> bool:
     """Return whether `dtype` is complex."""
-    return dtype in _COMPLEX
+    return dtype.kind == "c"  # type: ignore[no-any-return]
 
 
 def category(dtype: DType) -> int:
     """Return 0 for bool, 1 for integers, 2 for floating-point, 3 for complex; promotion gives the higher category."""
-    if dtype == bool_:
-        return 0
-    if dtype in _FLOATING:
-        return 2
-    return 3 if dtype in _COMPLEX else 1
+    return _CATEGORIES[dtype.kind]
 
 
 def promote(first: DType, second: DType) -> DType:
@@ -202,7 +210,7 @@ def result_type(dtypes: list[tuple[DType, bool]], scalars: list[Any]) -> DType:
 
 def _as_wide(dtype: DType, floating: DType | None) -> DType:
     """Return `dtype`; if it is complex, with parts as wide as a floating-point dtype that is promoted to it."""
-    if dtype in _COMPLEX and floating in _FLOATING:
+    if is_complex(dtype) and floating in _FLOATING:
         return complex128 if floating == float64 else complex64
     return dtype
 

@@ -473,6 +473,11 @@ def is_complex(input: Tensor) -> bool:
     return input.is_complex()
 
 
+def is_signed(input: Tensor) -> bool:
+    """Return whether the elements can be negative."""
+    return input.is_signed()
+
+
 def is_inference(input: Tensor) -> bool:
     """Return whether the tensor's memory was made in `inference_mode`."""
     return input.is_inference()

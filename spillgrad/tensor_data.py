@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from spillgrad import dtypes
+from spillgrad import data_type, dtypes
 from spillgrad.autograd.core.grad_mode import inferring, state
 from spillgrad.device import dlpack
 from spillgrad.device.device import CPU, CUDA, Device, device_of, moved
@@ -148,8 +148,13 @@ class TensorData:
         return self._array.shape
 
     @property
-    def dtype(self) -> dtypes.DType:
+    def dtype(self) -> data_type.dtype:
         """The data type of the elements."""
+        return data_type.BY_NUMPY[self._array.dtype]
+
+    @property
+    def numpy_dtype(self) -> dtypes.DType:
+        """NumPy's dtype of the elements, for internal use: see `spillgrad.dtypes`."""
         return self._array.dtype
 
     @property
@@ -217,11 +222,11 @@ class TensorData:
 
     def is_floating_point(self) -> bool:
         """Return whether the elements are real floating-point numbers."""
-        return dtypes.is_floating_point(self.dtype)
+        return dtypes.is_floating_point(self.numpy_dtype)
 
     def is_complex(self) -> bool:
         """Return whether the elements are complex numbers."""
-        return dtypes.is_complex(self.dtype)
+        return dtypes.is_complex(self.numpy_dtype)
 
     def is_inference(self) -> bool:
         """Return whether the tensor's memory was made in `inference_mode`."""
@@ -229,7 +234,7 @@ class TensorData:
 
     def is_signed(self) -> bool:
         """Return whether the elements can be negative."""
-        return self.dtype.kind not in "ub"
+        return self.numpy_dtype.kind not in "ub"
 
     layout = strided
     # PyTorch's questions about kinds of tensors that do not exist here.
@@ -319,12 +324,12 @@ class TensorData:
                 f"item: a tensor of shape {self.shape} has {self._array.size} elements; only one can become a number"
             )
         value = self.host_array().reshape(())[()]
-        return float(value) if self.dtype == dtypes.bfloat16 else value.item()
+        return float(value) if self.numpy_dtype == dtypes.bfloat16 else value.item()
 
     def tolist(self) -> Any:
         """Return the elements as nested lists of Python numbers."""
         array = self.host_array()
-        return (array.astype(np.float32) if self.dtype == dtypes.bfloat16 else array).tolist()
+        return (array.astype(np.float32) if array.dtype == dtypes.bfloat16 else array).tolist()
 
     def __bool__(self) -> bool:
         if self._array.size != 1:
@@ -353,7 +358,7 @@ class TensorData:
         return complex(self.item())
 
     def __index__(self) -> int:
-        if dtypes.category(self.dtype) > 1:
+        if dtypes.category(self.numpy_dtype) > 1:
             raise DtypeError(
                 f"index: got a tensor of {self.dtype}; only integer tensors of one element can be an index"
             )

@@ -22,8 +22,8 @@ from spillgrad.array_api.linalg import matmul, matrix_transpose, tensordot, vecd
 from spillgrad.array_api.manipulation import *
 from spillgrad.array_api.reductions import *
 from spillgrad.array_api.searching import *
-from spillgrad.dtypes import bool_ as bool
-from spillgrad.dtypes import (
+from spillgrad.data_type import bool_ as bool
+from spillgrad.data_type import (
     complex64,
     complex128,
     float32,

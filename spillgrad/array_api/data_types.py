@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from spillgrad import dtypes
 from spillgrad.array_api.wrapping import NUMBERS
-from spillgrad.dtypes import DType, complex64, complex128, float32, float64
+from spillgrad.data_type import dtype
 from spillgrad.errors import OperandError
 from spillgrad.ops.array_api_names import astype
 from spillgrad.ops.declaration import declare
@@ -22,7 +22,7 @@ class FloatInfo(NamedTuple):
     max: float
     min: float
     smallest_normal: float
-    dtype: DType
+    dtype: dtype
 
 
 class IntegerInfo(NamedTuple):
@@ -31,13 +31,12 @@ class IntegerInfo(NamedTuple):
     bits: int
     max: int
     min: int
-    dtype: DType
+    dtype: dtype
 
 
 def finfo(type: Any, /) -> FloatInfo:
     """Return the limits of a floating-point or complex dtype; `type` is the dtype, or a tensor that has it."""
-    dtype = _dtype_of(type)
-    part = {complex64: float32, complex128: float64}.get(dtype, dtype)
+    part = _dtype_of(type).to_real()
     found = dtypes.finfo(part)
     return FloatInfo(found.bits, found.eps, found.max, found.min, found.smallest_normal, part)
 
@@ -48,8 +47,8 @@ def iinfo(type: Any, /) -> IntegerInfo:
     return IntegerInfo(found.bits, found.max, found.min, _dtype_of(type))
 
 
-def _dtype_of(array_or_dtype: Any) -> DType:
-    return array_or_dtype.dtype if isinstance(array_or_dtype, Tensor) else dtypes.as_dtype(array_or_dtype)
+def _dtype_of(array_or_dtype: Any) -> dtype:
+    return array_or_dtype.dtype if isinstance(array_or_dtype, Tensor) else dtype(array_or_dtype)
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
@@ -63,10 +62,10 @@ def can_cast(from_: Any, to: Any, /) -> bool:
 
 
 @declare(numpy=True)
-def result_type(*arrays_and_dtypes: Any) -> DType:
+def result_type(*arrays_and_dtypes: Any) -> dtype:
     """Return the dtype that tensors, dtypes and Python numbers promote to; of a number, only the kind counts."""
     numbers = [x for x in arrays_and_dtypes if isinstance(x, NUMBERS)]
-    found = [_dtype_of(x) for x in arrays_and_dtypes if not isinstance(x, NUMBERS)]
+    found = [_dtype_of(x).__numpy_dtype__ for x in arrays_and_dtypes if not isinstance(x, NUMBERS)]
     if not found:
         raise OperandError("result_type: got no tensor and no dtype; wanted at least one")
-    return dtypes.result_type([(functools.reduce(dtypes.promote, found), False)], numbers)
+    return dtype(dtypes.result_type([(functools.reduce(dtypes.promote, found), False)], numbers))

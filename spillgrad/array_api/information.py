@@ -3,17 +3,15 @@
 from typing import Any
 
 from spillgrad import dtypes
+from spillgrad.data_type import dtype
 from spillgrad.device.device import CPU, CUDA, Device, as_device
-from spillgrad.dtypes import DType
 from spillgrad.ops.array_api_names import isdtype
 from spillgrad_kernels.cuda.driver.availability import missing
 
 __all__ = ["__array_namespace_info__"]
 
-_STANDARD_DTYPES = (
-    dtypes.bool_, dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64, dtypes.uint8, dtypes.uint16, dtypes.uint32,
-    dtypes.uint64, dtypes.float32, dtypes.float64, dtypes.complex64, dtypes.complex128,
-)  # fmt: skip
+_NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64 complex64 complex128"
+_STANDARD_DTYPES = tuple([dtype(name) for name in _NAMES.split()])
 
 
 class __array_namespace_info__:
@@ -27,15 +25,15 @@ class __array_namespace_info__:
         """Return the device on which tensors are made by default."""
         return CPU
 
-    def default_dtypes(self, *, device: Any = None) -> dict[str, DType]:
+    def default_dtypes(self, *, device: Any = None) -> dict[str, dtype]:
         """Return the dtypes of tensors that are made without a dtype, by kind."""
         as_device(device)
         return {
-            "real floating": dtypes.get_default_dtype(), "complex floating": dtypes.of_scalar(0j),
-            "integral": dtypes.int64, "indexing": dtypes.int64,
+            "real floating": dtype(dtypes.get_default_dtype()), "complex floating": dtype(dtypes.of_scalar(0j)),
+            "integral": dtype("int64"), "indexing": dtype("int64"),
         }  # fmt: skip
 
-    def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, DType]:
+    def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, dtype]:
         """Return the standard's dtypes by name: all, or those of the given kind or kinds."""
         as_device(device)
         return {str(d): d for d in _STANDARD_DTYPES if kind is None or isdtype(d, kind)}

@@ -20,7 +20,7 @@ def promoted(name: str, *operands: Any) -> list[Any]:
 
     Raises OperandError for an operand that is neither tensor nor number, and if no operand is a tensor.
     """
-    found = {x.dtype for x in operands if isinstance(x, Tensor)}
+    found = {x.numpy_dtype for x in operands if isinstance(x, Tensor)}
     if not found or not all(isinstance(x, (Tensor, *NUMBERS)) for x in operands):
         got = ", ".join(type(x).__name__ for x in operands)
         raise OperandError(f"{name}: got {got}; wanted tensors, or a tensor and Python numbers")

@@ -92,7 +92,7 @@ class CustomNode(Node):
         self._ctx = ctx
         ctx._node = weakref.ref(self)
         self._inputs = inputs.layout
-        self._metas: list[tuple[tuple[int, ...], Any]] = [(t.shape, t.dtype) for t in inputs.tensors]
+        self._metas: list[tuple[tuple[int, ...], Any]] = [(t.shape, t.numpy_dtype) for t in inputs.tensors]
         self.edges = tuple(t.gradient_edge() if t.requires_grad else NO_EDGE for t in inputs.tensors)
         self._slots: list[int | None] = []  # for each value that forward returned: its output number, or None
 
@@ -157,7 +157,7 @@ class CustomNode(Node):
                     f"{gradient.shape}, wanted {shape}"
                 )
             gradient = sum_to(gradient, shape)
-        return (gradient if gradient.dtype == dtype else gradient.to(dtype)).mark_shared()
+        return (gradient if gradient.numpy_dtype == dtype else gradient.to(dtype)).mark_shared()
 
     def release(self) -> None:
         self._ctx._freed = True
@@ -284,7 +284,7 @@ class CustomFunction:
             )
         tensors = [value for value in values if isinstance(value, Tensor)]
         if node is not None:
-            node.outputs = tuple(OutputMeta(t.shape, t.dtype, t.device) for t in tensors)
+            node.outputs = tuple(OutputMeta(t.shape, t.numpy_dtype, t.device) for t in tensors)
             numbers = iter(range(len(tensors)))
             node._slots = [next(numbers) if isinstance(value, Tensor) else None for value in values]
         outputs: list[Tensor] = []

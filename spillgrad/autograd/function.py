@@ -159,7 +159,7 @@ class OnceOnly(Node):
         super().__init__()
         self._name = name
         self.edges = tuple(edges)
-        self.outputs = (OutputMeta(output.shape, output.dtype, output.device),)
+        self.outputs = (OutputMeta(output.shape, output.numpy_dtype, output.device),)
 
     def apply(self, grads: list[Any]) -> list[Any]:
         if grads[0] is None:

@@ -140,7 +140,7 @@ def _fresh(tensor: Tensor, create_graph: bool) -> Tensor:
 
 def _unit(like: Tensor, place: int) -> Tensor:
     """Return zeros in the shape of `like`, with a single 1 at index `place` of the flattened tensor."""
-    values = np.zeros(like.shape, like.dtype)
+    values = np.zeros(like.shape, like.numpy_dtype)
     values.reshape(-1)[place] = 1
     return Tensor.wrap(moved(values, like.device))
 

@@ -215,7 +215,7 @@ class _Check:
 
     def _rows(self, number: int, output: Tensor) -> Iterator[list[np.ndarray]]:
         for unit, place in itertools.product(_units(output), np.ndindex(output.shape)):
-            weights = np.zeros(output.shape, output.dtype)
+            weights = np.zeros(output.shape, output.numpy_dtype)
             weights[place] = unit
             found = self._backward({number: weights})
             yield [

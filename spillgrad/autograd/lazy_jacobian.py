@@ -82,7 +82,7 @@ class Jacobian:
         if number not in self._rows:
             with enable_grad():
                 ys = self._ys()
-                unit = np.zeros(ys.shape, ys.dtype)
+                unit = np.zeros(ys.shape, ys.numpy_dtype)
                 unit[(..., number) if self._axis is not None else ...] = 1
                 self._rows[number] = _gradient(ys, self._xs, Tensor.wrap(moved(unit, ys.device)))
         return self._rows[number]

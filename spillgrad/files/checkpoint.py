@@ -286,7 +286,7 @@ class _LeftOut(StoredTensor):
     """A stand-in for a tensor that the files leave out; copying it leaves the model's tensor unchanged."""
 
     def __init__(self, own: Tensor) -> None:
-        super().__init__(Path(), own.dtype, tuple(own.shape), 0)
+        super().__init__(Path(), own.numpy_dtype, tuple(own.shape), 0)
 
     def copy_to(self, tensor: Tensor) -> None:
         pass

@@ -77,7 +77,7 @@ class StoredTensor:
         This needs no further memory if `tensor` is contiguous, on the host, and of the same shape and dtype.
         """
         with no_grad():
-            if tensor.dtype != self.dtype or tensor.shape != self.shape or tensor.is_cuda:
+            if tensor.numpy_dtype != self.dtype or tensor.shape != self.shape or tensor.is_cuda:
                 inplace.copy_(tensor, self)
                 return
             array = tensor.array_to_overwrite()  # this reference keeps it alive: the tensor may not hold it yet
@@ -111,7 +111,7 @@ def write(folder: Path, stem: str, tensors: Mapping[str, Tensor], max_shard_byte
     Raises CheckpointError, before anything is written, for a dtype that the format lacks. Raises OSError if a file
     cannot be written.
     """
-    foreign = [f"{name} ({tensor.dtype})" for name, tensor in tensors.items() if tensor.dtype not in _DTYPE_NAMES]
+    foreign = [f"{name} ({tensor.dtype})" for name, tensor in tensors.items() if tensor.numpy_dtype not in _DTYPE_NAMES]
     if foreign:
         raise CheckpointError(
             f"checkpoint: safetensors files cannot hold {', '.join(foreign)}; convert them, or write them with save()"
@@ -153,7 +153,7 @@ def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> str:
     for name in names:
         tensor = tensors[name]
         end = offset + tensor.nbytes
-        dtype = _DTYPE_NAMES[tensor.dtype]
+        dtype = _DTYPE_NAMES[tensor.numpy_dtype]
         header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()

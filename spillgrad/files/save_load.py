@@ -23,7 +23,7 @@ import safetensors
 import safetensors.numpy
 import xxhash
 
-from spillgrad import dtypes
+from spillgrad import data_type, dtypes
 from spillgrad.device.device import CPU, Device, as_device, moved
 from spillgrad.errors import ArgumentError, CheckpointError, MissingFileError, OperandError
 from spillgrad.files.safetensors_io import START_BYTES, known_layout, reason, refuse_pickles
@@ -298,7 +298,7 @@ _BUILT: dict[str, Callable[[Any], Any]] = {
     "float": float,
     "complex": _complex,
     "bytes": lambda text: base64.b64decode(text, validate=True),
-    "dtype": dtypes.as_dtype,
+    "dtype": data_type.dtype,
     "device": _device,
     "generator_state": _generator_state,
 }

@@ -207,7 +207,7 @@ def rrelu(
 
 
 def _uniform_like(input: Tensor) -> Tensor:
-    return Tensor.wrap(draw("uniform", kernels.uniform, input.shape, input.dtype, None, input.device))
+    return Tensor.wrap(draw("uniform", kernels.uniform, input.shape, input.numpy_dtype, None, input.device))
 
 
 def glu(input: Tensor, dim: int = -1, *, axis: int | None = None) -> Tensor:

@@ -92,7 +92,7 @@ def compute_dtype(dtype: dtypes.DType) -> dtypes.DType:
 
 def require_floats(name: str, dtype: dtypes.DType) -> None:
     """Raise DtypeError, for the operation `name`, unless tensors of `dtype` hold real floating-point numbers."""
-    if not dtypes.is_floating_point(dtype):
+    if dtype.kind != "f" and not dtypes.is_floating_point(dtype):
         error = ComplexDtypeError if dtypes.is_complex(dtype) else DtypeError
         raise error(f"{name}: got a tensor of {dtype}; wanted floating-point numbers: convert it with .to(float32)")
 
@@ -125,7 +125,7 @@ def require_one_dtype(name: str, **operands: Any) -> None:
     """Raise DtypeError, for the operation `name`, unless all operands that are not None have the same dtype."""
     (what, first), *others = operands.items()
     for other_name, other in others:
-        if other is not None and other.dtype != first.dtype:
+        if other is not None and other.dtype is not first.dtype:
             raise DtypeError(
                 f"{name}: got {what} {first.dtype} and {other_name} {other.dtype}; convert one with .to(dtype)"
             )

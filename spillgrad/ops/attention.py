@@ -119,7 +119,7 @@ def scaled_dot_product_attention(
         query, key, value, attn_mask = _grouped(query, key, value, attn_mask)
     batch = _checked_batch(query, key, value)
     if attn_mask is not None:
-        _check_mask(attn_mask, query.dtype, (*batch, query.shape[-2], key.shape[-2]))
+        _check_mask(attn_mask, query.numpy_dtype, (*batch, query.shape[-2], key.shape[-2]))
     scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale)
     query, key, value = (expand_to(x, (*batch, *x.shape[-2:])) for x in (query, key, value))
     is_causal = bool(is_causal)
@@ -166,7 +166,7 @@ def _masked(scores: Any, mask: Tensor) -> tuple[Tensor, np.ndarray]:
     The scores of these queries stay finite, so that softmax gives no NaN.
     """
     mask = expand_to(mask, np.broadcast_shapes(mask.shape, scores.shape[-2:]))
-    is_choice = mask.dtype == dtypes.bool_
+    is_choice = mask.numpy_dtype == dtypes.bool_
     visible = mask.array if is_choice else np.greater(mask.array, -math.inf)
     hidden: np.ndarray = np.logical_not(visible.any(-1, keepdims=True))
     if is_choice:
@@ -176,7 +176,7 @@ def _masked(scores: Any, mask: Tensor) -> tuple[Tensor, np.ndarray]:
 
 def _check_mask(mask: Tensor, dtype: dtypes.DType, shape: tuple[int, ...]) -> None:
     """Raise DtypeError or ShapeError unless the mask fits scores of this dtype and shape."""
-    if mask.dtype != dtypes.bool_ and product_dtype(mask.dtype) != product_dtype(dtype):
+    if mask.dtype != dtypes.bool_ and product_dtype(mask.numpy_dtype) != product_dtype(dtype):
         raise DtypeError(
             f"scaled_dot_product_attention: got a mask of {mask.dtype} for queries of {dtype}; "
             "wanted bool or the same dtype"
@@ -206,7 +206,7 @@ def _checked_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]
         batch = np.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     except ValueError as error:
         raise ShapeError(f"{shapes}; leading dimensions must broadcast") from error
-    dtypes_found = {product_dtype(x.dtype) for x in (query, key, value)}
+    dtypes_found = {product_dtype(x.numpy_dtype) for x in (query, key, value)}
     if not query.is_floating_point() or len(dtypes_found) > 1:
         raise DtypeError(
             f"scaled_dot_product_attention: got query {query.dtype}, key {key.dtype} and value {value.dtype}; "

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from spillgrad import dtypes
+from spillgrad import data_type, dtypes
 from spillgrad.autograd.core import hooks
 from spillgrad.autograd.core.grad_mode import decorated, is_grad_enabled, no_grad, state
 from spillgrad.autograd.core.node import Edge
@@ -142,7 +142,7 @@ class Casting(NamedTuple):
 
     def is_for(self, argument: Any, sources: frozenset[dtypes.DType]) -> bool:
         """Return whether an argument is a tensor on the device, with one of the dtypes `sources`."""
-        is_one = isinstance(argument, Tensor) and argument.dtype in sources
+        is_one = isinstance(argument, Tensor) and argument.numpy_dtype in sources
         return is_one and argument.device.type == self.device_type
 
     def operands(self, operation: Operation, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -153,7 +153,7 @@ class Casting(NamedTuple):
             return tuple([self._converted(argument) for argument in arguments])
 
     def _converted(self, argument: Any) -> Any:
-        if not self.is_for(argument, _CONVERTED) or argument.dtype == self.dtype:
+        if not self.is_for(argument, _CONVERTED) or argument.numpy_dtype == self.dtype:
             return argument
         storage = argument._storage
         if not (storage.trainable or storage.offloaded) or storage.is_inference:
@@ -198,7 +198,9 @@ def product_dtype(dtype: dtypes.DType) -> dtypes.DType:
 def require_products_dtype(name: str, first: Tensor, **others: Tensor | None) -> None:
     """Raise DtypeError unless a product's operands have one dtype, or will have one after conversion by `autocast`."""
     for what, other in others.items():
-        if other is None or other.dtype == first.dtype or product_dtype(other.dtype) == product_dtype(first.dtype):
+        if other is None or other.dtype is first.dtype:
+            continue
+        if product_dtype(other.numpy_dtype) == product_dtype(first.numpy_dtype):
             continue
         raise DtypeError(f"{name}: got input {first.dtype} and {what} {other.dtype}; convert one with .to(dtype)")
 
@@ -286,9 +288,9 @@ def is_autocast_enabled(device_type: str = "cpu") -> bool:
     return state.autocast is not None and state.autocast.device_type == device_type
 
 
-def get_autocast_dtype(device_type: str = "cpu") -> dtypes.DType:
+def get_autocast_dtype(device_type: str = "cpu") -> data_type.dtype:
     """Return the dtype of products in the current `autocast` region; outside any region, the default bfloat16."""
-    return dtypes.bfloat16 if state.autocast is None else state.autocast.dtype
+    return data_type.bfloat16 if state.autocast is None else data_type.BY_NUMPY[state.autocast.dtype]
 
 
 def is_autocast_cache_enabled() -> bool:

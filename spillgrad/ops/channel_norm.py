@@ -186,7 +186,7 @@ def _by_own_statistics(
         running = None, None
     for statistic in running:
         if statistic is not None:
-            inplace.begin_write(statistic, name, statistic.shape, statistic.dtype)
+            inplace.begin_write(statistic, name, statistic.shape, statistic.numpy_dtype)
     return _batch_norm(input, weight, bias, input.shape[1], dims, float(eps), *running, float(momentum))
 
 

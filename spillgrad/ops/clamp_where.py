@@ -28,7 +28,7 @@ def where(
         raise ArgumentError("where: got one of input and other; give both, or the condition alone")
     if input is None or other is None:
         return _true_places(condition)
-    if condition.dtype != dtypes.bool_:
+    if condition.numpy_dtype != dtypes.bool_:
         raise DtypeError(f"where: got a condition of {condition.dtype}; wanted bool, such as x > 0")
     return call("where", condition, input, other, out=out)
 

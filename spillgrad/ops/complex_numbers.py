@@ -40,7 +40,7 @@ def complex(real: Tensor, imag: Tensor) -> Tensor:
 
     Shapes broadcast. Raises DtypeError unless both are float32 or both are float64, ShapeError.
     """
-    if real.dtype != imag.dtype or real.dtype not in (dtypes.float32, dtypes.float64):
+    if real.dtype != imag.dtype or real.numpy_dtype not in (dtypes.float32, dtypes.float64):
         raise DtypeError(f"complex: got {real.dtype} and {imag.dtype}; wanted float32 twice, or float64")
     if real.shape != imag.shape:
         shape = common_shape("complex", (real.shape, imag.shape))

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from spillgrad import dtypes
+from spillgrad import data_type, dtypes
 from spillgrad.device.device import CPU, CUDA, Device, as_device, moved
 from spillgrad.ops.array_casts import cast
 from spillgrad.ops.declaration import declare
@@ -37,13 +37,15 @@ def to_device(tensor: Tensor, device: Device) -> Tensor:
 
 def to_dtype(tensor: Tensor, dtype: Any) -> Tensor:
     """Return the tensor's values as `dtype`, or the tensor itself if it has that dtype. Warns if imaginary parts go."""
-    if tensor.dtype is dtype:
+    present = tensor.numpy_dtype
+    wanted = getattr(dtype, "__numpy_dtype__", dtype)
+    if present is wanted:
         return tensor
-    dtype = dtypes.as_dtype(dtype)
-    if tensor.dtype == dtype:
+    wanted = dtypes.as_dtype(wanted)
+    if present == wanted:
         return tensor
-    warn_of_real_parts(tensor.dtype, dtype)
-    return _to(tensor, dtype)
+    warn_of_real_parts(present, wanted)
+    return _to(tensor, wanted)
 
 
 def warn_of_real_parts(source: dtypes.DType, target: dtypes.DType) -> None:
@@ -82,8 +84,10 @@ def to(
     `non_blocking` and `memory_format` are accepted, and change nothing.
     """
     for argument in arguments:
-        if isinstance(argument, Tensor):
-            dtype, device = argument.dtype, argument.device
+        if type(argument) is data_type.dtype:  # most calls
+            dtype = argument
+        elif isinstance(argument, Tensor):
+            dtype, device = argument.numpy_dtype, argument.device
         elif isinstance(argument, bool):
             continue  # PyTorch's positional non_blocking
         elif isinstance(argument, Device | int) or _names_device(argument):

@@ -52,7 +52,7 @@ def tensor(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool
     if options:
         require_dense("tensor", options)
     if isinstance(data, Tensor):
-        wanted = data.dtype if dtype is None else dtypes.as_dtype(dtype)
+        wanted = data.numpy_dtype if dtype is None else dtypes.as_dtype(dtype)
         return _finish(cast(data.array, wanted), requires_grad, data.device if device is None else device)
     if hasattr(data, "__cuda_array_interface__"):
         return tensor(Tensor.wrap(dlpack.import_interface(data)), dtype, device, requires_grad)
@@ -85,7 +85,9 @@ def _natural_dtype(data: Any) -> dtypes.DType:
 
 
 def _dtypes_within(data: Any) -> set[dtypes.DType]:
-    if isinstance(data, Tensor | np.ndarray | np.generic):
+    if isinstance(data, Tensor):
+        return {data.numpy_dtype}
+    if isinstance(data, np.ndarray | np.generic):
         return {data.dtype}
     if not isinstance(data, list | tuple | range):
         return {dtypes.of_scalar(data)}
@@ -347,7 +349,7 @@ def _like(make: Callable[..., Tensor], doc: str) -> Callable[..., Tensor]:
     def function(
         input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any
     ) -> Tensor:
-        wanted = input.dtype if dtype is None else dtype
+        wanted = input.numpy_dtype if dtype is None else dtype
         place = input.device if device is None else device
         return make(input.shape, dtype=wanted, device=place, requires_grad=requires_grad, **options)
 
@@ -372,7 +374,7 @@ def full_like(
     if options:
         require_dense("full_like", options)
     place = input.device if device is None else device
-    return full(input.shape, fill_value, input.dtype if dtype is None else dtype, place, requires_grad)
+    return full(input.shape, fill_value, input.numpy_dtype if dtype is None else dtype, place, requires_grad)
 
 
 def _drawn(kernel: Callable[..., np.ndarray], count: int, generator: Any, device: Any, *arguments: Any) -> Array:
@@ -442,7 +444,7 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Gener
     if tensor.is_complex():
         uniform_(view_as_real(tensor), a, b, generator=generator)
         return tensor
-    draws = Tensor.wrap(draw("uniform_", kernels.uniform, tensor.shape, tensor.dtype, generator, tensor.device))
+    draws = Tensor.wrap(draw("uniform_", kernels.uniform, tensor.shape, tensor.numpy_dtype, generator, tensor.device))
     return inplace.copy_(tensor, draws.mul_(b - a).add_(a))  # in place, for the largest tensors of a model
 
 
@@ -454,7 +456,7 @@ def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: G
         if mean:
             real(tensor).add_(mean)
         return tensor
-    draws = Tensor.wrap(draw("normal_", kernels.normal, tensor.shape, tensor.dtype, generator, tensor.device))
+    draws = Tensor.wrap(draw("normal_", kernels.normal, tensor.shape, tensor.numpy_dtype, generator, tensor.device))
     return inplace.copy_(tensor, draws.mul_(std).add_(mean))
 
 

@@ -68,7 +68,7 @@ class FusedFunction:
             if isinstance(argument, np.ndarray):
                 argument = Tensor.wrap(native(argument))
             if isinstance(argument, Tensor):
-                key.append((argument.dtype, argument.ndim))
+                key.append((argument.numpy_dtype, argument.ndim))
                 operands.append(argument)
             elif isinstance(argument, float):
                 key.append(float)
@@ -91,12 +91,13 @@ class FusedFunction:
 
     def _record(self, arguments: Sequence[Any], operands: Sequence[Any]) -> "_Variant":
         recorder = Recorder(self.name)
-        tensors = [(o.dtype, o.ndim == 0) for o in operands if isinstance(o, Tensor)]
+        tensors = [(o.numpy_dtype, o.ndim == 0) for o in operands if isinstance(o, Tensor)]
         float_dtype = dtypes.result_type(tensors, [1.0])
         given, names = [], []
         for name, argument in zip(self._names, arguments, strict=True):
             if isinstance(argument, Tensor | np.ndarray):
-                given.append(recorder.input(argument.dtype, argument.ndim))
+                dtype = dtypes.as_dtype(argument.dtype)
+                given.append(recorder.input(dtype, argument.ndim))
                 names.append(name)
             elif isinstance(argument, float):
                 given.append(recorder.input(float_dtype, 0))
@@ -118,7 +119,7 @@ class FusedFunction:
                 )
         if not results:
             raise FusionError(f"{self.name}: returns nothing; wanted a tensor, or a tuple of them")
-        return _Variant(recorder, names, [s.dtype for s in given if type(s) is Symbol], results, several)
+        return _Variant(recorder, names, [s.numpy_dtype for s in given if type(s) is Symbol], results, several)
 
     def __reduce__(self) -> Any:
         module = inspect.getmodule(self.function)
@@ -191,7 +192,7 @@ class _Variant:
         self._slots = tuple([_slot(name) for name in names])
         self._input_dtypes = input_dtypes
         self._values = [result.value for result in results]
-        self._dtypes = [result.dtype for result in results]
+        self._dtypes = [result.numpy_dtype for result in results]
         self._several = several
         self._floating = [k for k, dtype in enumerate(self._dtypes) if dtypes.is_floating_point(dtype)]
         self._reached = [sorted(self._program.reached_by(value)) for value in self._values]

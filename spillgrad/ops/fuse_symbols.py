@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from spillgrad import dtypes
+from spillgrad import data_type, dtypes
 from spillgrad.autograd.core.grad_mode import is_grad_enabled
 from spillgrad.errors import DtypeError, FusionError
 from spillgrad.tensor import Tensor
@@ -56,7 +56,11 @@ class Symbol(Tensor):
         self._ndim = ndim
 
     @property
-    def dtype(self) -> dtypes.DType:
+    def dtype(self) -> data_type.dtype:
+        return data_type.BY_NUMPY[self._dtype]
+
+    @property
+    def numpy_dtype(self) -> dtypes.DType:
         return self._dtype
 
     @property
@@ -81,7 +85,7 @@ class Symbol(Tensor):
         return f"<value {self.value.index} of {self.recorder.name}, {self.dtype}, {self.ndim} dimensions>"
 
     def detach(self) -> "Symbol":
-        return self.recorder.step(_DETACH, {}, (self,), self.dtype, self.dtype)
+        return self.recorder.step(_DETACH, {}, (self,), self._dtype, self._dtype)
 
     def detach_(self) -> NoReturn:
         raise Unrecorded
@@ -149,7 +153,7 @@ def _record_row(name: str, operands: Sequence[Any]) -> Symbol:
     row = ROWS[name]
     values = operands[1:] if name == "where" else operands
     recorder = next(o for o in operands if isinstance(o, Symbol)).recorder
-    found = [o.dtype for o in values if isinstance(o, Symbol)]
+    found = [o.numpy_dtype for o in values if isinstance(o, Symbol)]
     dtype = found[0] if found else dtypes.result_type([], list(values))
     exact = row.result == "bool" or name == "where"
     if dtypes.category(dtype) < 2 and not exact:
@@ -165,11 +169,12 @@ def _record_row(name: str, operands: Sequence[Any]) -> Symbol:
 
 
 def _convert(symbol: Symbol, dtype: dtypes.DType) -> Symbol:
-    if symbol.dtype == dtype:
+    present = symbol.numpy_dtype
+    if present == dtype:
         return symbol
     if dtype == dtypes.bool_:
-        return symbol.recorder.step(lambda self: self != 0, {}, (symbol,), symbol.dtype, dtype)
+        return symbol.recorder.step(lambda self: self != 0, {}, (symbol,), present, dtype)
     if not dtypes.is_floating_point(dtype):
         raise FusionError(f"{symbol.recorder.name}: got a conversion to {dtype}; only to floats and bool can be fused")
-    back = {"self": _TO[str(symbol.dtype)][1]} if dtypes.is_floating_point(symbol.dtype) else {}
+    back = {"self": _TO[str(present)][1]} if dtypes.is_floating_point(present) else {}
     return symbol.recorder.step(_TO[str(dtype)][0], back, (symbol,), dtype, dtype)

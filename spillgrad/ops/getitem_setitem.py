@@ -223,8 +223,8 @@ def setitem(tensor: Tensor, index: Any, value: Any) -> None:
             inplace.change(tensor, "setitem", lambda t, v: _assign(t, to_dtype(v, t.dtype), kept), source)
             return
         require_one_device("setitem", (tensor, source))
-        values = to_dtype(source, tensor.dtype).array
-        inplace.begin_write(tensor, "setitem", tensor.shape, tensor.dtype)
+        values = to_dtype(source, tensor.numpy_dtype).array
+        inplace.begin_write(tensor, "setitem", tensor.shape, tensor.numpy_dtype)
         tensor.array[parsed] = values
     except IndexError as error:
         raise DimensionError(f"index: {error} (the tensor has shape {tensor.shape})") from error

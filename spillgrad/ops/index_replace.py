@@ -256,7 +256,7 @@ def scatter_reduce(
         return reshape(folded, ())
     src = used_part("scatter_reduce", input, index, src)
     if not include_self:
-        lowest, highest = bounds(input.dtype)
+        lowest, highest = bounds(input.numpy_dtype)
         neutral = {"prod": 1, "amax": lowest, "amin": highest}.get(reduce, 0)
         input = scatter(input, dim, index, neutral)
     if reduce in _FOLDS:

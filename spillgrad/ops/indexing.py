@@ -318,7 +318,7 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Te
 
 def check_mask(name: str, mask: Any) -> None:
     """Raise DtypeError unless `mask` is a bool tensor."""
-    if not isinstance(mask, Tensor) or mask.dtype != dtypes.bool_:
+    if not isinstance(mask, Tensor) or mask.numpy_dtype != dtypes.bool_:
         got = f"a mask of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
         raise DtypeError(f"{name}: got {got}; wanted a bool tensor, such as x > 0")
 

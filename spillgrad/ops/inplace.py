@@ -225,7 +225,7 @@ class ChangedSlice(Node):
     def __init__(self, base: Tensor, changed: Edge, place: Geometry, is_complex: bool) -> None:
         super().__init__()
         self.edges = (base.gradient_edge(), changed)
-        self.outputs = (OutputMeta(base.shape, base.dtype, base.device),)
+        self.outputs = (OutputMeta(base.shape, base.numpy_dtype, base.device),)
         self._place = place
         self._is_complex = is_complex  # whether the view is
 
@@ -320,7 +320,7 @@ class _StridedRead(Node):
     def __init__(self, base: Tensor, view: Tensor, place: Geometry) -> None:
         super().__init__()
         self.edges = (base.gradient_edge(),)
-        self.outputs = (OutputMeta(view.shape, view.dtype, view.device),)
+        self.outputs = (OutputMeta(view.shape, view.numpy_dtype, view.device),)
         self._base_shape, self._is_complex = base.shape, base.is_complex()
         self._place = place
 
@@ -350,7 +350,7 @@ def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
     if is_recorded(tensor, from_array):
         return change(tensor, "copy_", _copy, from_array)
     _check_source(from_array.shape, tensor.shape)
-    begin_write(tensor, "copy_", tensor.shape, tensor.dtype)
+    begin_write(tensor, "copy_", tensor.shape, tensor.numpy_dtype)
     assign(tensor.array, from_array.array)
     return tensor
 
@@ -381,7 +381,7 @@ _copy.node_name = "CopyBackwards"  # as PyTorch spells it
 @declare(method=True)
 def fill_(tensor: Tensor, value: Any) -> Tensor:
     """Overwrite the tensor with one value; return the tensor."""
-    return copy_(tensor, value if isinstance(value, Tensor) else of_number("fill_", value, tensor.dtype))
+    return copy_(tensor, value if isinstance(value, Tensor) else of_number("fill_", value, tensor.numpy_dtype))
 
 
 @declare(method=True)

@@ -84,7 +84,7 @@ def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         raise OperandError(f"{name}: got {type(tensors).__name__}; wanted a list or tuple of tensors")
     if not tensors:
         raise ArgumentError(f"{name}: got no tensors; give at least one")
-    dtype = functools.reduce(dtypes.promote, {x.dtype for x in tensors})
+    dtype = functools.reduce(dtypes.promote, {x.numpy_dtype for x in tensors})
     return [to_dtype(x, dtype) for x in tensors]
 
 

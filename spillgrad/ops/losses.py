@@ -40,7 +40,7 @@ def reduced(name: str, losses: Tensor, reduction: str, weights: np.ndarray | Non
         raise ArgumentError(f'{name}: got reduction={reduction!r}; accepted are "mean", "sum" and "none"')
     if weights is None:
         return mean(losses)
-    return div(sum(losses), Tensor.wrap(as_own(weights.sum(dtype=np.float64)).astype(losses.dtype)))
+    return div(sum(losses), Tensor.wrap(as_own(weights.sum(dtype=np.float64)).astype(losses.numpy_dtype)))
 
 
 def require_alike(name: str, input: Tensor, target: Tensor) -> None:

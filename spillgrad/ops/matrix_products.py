@@ -178,7 +178,7 @@ def _checked(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
             raise ShapeError(
                 f"matmul: got {a} and {b}; batch dimensions {a[:-2]} and {b[:-2]} do not broadcast"
             ) from error
-    if input.dtype != other.dtype and product_dtype(input.dtype) != product_dtype(other.dtype):
+    if input.dtype is not other.dtype and product_dtype(input.numpy_dtype) != product_dtype(other.numpy_dtype):
         raise DtypeError(f"matmul: got {input.dtype} and {other.dtype}; convert one with .to(dtype)")
     return input, other
 
@@ -357,7 +357,7 @@ def linear(
     if activation is not None and activation not in ACTIVATIONS:
         raise ArgumentError(f"linear: got activation {activation!r}; wanted None or one of {', '.join(ACTIVATIONS)}")
     check_linear("linear", input, weight, bias, residual)
-    if input.dtype in FLOATS and not is_active():
+    if input.numpy_dtype in FLOATS and not is_active():
         return _fused_linear(input, weight, bias, activation, residual)
     product = linear(input, weight, bias)
     if activation is not None:

@@ -147,7 +147,7 @@ def layer_norm(
 
 def require_parameter_dtype(name: str, input: Tensor, what: str, parameter: Tensor) -> None:
     """Raise DtypeError unless a parameter has the dtype of the input, or is float32 for an input of half precision."""
-    if parameter.dtype != input.dtype and not (input.dtype in HALF and parameter.dtype == float32):
+    if parameter.dtype is not input.dtype and not (input.numpy_dtype in HALF and parameter.numpy_dtype == float32):
         raise DtypeError(f"{name}: got input {input.dtype} and {what} {parameter.dtype}; convert one with .to(dtype)")
 
 

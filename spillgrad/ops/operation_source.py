@@ -235,7 +235,7 @@ def _metadata(structure: Structure, planned: bool) -> Iterator[str]:
     if structure.single:
         yield "node.outputs = (new_output((r0.shape, r0.dtype, device_of(r0))),)"
     else:
-        yield "node.outputs = tuple([new_output((x.shape, x.dtype, x.device)) for x in o])"
+        yield "node.outputs = tuple([new_output((x.shape, x.numpy_dtype, x.device)) for x in o])"
     of_input, arrays = "({0}.shape, {0}.dtype) if isinstance({0}, ARRAYS) else ((), None)", structure.of("a")
     yield f"node._inputs = {_tuple([of_input.format(arrays[i]) for i in structure.metadata])}"
 
@@ -243,7 +243,7 @@ def _metadata(structure: Structure, planned: bool) -> Iterator[str]:
 def _attached(structure: Structure, planned: bool) -> Iterator[str]:
     if not structure.single:
         yield "for i, x in enumerate(o):"
-        yield "    if is_differentiable(x.dtype):"
+        yield "    if is_differentiable(x.numpy_dtype):"
         yield "        x.attach(node, i)"
         return
     attach = ["o0._grad_fn = node", "o0._requires_grad = True"]

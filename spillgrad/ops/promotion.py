@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad import dtypes
+from spillgrad import data_type, dtypes
 from spillgrad.errors import ArgumentError, ComplexDtypeError, DtypeError, OperandError
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.fuse_symbols import Symbol
@@ -39,16 +39,16 @@ def common_dtype(operands: list[Any]) -> dtypes.DType:
     """Return the dtype of arithmetic on operands that `as_operand` returned."""
     kinds = [o for o in operands if isinstance(o, Tensor)]
     numbers = [o for o in operands if not isinstance(o, Tensor)]
-    first = kinds[0].dtype if kinds else None
+    first = kinds[0].numpy_dtype if kinds else None
     limit = 3 if any(isinstance(number, complex) for number in numbers) else 2
-    if first is not None and dtypes.category(first) >= limit and all(t.dtype == first for t in kinds):
+    if first is not None and dtypes.category(first) >= limit and all(t.numpy_dtype == first for t in kinds):
         return first
-    return dtypes.result_type([(t.dtype, t.ndim == 0) for t in kinds], numbers)
+    return dtypes.result_type([(t.numpy_dtype, t.ndim == 0) for t in kinds], numbers)
 
 
-def result_type(*operands: Operand) -> dtypes.DType:
+def result_type(*operands: Operand) -> data_type.dtype:
     """Return the dtype of the result of arithmetic on these tensors and numbers."""
-    return common_dtype([as_operand("result_type", o) for o in operands])
+    return data_type.BY_NUMPY[common_dtype([as_operand("result_type", o) for o in operands])]
 
 
 def promoted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:

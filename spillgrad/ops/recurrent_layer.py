@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spillgrad import dtypes
 from spillgrad.autograd.differentiate import grad
 from spillgrad.ops.array_casts import on_floats
 from spillgrad.ops.operation import Composed, Operation, operation
@@ -313,7 +312,7 @@ def _fits(mode: str, data: Tensor, counts: Sequence[int], state: State, weights:
     tensors = (data, weight_ih, weight_hh, *biases, *state)
     return (
         weight_hr is None and len(biases) != 1 and data.ndim == 2 and min(data.shape) > 0
-        and dtypes.is_floating_point(data.dtype) and all([tensor.dtype == data.dtype for tensor in tensors])
+        and data.is_floating_point() and all([tensor.dtype is data.dtype for tensor in tensors])
         and weight_ih.shape == (rows, data.shape[1]) and weight_hh.shape == (rows, width)
         and all([bias.shape == (rows,) for bias in biases])
         and all([part.shape == (counts[0], width) for part in state])

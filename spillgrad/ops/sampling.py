@@ -141,7 +141,7 @@ def normal(
     if size is not None and tensors:
         raise ArgumentError("normal: got a size and a tensor; the result has the tensors' shape")
     wanted = dtypes.as_dtype(dtype) if dtype is not None else (
-        tensors[0].dtype if tensors else dtypes.get_default_dtype()
+        tensors[0].numpy_dtype if tensors else dtypes.get_default_dtype()
     )  # fmt: skip
     drawn_shape = shape_arguments((size,)) if size is not None else np.broadcast_shapes(*(x.shape for x in tensors))
     draws = draw("normal", kernels.normal, drawn_shape, wanted, generator, place).astype(np.float64)

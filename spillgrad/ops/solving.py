@@ -197,7 +197,7 @@ def _det_gradient(g: Tensor, A: Tensor) -> Tensor:
 
 
 def _det_gradient_composed(g: Tensor, A: Tensor) -> Tensor:
-    computed = A.array if A.is_complex() else A.array.astype(compute_dtype(A.dtype), copy=False)
+    computed = A.array if A.is_complex() else A.array.astype(compute_dtype(A.numpy_dtype), copy=False)
     condition = np.linalg.cond(computed) if computed.size else np.zeros(1)
     if np.all(condition < np.finfo(computed.dtype).eps ** -0.5):
         cofactors = mul(reshape(conjugate(det(A)), (*A.shape[:-2], 1, 1)), mH(inv(A)))

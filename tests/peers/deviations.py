@@ -101,6 +101,9 @@ TORCH: dict[str, dict[str, str]] = {
         "chunk": _RIGHT,
         "made in no_grad": _RIGHT,
     },
+    "dtypes.a_dtype_is_one_object_of_one_class": {
+        "whole text": "the text is the name alone, as of NumPy's dtypes; repr says spillgrad.float32",
+    },
     "grad_scaler.unscaled_gradients": {"nothing to update": "PyTorch asserts, which says nothing under `python -O`"},
     "grad_scaler.states_and_switched_off": {"factor": "PyTorch asserts, which says nothing under `python -O`"},
     "data.iterable_datasets": {"a chain of lists": _ASSERTED},

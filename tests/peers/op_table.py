@@ -1148,6 +1148,7 @@ ROWS = tuple(
     x.ndimension()
     x.is_complex()
     x.is_signed()
+    torch.is_signed(i)
     x.new_empty((2, 3)).shape
     x.new_tensor([1, 2])
     x.new([1, 2]) + x.new([[3.5, 1], [2, 0]]) + x.new(x[:, :2].detach())

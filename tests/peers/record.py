@@ -50,6 +50,7 @@ PROGRAMS = {
         "sparse",
         "optimizers",
         "data",
+        "dtypes",
     ),
     "paddle": ("paddle_autograd", "paddle_layers"),
 }

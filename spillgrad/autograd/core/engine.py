@@ -272,11 +272,11 @@ def _checked(node: Node, results: list[Any]) -> list[Any]:
                 f"{node.name()}: returned an invalid gradient at index {i}: got shape {grad.shape}, wanted {shape}; "
                 "a backward must return a gradient of its input's shape"
             )
-        if grad.dtype is not dtype and grad.dtype != dtype:
-            if grad.dtype.kind == "c" and dtype.kind != "c":
+        if grad.numpy_dtype is not dtype and grad.numpy_dtype != dtype:
+            if grad.numpy_dtype.kind == "c" and dtype.kind != "c":
                 raise GraphError(
-                    f"{node.name()}: returned an invalid gradient at index {i}: got {grad.dtype}, wanted {dtype}; a "
-                    "real input has a real gradient: take the real part"
+                    f"{node.name()}: returned an invalid gradient at index {i}: got {grad.dtype}, wanted {dtype}; "
+                    "a real input has a real gradient: take the real part"
                 )
             results[i] = grad.to(dtype)
     return results

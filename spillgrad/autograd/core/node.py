@@ -335,7 +335,7 @@ class AccumulateGrad(Node):
     def output(self, output_nr: int) -> OutputMeta:
         """Return the leaf's shape, dtype and device, which its gradient must have; rarely needed, so not stored."""
         variable = self.variable
-        return new_output((variable.shape, variable.dtype, variable.device))
+        return new_output((variable.shape, variable.numpy_dtype, variable.device))
 
     def tensor_hooks(self) -> dict[int, HookDict] | None:
         hooks = self.variable._leaf_hooks

@@ -14,6 +14,7 @@ import xxhash
 
 from spillgrad.autograd.core import hooks
 from spillgrad.autograd.core.node import NO_EDGE, Edge
+from spillgrad.data_type import BY_NUMPY
 from spillgrad.device.device import CPU, Device, device_of
 from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.nn.parameter import Buffer, Parameter
@@ -337,7 +338,8 @@ class Offloaded(Tensor):
 
     _storage: OffloadedStorage
     shape = property(operator.attrgetter("_storage._shape"))
-    dtype = property(operator.attrgetter("_storage._dtype"))
+    dtype = property(lambda self: BY_NUMPY[self._storage._dtype])
+    numpy_dtype = property(operator.attrgetter("_storage._dtype"))
     device = property(operator.attrgetter("_storage.device"))
     nbytes = property(operator.attrgetter("_storage._handle.nbytes"))
     itemsize = property(operator.attrgetter("_storage._dtype.itemsize"))
