@@ -176,21 +176,14 @@ from spillgrad.ops.statistics import *
 from spillgrad.ops.strided import *
 from spillgrad.ops.tensor_functions import *
 from spillgrad.ops.tensor_methods import bind as _bind
+from spillgrad.ops.tensor_queries import *
 from spillgrad.ops.trigonometry import *
 from spillgrad.ops.truth import *
 from spillgrad.ops.volume_pooling import max_pool3d
 from spillgrad.ops.window_functions import *
 from spillgrad.spill.disk_offload import disk_offload
 from spillgrad.spill.save_on_disk import save_on_disk
-from spillgrad.tensor import (
-    Tensor,
-    is_complex,
-    is_floating_point,
-    is_inference,
-    is_signed,
-    is_tensor,
-    numel,
-)  # fmt: skip
+from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Size
 from spillgrad.typed_tensors import *
 from spillgrad_kernels.memory.buffers import empty_cache, memory_stats

@@ -453,36 +453,6 @@ class Tensor(TensorData):
         __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _operator
 
 
-def is_tensor(obj: Any) -> bool:
-    """Return whether an object is a tensor."""
-    return isinstance(obj, Tensor)
-
-
-def numel(input: Tensor) -> int:
-    """Return the number of elements."""
-    return input.numel()
-
-
-def is_floating_point(input: Tensor) -> bool:
-    """Return whether the elements are real floating-point numbers."""
-    return input.is_floating_point()
-
-
-def is_complex(input: Tensor) -> bool:
-    """Return whether the elements are complex numbers."""
-    return input.is_complex()
-
-
-def is_signed(input: Tensor) -> bool:
-    """Return whether the elements can be negative."""
-    return input.is_signed()
-
-
-def is_inference(input: Tensor) -> bool:
-    """Return whether the tensor's memory was made in `inference_mode`."""
-    return input.is_inference()
-
-
 def _rebuild(
     kind: type[Tensor], array: np.ndarray, requires_grad: bool, name: str | None, device: str = "cpu"
 ) -> Tensor:
