@@ -139,7 +139,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     """
     if not isinstance(input, Tensor) or not isinstance(other, Tensor):
         if hasattr(input, "times_dense"):  # a sparse matrix
-            return input.times_dense(other)  # type: ignore[no-any-return]
+            return input.times_dense(other)
         input, other = _checked(input, other)
     dims = input.ndim, other.ndim
     if dims == (2, 2):
