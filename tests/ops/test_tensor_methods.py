@@ -98,7 +98,8 @@ IN_PLACE = [name for name in dir(sg.Tensor) if name.endswith("_") and not name.s
 UNARY = [
     name
     for name in IN_PLACE
-    if list(inspect.signature(getattr(sg, name[:-1], lambda a, b: 0)).parameters) == ["input", "out"]
+    if inspect.isroutine(function := getattr(sg, name[:-1], None))
+    and list(inspect.signature(function).parameters) == ["input", "out"]
 ]
 
 
