@@ -5,8 +5,7 @@ follows PyTorch, and this module follows the standard: its functions promote dty
 (the operators of tensors promote as in PyTorch), `max` and `sort` return values alone, `std` divides by n, `squeeze`
 refuses dimensions whose size is not 1. Functions that have gradients in `sg` have gradients in this module, too.
 
-Two parts of the standard are missing: arithmetic of complex numbers, which can be stored, moved and Fourier
-transformed; and the attribute `Tensor.size`, which is PyTorch's method.
+One part of the standard is missing: the attribute `Tensor.size`, which is PyTorch's method.
 
 Source: https://data-apis.org/array-api/2024.12/
 """

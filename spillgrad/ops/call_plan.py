@@ -255,7 +255,9 @@ def computed_dtype(found: Sequence[dtypes.DType]) -> dtypes.DType:
     """Return the dtype of arithmetic on operands of these dtypes: of bool and one other dtype or its complex form."""
     dtype = found[0]
     for other in found:
-        if dtype == dtypes.bool_ or dtypes.is_complex(other):
+        if other.kind == "c":
+            return other
+        if dtype.kind == "b":
             dtype = other
     return dtype
 

@@ -9,11 +9,12 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import DtypeError, ShapeError
-from spillgrad.ops.array_casts import as_own
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.cpu.elementwise import elementwise
 from spillgrad_kernels.device_array import zeros_beside
+from spillgrad_kernels.tables.complex_derivatives import COMPLEX_ROWS
 
 __all__ = ["imag", "real", "view_as_complex", "view_as_real"]
 
@@ -80,7 +81,9 @@ def view_as_complex(input: Tensor) -> Tensor:
     return _view_as_complex(input)
 
 
-_conj: Callable[..., Tensor] = operation("conj", lambda self: as_own(np.conjugate(self)), self=lambda g: _conj(g))
+_conj: Callable[..., Tensor] = operation(
+    "conj", lambda self: elementwise(COMPLEX_ROWS["conj"].forward, "conj", [self], self.dtype), self=lambda g: _conj(g)
+)
 
 
 def conjugate(tensor: Tensor) -> Tensor:

@@ -20,13 +20,14 @@ from spillgrad.ops import inplace, operation_source
 from spillgrad.ops.array_casts import as_own, run_formula
 from spillgrad.ops.broadcast import common_shape, shape_error, sum_to
 from spillgrad.ops.call_plan import CallPlan, Planned, computed_dtype, new_plan
+from spillgrad.ops.complex_views import conjugate
 from spillgrad.ops.declaration import Names, declare, named
 from spillgrad.ops.operation import Derivative, Operation
-from spillgrad.ops.placement import computed_anywhere, require_one_device
+from spillgrad.ops.placement import compute_on_host, computed_anywhere, require_one_device
 from spillgrad.ops.promotion import promoted, refused_complex
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu.elementwise import prepare
-from spillgrad_kernels.device_array import ARRAYS, address_of, is_on_device, prepare_on_device
+from spillgrad_kernels.device_array import ARRAYS, NotOnDevice, address_of, is_on_device, prepare_on_device
 from spillgrad_kernels.layout import Layout, Shape, layout_of
 from spillgrad_kernels.tables.complex_derivatives import COMPLEX_ROWS, HOLOMORPHIC
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS, Row
@@ -163,7 +164,7 @@ OPERATIONS: dict[str, Operation] = {name: _operation(row) for name, row in ROWS.
 
 def tensor_functions() -> dict[str, Callable[..., Any]]:
     """Return {name: function of tensors} for all functions that formulas call."""
-    return {name: OPERATIONS[name] for name in FUNCTIONS}
+    return {name: OPERATIONS.get(name, conjugate) for name in FUNCTIONS}  # only `conj` is no row
 
 
 def call(name: str, *operands: Any, out: Tensor | None = None) -> Tensor:
@@ -222,7 +223,10 @@ def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
     _check_out(row.name, out, shape, device, operands if row.derivatives else ())
     inplace.begin_write(out, row.name, shape, LOOPS[row.name].result_dtype(_dtype_of(arrays)))
     direct = out._array if all([_same_or_apart(out._array, a) for a in arrays]) else None
-    result = LOOPS[row.name].result(*arrays, out=direct)
+    try:
+        result = LOOPS[row.name].result(*arrays, out=direct)
+    except NotOnDevice:
+        result = compute_on_host(row.name, LOOPS[row.name].result, *arrays)
     if result is not out.array:
         np.copyto(out.array, result, casting="unsafe")
     return out  # type: ignore[no-any-return]

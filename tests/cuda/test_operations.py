@@ -460,6 +460,21 @@ def test_complex_tensors_are_stored_and_moved_on_a_device():
         np.testing.assert_array_equal(found.numpy(force=True), wanted)
 
 
+@pytest.mark.filterwarnings("ignore::spillgrad.errors.HostComputeWarning")
+def test_the_host_computes_complex_numbers_of_a_device():
+    values = RNG.normal(size=(3, 2)) + 1j * RNG.normal(size=(3, 2))
+    here, there = (sg.tensor(values, device=device).requires_grad_() for device in ("cpu", "cuda"))
+    for z in (here, there):
+        result = (z.exp() * 2j + z.real).abs()
+        assert (result.device, result.dtype) == (z.device, "float64")
+        result.sum().backward()
+    np.testing.assert_allclose(there.grad.numpy(force=True), here.grad.numpy(), 1e-12)
+    changed = there.detach().clone()
+    changed += 1j
+    sg.mul(changed, 2, out=changed)
+    np.testing.assert_allclose(changed.numpy(force=True), 2 * (values + 1j), 1e-15)
+
+
 def test_a_step_of_a_model_that_moved_without_its_optimizer_names_both_devices():
     layer = sg.nn.Linear(2, 2)
     optimizer = sg.optim.AdamW(layer.parameters())

@@ -130,14 +130,12 @@ _SETTINGS = """
 """
 _MEMORY = "pin_memory share_memory_"
 _PYTORCHS_OWN = "batch_norm gru_cell instance_norm lstm_cell load save version linear_cross_entropy"
-_COMPLEX = "complex imag real view_as_complex view_as_real"
 _GRAPH = "backward data_ptr register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad"
 NOT_COMPARED: dict[str, str] = {
     **dict.fromkeys(f"{_AUTOCAST} {_MODES} {_ANOMALIES} {_GRAPH}".split(), "programs compare it"),
     **dict.fromkeys(f"{_RANDOM} {_DRAWN} {_DRAWN_TOO}".split(), "random numbers are each library's own"),
     **dict.fromkeys(_SETTINGS.split(), "a setting"),
     **dict.fromkeys(_MEMORY.split(), "they give the tensor itself, there being one kind of memory"),
-    **dict.fromkeys(_COMPLEX.split(), "complex tensors are for storage and for `fft`"),
     **dict.fromkeys(_PYTORCHS_OWN.split(), "another signature, or a file format, of the same name"),
 }
 # Program -> entry -> reason, of what differs from Paddle.

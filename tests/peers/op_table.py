@@ -141,6 +141,11 @@ ROWS = tuple(
     F.tanhshrink(z)
     torch.mul(z, torch.tensor(2.0, dtype=torch.float64))
     torch.ldexp(z, ij)
+    torch.real(z * 1)
+    torch.imag(z * 1)
+    torch.view_as_real(z)
+    torch.view_as_complex(torch.stack([x, y], -1))
+    torch.complex(x, y)
     torch.abs(z)
     torch.angle(z)
     torch.sgn(z)
@@ -199,8 +204,8 @@ ROWS = tuple(
     z.stride()
     z.real.stride()
     z.imag.storage_offset()
-    torch.real(z)
-    torch.imag(z)
+    torch.real(z) * 1
+    torch.imag(z) * 1
     torch.view_as_real(z)
     torch.view_as_real(z.T[1:])
     torch.view_as_complex(torch.stack([x, y], -1))

@@ -154,16 +154,16 @@ if not SIMULATED:
 
         overload(function, strict=False)(of_two if function.__code__.co_argcount == 2 else of_one)
 
-    def _itself(x: Any) -> Any:
+    def _integer_itself(x: Any) -> Any:
         return x
 
     _OF_FLOATS = {
         "sigmoid": _sigmoid, "logaddexp": _logaddexp, "remainder": _remainder, "floor_divide": _floor_divide,
-        "digamma": special_math.digamma, "polygamma": special_math.polygamma, "conj": _itself,
+        "digamma": special_math.digamma, "polygamma": special_math.polygamma,
     }  # fmt: skip
     _OF_INTEGERS = {
         "remainder": _integer_remainder, "floor_divide": _integer_floor_divide, "fmod": _integer_fmod,
-        "pow": _integer_pow, **dict.fromkeys(("floor", "ceil", "round", "trunc", "conj"), _itself),
+        "pow": _integer_pow, **dict.fromkeys(("floor", "ceil", "round", "trunc"), _integer_itself),
     }  # fmt: skip
     for _name in {**_LIBRARY, **_OF_FLOATS}:
         _compiled_as(_name, _OF_FLOATS.get(_name), _OF_INTEGERS.get(_name))

@@ -69,7 +69,7 @@ def _sgn_self(g: Any, self: Any) -> Any:
 
 
 _row("abs", result="real", self=lambda g, self: g * _sgn(self))
-_row("conj", self=lambda g: conj(g))
+_row("conj", lambda self: conj(self), self=lambda g: conj(g))
 _row("sgn", _sgn, self=_sgn_self)
 _row("eq", result="bool")
 _row("ne", result="bool")

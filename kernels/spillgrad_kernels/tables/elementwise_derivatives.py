@@ -20,7 +20,6 @@ from spillgrad_kernels.tables.scalar_math import (
     atan2,
     atanh,
     ceil,
-    conj,
     cos,
     cosh,
     digamma,
@@ -107,7 +106,6 @@ row(
 row("floor_divide", lambda self, other: floor_divide(self, other), self=_zero, other=_zero)
 row("neg", lambda self: -self, self=lambda g: -g)
 row("abs", lambda self: abs(self), self=lambda g, self: where(self > 0, g, where(self < 0, -g, 0)))
-row("conj", lambda self: conj(self), self=lambda g: conj(g))
 row("square", lambda self: self * self, self=lambda g, self: g * (2 * self))
 row("cube", lambda self: self * self * self, self=lambda g, self: g * (3 * (self * self)))
 row("reciprocal", lambda self: 1 / self, result="float", self=lambda g, result: -g * (result * result))

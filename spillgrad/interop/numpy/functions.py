@@ -204,7 +204,6 @@ def _outer_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _SEQUENCES = (list, tuple)
-_NUMBERS = (*promotion.OPERANDS, complex)
 
 
 def _operands(inputs: tuple[Any, ...]) -> list[Any] | None:
@@ -215,7 +214,7 @@ def _operands(inputs: tuple[Any, ...]) -> list[Any] | None:
             x = Tensor.wrap(native(x))
         elif isinstance(x, _SEQUENCES):
             x = tensor(x)
-        elif not isinstance(x, _NUMBERS):
+        elif not isinstance(x, promotion.OPERANDS):
             return None
         operands.append(x)
     return operands

@@ -15,7 +15,7 @@ def promotion(torch: Any, note: Note) -> None:
             note(f"{name} and {other}", (x * z).dtype, (x * zero_d).dtype if name != "float16" else None)
             note(f"{name} without dimensions and {other}", (scalar * z).dtype)
         if name != "float16":  # PyTorch has complex numbers of half precision
-            note(f"{name} and 1j", (x * 1j).dtype, (1j - x).dtype, torch.result_type(x, 2j))
+            note(f"{name} and 1j", (x * 1j).dtype, (1j + x).dtype, torch.result_type(x, 2j))
         note(f"{name} is complex", x.is_complex())
 
 
