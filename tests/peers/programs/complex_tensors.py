@@ -15,38 +15,39 @@ def _numbers(torch: Any, *shape: int, seed: int = 0) -> Any:
 def rotary_embeddings(torch: Any, note: Note) -> None:
     """Llama's reference code: queries and keys as complex numbers, turned by their positions."""
 
-    def precompute_freqs_cis(dim: int, end: int, theta: float = 10000.0) -> Any:
-        freqs = 1.0 / (theta ** (torch.arange(0, dim, 2)[: (dim // 2)].float() / dim))
+    def precompute_freqs_cis(dim: int, end: int, dtype: Any, theta: float = 10000.0) -> Any:
+        freqs = 1.0 / (theta ** (torch.arange(0, dim, 2)[: (dim // 2)].to(dtype) / dim))
         t = torch.arange(end, device=freqs.device)
-        freqs = torch.outer(t, freqs).float()
+        freqs = torch.outer(t.to(dtype), freqs)
         return torch.polar(torch.ones_like(freqs), freqs)
 
     def reshape_for_broadcast(freqs_cis: Any, x: Any) -> Any:
         shape = [d if i == 1 or i == x.ndim - 1 else 1 for i, d in enumerate(x.shape)]
         return freqs_cis.view(*shape)
 
-    def apply_rotary_emb(xq: Any, xk: Any, freqs_cis: Any) -> Any:
-        xq_ = torch.view_as_complex(xq.float().reshape(*xq.shape[:-1], -1, 2))
-        xk_ = torch.view_as_complex(xk.float().reshape(*xk.shape[:-1], -1, 2))
+    def apply_rotary_emb(xq: Any, xk: Any, freqs_cis: Any, dtype: Any) -> Any:
+        xq_ = torch.view_as_complex(xq.to(dtype).reshape(*xq.shape[:-1], -1, 2))
+        xk_ = torch.view_as_complex(xk.to(dtype).reshape(*xk.shape[:-1], -1, 2))
         freqs_cis = reshape_for_broadcast(freqs_cis, xq_)
         xq_out = torch.view_as_real(xq_ * freqs_cis).flatten(3)
         xk_out = torch.view_as_real(xk_ * freqs_cis).flatten(3)
         return xq_out.type_as(xq), xk_out.type_as(xk)
 
     rng = np.random.default_rng(0)
-    for dtype in (torch.float32, torch.bfloat16):
-        values = [np.round(rng.standard_normal((2, 5, 2, 8)) * 64) / 64 for _ in range(2)]
-        xq, xk = (torch.tensor(v, dtype=dtype, requires_grad=True) for v in values)
-        freqs_cis = precompute_freqs_cis(8, 12)
-        turned_q, turned_k = apply_rotary_emb(xq, xk, freqs_cis[:5])
-        scores = torch.einsum("bqhd,bkhd->bhqk", turned_q.float(), turned_k.float())
+    values = [np.round(rng.standard_normal((2, 5, 2, 8)) * 64) / 64 for _ in range(2)]
+    found = {}
+    for given, computed in (("float64", "float64"), ("float32", "float32"), ("bfloat16", "float32")):
+        wide = getattr(torch, computed)
+        xq, xk = (torch.tensor(v, dtype=getattr(torch, given), requires_grad=True) for v in values)
+        freqs_cis = precompute_freqs_cis(8, 12, wide)
+        turned_q, turned_k = apply_rotary_emb(xq, xk, freqs_cis[:5], wide)
+        scores = torch.einsum("bqhd,bkhd->bhqk", turned_q.to(wide), turned_k.to(wide))
         (scores**2).mean().backward()
-        note("scores", freqs_cis.dtype, str(turned_q.dtype).rpartition(".")[2], list(turned_q.shape))
-        if dtype == torch.float32:
-            for name, tensor in (("scores", scores), ("xq", xq.grad), ("xk", xk.grad)):
-                found = tensor.detach().numpy().astype(np.float64)
-                weights = np.cos(np.arange(found.size)).reshape(found.shape) + 1.5
-                note(name, (found * weights).mean((0, 1)))  # of many numbers, which float32 rounds differently
+        note(given, freqs_cis.dtype, str(turned_q.dtype).rpartition(".")[2], list(turned_q.shape))
+        found[given] = [t.detach().double().numpy() for t in (scores, xq.grad, xk.grad)]
+    note("scores and gradients", *found["float64"])
+    close = [np.allclose(a, b, 1e-4, 1e-5) for a, b in zip(found["float32"], found["float64"], strict=True)]
+    note("as close as float32 is", *map(bool, close))
 
 
 def changes_of_views(torch: Any, note: Note) -> None:
@@ -113,23 +114,14 @@ def whole_derivatives(torch: Any, note: Note) -> None:
             Wrong.apply, inputs, fast_mode=fast), "Jacobian mismatch")  # fmt: skip
 
 
+_OF_AN_ORDER = (
+    "sort", "argsort", "argmax", "argmin", "amax", "amin", "max", "min", "median", "unique", "nansum", "msort",
+)  # fmt: skip
+
+
 def refusals(torch: Any, note: Note) -> None:
     z, x = _numbers(torch, 3).to(torch.complex64), torch.ones(3)
-    reductions = (
-        "sort",
-        "argsort",
-        "argmax",
-        "argmin",
-        "amax",
-        "amin",
-        "max",
-        "min",
-        "median",
-        "unique",
-        "nansum",
-        "msort",
-    )
-    for name in reductions:
+    for name in _OF_AN_ORDER:
         note.error(name, lambda name=name: getattr(torch, name)(z))
     for name in ("topk", "kthvalue"):
         note.error(name, lambda name=name: getattr(torch, name)(z, 1))
