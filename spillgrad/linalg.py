@@ -1,10 +1,9 @@
 """Linear algebra under PyTorch's names; the last two dimensions of a tensor hold matrices, the others a batch.
 
 Inverses and systems: `inv solve solve_triangular tensorinv tensorsolve lstsq pinv`; determinants: `det slogdet`;
-factorizations: `cholesky qr eigh eigvalsh svd svdvals`; norms: `norm vector_norm matrix_norm cond matrix_rank`;
-products: `matmul cross multi_dot matrix_power matrix_exp vecdot vander diagonal`. All have first and second
-derivatives, except `matrix_rank`. Functions with complex results, such as the eigenvalues of nonsymmetric matrices, are
-not provided.
+factorizations: `cholesky qr eig eigh eigvals eigvalsh svd svdvals`; norms: `norm vector_norm matrix_norm cond
+matrix_rank`; products: `matmul cross multi_dot matrix_power matrix_exp vecdot vander diagonal`. All have first and
+second derivatives, except `matrix_rank`. Matrices may be complex; `eig` and `eigvals` give complex numbers.
 """
 
 from spillgrad.errors import LinAlgError as LinAlgError

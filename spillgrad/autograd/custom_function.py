@@ -13,7 +13,7 @@ from spillgrad.autograd.core.grad_mode import is_grad_enabled, no_grad
 from spillgrad.autograd.core.node import NO_EDGE, Node, OutputMeta
 from spillgrad.autograd.core.saved import FREED, SavedNone, SavedTensor
 from spillgrad.device.device import filled
-from spillgrad.dtypes import is_differentiable
+from spillgrad.dtypes import is_complex, is_differentiable
 from spillgrad.errors import GraphError, OperandError, SavedTensorError
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.inplace import record_change, refuse
@@ -157,7 +157,9 @@ class CustomNode(Node):
                     f"{gradient.shape}, wanted {shape}"
                 )
             gradient = sum_to(gradient, shape)
-        return (gradient if gradient.numpy_dtype == dtype else gradient.to(dtype)).mark_shared()
+        if gradient.numpy_dtype != dtype and gradient.is_complex() == is_complex(dtype):  # the engine refuses other ones
+            gradient = gradient.to(dtype)
+        return gradient.mark_shared()
 
     def release(self) -> None:
         self._ctx._freed = True

@@ -97,7 +97,7 @@ def run(updates: Iterable[Pending | None]) -> None:
         batch.run()
 
 
-def _parts(tensor: Tensor) -> Any:
+def _parts(tensor: Tensor) -> Tensor:
     return Tensor.wrap(as_pairs(tensor._array), tensor._storage)
 
 
