@@ -119,7 +119,7 @@ def test_rrelu_draws_a_slope_for_each_negative_element():
         (lambda: sg.normal(sg.zeros(2), 1.0, (2,)), ArgumentError, "got a size and a tensor"),
         (lambda: sg.zeros(2).exponential_(0.0), ArgumentError, "exponential_: got lambd=0.0"),
         (lambda: sg.zeros(2).geometric_(1.0), ArgumentError, "geometric_: got p=1.0"),
-        (lambda: F.dropout2d(sg.ones(2, 2)), ShapeError, r"dropout2d: got a tensor of shape \(2, 2\); wanted 3 or 4"),
+        (lambda: F.dropout2d(sg.ones(2)), ShapeError, r"dropout2d: got a tensor of shape \(2,\); wanted 3 or 4"),
         (lambda: F.alpha_dropout(sg.ones(2), 2.0), ArgumentError, "alpha_dropout: got p=2.0"),
     ],
 )
