@@ -157,7 +157,9 @@ class CustomNode(Node):
                     f"{gradient.shape}, wanted {shape}"
                 )
             gradient = sum_to(gradient, shape)
-        if gradient.numpy_dtype != dtype and gradient.is_complex() == is_complex(dtype):  # the engine refuses other ones
+        if gradient.numpy_dtype != dtype and gradient.is_complex() == is_complex(
+            dtype
+        ):  # the engine refuses other ones
             gradient = gradient.to(dtype)
         return gradient.mark_shared()
 

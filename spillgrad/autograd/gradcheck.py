@@ -176,7 +176,7 @@ class _Check:
         """
         total: list[Any] = [0.0] * len(indices)
         for unit in _units(source):
-            direction = np.zeros(source.shape, source.dtype)
+            direction = np.zeros(source.shape, source.numpy_dtype)
             direction[place] = unit
             for k, slopes in enumerate(self._differences(source, direction, indices)):
                 parts = [slopes.real, slopes.imag] if slopes.dtype.kind == "c" else [slopes]

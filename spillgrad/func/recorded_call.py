@@ -130,6 +130,6 @@ def _leaves_behind(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
 
 def unit(like: Tensor, place: int) -> Tensor:
     """Return zeros in the shape of `like`, with a single 1 at index `place` of the flattened tensor."""
-    values = np.zeros(like.shape, like.dtype)
+    values = np.zeros(like.shape, like.numpy_dtype)
     values.reshape(-1)[place] = 1
     return Tensor.wrap(moved(values, like.device))

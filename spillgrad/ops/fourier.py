@@ -69,7 +69,7 @@ def _by_real(g: Tensor, dims: Shape, norm: str, self_shape: Shape, size: int) ->
     """Return the gradient of the real inverse transform; a value that stands for two of the spectrum counts twice."""
     along = dims[-1]
     half = _fft_r2c(g, dims, _ADJOINT[norm])
-    twice = np.full(half.shape[along], 2.0, g.dtype)
+    twice = np.full(half.shape[along], 2.0, g.numpy_dtype)
     twice[0] = 1
     if size % 2 == 0:
         twice[-1] = 1
