@@ -12,7 +12,7 @@ from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import index_add
 from spillgrad.ops.placement import or_by_host
-from spillgrad.ops.promotion import Number, as_operand
+from spillgrad.ops.promotion import RealNumber, as_operand
 from spillgrad.ops.shape import normalize_dim
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import on_device
@@ -122,7 +122,7 @@ def _least_and_most(array: np.ndarray) -> tuple[Any, Any]:
 
 @declare(method=True)
 @or_by_host
-def histc(input: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
+def histc(input: Tensor, bins: int = 100, min: RealNumber = 0, max: RealNumber = 0) -> Tensor:
     """Return how many elements lie in each of `bins` equally wide bins from `min` to `max`.
 
     If `min` equals `max`, the bins span the least to the greatest element. Elements outside the bins are not counted.

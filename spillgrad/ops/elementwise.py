@@ -127,7 +127,7 @@ def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
 
     def on_tensors(*values: Any) -> Any:
         is_complex = of_complex is not None and any([isinstance(v, Tensor) and v.is_complex() for v in values])
-        return on(of_complex if is_complex else formula)(*values)  # type: ignore[arg-type]
+        return on(of_complex if is_complex else formula)(*values)
 
     names = {"loop": loop, "on_tensors": on_tensors, "state": state, "sum_to": sum_to, "Tensor": Tensor}
     derivative = operation_source.function(_derivative_source(len(parameters(formula))), loop.name, names)

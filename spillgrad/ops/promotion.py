@@ -18,7 +18,8 @@ from spillgrad_kernels.jit.compile import FLOATS
 from spillgrad_kernels.tables.complex_derivatives import COMPLEX_ROWS
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 
-Number = bool | int | float | complex
+RealNumber = bool | int | float
+Number = RealNumber | complex
 Operand = Tensor | Number
 # The types that operators take; the operators of other types may know what to do with a tensor.
 OPERANDS = (Tensor, bool, int, float, complex, np.ndarray, np.generic)

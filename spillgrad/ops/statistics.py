@@ -17,7 +17,7 @@ from spillgrad.ops.declaration import declare
 from spillgrad.ops.indexing import diag
 from spillgrad.ops.matrix_products import matmul
 from spillgrad.ops.placement import by_host
-from spillgrad.ops.promotion import Number
+from spillgrad.ops.promotion import RealNumber
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape, squeeze, transpose, unsqueeze
 from spillgrad.tensor import Tensor
@@ -102,7 +102,7 @@ def corrcoef(input: Tensor) -> Tensor:
 @declare(method=True)
 @by_host
 def histogram(
-    input: Tensor, bins: int | Tensor, *, range: Sequence[Number] | None = None, weight: Tensor | None = None,
+    input: Tensor, bins: int | Tensor, *, range: Sequence[RealNumber] | None = None, weight: Tensor | None = None,
     density: bool = False,
 ) -> Histogram:  # fmt: skip
     """Return (hist, bin_edges); `hist` is the number of elements in each bin, or the sum of their weights.
@@ -135,7 +135,7 @@ def histogram(
     return Histogram(*(Tensor.wrap(part.astype(input.dtype)) for part in (heights, edges)))
 
 
-def _equal_edges(bins: int, range: Sequence[Number] | None, values: np.ndarray) -> np.ndarray:
+def _equal_edges(bins: int, range: Sequence[RealNumber] | None, values: np.ndarray) -> np.ndarray:
     if not isinstance(bins, int | np.integer):
         raise OperandError(f"histogram: got bins of {type(bins).__name__}; wanted a number or a tensor of edges")
     if bins < 1:

@@ -78,7 +78,7 @@ def build(body: Trace, name: str, pattern: str, dtypes: tuple[np.dtype[Any], ...
     constants = sorted((key, repr(value)) for key, value in body.constants.items())
     digest = hashlib.sha256(f"{source}{constants}".encode()).hexdigest()[:12]
     # If products of complex numbers were fused with additions, the imaginary part of z * conj(z) would not be 0.
-    fastmath = set() if any(dtype.kind == "c" for dtype in dtypes) else None
+    fastmath: set[str] | None = set() if any(dtype.kind == "c" for dtype in dtypes) else None
     loop = jit(namespace["loop"], fastmath=fastmath, name=f"elementwise.{name}.{pattern}.{digest}", by_address=True)
     return code_address(loop, 1)
 

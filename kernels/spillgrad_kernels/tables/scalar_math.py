@@ -56,7 +56,7 @@ def _declare(
     has the parameters of the declared function.
     """
     otherwise = otherwise or oracle
-    of_complex = dict(zip((64, 128), complex_math.IMPLEMENTATIONS.get(name, ()), strict=False))
+    of_complex: dict[int | None, Any] = dict(zip((64, 128), complex_math.IMPLEMENTATIONS.get(name, ()), strict=False))
     by_type = dict(zip(("float32", "float64"), _IMPLEMENTATIONS.get(name, ()), strict=False))
     function = form(oracle)
     function.__name__ = function.__qualname__ = name
