@@ -43,8 +43,8 @@ class _Batch:
         """Add an update; first run the others if they change the same memory or if the copies would be too large."""
         kernel, param, grad, state, options, maximize = update
         if param.is_complex():
-            parts: list[Any] = [None if tensor is None else _parts(tensor) for tensor in (param, grad, *state)]
-            param, grad, *state = parts
+            param, grad = _parts(param), _parts(grad)
+            state = [None if tensor is None else _parts(tensor) for tensor in state]
         tensors = [param, *[tensor for tensor in state if tensor is not None]]
         storages = [tensor._storage for tensor in tensors]
         if not self._changed.isdisjoint(storages) or self._copied_bytes > _COPIES_BYTES:
