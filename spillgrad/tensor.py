@@ -419,7 +419,7 @@ class Tensor(TensorData):
         return self.grad_fn is not None and self._output_nr in (self.grad_fn._retain_hooks or ())
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
-        """Fill the gradient with zeros in place; set it to None if `set_to_zero` is False (Paddle's name)."""
+        """Fill the gradient with zeros in place; set it to None if `set_to_zero` is False. The name is Paddle's."""
         self._grad = self._grad.detach().zero_() if set_to_zero and self._grad is not None else None
 
     clear_gradient = clear_grad

@@ -11,7 +11,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 class TokenDataset:
-    """Cut token numbers into windows of `context` and the same windows one token later, `batch` at a time.
+    """Cut token numbers into batches: inputs x, `batch` windows of `context` tokens, and targets y, one token later.
 
     The last `held_out_fraction` of the tokens is held out (at least one window). An epoch covers the others in windows
     that do not overlap, in random order; each epoch cuts them from another start. The windows of a step depend only on

@@ -5,8 +5,8 @@ So this process limits its memory, time, open files and writing before it opens 
 on stdin, `{"path": ..., "seconds": ...}`. Each answer is lines of JSON on stdout; the last line has the key `end` or
 `refused`.
 
-Links and virtual or external storage are reported, never followed: this process cannot open a second file. It imports
-nothing of spillgrad, and so starts in 0.15 s with 45 MB.
+Links and virtual or external storage are reported, never followed: while a file is open, the limit allows no second
+one. The process imports nothing of spillgrad, and so starts in 0.15 s with 45 MB.
 """
 
 import codecs

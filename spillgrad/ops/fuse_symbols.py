@@ -34,7 +34,7 @@ class Recorder:
         self, formula: Formula, derivatives: dict[str, Formula], operands: Sequence[Any], constants: dtypes.DType,
         dtype: dtypes.DType,
     ) -> "Symbol":  # fmt: skip
-        """Record a formula of symbols and numbers (numbers in dtype `constants`); return the symbol of the result."""
+        """Record `formula` of symbols and of numbers, which get the dtype `constants`; return the result's symbol."""
         number = (bool, int, float)[dtypes.category(constants)]
         values = tuple([o.value if isinstance(o, Symbol) else number(o) for o in operands])
         value = self.program.add_step(Step(formula, derivatives, values, computed(constants)), computed(dtype))

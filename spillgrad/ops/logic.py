@@ -55,7 +55,7 @@ logical_xor = _logical("xor", np.logical_xor)
 
 @declare(in_place=True, numpy=True, standard=True)
 def logical_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return the logical not of truth values: whether each element is zero."""
+    """Return whether each element is zero: the logical not of its truth value."""
     if type(input) is Symbol:
         return record("logical_not", (input,))  # type: ignore[no-any-return]
     return deliver("logical_not", Tensor.wrap(as_own(np.logical_not(input.array))), out)

@@ -226,7 +226,7 @@ OutputSize = int | Sequence[int | None] | None
 
 
 def output_sizes(name: str, output_size: OutputSize, dims: int) -> tuple[int | None, ...]:
-    """Return `output_size` as one size for each dimension. Raises ArgumentError unless it has one or `dims` values."""
+    """Return a size for each dimension; None keeps the input's. Raises ArgumentError unless there are one or `dims`."""
     wanted = (output_size,) * dims if output_size is None or isinstance(output_size, int) else tuple(output_size)
     if len(wanted) != dims:
         raise ArgumentError(f"{name}: got output_size {output_size}; wanted {_COUNTS[dims]}")

@@ -408,7 +408,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
 def matrix_power(A: Tensor, n: int) -> Tensor:
     """Return the n-th power of square matrices; if n is negative, the power -n of their inverse.
 
-    Shapes: A (..., n, n), result the same. Raises as `inv` does.
+    Shapes: A (..., m, m), result the same. Raises as `inv` does.
     """
     require_square("linalg.matrix_power", A)
     if n < 0:

@@ -33,7 +33,7 @@ if DISABLE_JIT:
     def _numbers(array: np.ndarray) -> np.ndarray:
         """Return an array of bfloat16 pairs as float32 numbers; return an array of other numbers unchanged.
 
-        The first axis becomes twice as long: the second half of each pair follows the first half.
+        The first axis becomes twice as long: pair i becomes rows 2i and 2i + 1.
         """
         if array.dtype != BFLOAT16_PAIR:
             return array

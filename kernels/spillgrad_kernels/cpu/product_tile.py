@@ -65,7 +65,7 @@ def numbers_of(like: np.ndarray) -> np.ndarray:
 
 
 def sums_of(like: np.ndarray) -> np.ndarray:
-    """Return an array of the dtype in which products of elements of `like` are added up."""
+    """Return an array whose dtype is that of sums of products of `like`'s elements; its contents have no meaning."""
     return _SUMS if like.dtype == BFLOAT16_PAIR else like
 
 

@@ -326,7 +326,10 @@ class Rows(NamedTuple):
 
 
 def threads_of_row(n: int, inner: int, lanes: int = 1) -> int:
-    """Return how many threads share a row: a power of two, at most all threads of a block."""
+    """Return how many threads share a row: a power of two, at most all threads of a block.
+
+    The row has `n` elements, `inner` elements apart. A thread reads `lanes` adjacent elements at once.
+    """
     wanted = n // (_THREAD_ACCESSES * lanes)
     if inner > 1:
         wanted = min(wanted, THREADS // min(inner, _NEIGHBOURS))

@@ -110,7 +110,7 @@ class Journal:
             self._keep(directory)
 
     def ask(self, sample: "Callable[[], events.Event]", summary: Callable[[collections.deque[Any]], Summary]) -> None:
-        """Set two functions: `sample` returns the bytes held now; `summary` takes waiting lines into a `Summary`."""
+        """Set functions to call: `sample` makes an event with the bytes held now; `summary` sums up unwritten lines."""
         self._sample, self._summary = sample, summary
         self._sampled_s = self._sample_at = 0.0
 

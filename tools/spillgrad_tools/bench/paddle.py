@@ -1,4 +1,4 @@
-"""Paddle on the CPU, and a GPT-2's training step in it: in RAM, or with saved tensors on disk."""
+"""Run Paddle on the CPU as a peer: train a GPT-2 written in Paddle, its saved tensors in RAM or on disk."""
 
 from collections.abc import Mapping
 from functools import partial

@@ -191,7 +191,7 @@ def saved_bytes(settings: TrainSettings, text: bytes, directory: Path) -> int:
 
 
 def step_rows(settings: TrainSettings, directory: Path, rounds: int) -> Iterator[Row]:
-    """Time training steps: in RAM, spilled, in RAM beside plain I/O of as many bytes, and with a file per tensor."""
+    """Time training steps: in RAM; spilled; in RAM while plain I/O moves as many bytes; with one file per tensor."""
     text = sg.data.load_text()
     budget_bytes = saved_bytes(settings, text, directory) // 8
     trainings = {name: Training(settings, text) for name in ("in RAM", "spilled", "plain traffic", "file per tensor")}
