@@ -49,7 +49,6 @@ from spillgrad.autograd import gradcheck as _gradcheck  # the function, before i
 from spillgrad.autograd.core.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
 from spillgrad.autograd.core.grad_mode import *
 from spillgrad.autograd.differentiate import grad
-from spillgrad.compilation import compile
 from spillgrad.data_type import (
     bfloat16,
     complex64,
@@ -78,9 +77,9 @@ from spillgrad.data_type import float64 as double
 from spillgrad.data_type import int16 as short
 from spillgrad.data_type import int32 as int
 from spillgrad.data_type import int64 as long
-from spillgrad.determinism import *
 from spillgrad.device.default_device import get_default_device, set_default_device
 from spillgrad.device.device import Device as device
+from spillgrad.device.memory_layout import *
 from spillgrad.device.precision import get_float32_matmul_precision, set_float32_matmul_precision
 from spillgrad.dtypes import finfo, iinfo, set_default_dtype
 from spillgrad.files import checkpoint
@@ -96,10 +95,7 @@ from spillgrad.generator import (
     seed,
     set_rng_state,
 )  # fmt: skip
-from spillgrad.grad_scaler import GradScaler
-from spillgrad.inert_settings import *
 from spillgrad.interop.numpy import PROTOCOLS as _PROTOCOLS
-from spillgrad.memory_layout import *
 from spillgrad.ops.activations import (
     celu,
     celu_,
@@ -179,13 +175,17 @@ from spillgrad.ops.tensor_methods import bind as _bind
 from spillgrad.ops.tensor_queries import *
 from spillgrad.ops.trigonometry import *
 from spillgrad.ops.truth import *
+from spillgrad.ops.typed_tensors import *
 from spillgrad.ops.volume_pooling import max_pool3d
 from spillgrad.ops.window_functions import *
+from spillgrad.optim.grad_scaler import GradScaler
+from spillgrad.settings.compilation import compile
+from spillgrad.settings.determinism import *
+from spillgrad.settings.inert import *
 from spillgrad.spill.disk_offload import disk_offload
 from spillgrad.spill.save_on_disk import save_on_disk
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Size
-from spillgrad.typed_tensors import *
 from spillgrad_kernels.memory.buffers import empty_cache, memory_stats
 from spillgrad_kernels.threads.dispatch import get_num_threads, set_num_threads
 
@@ -238,5 +238,5 @@ try:
 except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0+unknown"
 
-_NOT_PUBLIC = ("PackageNotFoundError", "interop", "ops")
+_NOT_PUBLIC = ("PackageNotFoundError", "interop", "ops", "settings")
 __all__ = [name for name in dir() if not name.startswith("_") and name not in _NOT_PUBLIC]

@@ -10,9 +10,9 @@ from typing import Any
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError
-from spillgrad.grad_scaler import GradScaler
 from spillgrad.ops.autocast import autocast, is_autocast_enabled, present
 from spillgrad.ops.convert import to_dtype
+from spillgrad.optim.grad_scaler import GradScaler
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cuda.driver.availability import missing
 

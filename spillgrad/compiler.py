@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from spillgrad.compilation import compile
+from spillgrad.settings.compilation import compile
 
 __all__ = ["allow_in_graph", "compile", "cudagraph_mark_step_begin", "disable", "is_compiling", "reset"]
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from spillgrad.compilation import warn_once
 from spillgrad.errors import UnsupportedError
 from spillgrad.nn.module import Module as ScriptModule
+from spillgrad.settings.compilation import warn_once
 
 __all__ = [
     "Final",

@@ -11,8 +11,8 @@ from spillgrad import data_type, dtypes
 from spillgrad.autograd.core.grad_mode import inferring, state
 from spillgrad.device import dlpack
 from spillgrad.device.device import CPU, CUDA, Device, device_of, moved
+from spillgrad.device.memory_layout import contiguous_format, lies_in, strided
 from spillgrad.errors import ArgumentError, DeviceError, DtypeError, ExportError, InferenceTensorError, OperandError
-from spillgrad.memory_layout import contiguous_format, lies_in, strided
 from spillgrad_kernels.device_array import address_of, is_on_device
 
 _uids = itertools.count()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spillgrad.cuda.queries import *
 from spillgrad.cuda.random_numbers import *
-from spillgrad.typed_tensors import on_cuda as _typed
+from spillgrad.ops.typed_tensors import on_cuda as _typed
 
 if TYPE_CHECKING:
     from spillgrad.cuda import amp, nvtx

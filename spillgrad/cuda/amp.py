@@ -4,8 +4,8 @@ import functools
 from typing import Any
 
 from spillgrad import amp
-from spillgrad.grad_scaler import GradScaler as _GradScaler
 from spillgrad.ops.autocast import autocast as _autocast
+from spillgrad.optim.grad_scaler import GradScaler as _GradScaler
 
 __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd"]
 

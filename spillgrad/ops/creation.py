@@ -14,9 +14,9 @@ from spillgrad import dtypes
 from spillgrad.device import dlpack
 from spillgrad.device.device import CPU, CUDA, Array, as_device, filled, moved
 from spillgrad.device.device import empty as empty_array
+from spillgrad.device.memory_layout import require_dense
 from spillgrad.errors import ArgumentError, OperandError, ShapeError
 from spillgrad.generator import Generator, default_generator
-from spillgrad.memory_layout import require_dense
 from spillgrad.ops import inplace
 from spillgrad.ops.array_casts import cast, of_number
 from spillgrad.ops.complex_views import REALS, real, view_as_real

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from spillgrad import dtypes, typed_tensors
+from spillgrad import dtypes
 from spillgrad.autograd import differentiate
 from spillgrad.autograd.core import node as graph
 from spillgrad.errors import ArgumentError, DtypeError
@@ -23,6 +23,7 @@ from spillgrad.ops import (
     promotion,
     shape,
     special,
+    typed_tensors,
 )
 from spillgrad.ops.declaration import declarations
 from spillgrad.tensor import Tensor

@@ -5,8 +5,9 @@ import warnings
 import pytest
 
 import spillgrad as sg
-from spillgrad import compilation, nn
+from spillgrad import nn
 from spillgrad.errors import CompilationWarning, UnsupportedError
+from spillgrad.settings import compilation
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Settings of PyTorch that change nothing here, or little, and read back."""
