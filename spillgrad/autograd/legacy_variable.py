@@ -40,5 +40,5 @@ class Variable(Tensor, metaclass=_Tensors):
 
     _execution_engine = ExecutionEngine()
 
-    def __new__(cls, data: Any = (), requires_grad: bool = False) -> Any:
-        return Tensor(data, requires_grad)
+    def __new__(cls, data: Any = None, requires_grad: bool = False) -> Any:
+        return Tensor(*(() if data is None else (data,)), requires_grad=requires_grad)

@@ -1,7 +1,7 @@
 """What distributions share: parameters broadcast together, logits and probabilities, values computed on first use."""
 
-import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -55,14 +55,24 @@ def probs_to_logits(probs: Tensor, is_binary: bool = False) -> Tensor:
     return clamped.log() - (-clamped).log1p() if is_binary else clamped.log()
 
 
-class lazy_property(functools.cached_property[Any]):
-    """A property that is computed on first use, with gradients recorded, and then kept as an attribute."""
+class lazy_property:
+    """A property that is computed on first use, with gradients recorded, and then kept as an attribute.
+
+    It takes no lock, unlike `functools.cached_property`, so that a forked child never waits: threads that read it at
+    the same time compute it twice.
+    """
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
         with enable_grad():
-            return super().__get__(instance, owner)
+            value = self._function(instance)
+        vars(instance)[self._function.__name__] = value
+        return value
 
 
 def standard_normal(shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -154,7 +154,8 @@ def _load(
         if data is not None:
             own = data.state_dict()
             _require_alike("the place in the data", state["data"], own)
-            data.check_state_dict(state["data"])
+            if hasattr(data, "check_state_dict"):  # objects of users may have no such method
+                data.check_state_dict(state["data"])
             if missing := own.keys() - state["data"].keys():
                 raise StateDictError(f"the place in the data has no {', '.join(sorted(missing))}")
     try:

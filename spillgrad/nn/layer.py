@@ -78,13 +78,17 @@ class Layer(Module):
             init.uniform_(parameter, -bound, bound) if parameter.ndim == 1 else init.xavier_uniform_(parameter)
         return parameter
 
-    def parameters(self, include_sublayers: bool = True) -> list[Parameter]:  # type: ignore[override]
-        """Return the parameters, a shared one once; those of sub-layers only with `include_sublayers`."""
-        return list(super().parameters(include_sublayers))
+    def parameters(  # type: ignore[override]
+        self, include_sublayers: bool = True, *, recurse: bool | None = None
+    ) -> list[Parameter]:
+        """Return the parameters, a shared one once; those of sub-layers only with `include_sublayers` (`recurse`)."""
+        return list(super().parameters(include_sublayers if recurse is None else recurse))
 
-    def buffers(self, include_sublayers: bool = True) -> list[Tensor]:  # type: ignore[override]
-        """Return the buffers, a shared one once; those of sub-layers only with `include_sublayers`."""
-        return list(super().buffers(include_sublayers))
+    def buffers(  # type: ignore[override]
+        self, include_sublayers: bool = True, *, recurse: bool | None = None
+    ) -> list[Tensor]:
+        """Return the buffers, a shared one once; those of sub-layers only with `include_sublayers` (`recurse`)."""
+        return list(super().buffers(include_sublayers if recurse is None else recurse))
 
     def named_parameters(  # type: ignore[override]
         self, prefix: str = "", include_sublayers: bool = True, remove_duplicate: bool = True, *,

@@ -83,6 +83,11 @@ class _Uninitialized(Tensor):
         return self._empty.dtype
 
     @property
+    def numpy_dtype(self) -> Any:
+        """The data type as NumPy's object."""
+        return self._empty.numpy_dtype
+
+    @property
     def device(self) -> Any:
         """The device that the memory will be on."""
         return self._empty.device

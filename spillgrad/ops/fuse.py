@@ -152,7 +152,7 @@ def _operation_that_raised(traceback: TracebackType | None) -> str:
         ours = module.partition(".")[0] == "spillgrad" and module not in (__name__, "spillgrad.ops.tensor_methods")
         if ours and outside:
             name = frame.f_code.co_name
-        if module == "spillgrad.ops.tensor_methods" and isinstance(frame.f_locals.get("name"), str):
+        if module == "spillgrad.ops.inplace" and isinstance(frame.f_locals.get("name"), str):
             name, ours = frame.f_locals["name"], True  # an in-place method
         outside = not ours
         if ours:

@@ -3,10 +3,7 @@
 from spillgrad.ops.declaration import declare
 from spillgrad.tensor import Tensor
 
-__all__ = [
-    "detach", "detach_", "get_device", "is_conj", "is_distributed", "is_neg", "is_nonzero", "is_same_size", "is_signed",
-    "resolve_neg",
-]  # fmt: skip
+__all__ = ["detach", "detach_", "get_device", "is_distributed", "is_nonzero", "is_same_size"]
 
 
 def detach(input: Tensor) -> Tensor:
@@ -27,29 +24,6 @@ def is_nonzero(input: Tensor) -> bool:
 def is_same_size(input: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have the same shape."""
     return input.shape == other.shape
-
-
-def is_signed(input: Tensor) -> bool:
-    """Return whether the elements can be negative."""
-    return input.is_signed()
-
-
-@declare(method=True)
-def is_conj(input: Tensor) -> bool:
-    """Return False: conjugation is computed at once; PyTorch may only note it."""
-    return False
-
-
-@declare(method=True)
-def is_neg(input: Tensor) -> bool:
-    """Return False: negation is computed at once; PyTorch may only note it."""
-    return False
-
-
-@declare(method=True)
-def resolve_neg(input: Tensor) -> Tensor:
-    """Return the tensor itself: negation is computed at once."""
-    return input
 
 
 @declare(method=True)

@@ -101,6 +101,9 @@ TORCH: dict[str, dict[str, str]] = {
         "chunk": _RIGHT,
         "made in no_grad": _RIGHT,
     },
+    "complex_tensors.refusals": {
+        "unique": "the array API standard wants the distinct complex numbers, so they are found"
+    },
     "dtypes.a_dtype_is_one_object_of_one_class": {
         "whole text": "the text is the name alone, as of NumPy's dtypes; repr says spillgrad.float32",
     },

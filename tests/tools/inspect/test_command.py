@@ -226,7 +226,7 @@ def test_a_run_beyond_its_budget_says_when_and_why(tmp_path: Path, capsys: pytes
         del held
     store.close()
     text = " ".join(printed(capsys, path).split())
-    assert re.search(r"beyond the budget in \d+ of \d+ samples, most after \d+ ms: 781.2 KiB held by callers", text)
+    assert re.search(r"beyond the budget in \d+ of \d+ samples, most after [\d.]+ m?s: 781.2 KiB held by callers", text)
     assert "a step has an array of 781.2 KiB: more than the budget, and read whole when it is needed" in text
 
 
