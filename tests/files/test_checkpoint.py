@@ -1306,3 +1306,20 @@ def test_adapters_of_other_layers_are_all_listed(tmp_path):
     plain = sg.models.build("tiny")
     with pytest.raises(CheckpointError, match=r"Missing key.*transformer\.wte\.weight"):
         checkpoint.load_checkpoint(tmp_path, plain)
+
+
+def test_a_place_in_data_may_be_that_of_a_users_object(tmp_path):
+    class Lines:
+        line = 3
+
+        def state_dict(self):
+            return {"line": self.line}
+
+        def load_state_dict(self, state):
+            self.line = state["line"]
+
+    model, data = nn.Linear(2, 2), Lines()
+    checkpoint.save_checkpoint(tmp_path, model, data=data)
+    data.line = 0
+    checkpoint.load_checkpoint(tmp_path, model, data=data)
+    assert data.line == 3

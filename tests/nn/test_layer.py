@@ -26,7 +26,9 @@ def test_created_parameters_have_the_layers_dtype_and_glorots_bounds():
 def test_layers_and_modules_hold_each_other():
     model = nn.Sequential(Net())
     assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.inner.weight", "0.inner.bias"]
-    assert len(model[0].parameters(include_sublayers=False)) == 1
+    for word in ("include_sublayers", "recurse"):
+        assert len(model[0].parameters(**{word: False})) == 1
+        assert model[0].buffers(**{word: False}) == []
     assert [type(layer).__name__ for layer in model[0].sublayers()] == ["Linear"]
 
 
