@@ -153,13 +153,13 @@ def parameters(formula: Formula) -> tuple[str, ...]:
 def with_names(formula: Formula, names: dict[str, Any]) -> Formula:
     """Return a copy of `formula` in which each name that is a key of `names` refers to the name's value in `names`.
 
-    The formulas that it calls by other names are copied in the same way.
+    The formulas that it calls by other names are copied in the same way. A function with a closure is no formula.
     """
     own = formula.__globals__
     called = {
-        name: with_names(own[name], names)
+        name: with_names(function, names)
         for name in formula.__code__.co_names
-        if name not in names and isinstance(own.get(name), types.FunctionType)
+        if name not in names and isinstance(function := own.get(name), types.FunctionType) and not function.__closure__
     }
     return types.FunctionType(formula.__code__, {**own, **called, **names}, formula.__name__)
 
