@@ -82,6 +82,33 @@ def products_with_jacobians(torch, note):
     note("pushed twice", _noted(f.jvp(lambda x: f.jvp(lambda s: s * s * s, (x,), (x,))[1], (x,), (x,))))
 
 
+def products_that_depend_on_their_vectors(torch, note):
+    f = _func(torch)
+    x, y = _tensor(torch, 3), _tensor(torch, 3, seed=1)
+
+    def pulled(c):
+        return f.vjp(lambda x: x**3, x)[1](c)[0]
+
+    def pushed(c):
+        return f.jvp(lambda x: x**3, (x,), (c,))[1]
+
+    pull = f.vjp(lambda x: x**3, x)[1]
+    for name, product in (("pulled", pulled), ("pushed", pushed), ("earlier", lambda c: pull(c)[0])):
+        note(f"{name} gradient", _noted(f.grad(lambda c: product(c).sum())(y)))  # noqa: B023
+        note(f"{name} rows", _noted(f.jacrev(product)(y)))
+        note(f"{name} columns", _noted(f.jacfwd(product)(y)))
+        note(f"{name} pushed", _noted(f.jvp(product, (y,), (x,))))
+        note(f"{name} second", _noted(f.grad(lambda c: (product(c) ** 2).sum())(y)))  # noqa: B023
+    note("by both", _noted(f.grad(lambda x, c: f.vjp(lambda x: x**3, x)[1](c)[0].sum(), argnums=(0, 1))(x, y)))
+    c = y.clone().requires_grad_()
+    pulled(c).sum().backward()
+    note("backward", c.grad)
+    with torch.no_grad():
+        note("no grad", pulled(c).requires_grad)
+    captured = f.grad(lambda w: f.grad(lambda x: (w * x**2).sum())(x).sum())(y)
+    note("nested", _noted(captured))
+
+
 def jacobians_and_hessians(torch, note):
     f = _func(torch)
     x, y = _tensor(torch, 3), _tensor(torch, 2, seed=1)
