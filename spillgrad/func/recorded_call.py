@@ -18,8 +18,8 @@ from spillgrad.tensor import Tensor
 
 Argnums = int | tuple[int, ...]
 
-# The leaves that calls made for themselves, by id, once the function has returned: no caller can ask for a derivative by
-# them, so a result that depends on no other leaf needs no graph.
+# The leaves that calls made for themselves, by id, once the function has returned: no caller can ask for a derivative
+# by them, so a result that depends on no other leaf needs no graph.
 _done: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
 
