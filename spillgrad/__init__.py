@@ -140,7 +140,7 @@ from spillgrad.ops.join_split import *
 from spillgrad.ops.logic import *
 from spillgrad.ops.matrix_products import *
 from spillgrad.ops.normalization import *
-from spillgrad.ops.norms import renorm, vander, vecdot
+from spillgrad.ops.norms import renorm, vecdot
 from spillgrad.ops.older_names import *
 from spillgrad.ops.pooling import (
     adaptive_avg_pool1d,

@@ -43,8 +43,12 @@ def linspace(
     """Return `num` evenly spaced values from `start` to `stop`; without `endpoint`, `stop` is excluded."""
     if num < 0:
         raise ArgumentError(f"linspace: got num={num}; give 0 or more")
-    values = np.linspace(float(start), float(stop), num, endpoint)
-    return ops.tensor(values, dtypes.get_default_dtype() if dtype is None else dtype, device)
+    kind = complex if any(np.iscomplexobj(getattr(end, "array", end)) for end in (start, stop)) else float
+    values = np.linspace(kind(start), kind(stop), num, endpoint)
+    default = dtypes.get_default_dtype()
+    if kind is complex:
+        default = dtypes.complex128 if default == dtypes.float64 else dtypes.complex64
+    return ops.tensor(values, default if dtype is None else dtype, device)
 
 
 @declare(numpy=True)

@@ -85,6 +85,12 @@ def _roots(name: str, outputs: Tensors, grads: Any, create_graph: bool) -> tuple
                     f"{name}: got a gradient on '{grad.device}' for a tensor on '{like.device}'; move it with "
                     ".to(device)"
                 )
+            if is_complex(grad.numpy_dtype) != is_complex(like.dtype):
+                raise GraphError(
+                    f"{name}: For complex Tensors, both grad_output and output are required to have the same dtype. "
+                    f"Mismatch in dtype: grad_output[{i}] has a dtype of {grad.dtype} and output[{i}] has a dtype of "
+                    f"{like.dtype}; convert the gradient"
+                )
             grad = to_dtype(grad.mark_shared(), like.dtype)
         roots.append(edge)
         root_grads.append(grad if create_graph else grad.detach())

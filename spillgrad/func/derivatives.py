@@ -7,9 +7,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spillgrad.errors import ArgumentError, OperandError, ShapeError
+from spillgrad.errors import ArgumentError, GraphError, OperandError, ShapeError
 from spillgrad.func.recorded_call import Argnums, RecordedCall, unit
 from spillgrad.func.trees import leaves, rebuilt
+from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.creation import ones_like, zeros_like
 from spillgrad.ops.join_split import stack
 from spillgrad.ops.shape import reshape
@@ -37,6 +38,11 @@ def grad_and_value(func: Function, argnums: Argnums = 0, has_aux: bool = False) 
             raise ShapeError(
                 f"grad_and_value(f)(*args): Expected f(*args) to return a scalar tensor, got tensor with {output.ndim} "
                 "dims. Maybe you wanted to use the vjp or jacrev APIs instead?"
+            )
+        if output.is_complex():
+            raise GraphError(
+                "grad_and_value(f)(*args): grad can be implicitly created only for real scalar outputs but got "
+                f"{output.dtype}; take its real part or abs(), or use vjp"
             )
         gradient = rebuilt(call.tree, iter(call.pull([ones_like(output)])))
         value = call.plain(output)
@@ -96,7 +102,11 @@ def jvp(func: Function, primals: Any, tangents: Any, *, strict: bool = False, ha
     if not isinstance(primals, tuple) or not primals:
         raise OperandError("jvp(f, primals, tangents): Expected primals to be a tuple, and not an empty one")
     call = RecordedCall("jvp", func, primals, tuple(range(len(primals))), {}, has_aux)
-    product = rebuilt(call.output, iter(call.push(_matching("jvp", "tangents", tangents, call.inputs))))
+    vectors = [
+        to_dtype(vector, x.numpy_dtype) if x.is_complex() else vector
+        for x, vector in zip(call.inputs, _matching("jvp", "tangents", tangents, call.inputs), strict=True)
+    ]
+    product = rebuilt(call.output, iter(call.push(vectors)))
     output = call.plain(call.output)
     return (output, product, call.aux) if has_aux else (output, product)
 
@@ -107,6 +117,13 @@ def _jacobian(
     @functools.wraps(func)
     def computed(*arguments: Any, **options: Any) -> Any:
         call = RecordedCall(who, func, arguments, argnums, options, has_aux)
+        for what, tensors in (("inputs", call.inputs), ("outputs", call.outputs)):
+            for place, tensor in enumerate(tensors):
+                if tensor.is_complex():
+                    raise GraphError(
+                        f"{who}: Expected all {what} to be real but received complex tensor at flattened input idx: "
+                        f"{place}; use view_as_real"
+                    )
         rows = [rebuilt(call.tree, iter(row)) for row in blocks(call)]
         found = rebuilt(call.output, iter(rows))
         return (found, call.aux) if has_aux else found

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -17,12 +18,16 @@ from spillgrad.tensor import Tensor
 
 Argnums = int | tuple[int, ...]
 
+# The leaves that calls made for themselves, by id, once the function has returned: no caller can ask for a derivative
+# by them, so a result that depends on no other leaf needs no graph.
+_done: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+
 
 class RecordedCall:
     """The outputs of `function`, called on aliases of its arguments, and products with its Jacobian.
 
-    Results carry a graph only if they depend on other tensors that require a gradient: on arguments that do, on tensors
-    that the function captured, or on the leaves of an enclosing transform.
+    Results carry a graph only if they depend on other tensors that require a gradient: on arguments or vectors that do,
+    on tensors that the function captured, or on the leaves of an enclosing transform.
     """
 
     def __init__(
@@ -44,8 +49,8 @@ class RecordedCall:
         for output in self.outputs:
             if not isinstance(output, Tensor):
                 raise OperandError(f"{who}: Expected f(*args) to return only tensors, got type {type(output).__name__}")
-        own = {id(leaf) for leaf in self.inputs}
-        self.keeps_graph = outer and any(id(leaf) not in own for leaf in _leaves_behind(self.outputs))
+        _end(leaf for leaf in self.inputs if leaf.is_leaf)
+        self.keeps_graph = outer and self._depends_on_others(self.outputs)
         self._pulled_duals: tuple[list[Tensor], list[Tensor]] | None = None
 
     def _fresh(self, leaf: Any) -> Tensor:
@@ -64,27 +69,35 @@ class RecordedCall:
 
     def plain(self, tree: Any) -> Any:
         """Return tensors without the graph of the call, if it leads to nothing but the call's own leaves."""
-        own = {id(leaf) for leaf in self.inputs}
 
         def detached(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor) or any(id(source) not in own for source in _leaves_behind([leaf])):
+            if not isinstance(leaf, Tensor) or self._depends_on_others([leaf]):
                 return leaf
             return leaf.detach()
 
         return mapped(detached, tree)
 
+    def _depends_on_others(self, tensors: Sequence[Tensor]) -> bool:
+        own = {id(leaf) for leaf in self.inputs}
+        return any(id(leaf) not in own and id(leaf) not in _done for leaf in _leaves_behind(tensors))
+
+    def _recorded(self, vectors: Sequence[Tensor]) -> bool:
+        """Return whether the product with `vectors` carries a graph."""
+        return self.keeps_graph or (is_grad_enabled() and any(vector.requires_grad for vector in vectors))
+
     def pull(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """Return vᵀ J for each input, for a vector v of each output."""
-        return self._differentiated(self.outputs, self.inputs, vectors, self.keeps_graph)
+        return self._differentiated(self.outputs, self.inputs, vectors, self._recorded(vectors))
 
     def push(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """Return J v for each output, for a vector v of each input: the derivative of uᵀ J v by u."""
         if self._pulled_duals is None:
             with enable_grad():
                 duals = [zeros_like(output).requires_grad_() for output in self.outputs]
+            _end(duals)
             self._pulled_duals = duals, self._differentiated(self.outputs, self.inputs, duals, True)
         duals, pulled = self._pulled_duals
-        return self._differentiated(pulled, duals, vectors, self.keeps_graph)
+        return self._differentiated(pulled, duals, vectors, self._recorded(vectors))
 
     @staticmethod
     def _differentiated(
@@ -99,6 +112,10 @@ class RecordedCall:
                 create_graph=create_graph, allow_unused=True,
             )  # fmt: skip
         return [zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+
+
+def _end(leaves_of_a_call: Iterable[Tensor]) -> None:
+    _done.update((id(leaf), leaf) for leaf in leaves_of_a_call)
 
 
 def _numbers(who: str, argnums: Argnums, count: int) -> tuple[int, ...]:

@@ -122,12 +122,14 @@ def _derivative(row: Row, source: str, formula: Formula) -> Derivative:
     loop = Loop(formula, f"{row.name}.{source}", of_complex=of_complex)
 
     @functools.cache
-    def on(chosen: Formula) -> Formula:
-        return with_names(chosen, tensor_functions())
+    def on(chosen: Formula, dtype: dtypes.DType) -> Formula:
+        return with_names(chosen, {n: _computing_in(dtype, f) for n, f in tensor_functions().items()})
 
     def on_tensors(*values: Any) -> Any:
-        is_complex = of_complex is not None and any([isinstance(v, Tensor) and v.is_complex() for v in values])
-        return on(of_complex if is_complex else formula)(*values)
+        dtype = computed_dtype([v.numpy_dtype for v in values if isinstance(v, Tensor)])
+        dtype = dtypes.float32 if dtype in dtypes.HALF else dtype
+        is_complex = of_complex is not None and dtypes.is_complex(dtype)
+        return on(of_complex if is_complex else formula, dtype)(*values)
 
     names = {"loop": loop, "on_tensors": on_tensors, "state": state, "sum_to": sum_to, "Tensor": Tensor}
     derivative = operation_source.function(_derivative_source(len(parameters(formula))), loop.name, names)
@@ -160,6 +162,20 @@ LOOPS = {
     for (name, row), form in zip(ROWS.items(), _FORMS.values(), strict=True)
 }
 OPERATIONS: dict[str, Operation] = {name: _operation(row) for name, row in ROWS.items()}
+
+
+def _computing_in(dtype: dtypes.DType, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function`, which computes in `dtype` if no operand is a tensor.
+
+    The logarithm of a number is then as exact as the tensors' dtype, and that of -2 exists among complex numbers.
+    """
+
+    def called(*operands: Any) -> Any:
+        if not any([isinstance(o, Tensor) for o in operands]):
+            operands = tuple([o if isinstance(o, bool) else Tensor.wrap(np.asarray(o, dtype)) for o in operands])
+        return function(*operands)
+
+    return called
 
 
 def tensor_functions() -> dict[str, Callable[..., Any]]:

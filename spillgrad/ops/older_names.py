@@ -3,14 +3,17 @@
 import warnings
 from typing import Any, NamedTuple
 
-from spillgrad.errors import ArgumentError
+from spillgrad import dtypes
+from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import decompositions
 from spillgrad.ops.creation import arange, zeros
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.norms import multi_dot
+from spillgrad.ops.rearrange import flip
+from spillgrad.ops.shape import unsqueeze
 from spillgrad.tensor import Tensor
 
-__all__ = ["chain_matmul", "range", "svd"]
+__all__ = ["chain_matmul", "range", "svd", "vander"]
 
 
 class SVDWithV(NamedTuple):
@@ -60,3 +63,20 @@ def range(start: Any = 0, end: Any = None, step: Any = 1, *, dtype: Any = None, 
         raise ArgumentError(f"range: got {start} to {end} in steps of {step}; the step must lead to the end")
     count = int((end - start) / step) + 1
     return arange(count, dtype="float32" if dtype is None else dtype, **options) * step + start  # type: ignore[no-any-return]
+
+
+@declare(numpy=True)
+def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
+    """Return the powers N - 1 down to 0 of each element, or 0 up to N - 1 if `increasing`; N is by default n.
+
+    `linalg.vander` has them increasing. Shapes: x (n,), result (n, N).
+    Raises ShapeError for other than one dimension, and ArgumentError for a negative N.
+    """
+    if x.ndim != 1:
+        raise ShapeError(f"vander: got shape {x.shape}; x must be a one-dimensional tensor: use linalg.vander")
+    count = x.shape[0] if N is None else int(N)
+    if count < 0:
+        raise ArgumentError(f"vander: got N={N}; N must be non-negative")
+    base = x.long() if x.dtype == dtypes.bool_ else x
+    powers = unsqueeze(base, -1) ** arange(count, dtype=base.dtype, device=x.device)
+    return powers if increasing else flip(powers, -1)

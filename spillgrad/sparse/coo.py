@@ -15,7 +15,8 @@ from spillgrad.autograd.core.grad_mode import is_grad_enabled
 from spillgrad.device.device import Device
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, GraphError, OperandError, ShapeError
 from spillgrad.ops.arithmetic import mul
-from spillgrad.ops.convert import to_device
+from spillgrad.ops.complex_views import conjugate
+from spillgrad.ops.convert import clone, to_device
 from spillgrad.ops.creation import as_tensor
 from spillgrad.ops.declaration import named
 from spillgrad.ops.indexing import index_select, summed_at
@@ -44,13 +45,13 @@ def _product(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, dense: n
 
 def _value_gradient(g: Tensor, rows: np.ndarray, columns: np.ndarray, dense: Tensor) -> Tensor:
     picked = index_select(g, 0, Tensor.wrap(rows)), index_select(dense, 0, Tensor.wrap(columns))
-    return sum(mul(*picked), 1)
+    return sum(mul(picked[0], conjugate(picked[1])), 1)
 
 
 _mm: Callable[..., Tensor] = operation(
     "sparse_mm", _product,
     values=_value_gradient,
-    dense=lambda g, values, rows, columns, dense_shape: _mm(values, columns, rows, g, dense_shape[0]),
+    dense=lambda g, values, rows, columns, dense_shape: _mm(conjugate(values), columns, rows, g, dense_shape[0]),
 )  # fmt: skip
 
 
@@ -268,7 +269,7 @@ def sparse_coo_tensor(
     if requires_grad:
         raise ArgumentError("sparse_coo_tensor: got requires_grad=True; give values that require a gradient instead")
     found = as_tensor(values, dtype=dtype, device=device)
-    places = as_tensor(indices).long()
+    places = clone(as_tensor(indices).detach().long())  # a later change in place must not reach a recorded product
     if found.ndim != 1 or places.ndim != 2 or places.shape[1] != found.shape[0]:
         raise ShapeError(
             f"sparse_coo_tensor: got indices of shape {places.shape} and values of shape {found.shape}; wanted "

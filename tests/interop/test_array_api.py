@@ -105,7 +105,8 @@ CASES = [
     "xp.asarray([True, False])", "xp.asarray(x, dtype=xp.float32)", "xp.asarray(x, copy=True)",
     "xp.asarray(3.5, dtype=xp.float64)", "xp.arange(5)", "xp.arange(2, 11, 3)", "xp.arange(5, 1)",
     "xp.arange(5, 1, -2)", "xp.arange(0.0, 1.0, 0.25, dtype=xp.float64)", "xp.linspace(0, 1, 5, dtype=xp.float64)",
-    "xp.linspace(0, 1, 5, endpoint=False, dtype=xp.float64)", "xp.eye(3, dtype=xp.float64)",
+    "xp.linspace(0, 1, 5, endpoint=False, dtype=xp.float64)", "xp.linspace(0, 1j, 3, dtype=xp.complex128)",
+    "xp.linspace(2 - 1j, 1, 4, endpoint=False, dtype=xp.complex128)", "xp.eye(3, dtype=xp.float64)",
     "xp.eye(2, 4, k=1, dtype=xp.float32)", "xp.full((2, 3), 7)", "xp.full(3, True)",
     "xp.full(3, 2.0, dtype=xp.float32)", "xp.ones(3, dtype=xp.int8)", "xp.zeros((2, 2), dtype=xp.float64)",
     "xp.zeros((), dtype=xp.int32)", "xp.ones_like(i)", "xp.zeros_like(x, dtype=xp.int64)", "xp.full_like(x, 3)",
@@ -299,3 +300,14 @@ def test_there_is_a_cpu():
     info = XP.__array_namespace_info__()
     assert info.default_device() in info.devices()
     assert info.default_dtypes()["real floating"] == sg.get_default_dtype() == XP.zeros(1).dtype
+
+
+@pytest.mark.parametrize(("default", "wanted"), [("float32", "complex64"), ("float64", "complex128")])
+def test_complex_ends_give_evenly_spaced_complex_numbers_of_the_default_dtype(default, wanted):
+    before = sg.get_default_dtype()
+    try:
+        sg.set_default_dtype(default)
+        found = XP.linspace(0, 1j, 3)
+    finally:
+        sg.set_default_dtype(before)
+    assert (str(found.dtype), found.tolist()) == (wanted, [0, 0.5j, 1j])

@@ -85,3 +85,17 @@ def test_parameters_go_into_a_vector_and_back():
     assert model.bias.tolist() == [6.0, 7.0]
     with pytest.raises(ShapeError, match=r"got shape \(7,\), wanted \(8,\)"):
         utils.vector_to_parameters(sg.zeros(7), model.parameters())
+
+
+def test_a_call_with_a_tensor_in_place_of_a_parametrized_one_has_gradients_by_it():
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2).double())
+    weight = sg.tensor(np.arange(1.0, 7.0).reshape(2, 3), requires_grad=True)
+    x, g = sg.ones(4, 3, dtype="float64"), sg.tensor(np.arange(8.0).reshape(4, 2))
+    before = {name: p.clone() for name, p in layer.named_parameters()}
+    found = utils.stateless.functional_call(layer, {"weight": weight}, x)
+    np.testing.assert_allclose((found - layer.bias).detach().numpy(), (x @ weight.T).detach().numpy())
+    found.backward(g)
+    np.testing.assert_allclose(weight.grad.numpy(), (g.T @ x).numpy(), atol=1e-12)
+    for name, parameter in layer.named_parameters():
+        assert parameter.tolist() == before[name].tolist()
+        assert (parameter.grad is None) == (name != "bias")

@@ -23,7 +23,7 @@ z ** (1 + 2j);  (x * x) ** w;  -z;  abs(z);  xp.abs(z);  xp.exp(z);  xp.expm1(z)
 xp.log2(z);  xp.log10(z);  xp.sqrt(z);  xp.square(z);  xp.reciprocal(z);  xp.sin(z);  xp.cos(z);  xp.tan(z)
 xp.sinh(z);  xp.cosh(z);  xp.tanh(z);  xp.arcsin(z);  xp.arccos(z);  xp.arctan(z);  xp.arcsinh(z);  xp.arccosh(z)
 xp.arctanh(z);  xp.conj(z);  z * xp.conj(z);  xp.where(m, z, w);  xp.where(m, z, x);  xp.where(m, x, 1j);  z * z * x
-xp.sinc(z)
+xp.sinc(z);  (-2.0) ** z;  (-2) ** z;  2j ** z;  z ** -2.5;  z ** 1;  z ** 0;  -2.0 / z;  xp.where(m, z, -2.0)
 """
 CASES = [case.strip() for line in EXPRESSIONS.split("\n") for case in line.split(";") if case.strip()]
 FUNCTIONS = [
@@ -128,6 +128,17 @@ def test_gradients_of_a_tensor_used_twice_add_up():
     np.testing.assert_allclose(z.grad.numpy(), (2 * Z).conj() + (Z + Z) + 2, 1e-14)
     z.sin().backward(sg.ones(2, 2, dtype="complex128"))  # a second backward adds to .grad
     np.testing.assert_allclose(z.grad.numpy(), (2 * Z).conj() + 2 * Z + 2 + np.cos(Z).conj(), 1e-14)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize("base", [2.7, 3, 2.7j - 1, -2.7])
+def test_a_recorded_gradient_of_a_power_of_a_number_is_as_exact_as_the_tensor(base, dtype):
+    if isinstance(base, complex) or base < 0:
+        dtype = "complex128"
+    exponent = sg.tensor([1.5, -3.0], dtype=dtype, requires_grad=True)
+    (gradient,) = sg.autograd.grad(base**exponent, exponent, sg.ones(2, dtype=dtype), create_graph=True)
+    wanted = np.conj(base ** exponent.detach().numpy() * np.log(np.array(base, dtype)))
+    np.testing.assert_allclose(gradient.detach().numpy(), wanted, 1e-14)
 
 
 def test_the_gradients_of_abs_sgn_and_angle_are_zero_at_zero():

@@ -1,11 +1,12 @@
 """PyTorch's older names warn as there, and give what the newer ones give."""
 
+import numpy as np
 import pytest
 
 import spillgrad as sg
 import spillgrad.nn.functional as F
 from spillgrad import nn
-from spillgrad.errors import ArgumentError
+from spillgrad.errors import ArgumentError, ShapeError
 
 
 @pytest.mark.parametrize(
@@ -86,3 +87,17 @@ def test_batch_norms_become_synchronized_with_their_tensors():
     assert sg.equal(converted(x), before)
     assert converted.state_dict().keys() == state.keys()
     assert not converted[1].training
+
+
+def test_powers_of_a_vector_run_down_and_have_gradients():
+    x = sg.tensor([0.0, -2.0, 3.0], dtype="float64", requires_grad=True)
+    assert sg.vander(x, 3).tolist() == [[0, 0, 1], [4, -2, 1], [9, 3, 1]]
+    for options in ({}, {"N": 4}, {"N": 1}, {"N": 0}, {"increasing": True}):
+        wanted = np.vander(x.detach().numpy(), **options)
+        np.testing.assert_array_equal(sg.vander(x, **options).detach().numpy(), wanted)
+    assert sg.autograd.gradcheck(lambda x: sg.vander(x, 4), x)
+    assert sg.vander(sg.tensor([True, False])).tolist() == [[1, 1], [0, 1]]
+    with pytest.raises(ShapeError, match=r"vander: got shape \(2, 2\); x must be a one-dimensional tensor"):
+        sg.vander(sg.ones(2, 2))
+    with pytest.raises(ArgumentError, match="vander: got N=-1; N must be non-negative"):
+        sg.vander(x, -1)

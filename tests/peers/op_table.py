@@ -632,7 +632,10 @@ ROWS = tuple(
     torch.pdist(w, 1)
     torch.renorm(x, 2, 0, 1.5)
     torch.renorm(a, 1, -1, 2.0)
-    torch.vander(v.detach()).shape
+    torch.vander(v.detach())
+    torch.vander(v.detach(), 2)
+    torch.vander(v.detach(), N=6, increasing=True)
+    torch.vander(v.detach().long())
     torch.cosine_similarity(x, y)
     torch.pairwise_distance(x, y)
     x.addmm(y, q)

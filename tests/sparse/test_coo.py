@@ -28,6 +28,37 @@ def test_first_and_second_derivatives_of_a_product_equal_central_differences():
     assert sg.autograd.gradcheck(lambda v: sg.sparse_coo_tensor(PLACES, v, (2, 3)).coalesce().values(), values)
 
 
+@pytest.mark.parametrize("columns", [(), (2,)])
+def test_the_gradients_of_a_complex_product_are_those_of_the_dense_one(columns):
+    random = np.random.default_rng(0)
+
+    def draw(*shape):
+        return sg.tensor(random.normal(size=shape) + 1j * random.normal(size=shape), requires_grad=True)
+
+    values, dense, g = draw(4), draw(3, *columns), draw(2, *columns)
+
+    def product(values, dense):
+        return sg.sparse_coo_tensor(PLACES, values, (2, 3)) @ dense
+
+    assert sg.autograd.gradcheck(product, (values, dense))
+    assert sg.autograd.gradgradcheck(product, (values, dense))
+    by_sparse = sg.autograd.grad(product(values, dense), (values, dense), g)
+    as_dense = sg.sparse_coo_tensor(PLACES, values, (2, 3)).to_dense() @ dense
+    for got, wanted in zip(by_sparse, sg.autograd.grad(as_dense, (values, dense), g), strict=True):
+        np.testing.assert_allclose(got.numpy(), wanted.numpy())
+
+
+def test_indices_that_change_in_place_later_change_no_gradient():
+    indices, values = sg.tensor(PLACES), sg.tensor([3.0, 4.0, 5.0, 1.0], requires_grad=True)
+    sparse = sg.sparse_coo_tensor(indices, values, (2, 3))
+    products = sparse @ sg.tensor([1.0, 2.0, 3.0]), sparse.to_dense() * sg.tensor([1.0, 2.0, 3.0])
+    indices.zero_()
+    for product in products:
+        (gradient,) = sg.autograd.grad(product.sum(), values)
+        assert gradient.tolist() == [3, 1, 1, 2]
+    assert (sparse @ sg.ones(3)).tolist() == [4, 9]
+
+
 def test_a_product_saves_the_values_and_the_dense_matrix_and_no_terms():
     sparse, _ = matrix()
     packed = []

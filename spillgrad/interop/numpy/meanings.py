@@ -16,9 +16,7 @@ from spillgrad.ops import (
     indexing,
     join_split,
     matrix_products,
-    norms,
     padding,
-    rearrange,
     reduce,
     scan,
     shape,
@@ -191,12 +189,6 @@ def transpose(a: Tensor, axes: Any = None) -> Tensor:
 def take(a: Tensor, indices: Any, axis: int | None = None) -> Tensor:
     places = indices if isinstance(indices, Tensor) else creation.tensor(indices)
     return searching.take(shape.reshape(a, -1) if axis is None else a, places, axis=0 if axis is None else axis)
-
-
-@declare(numpy=True)
-def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
-    powers = norms.vander(x, N=N)
-    return powers if increasing else rearrange.flip(powers, -1)
 
 
 @declare(numpy=True)

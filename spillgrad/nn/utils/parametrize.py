@@ -97,21 +97,28 @@ class ParametrizationList(ModuleList):
 
     def originals(self) -> list[Tensor]:
         """Return the tensors that the first parametrization takes."""
-        names = ["original"] if self.is_tensor else [f"original{i}" for i in range(self.ntensors)]
-        return [getattr(self, name) for name in names]
+        return [getattr(self, name) for name in self._names()]
+
+    def _names(self) -> list[str]:
+        return ["original"] if self.is_tensor else [f"original{i}" for i in range(self.ntensors)]
 
     def right_inverse(self, value: Tensor) -> None:
         """Set the original tensors so that the parametrized tensor becomes `value`."""
         with no_grad():
-            for module in reversed(list(self)):
-                if not hasattr(module, "right_inverse"):
-                    raise ArgumentError(
-                        f"parametrization {type(module).__name__} does not implement right_inverse; define it, "
-                        "or assign to the original tensors"
-                    )
-                value = module.right_inverse(value)
-            for original, new in zip(self.originals(), [value] if self.is_tensor else value, strict=True):
+            for original, new in zip(self.originals(), self.originals_of(value).values(), strict=True):
                 original.data = new
+
+    def originals_of(self, value: Tensor) -> dict[str, Tensor]:
+        """Return, by name, the original tensors of which the parametrized tensor would be `value`."""
+        found: Any = value
+        for module in reversed(list(self)):
+            if not hasattr(module, "right_inverse"):
+                raise ArgumentError(
+                    f"parametrization {type(module).__name__} does not implement right_inverse; define it, "
+                    "or assign to the original tensors"
+                )
+            found = module.right_inverse(found)
+        return dict(zip(self._names(), [found] if self.is_tensor else found, strict=True))
 
     def forward(self) -> Tensor:
         first, *others = self

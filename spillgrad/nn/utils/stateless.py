@@ -6,6 +6,7 @@ from typing import Any
 
 from spillgrad.errors import ArgumentError, OperandError, StateDictError
 from spillgrad.nn.module import Module
+from spillgrad.nn.utils.parametrize import is_parametrized
 from spillgrad.tensor import Tensor
 
 __all__ = ["functional_call"]
@@ -27,7 +28,8 @@ def functional_call(
 
     The tensors are given by the names of `named_parameters` and `named_buffers`; the module's others stay. Gradients
     flow to the given tensors. A tensor registered under several names is replaced under all, unless `tie_weights` is
-    False. Other threads must not use the module during the call.
+    False. For the name of a parametrized tensor, the originals are replaced by the `right_inverse` of the given one.
+    Other threads must not use the module during the call.
     Raises StateDictError, if `strict`, unless the names are exactly the module's.
     """
     given = _merged(parameter_and_buffer_dicts)
@@ -64,6 +66,24 @@ def _places(module: Module) -> dict[str, Place]:
     return found
 
 
+def _with_originals(module: Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with the originals of parametrized ones in place of these."""
+    parametrized: dict[str, Any] = {}
+    for path, part in module.named_modules(remove_duplicate=False):
+        if is_parametrized(part):
+            prefix = f"{path}." if path else ""
+            for name, made_by in part.parametrizations.items():
+                parametrized[f"{prefix}{name}"] = f"{prefix}parametrizations.{name}.", made_by
+    found: dict[str, Tensor] = {}
+    for name, tensor in given.items():
+        if name in parametrized:
+            prefix, made_by = parametrized[name]
+            found |= {f"{prefix}{key}": original for key, original in made_by.originals_of(tensor).items()}
+        else:
+            found[name] = tensor
+    return found
+
+
 @contextlib.contextmanager
 def _replaced(module: Module, given: Mapping[str, Tensor], tie_weights: bool, strict: bool) -> Iterator[None]:
     places = _places(module)
@@ -73,7 +93,7 @@ def _replaced(module: Module, given: Mapping[str, Tensor], tie_weights: bool, st
             f"{sorted(given.keys() - places.keys())}"
         )
     before = {name: registry[key] for name, (registry, key) in places.items()}
-    new = {name: tensor for name, tensor in given.items() if name in places}
+    new = {name: tensor for name, tensor in _with_originals(module, given).items() if name in places}
     if tie_weights:
         new = _tied(before, new)
     try:

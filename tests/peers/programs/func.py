@@ -82,6 +82,33 @@ def products_with_jacobians(torch, note):
     note("pushed twice", _noted(f.jvp(lambda x: f.jvp(lambda s: s * s * s, (x,), (x,))[1], (x,), (x,))))
 
 
+def products_that_depend_on_their_vectors(torch, note):
+    f = _func(torch)
+    x, y = _tensor(torch, 3), _tensor(torch, 3, seed=1)
+
+    def pulled(c):
+        return f.vjp(lambda x: x**3, x)[1](c)[0]
+
+    def pushed(c):
+        return f.jvp(lambda x: x**3, (x,), (c,))[1]
+
+    pull = f.vjp(lambda x: x**3, x)[1]
+    for name, product in (("pulled", pulled), ("pushed", pushed), ("earlier", lambda c: pull(c)[0])):
+        note(f"{name} gradient", _noted(f.grad(lambda c: product(c).sum())(y)))  # noqa: B023
+        note(f"{name} rows", _noted(f.jacrev(product)(y)))
+        note(f"{name} columns", _noted(f.jacfwd(product)(y)))
+        note(f"{name} pushed", _noted(f.jvp(product, (y,), (x,))))
+        note(f"{name} second", _noted(f.grad(lambda c: (product(c) ** 2).sum())(y)))  # noqa: B023
+    note("by both", _noted(f.grad(lambda x, c: f.vjp(lambda x: x**3, x)[1](c)[0].sum(), argnums=(0, 1))(x, y)))
+    c = y.clone().requires_grad_()
+    pulled(c).sum().backward()
+    note("backward", c.grad)
+    with torch.no_grad():
+        note("no grad", pulled(c).requires_grad)
+    captured = f.grad(lambda w: f.grad(lambda x: (w * x**2).sum())(x).sum())(y)
+    note("nested", _noted(captured))
+
+
 def jacobians_and_hessians(torch, note):
     f = _func(torch)
     x, y = _tensor(torch, 3), _tensor(torch, 2, seed=1)
@@ -96,6 +123,67 @@ def jacobians_and_hessians(torch, note):
     note("hessian", _noted(f.hessian(lambda x: (x.sin() * x.sum()).sum())(x)))
     note("hessian of two", _noted(f.hessian(lambda x, y: (x.sum() * y * y).sum(), argnums=(0, 1))(x, y)))
     note("reverse twice", _noted(f.jacrev(f.jacrev(lambda x: (x.exp() * x).sum()))(x)))
+
+
+def derivatives_of_complex_numbers(torch, note):
+    f = _func(torch)
+    x = _tensor(torch, 2)
+    z = torch.complex(x, _tensor(torch, 2, seed=1))
+    note("real result", f.grad(lambda z: (z * z.conj()).real.sum())(z))
+    note("products", _noted(f.vjp(lambda z: z * z, z)[1](z)), _noted(f.jvp(lambda z: z * z, (z,), (z,))))
+    note("real tangent", _noted(f.jvp(lambda z: z * z, (z,), (x,))))
+    note.error("grad", lambda: f.grad(lambda z: z.sum())(z), "only for real scalar outputs")
+    for name in ("jacrev", "jacfwd"):
+        transform = getattr(f, name)
+        note.error(
+            f"{name} inputs",
+            lambda transform=transform: transform(lambda z: z.abs())(z),
+            "Expected all inputs to be real but received complex tensor",
+        )
+        note.error(
+            f"{name} outputs",
+            lambda transform=transform: transform(lambda x: x * 1j)(x),
+            "Expected all outputs to be real but received complex tensor",
+        )
+    for name, y, g in (("complex gradient", x, z), ("real gradient", z, x)):
+        leaf = y.clone().requires_grad_()
+        note.error(
+            name,
+            lambda leaf=leaf, g=g: (leaf * 1).backward(g),
+            "both grad_output and output are required to have the same dtype",
+        )
+        note.error(
+            f"{name} of grad",
+            lambda leaf=leaf, g=g: torch.autograd.grad(leaf * 1, leaf, g),
+            "both grad_output and output are required to have the same dtype",
+        )
+        note(f"{name} left", leaf.grad is None)
+
+
+def calls_of_modules_with_parametrized_tensors(torch, note):
+    f = _func(torch)
+    parametrizations = importlib.import_module(f"{torch.__name__}.nn.utils.parametrizations")
+    parametrize = importlib.import_module(f"{torch.__name__}.nn.utils.parametrize")
+    x, w = _tensor(torch, 2, 3), _tensor(torch, 2, 3, seed=1)
+    layer = parametrizations.weight_norm(torch.nn.Linear(3, 2).double())
+    layer.bias.data = _tensor(torch, 2)
+    before = layer.weight.detach().clone()
+    note("weight", f.functional_call(layer, {"weight": w}, x).detach())
+    note("inner", f.functional_call(torch.nn.Sequential(layer), {"0.weight": w, "0.bias": x[:, 0]}, x).detach())
+    note("restored", bool(((layer.weight - before).abs() < 1e-12).all()))
+    note.error("strict", lambda: f.functional_call(layer, {"weight": w}, x, strict=True), "Unexpected key")
+
+    class Symmetric(torch.nn.Module):
+        def forward(self, x):
+            return x + x.T
+
+    square = torch.nn.Linear(2, 2).double()
+    parametrize.register_parametrization(square, "weight", Symmetric())
+    note.error(
+        "no inverse",
+        lambda: f.functional_call(square, {"weight": w[:, :2]}, x[:, :2]),
+        "does not implement right_inverse",
+    )
 
 
 def maps_over_batches(torch, note):
