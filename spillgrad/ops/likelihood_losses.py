@@ -124,6 +124,7 @@ def gaussian_nll_loss(
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return log(1 + exp(-target * input)); targets are 1 or -1."""
     require_alike("soft_margin_loss", input, target)
+    refuse_complex_operands("soft_margin_loss", input, target)
     return reduced("soft_margin_loss", -logsigmoid(mul(input, target)), reduction)
 
 
