@@ -372,8 +372,10 @@ def on_device(module: str) -> Callable[[Function], Function]:
     """Return a decorator that lets a function, which computes on the CPU, take device arrays too.
 
     Given device arrays, the decorated function calls the function of the same name and parameters in `module` of
-    `spillgrad_kernels.cuda`. It raises NotOnDevice if `module` has no such function.
+    `spillgrad_kernels.cuda`. It raises NotOnDevice if `module` has no such function, and for complex numbers: on a
+    device they are moved, which the module "indexing" does, but not computed with.
     """
+    refuses_complex = module != "indexing"
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
@@ -381,7 +383,7 @@ def on_device(module: str) -> Callable[[Function], Function]:
             for argument in arguments:
                 kind = type(argument)
                 if kind is DeviceArray or ((kind is list or kind is tuple) and _has_device_array(argument)):
-                    _require_device(choose, arguments)
+                    _require_device(choose, arguments, refuses_complex)
                     return device_kernel(choose)(*arguments, **options)
             return function(*arguments, **options)
 
@@ -395,16 +397,28 @@ def _has_device_array(arguments: Sequence[Any]) -> bool:
     return any([type(argument) is DeviceArray for argument in arguments])
 
 
-def _require_device(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    """Raise NotOnDevice if `arguments` contain an array on the host, except arrays without dimensions."""
+def _require_device(function: Callable[..., Any], arguments: Sequence[Any], refuses_complex: bool) -> None:
+    """Raise NotOnDevice if `arguments` contain an array on the host, except arrays without dimensions.
+
+    With `refuses_complex`, raise it for complex arrays, too.
+    """
     for argument in arguments:
         kind = type(argument)
         if kind is list or kind is tuple:
-            _require_device(function, argument)
-        elif kind is not DeviceArray and isinstance(argument, np.ndarray) and argument.ndim:
+            _require_device(function, argument, refuses_complex)
+        elif kind is DeviceArray:
+            if refuses_complex:
+                refuse_complex(function.__name__, argument)
+        elif isinstance(argument, np.ndarray) and argument.ndim:
             raise NotOnDevice(
                 f"{function.__name__}: got arrays of the host and of the device; they must be in one place"
             )
+
+
+def refuse_complex(name: str, array: DeviceArray) -> None:
+    """Raise NotOnDevice if an array is complex."""
+    if array.dtype.kind == "c":
+        raise NotOnDevice(f"{name}: no kernel of the device computes with complex numbers")
 
 
 @functools.cache

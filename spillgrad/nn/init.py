@@ -13,6 +13,7 @@ from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.generator import Generator
 from spillgrad.ops import creation, decompositions, inplace, special
+from spillgrad.ops.array_casts import refuse_complex
 from spillgrad.ops.declaration import named
 from spillgrad.tensor import Tensor
 
@@ -155,7 +156,11 @@ def trunc_normal_(
     tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0,
     generator: Generator | None = None,
 ) -> Tensor:  # fmt: skip
-    """Fill with draws from N(mean, std²) truncated to [a, b], by inverting the cumulative distribution function."""
+    """Fill with draws from N(mean, std²) truncated to [a, b], by inverting the cumulative distribution function.
+
+    Raises DtypeError for a complex tensor.
+    """
+    refuse_complex("trunc_normal_", tensor.dtype)
     below, above = ((1 + math.erf((bound - mean) / std / math.sqrt(2))) / 2 for bound in (a, b))
     with no_grad():
         uniform = creation.empty(tensor.shape, dtype="float64")
@@ -167,8 +172,10 @@ def trunc_normal_(
 def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Fill with `gain` times a matrix of orthonormal rows or columns, whichever are fewer; join trailing dimensions.
 
+    Raises DtypeError for a complex tensor.
     Source: Saxe et al. 2013, "Exact solutions to the nonlinear dynamics of learning in deep linear neural networks".
     """
+    refuse_complex("orthogonal_", tensor.dtype)
     if tensor.ndim < 2:
         raise ShapeError(f"init: got shape {tensor.shape}; Only tensors with 2 or more dimensions are supported")
     if not tensor.numel():

@@ -1,19 +1,31 @@
 """The base of layers and models: named parameters, buffers and sub-modules."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Self
 
+from spillgrad import dtypes
 from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.autograd.core.node import HookDict
-from spillgrad.errors import ArgumentError
+from spillgrad.errors import ArgumentError, DtypeError
 from spillgrad.nn.module_calls import ModuleCalls
 from spillgrad.nn.module_state import ModuleState
 from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.nn.registration import to_register
 from spillgrad.ops import creation
+from spillgrad.ops.convert import wanted
 from spillgrad.tensor import Tensor
 
 __all__ = ["Module"]
+
+_COMPLEX_IS_NEW = (
+    "Complex modules are a new feature under active development whose design may change, and some modules might not "
+    "work as expected when using complex tensors as parameters or buffers."
+)
+
+
+def _is_inexact(dtype: Any) -> bool:
+    return dtypes.is_floating_point(dtype) or dtypes.is_complex(dtype)
 
 
 class Module(ModuleCalls, ModuleState):
@@ -289,25 +301,45 @@ class Module(ModuleCalls, ModuleState):
         fn(self)
         return self
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move parameters and buffers to a device, convert the floating-point ones to a dtype, or do both, in place."""
-        return self._convert(lambda tensor: tensor.to(*args, **kwargs))
+    def to(
+        self, *args: Any, dtype: Any = None, device: Any = None, non_blocking: bool = False, memory_format: Any = None
+    ) -> Self:  # fmt: skip
+        """Move parameters and buffers to a device, convert those that are not integers to a dtype, or both, in place.
+
+        The arguments are those of `Tensor.to`. Complex tensors are converted, too. Raises DtypeError for a dtype that
+        is neither floating-point nor complex.
+        """
+        dtype, device = wanted(args, dtype, device)
+        dtype = None if dtype is None else dtypes.as_dtype(dtype)
+        if dtype is not None and not _is_inexact(dtype):
+            raise DtypeError(
+                f"nn.Module.to: got {dtype}; nn.Module.to only accepts floating point or complex dtypes: convert "
+                "integers one by one"
+            )
+        if dtype is not None and dtypes.is_complex(dtype):
+            warnings.warn(_COMPLEX_IS_NEW, stacklevel=2)
+        return self._convert(
+            lambda tensor: tensor.to(dtype=dtype if _is_inexact(tensor.dtype) else None, device=device)
+        )
 
     def float(self) -> Self:
-        """Convert floating-point parameters and buffers to float32."""
-        return self.to("float32")
+        """Convert floating-point parameters and buffers to float32; complex ones stay."""
+        return self._convert_floats("float32")
 
     def double(self) -> Self:
-        """Convert floating-point parameters and buffers to float64."""
-        return self.to("float64")
+        """Convert floating-point parameters and buffers to float64; complex ones stay."""
+        return self._convert_floats("float64")
 
     def half(self) -> Self:
-        """Convert floating-point parameters and buffers to float16."""
-        return self.to("float16")
+        """Convert floating-point parameters and buffers to float16; complex ones stay."""
+        return self._convert_floats("float16")
 
     def bfloat16(self) -> Self:
-        """Convert floating-point parameters and buffers to bfloat16."""
-        return self.to("bfloat16")
+        """Convert floating-point parameters and buffers to bfloat16; complex ones stay."""
+        return self._convert_floats("bfloat16")
+
+    def _convert_floats(self, dtype: str) -> Self:
+        return self._convert(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
     def cuda(self, device: Any = None) -> Self:
         """Move parameters and buffers to a CUDA device. Raises DeviceError if there is no CUDA device."""
@@ -336,14 +368,11 @@ class Module(ModuleCalls, ModuleState):
     def _convert(self, convert: Callable[[Tensor], Tensor]) -> Self:
         with no_grad():
             for tensor in (*self.parameters(), *self.buffers()):
-                if tensor.is_floating_point():
-                    # Both are converted before either is replaced, because the device may have no room for the second.
-                    data, grad = convert(tensor.data), None if tensor.grad is None else convert(tensor.grad)
-                    tensor.grad = None
-                    tensor.data = data
-                    tensor.grad = grad
-                else:  # it keeps its dtype
-                    tensor.data = tensor.data.to(convert(tensor.new_empty(0)).device)
+                # Both are converted before either is replaced, because the device may have no room for the second.
+                data, grad = convert(tensor.data), None if tensor.grad is None else convert(tensor.grad)
+                tensor.grad = None
+                tensor.data = data
+                tensor.grad = grad
         return self
 
     # -- display

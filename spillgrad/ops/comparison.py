@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad.device.device import moved
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.elementwise import by_numpy, common_function, row_function
 from spillgrad.ops.promotion import Operand, as_operand
@@ -62,4 +63,4 @@ def equal(input: Tensor, other: Tensor) -> bool:
 @declare(method=True)
 def equal_all(x: Tensor, y: Tensor) -> Tensor:
     """Return a tensor of one bool: whether two tensors have the same shape and the same elements (Paddle's name)."""
-    return Tensor.wrap(np.array(equal(x, y)))
+    return Tensor.wrap(moved(np.array(equal(x, y)), x.device))

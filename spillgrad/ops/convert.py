@@ -73,16 +73,8 @@ def _names_device(argument: Any) -> bool:
     return isinstance(argument, str) and argument.split(":")[0] in ("cpu", "cuda")
 
 
-@declare(method="to astype cast")
-def to(
-    input: Tensor, *arguments: Any, dtype: Any = None, device: Any = None, non_blocking: bool = False,
-    copy: bool = False, memory_format: Any = None,
-) -> Tensor:  # fmt: skip
-    """Return the tensor with the wanted dtype and device; without `copy`, the tensor itself if it has both.
-
-    `arguments` are a dtype and a device in either order, or another tensor that has the wanted dtype and device.
-    `non_blocking` and `memory_format` are accepted, and change nothing.
-    """
+def wanted(arguments: tuple[Any, ...], dtype: Any, device: Any) -> tuple[Any, Any]:
+    """Return the dtype and the device that arguments of `to` name; None for what they leave as it is."""
     for argument in arguments:
         if type(argument) is data_type.dtype:  # most calls
             dtype = argument
@@ -94,6 +86,20 @@ def to(
             device = argument
         else:
             dtype = argument
+    return dtype, device
+
+
+@declare(method="to astype cast")
+def to(
+    input: Tensor, *arguments: Any, dtype: Any = None, device: Any = None, non_blocking: bool = False,
+    copy: bool = False, memory_format: Any = None,
+) -> Tensor:  # fmt: skip
+    """Return the tensor with the wanted dtype and device; without `copy`, the tensor itself if it has both.
+
+    `arguments` are a dtype and a device in either order, or another tensor that has the wanted dtype and device.
+    `non_blocking` and `memory_format` are accepted, and change nothing.
+    """
+    dtype, device = wanted(arguments, dtype, device)
     result = input if device is None else to_device(input, as_device(device))
     result = result if dtype is None else to_dtype(result, dtype)
     return clone(input) if copy and result is input else result

@@ -14,7 +14,7 @@ from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.clamp_where import clamp
 from spillgrad.ops.fuse import fuse
 from spillgrad.ops.fuse_symbols import Symbol
-from spillgrad.ops.losses import reduced, require_alike
+from spillgrad.ops.losses import reduced, refuse_complex_operands, require_alike
 from spillgrad.ops.operation import Operation, operation
 from spillgrad.tensor import Tensor
 
@@ -52,6 +52,7 @@ def _reduced_operation(
 def _run_reduced(
     loss: Operation, losses: Callable[..., Any], input: Any, target: Any, reduction: str, *options: float
 ) -> Tensor:
+    refuse_complex_operands(loss.name, input, target)
     if type(input) is Symbol or type(target) is Symbol or not isinstance(target, Tensor):
         return reduced(loss.name, losses(input, target, *options), reduction)
     return loss.run(input, target, reduction, options)  # type: ignore[no-any-return]
@@ -85,6 +86,7 @@ def binary_cross_entropy_with_logits(
     Shapes: input and target the same.
     """
     require_alike("binary_cross_entropy_with_logits", input, target)
+    refuse_complex_operands("binary_cross_entropy_with_logits", input, target, weight, pos_weight)
     if weight is None and pos_weight is None and type(input) is not Symbol:
         return _plain_cross_entropy.run(input, target, reduction, ())  # type: ignore[no-any-return]
     losses = _binary_cross_entropy_with_logits(input, target, weight, pos_weight)

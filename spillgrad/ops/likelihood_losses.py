@@ -10,7 +10,7 @@ from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.clamp_where import clamp, where
 from spillgrad.ops.elementwise import OPERATIONS
 from spillgrad.ops.fuse import fuse
-from spillgrad.ops.losses import reduced, require_alike
+from spillgrad.ops.losses import reduced, refuse_complex_operands, require_alike
 from spillgrad.ops.reduce import mean, sum
 from spillgrad.ops.shape import unsqueeze
 from spillgrad.ops.special import xlogy
@@ -32,6 +32,7 @@ def binary_cross_entropy(
     Shapes: target as input; weight broadcasts. Raises ArgumentError for an input outside [0, 1] on the host.
     """
     require_alike("binary_cross_entropy", input, target)
+    refuse_complex_operands("binary_cross_entropy", input, target, weight)
     # A check of values on a device would wait for the device.
     if not input.is_cuda and not bool(((input.array >= 0) & (input.array <= 1) | (input.array != input.array)).all()):
         raise ArgumentError(
@@ -54,6 +55,7 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
     `input` holds logarithms of probabilities; `target` holds probabilities, or with `log_target` their logarithms.
     "mean" divides the sum by the number of elements, "batchmean" by the first size, as the divergence is defined.
     """
+    refuse_complex_operands("kl_div", input, target)
     losses: Tensor = _kl_div(input, target, log_target)
     if reduction == "batchmean":
         return div(sum(losses), input.shape[0] if input.ndim else 1)
@@ -79,6 +81,7 @@ def poisson_nll_loss(
     `input` holds logarithms of rates, unless `log_input` is False. With `full`, the loss includes Stirling's
     approximation of the logarithm of the factorial.
     """
+    refuse_complex_operands("poisson_nll_loss", input, target)
     return reduced("poisson_nll_loss", _poisson_nll_loss(input, target, log_input, full, float(eps)), reduction)
 
 
@@ -121,6 +124,7 @@ def gaussian_nll_loss(
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return log(1 + exp(-target * input)); targets are 1 or -1."""
     require_alike("soft_margin_loss", input, target)
+    refuse_complex_operands("soft_margin_loss", input, target)
     return reduced("soft_margin_loss", -logsigmoid(mul(input, target)), reduction)
 
 

@@ -58,7 +58,7 @@ def logical_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return whether each element is zero: the logical not of its truth value."""
     if type(input) is Symbol:
         return record("logical_not", (input,))  # type: ignore[no-any-return]
-    return deliver("logical_not", Tensor.wrap(as_own(np.logical_not(input.array))), out)
+    return deliver("logical_not", by_numpy("logical_not", np.logical_not, input), out)
 
 
 bitwise_and = _bitwise(

@@ -9,10 +9,11 @@ from spillgrad.autograd.core import hooks
 from spillgrad.autograd.core.grad_mode import is_grad_enabled
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from spillgrad.ops.arithmetic import div, mul, sub
-from spillgrad.ops.array_casts import as_own, on_floats, require_floats, require_one_dtype
+from spillgrad.ops.array_casts import as_own, on_floats, refuse_complex, require_floats, require_one_dtype
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.clamp_where import where
+from spillgrad.ops.fuse_symbols import Symbol
 from spillgrad.ops.indexing import gather
 from spillgrad.ops.matrix_products import check_linear, linear, matmul
 from spillgrad.ops.normalization import log_softmax, softmax
@@ -47,6 +48,13 @@ def require_alike(name: str, input: Tensor, target: Tensor) -> None:
     """Raise ShapeError unless the input and the target of a loss have the same shape."""
     if input.shape != target.shape:
         raise ShapeError(f"{name}: got input {input.shape} and target {target.shape}; they must be equal")
+
+
+def refuse_complex_operands(name: str, *operands: Any) -> None:
+    """Raise DtypeError, for a loss, if one of its operands is a complex tensor."""
+    for operand in operands:
+        if type(operand) is not Symbol and isinstance(operand, Tensor):
+            refuse_complex(name, operand.dtype)
 
 
 def _cross_entropy_forward(

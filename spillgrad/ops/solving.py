@@ -431,8 +431,8 @@ def matrix_exp(A: Tensor) -> Tensor:
     """
     require_square("linalg.matrix_exp", A)
     # The largest column sum bounds the norm; at 1/2 the terms beyond the 16th vanish in float64.
-    sums = np.abs(A.array.astype(np.complex128 if A.is_complex() else np.float64)).sum(-2)
-    largest = float(moved(sums, CPU).max(initial=0.0))
+    sums = np.abs(moved(A.array, CPU).astype(np.complex128 if A.is_complex() else np.float64)).sum(-2)
+    largest = float(sums.max(initial=0.0))
     if not math.isfinite(largest):
         raise LinAlgError("linalg.matrix_exp: got a matrix with NaN or infinite elements; its exponential has no value")
     squarings = max(0, math.ceil(math.log2(largest)) + 1) if largest > 0 else 0

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from spillgrad.ops.array_casts import as_own
 from spillgrad.ops.declaration import declare
+from spillgrad.ops.elementwise import by_numpy
 from spillgrad.ops.reduce import Dims, reduced_dims
 from spillgrad.tensor import Tensor
 
@@ -13,16 +13,19 @@ __all__ = ["all", "any", "count_nonzero"]
 @declare(method=True)
 def all(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return whether all elements over dimensions are nonzero."""
-    return Tensor.wrap(as_own(np.all(input.array, reduced_dims("all", dim, axis, input.ndim), keepdims=keepdim)))
+    dims = reduced_dims("all", dim, axis, input.ndim)
+    return by_numpy("all", lambda a: np.all(a, dims, keepdims=keepdim), input)
 
 
 @declare(method=True)
 def any(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
     """Return whether any element over dimensions is nonzero."""
-    return Tensor.wrap(as_own(np.any(input.array, reduced_dims("any", dim, axis, input.ndim), keepdims=keepdim)))
+    dims = reduced_dims("any", dim, axis, input.ndim)
+    return by_numpy("any", lambda a: np.any(a, dims, keepdims=keepdim), input)
 
 
 @declare(method=True)
 def count_nonzero(input: Tensor, dim: Dims = None, *, axis: Dims = None) -> Tensor:
     """Return the number of nonzero elements over dimensions, as int64."""
-    return Tensor.wrap(as_own(np.count_nonzero(input.array, reduced_dims("count_nonzero", dim, axis, input.ndim))))
+    dims = reduced_dims("count_nonzero", dim, axis, input.ndim)
+    return by_numpy("count_nonzero", lambda a: np.count_nonzero(a, dims), input)

@@ -3,7 +3,7 @@
 import math
 
 from spillgrad import dtypes
-from spillgrad.errors import ArgumentError
+from spillgrad.errors import ArgumentError, ComplexDtypeError
 from spillgrad.ops import creation
 from spillgrad.ops.norms import vector_norm
 from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State, checked_options
@@ -15,7 +15,7 @@ class Adafactor(Optimizer):
 
     Its state of a matrix is one row and one column. `eps` are the least root mean square of gradients (by default that
     of the dtype) and of parameters, which scale the step; `d` is the largest root mean square of an update. `foreach`
-    is accepted for PyTorch's programs.
+    is accepted for PyTorch's programs. Raises DtypeError for complex parameters.
     Source: Shazeer, Stern 2018, "Adafactor: adaptive learning rates with sublinear memory cost", algorithm 4.
     """
 
@@ -34,6 +34,13 @@ class Adafactor(Optimizer):
             raise ArgumentError(f"Adafactor: Clipping threshold d should be >= 1 but is: {d}")
         options |= {"beta2_decay": beta2_decay, "eps": tuple(eps), "d": d, "maximize": maximize}
         super().__init__(params, options)
+
+    def check_parameter(self, param: Tensor) -> None:
+        if param.is_complex():
+            raise ComplexDtypeError(
+                f"Adafactor: got {param.dtype}; Adafactor does not support complex parameters; give it to another "
+                "optimizer"
+            )
 
     def state_tensors(self, group: Group) -> int:
         return 1  # of vectors; of others less

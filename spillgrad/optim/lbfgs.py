@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from spillgrad.autograd.core.grad_mode import enable_grad, no_grad
 from spillgrad.errors import ArgumentError, GraphError
+from spillgrad.ops.complex_views import view_as_real
 from spillgrad.ops.creation import zeros_like
 from spillgrad.ops.join_split import cat
 from spillgrad.optim.optimizer import Optimizer, ParameterList, State
@@ -24,7 +25,8 @@ class LBFGS(Optimizer):
     `step(closure)` needs a closure that computes the loss and its gradients anew. It does up to `max_iter` iterations
     and `max_eval` evaluations, until the gradient is below `tolerance_grad` or the change below `tolerance_change`.
     Each has the learning rate as its length, or with `line_search_fn="strong_wolfe"` one that fulfils Wolfe's strong
-    conditions. The state takes `2 * history_size` times the memory of all parameters, and stays in RAM.
+    conditions. Complex parameters count as their real and imaginary parts. The state takes `2 * history_size` times the
+    memory of all parameters, and stays in RAM.
 
     Source: Nocedal, Wright 2006, "Numerical optimization", algorithms 7.4, 3.5 and 3.6.
     """
@@ -59,6 +61,11 @@ class LBFGS(Optimizer):
             raise GraphError("LBFGS: its parameters are offloaded; it needs all of them at once: use another optimizer")
         with no_grad():
             return _Minimisation(self._params, self.state[self._params[0]], self.param_groups[0], closure).run()
+
+
+def _as_reals(tensor: Tensor) -> Tensor:
+    """Return a view of a complex tensor's real and imaginary parts; return a real tensor itself."""
+    return view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 class _Point(NamedTuple):
@@ -137,7 +144,7 @@ class _Minimisation:
 
     def _gradient(self) -> Tensor:
         parts = [zeros_like(param) if param.grad is None else param.grad for param in self.params]
-        return cat([part.reshape(-1) for part in parts])
+        return cat([_as_reals(part).reshape(-1) for part in parts])
 
     def _is_flat(self, gradient: Tensor) -> bool:
         return float(gradient.abs().max()) <= float(self.options["tolerance_grad"])
@@ -145,7 +152,7 @@ class _Minimisation:
     def _move(self, direction: Tensor, length: float) -> None:
         """Add the step to the parameters."""
         offset = 0
-        for param in self.params:
+        for param in map(_as_reals, self.params):
             part = direction[offset : offset + param.numel()]
             param.add_(part.reshape(param.shape), alpha=length)
             offset += param.numel()

@@ -2,7 +2,7 @@
 
 import math
 
-from spillgrad.errors import ArgumentError
+from spillgrad.errors import ArgumentError, ComplexDtypeError
 from spillgrad.ops import creation
 from spillgrad.ops.norms import vector_norm
 from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State, checked_options
@@ -17,7 +17,7 @@ class Muon(Optimizer):
     That is found in bfloat16, by `ns_steps` iterations of Newton and Schulz with a polynomial of these coefficients;
     its singular values end near 1. The parameters are matrices: give others to another optimizer. `adjust_lr_fn` says
     how the step depends on their shape: "original", or "match_rms_adamw" for AdamW's learning rates.
-    Raises ArgumentError for parameters that are no matrices.
+    Raises ArgumentError for parameters that are no matrices, DtypeError for complex ones.
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
     """
 
@@ -40,13 +40,17 @@ class Muon(Optimizer):
             "adjust_lr_fn": adjust_lr_fn,
         }  # fmt: skip
         super().__init__(params, options)
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.ndim != 2:
-                    raise ArgumentError(
-                        "Muon only supports 2D parameters whereas we found a parameter with size: "
-                        f"{tuple(param.shape)}; give it to another optimizer"
-                    )
+
+    def check_parameter(self, param: Tensor) -> None:
+        if param.ndim != 2:
+            raise ArgumentError(
+                "Muon only supports 2D parameters whereas we found a parameter with size: "
+                f"{tuple(param.shape)}; give it to another optimizer"
+            )
+        if param.is_complex():
+            raise ComplexDtypeError(
+                f"Muon: got {param.dtype}; Muon does not support complex parameters; give it to another optimizer"
+            )
 
     def state_tensors(self, group: Group) -> int:
         return 1

@@ -164,6 +164,7 @@ class Optimizer:
             if id(param) in in_this:
                 raise ArgumentError(f"{name}: a parameter of shape {tuple(param.shape)} is given twice; give each once")
             in_this.add(id(param))
+            self.check_parameter(param)
         missing = [key for key, value in self.defaults.items() if value is required and key not in param_group]
         if missing:
             raise ArgumentError(
@@ -178,6 +179,9 @@ class Optimizer:
         for key, value in self.defaults.items():
             param_group.setdefault(key, value)
         self.param_groups.append(param_group)
+
+    def check_parameter(self, param: Tensor) -> None:
+        """Raise an error for a parameter that the optimizer cannot update; a subclass may define it."""
 
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending | None:
         """Update one parameter in place, or return a pending update that runs together with others.

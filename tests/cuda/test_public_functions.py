@@ -58,8 +58,11 @@ MORE = tuple(
     torch.unique_counts(i)
     torch.unique_inverse(i)
     torch.unique_values(i)
-    torch.real(torch.view_as_complex(x[:, :2]))
-    torch.imag(torch.view_as_complex(x[:, :2]))
+    torch.real(torch.view_as_complex(heads[..., :2]))
+    torch.imag(torch.view_as_complex(heads[..., :2]))
+    torch.binomial(torch.full((3,), 5.0), torch.full((3,), 0.5))
+    torch.equal_all(x, y)
+    torch.linalg.eig(q)[0].abs().sort()[0]
     torch.to_tensor([1.0, 2.0])
     torch.rand(2, 3)
     torch.rand_like(x)
@@ -168,12 +171,21 @@ MORE = tuple(
     """.splitlines()
     if line.strip()
 )
-# Functions for the host, or of NumPy's arrays.
-OF_THE_HOST = ("x.is_cpu", "x.cpu()", "torch.from_numpy(x.numpy(force=True))")
+# Functions for the host, of NumPy's arrays, or whose result tells the device.
+OF_THE_HOST = (
+    "x.is_cpu", "x.cpu()", "torch.from_numpy(x.numpy(force=True))", "torch.get_device(x)",
+    "torch.frombuffer(bytearray(range(8)), dtype=torch.uint8)", "x.type(torch.DoubleTensor) * 2",
+    '(100 * x).type("torch.LongTensor")',
+    "torch.FloatTensor([[1, 2], [3, 4]]), torch.LongTensor([1, 2]), torch.BoolTensor([0, 1]), torch.Tensor([3, 4])",
+)  # fmt: skip
+# Derived rows that are refused: a real tensor cannot take complex numbers, nor a complex one absolute values in place.
+REFUSED = ("x.clone().add_(z, alpha=2)", "z.clone().abs_()")
 # Functions that take no tensor of a device, or that other tests call.
 NOT_CALLED = (
-    "clear_autocast_cache", "cpu", "from_numpy", "fuse", "get_autocast_dtype", "is_autocast_cache_enabled",
-    "is_autocast_enabled", "isdtype", "to_device",
+    "chain_matmul", "clear_autocast_cache", "cpu", "from_numpy", "frombuffer", "fuse", "get_autocast_dtype",
+    "get_device", "is_autocast_cache_enabled", "is_autocast_enabled", "is_inference", "isdtype",
+    "multi_head_attention_forward", "range", "set_default_tensor_type", "share_memory_", "to_device", "upsample",
+    "upsample_bilinear", "upsample_nearest",
 )  # fmt: skip
 
 
@@ -228,7 +240,10 @@ def assert_alike(found: Any, wanted: Any) -> None:
 
 # Methods are the functions themselves, except in-place ones; some derived rows fit no tensor.
 IN_PLACE = [row for row in op_table.methods(dir(sg.Tensor)) if re.search(r"[a-z\d]_\(", row)]
-ROWS = [row for row in (*op_table.ROWS, *IN_PLACE, *MORE) if row not in OF_THE_HOST and not row.startswith("s.clone")]
+ROWS = [
+    row for row in (*op_table.ROWS, *IN_PLACE, *MORE)
+    if row not in (*OF_THE_HOST, *REFUSED) and not row.startswith(("s.clone", "repr("))
+]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::spillgrad.errors.HostComputeWarning")

@@ -5,7 +5,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad import nn
-from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.errors import ArgumentError, ComplexDtypeError, ShapeError
 from spillgrad.nn import init
 
 SHAPE = (300, 200)  # 200 in, 300 out
@@ -138,3 +138,11 @@ def test_weights_that_require_gradients_can_be_filled():
     for fill in (init.trunc_normal_, init.orthogonal_, init.eye_, lambda w: init.sparse_(w, 0.5)):
         assert fill(weight) is weight
         assert weight.is_leaf
+
+
+@pytest.mark.parametrize("name", ["trunc_normal_", "orthogonal_"])
+def test_complex_tensors_are_refused_where_pytorch_refuses_them(name):
+    tensor = sg.zeros(3, 2, dtype="complex64")
+    with pytest.raises(ComplexDtypeError, match=f"^{name}: does not support complex input, got complex64"):
+        getattr(init, name)(tensor)
+    assert tensor.count_nonzero().item() == 0

@@ -1,4 +1,5 @@
 import copy
+import warnings
 
 import pytest
 
@@ -140,10 +141,6 @@ def test_conversion_leaves_integers_and_ties_of_buffers():
     model.half()
     assert model.first.shared is model.second.shared
     assert (model.first.shared.dtype, model.order.dtype) == (sg.float16, sg.int64)
-    with pytest.raises(
-        TypeError, match=r"data set to a tensor that requires gradients must be floating point.* got int64"
-    ):
-        nn.Linear(2, 2).to("int64")
 
 
 def test_gradients_are_forgotten_or_zeroed():
@@ -305,3 +302,51 @@ def test_a_class_may_name_itself():
             return "Dense"
 
     assert repr(Named(1, 2)) == "Dense(in_features=1, out_features=2, bias=True)"
+
+
+def with_complex_numbers():
+    module = nn.Module()
+    module.turn = nn.Parameter(sg.tensor([1 + 2j]))
+    module.size = nn.Parameter(sg.ones(1))
+    for parameter in module.parameters():
+        parameter.grad = sg.ones_like(parameter)
+    module.register_buffer("count", sg.tensor([3]))
+    return module
+
+
+DISCARDED, NEW = "Casting complex values to real discards the imaginary part", "Complex modules are a new feature"
+
+
+# As PyTorch's; a module's integers keep their dtype.
+@pytest.mark.parametrize(
+    ("convert", "turn", "size", "warning"),
+    [
+        (lambda module: module.to(sg.complex128), "complex128", "complex128", NEW),
+        (lambda module: module.to(dtype=sg.float64), "float64", "float64", DISCARDED),
+        (lambda module: module.to("cpu", sg.float16), "float16", "float16", DISCARDED),
+        (lambda module: module.to(sg.ones(1, dtype="float64")), "float64", "float64", DISCARDED),
+        (lambda module: module.to("cpu"), "complex64", "float32", None),
+        (lambda module: module.cpu(), "complex64", "float32", None),
+        (lambda module: module.float(), "complex64", "float32", None),
+        (lambda module: module.double(), "complex64", "float64", None),
+        (lambda module: module.half(), "complex64", "float16", None),
+        (lambda module: module.bfloat16(), "complex64", "bfloat16", None),
+    ],
+)
+def test_to_converts_complex_tensors_and_the_methods_of_real_dtypes_leave_them(convert, turn, size, warning):
+    module = with_complex_numbers()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert convert(module) is module
+    assert [str(module.turn.dtype), str(module.size.dtype), str(module.count.dtype)] == [turn, size, "int64"]
+    assert [str(parameter.grad.dtype) for parameter in module.parameters()] == [turn, size]
+    assert module.turn.item() == (1 + 2j if turn.startswith("complex") else 1)
+    assert {str(found.message).startswith(warning or "none") for found in seen} == ({True} if warning else set())
+
+
+@pytest.mark.parametrize("dtype", [sg.int64, sg.bool, "int32"])
+def test_a_module_of_integers_is_refused(dtype):
+    module = with_complex_numbers()
+    with pytest.raises(TypeError, match=r"nn\.Module\.to only accepts floating point or complex dtypes"):
+        module.to(dtype)
+    assert str(module.turn.dtype) == "complex64"

@@ -99,3 +99,30 @@ def test_a_call_with_a_tensor_in_place_of_a_parametrized_one_has_gradients_by_it
     for name, parameter in layer.named_parameters():
         assert parameter.tolist() == before[name].tolist()
         assert (parameter.grad is None) == (name != "bias")
+
+
+# As PyTorch's: 3 - 4i and 12 have the moduli 5 and 12.
+@pytest.mark.parametrize(("norm_type", "norm"), [(2.0, 13.0), (math.inf, 12.0), (1.0, 17.0), (0.5, 32.49193338482967)])
+@pytest.mark.parametrize(("dtype", "real"), [("complex64", "float32"), ("complex128", "float64")])
+def test_the_norm_of_complex_gradients_is_that_of_their_moduli(norm_type, norm, dtype, real):
+    clipped = parameters([[3 - 4j]], [12j], dtype=dtype)
+    total = utils.clip_grad_norm_(clipped, 1.0, norm_type)
+    assert total.item() == pytest.approx(norm, rel=1e-5)
+    assert str(total.dtype) == real
+    values = [value for parameter in clipped[:2] for value in parameter.grad.reshape(-1).tolist()]
+    assert values == pytest.approx([(3 - 4j) / norm, 12j / norm], rel=1e-5)
+    told = utils.get_total_norm([sg.tensor([3 - 4j], dtype=dtype), sg.tensor([12.0])], norm_type)
+    assert (told.item(), str(told.dtype)) == (pytest.approx(norm, rel=1e-5), real)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "expected"),
+    [
+        (("bfloat16", "float32"), "float32"), (("bfloat16", "float16"), "float32"), (("float16",), "float16"),
+        (("float32", "complex128"), "float64"), (("complex64", "float64"), "float64"),
+    ],
+)  # fmt: skip
+def test_the_norm_has_the_real_dtype_to_which_all_gradients_promote(dtypes, expected):
+    mixed = [parameters([3.0], dtype=dtype)[0] for dtype in dtypes]
+    assert str(utils.get_total_norm([parameter.grad for parameter in mixed]).dtype) == expected
+    assert str(utils.clip_grad_norm_(mixed, 1e9).dtype) == expected

@@ -156,6 +156,15 @@ def test_a_power_of_zero_has_the_gradients_that_it_has_in_pytorch():
     assert exponent.grad.tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("order", [3, 1.5, 0.5, -1, -2])
+def test_the_gradient_of_a_norm_is_zero_at_zero(order, dtype):
+    for values, expected in (([0, 0], [0, 0]), ([0, 3 - 4j], [0, (0.6 - 0.8j) * (order > 0)])):
+        z = sg.tensor(values, dtype=dtype, requires_grad=True)
+        sg.linalg.vector_norm(z, order).backward()
+        np.testing.assert_allclose(z.grad.numpy(), np.array(expected), 1e-6)
+
+
 def test_an_absolute_value_and_a_quotient_do_not_overflow_on_the_way():
     z = sg.tensor([3e200 + 4e200j, 3e-200 + 4e-200j], dtype="complex128")
     np.testing.assert_allclose(z.abs().numpy(), [5e200, 5e-200], 1e-15)

@@ -12,7 +12,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.autograd import gradcheck, gradgradcheck
-from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
+from spillgrad.errors import ArgumentError, ComplexDtypeError, DimensionError, DtypeError, ShapeError
 from spillgrad.ops import elementwise_losses, losses, matrix_products, normalization
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
@@ -405,3 +405,17 @@ def test_a_reduced_loss_is_one_operation_with_gradients_of_both_operands(name, r
         x, t = (sg.tensor(rng.uniform(-2, 2, shape), requires_grad=True) for shape in (of_input, of_target))
         assert loss(x, t).grad_fn.name() == name.title().replace("_", "") + "Backward0"
         assert gradcheck(loss, (x, t)) and gradgradcheck(loss, (x, t))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mse_loss", "smooth_l1_loss", "huber_loss", "kl_div", "poisson_nll_loss", "binary_cross_entropy",
+        "binary_cross_entropy_with_logits", "soft_margin_loss",
+    ],
+)  # fmt: skip
+def test_losses_refuse_complex_tensors_under_their_own_names(name):
+    real, complex_ = sg.ones(3), sg.ones(3, dtype="complex64")
+    for operands in ((complex_, complex_), (complex_, real), (real, complex_)):
+        with pytest.raises(ComplexDtypeError, match=f"^{name}: does not support complex input, got complex64"):
+            getattr(sg.nn.functional, name)(*operands)

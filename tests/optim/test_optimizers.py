@@ -8,7 +8,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad import nn, optim
-from spillgrad.errors import ArgumentError, GraphError, ShapeError, StateDictError
+from spillgrad.errors import ArgumentError, ComplexDtypeError, GraphError, ShapeError, StateDictError
 from spillgrad.optim import SGD, Adam, AdamW, Lion, Optimizer
 from spillgrad.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from tests.peers import record
@@ -163,6 +163,59 @@ def test_lbfgs_needs_a_closure_and_all_parameters_in_ram(tmp_path):
     sg.disk_offload(layer, optimizer, tmp_path, ram_budget="1MiB")
     with pytest.raises(GraphError, match="use another optimizer"):
         optimizer.step(lambda: layer(sg.ones(1, 2)).sum())
+
+
+# What PyTorch's makes of them in three steps of up to four iterations.
+@pytest.mark.parametrize(
+    ("search", "lr", "loss", "turn", "size"),
+    [
+        (
+            None, 0.3, 5.415805499091465,
+            [-0.8040188978306446 + 0.26412619355839756j, 0.5687546312086182 - 0.4421403215333818j],
+            [0.3306360196315837, 1.2758721558008554],
+        ),
+        (
+            "strong_wolfe", 1.0, 5.551704989752483,
+            [-1.1087882351449878 + 0.30503761230055904j, 1.2671517831518595 - 0.7333894101266979j],
+            [0.3163361486570804, 1.059808263564739],
+        ),
+    ],
+)  # fmt: skip
+def test_lbfgs_moves_the_real_and_the_imaginary_parts_of_complex_parameters(search, lr, loss, turn, size):
+    x = nn.Parameter(sg.tensor([-1.5 + 0.5j, 2 - 1j], dtype="complex128"))
+    y = nn.Parameter(sg.tensor([0.3, -0.7], dtype="float64"))
+    unused = nn.Parameter(sg.ones(3, dtype="complex128"))
+    optimizer = optim.LBFGS([x, unused, y], lr=lr, history_size=3, max_iter=4, line_search_fn=search)
+
+    def closure():
+        optimizer.zero_grad()
+        value = (1 - x[0]).abs() ** 2 + 10 * (x[1] - x[0] ** 2).abs() ** 2 + ((y - 0.5) ** 4).sum()
+        value.backward()
+        return value
+
+    for _ in range(3):
+        last = optimizer.step(closure)
+    assert last.item() == pytest.approx(loss, rel=1e-9)
+    assert x.tolist() == pytest.approx(turn, rel=1e-9)
+    assert y.tolist() == pytest.approx(size, rel=1e-9)
+    assert unused.tolist() == [1] * 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused", "error", "words"),
+    [
+        (optim.Muon, sg.ones(2, 2, dtype="complex64"), ComplexDtypeError, "Muon does not support complex parameters"),
+        (optim.Muon, sg.ones(2), ArgumentError, r"Muon only supports 2D parameters .* size: \(2,\)"),
+        (optim.Adafactor, sg.ones(2, dtype="complex64"), ComplexDtypeError, "does not support complex parameters"),
+    ],
+)
+def test_what_an_optimizer_cannot_update_is_refused_in_every_group(kind, refused, error, words):
+    with pytest.raises(error, match=words):
+        kind([nn.Parameter(refused)])
+    optimizer = kind([nn.Parameter(sg.ones(2, 2))])
+    with pytest.raises(error, match=words):
+        optimizer.add_param_group({"params": [nn.Parameter(refused)]})
+    assert len(optimizer.param_groups) == 1
 
 
 def test_hooks_of_all_optimizers_surround_those_of_one():

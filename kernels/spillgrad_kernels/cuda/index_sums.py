@@ -16,7 +16,7 @@ from spillgrad_kernels.cuda.jit.compile import Kernel, device, for_each_turn
 from spillgrad_kernels.cuda.pointers import WORD_BYTES, computing_dtype, lane_loader, loaders, quotient, storers, widest
 from spillgrad_kernels.cuda.reductions import RULES
 from spillgrad_kernels.cuda.sorting import in_order
-from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.device_array import DeviceArray, refuse_complex
 
 # The length of a part. If many indices select one row, several threads share the work for the row.
 PART_VALUES = 64
@@ -155,8 +155,9 @@ def add_rows_at(
     """Add rows of `values` to the rows of `out` at `index`, in place. `rule` names the reduction that combines rows.
 
     Shapes: out (outer * n, width) and dense, index (outer, length), values (outer * length, width), or other shapes of
-    the same sizes. Raises ValueError if `values` does not have one row for each index.
+    the same sizes. Raises ValueError if `values` does not have one row for each index, NotOnDevice for complex numbers.
     """
+    refuse_complex(who, out)
     index, count = checked_index(who, index), index.size
     if values.size != count * width:
         raise ValueError(

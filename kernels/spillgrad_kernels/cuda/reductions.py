@@ -21,7 +21,7 @@ from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda, device, fo
 from spillgrad_kernels.cuda.pointers import computing_dtype, loaders, quotient, storers
 from spillgrad_kernels.cuda.rows import Fold, RowLoop, Rows, threads_of_row
 from spillgrad_kernels.cuda.rows import run as run_rows
-from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.device_array import DeviceArray, refuse_complex
 from spillgrad_kernels.layout import Shape
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 from spillgrad_kernels.tables.formula import CONVERSIONS
@@ -179,7 +179,11 @@ def _result_dtype(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _reduce(name: str, axes: Shape, keepdims: bool, a: DeviceArray, shift: DeviceArray | None = None) -> DeviceArray:
-    """Return `a` folded over `axes` by the rule `name`. If the rule takes shifts, `shift` has one for each result."""
+    """Return `a` folded over `axes` by the rule `name`. If the rule takes shifts, `shift` has one for each result.
+
+    Raises NotOnDevice for complex numbers.
+    """
+    refuse_complex(name, a)
     order = fold_order(a.shape, axes)
     out = empty(reduced_shape(a.shape, axes, keepdims), _result_dtype(name, a.dtype))
     fold = _Folding(order.outer, order.n, order.inner, _PART_ELEMENTS)
@@ -321,7 +325,11 @@ def scan(name: str, dtype: np.dtype[Any], is_dense: bool) -> Kernel:
 
 
 def running(name: str, a: DeviceArray, axis: int) -> DeviceArray:
-    """Return running folds along `axis` by the rule `name`; sums and products of integers are int64."""
+    """Return running folds along `axis` by the rule `name`; sums and products of integers are int64.
+
+    Raises NotOnDevice for complex numbers.
+    """
+    refuse_complex(name, a)
     dtype = a.dtype
     out = empty(a.shape, _result_dtype(name, dtype))
     _, outer, n, inner = fold_order(a.shape, (axis,))

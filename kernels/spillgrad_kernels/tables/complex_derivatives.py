@@ -68,7 +68,8 @@ def _sgn_self(g: Any, self: Any) -> Any:
     return where(size == 0, 0, (g - conj(g) * (direction * direction)) / (2 * where(size == 0, 1, size)))
 
 
-_row("abs", result="real", self=lambda g, self: g * _sgn(self))
+# Where the gradient of a power of 0 is infinite, its product with a direction of 0 would be NaN.
+_row("abs", result="real", self=lambda g, self: where(self == 0, 0, g * _sgn(self)))
 _row("conj", lambda self: conj(self), self=lambda g: conj(g))
 _row("sgn", _sgn, self=_sgn_self)
 _row("eq", result="bool")

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Iterable
+from functools import reduce
 
 import numpy as np
 
 from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.device.device import CPU, moved
+from spillgrad.dtypes import promote, real_part
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.ops import creation
+from spillgrad.ops.complex_views import as_pairs
 from spillgrad.optim.arrays import Pending, run
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import optim as kernels
@@ -45,8 +48,9 @@ def factor(total: float, max_norm: float) -> float | None:
 
 def _norms(arrays: list[np.ndarray], norm_type: float) -> list[float]:
     if norm_type != 2:
-        arrays = [moved(a, CPU) for a in arrays]
+        arrays = [np.abs(a) if a.dtype.kind == "c" else a for a in (moved(array, CPU) for array in arrays)]
         return [float(np.linalg.norm(a.reshape(-1).astype(np.float64), norm_type)) if a.size else 0.0 for a in arrays]
+    arrays = [as_pairs(a) if a.dtype.kind == "c" else a for a in arrays]
     norms = [0.0] * len(arrays)
     dense = [i for i, a in enumerate(arrays) if a.dtype == np.float32 and a.flags.c_contiguous]
     together = [[i for i in dense if is_on_device(arrays[i]) is there] for there in (False, True)]
@@ -59,6 +63,13 @@ def _norms(arrays: list[np.ndarray], norm_type: float) -> list[float]:
         for place, total in zip(places, kernels.sums_of_squares(values), strict=True):
             norms[place] = math.sqrt(total)
     return norms
+
+
+def _as_tensor(total: float, tensors: list[Tensor]) -> Tensor:
+    """Return the joint norm of tensors in the real dtype to which they promote."""
+    return creation.tensor(
+        total, dtype=real_part(reduce(promote, [t.numpy_dtype for t in tensors])) if tensors else None
+    )
 
 
 def _in_ram_at_once(gradients: list[Tensor]) -> list[list[Tensor]]:
@@ -83,7 +94,7 @@ def clip_grad_norm_(
     by = factor(total, max_norm)
     if by is not None:
         scale(gradients, by)
-    return creation.tensor(total, dtype=gradients[0].dtype if gradients else None)
+    return _as_tensor(total, gradients)
 
 
 clip_grad_norm = clip_grad_norm_  # PyTorch's older name
@@ -98,7 +109,7 @@ def get_total_norm(
     total = total_norm(_norms([tensor.array for tensor in tensors], norm_type), norm_type)
     if error_if_nonfinite and not math.isfinite(total):
         raise ArgumentError(f"get_total_norm: the norm is {total}; lower the learning rate")
-    return creation.tensor(total, dtype=tensors[0].dtype if tensors else None)
+    return _as_tensor(total, tensors)
 
 
 def clip_grads_with_norm_(

@@ -381,3 +381,32 @@ def test_gradients_that_are_one_are_clipped_once_each(tmp_path: Path):
     np.testing.assert_allclose(wanted[0], np.full((30, 30), 1 - 0.5 / math.sqrt(1800)), rtol=1e-6)
     for in_backward in (False, True):
         assert trained(max_grad_norm=0.5, step_in_backward=in_backward) == wanted
+
+
+class Rotated(nn.Module):
+    """A complex parameter and a real one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(sg.tensor([3 - 4j, 1j] * 40))
+        self.size = nn.Parameter(sg.ones(80))
+
+    def forward(self) -> sg.Tensor:
+        return ((self.turn * self.size).abs() ** 2).sum()
+
+
+@pytest.mark.parametrize("in_backward", [False, True], ids=["in step", "in backward"])
+def test_the_imaginary_parts_of_gradients_count(tmp_path: Path, in_backward: bool):
+    in_ram, model = Rotated(), Rotated()
+    in_ram().backward()
+    wanted = nn.utils.clip_grad_norm_(in_ram.parameters(), MAX_NORM).item()
+    sg.optim.SGD(in_ram.parameters(), lr=0.1).step()
+    optimizer = sg.optim.SGD(model.parameters(), lr=0.1)
+    offload = sg.disk_offload(
+        model, optimizer, tmp_path, ram_budget="1MiB", step_in_backward=in_backward, max_grad_norm=MAX_NORM
+    )
+    model().backward()
+    optimizer.step()
+    assert offload.grad_norm == pytest.approx(wanted, rel=1e-6)
+    for mine, other in zip(model.parameters(), in_ram.parameters(), strict=True):
+        np.testing.assert_array_equal(mine.detach().numpy(), other.detach().numpy())
