@@ -39,7 +39,8 @@ def isclose(input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-
     """Return whether |input - other| <= atol + rtol |other|, elementwise; infinities are close only if equal."""
 
     def are_close(*values: Any) -> Any:
-        wide = np.complex128 if any(np.iscomplexobj(x) for x in values) else np.float64
+        is_complex = any(x.dtype.kind == "c" if isinstance(x, ARRAYS) else isinstance(x, complex) for x in values)
+        wide = np.complex128 if is_complex else np.float64
         a, b = [x.astype(wide) if isinstance(x, ARRAYS) else wide(x) for x in values]
         with np.errstate(all="ignore"):
             close = (np.abs(a - b) <= atol + rtol * np.abs(b)) & np.isfinite(b) | (a == b)

@@ -134,6 +134,7 @@ CALLS = {
     "Softplus()": "x",
     "Softshrink()": "x",
     "Softsign()": "x",
+    "SyncBatchNorm(4)": "img",
     "Tanh()": "x",
     "Tanhshrink()": "x",
     "Threshold(0.5, 2.0)": "x",
@@ -154,7 +155,7 @@ CALLS = {
     "ZeroPad3d(1)": "vol",
 }
 # Base classes, and containers.
-NOT_CALLED = {"Module", "ParameterDict", "ParameterList", "RNNBase"}
+NOT_CALLED = {"Layer", "Module", "ParameterDict", "ParameterList", "RNNBase"}
 
 
 def flat(results: Any) -> Iterator[sg.Tensor]:
@@ -190,4 +191,5 @@ def test_a_module_gives_on_a_device_what_it_gives_on_the_host(made):
 
 def test_every_module_is_called():
     modules = {name for name, kind in vars(nn).items() if inspect.isclass(kind) and issubclass(kind, nn.Module)}
-    assert modules - NOT_CALLED == {made.partition("(")[0] for made in CALLS}
+    ordinary = {name for name in modules - NOT_CALLED if not name.startswith("Lazy")}  # which lazy ones become
+    assert ordinary == {made.partition("(")[0] for made in CALLS}
