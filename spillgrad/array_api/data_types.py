@@ -8,7 +8,6 @@ from spillgrad.array_api.wrapping import NUMBERS
 from spillgrad.data_type import dtype
 from spillgrad.errors import OperandError
 from spillgrad.ops.array_api_names import astype
-from spillgrad.ops.declaration import declare
 from spillgrad.tensor import Tensor
 
 __all__ = ["FloatInfo", "IntegerInfo", "astype", "can_cast", "finfo", "iinfo", "result_type"]
@@ -61,7 +60,6 @@ def can_cast(from_: Any, to: Any, /) -> bool:
     return kinds in ((0, 0), (1, 1), (2, 2), (2, 3), (3, 3)) and dtypes.promote(source, target) == target
 
 
-@declare(numpy=True)
 def result_type(*arrays_and_dtypes: Any) -> dtype:
     """Return the dtype that tensors, dtypes and Python numbers promote to; of a number, only the kind counts."""
     numbers = [x for x in arrays_and_dtypes if isinstance(x, NUMBERS)]

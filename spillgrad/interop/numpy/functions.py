@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import special as special_names
-from spillgrad.array_api import creation, data_types, fft, linalg, manipulation, reductions, searching  # noqa: F401
+from spillgrad.array_api import creation, fft, linalg, manipulation, reductions, searching  # noqa: F401
 from spillgrad.array_api import elementwise as standard  # noqa: F401  # these declare names of NumPy's
 from spillgrad.errors import OperandError
 from spillgrad.interop.numpy import meanings  # noqa: F401  # so does this

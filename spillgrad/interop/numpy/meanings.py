@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.array_api import manipulation, reductions, searching
+from spillgrad.array_api import data_types, manipulation, reductions, searching
 from spillgrad.array_api.wrapping import called
 from spillgrad.errors import ArgumentError, OperandError
 from spillgrad.ops import (
@@ -216,3 +216,9 @@ def divmod(x: Any, y: Any) -> tuple[Tensor, Tensor]:
 @declare(numpy=True)
 def modf(x: Tensor) -> tuple[Tensor, Tensor]:
     return arithmetic.frac(x), arithmetic.trunc(x)
+
+
+@declare(numpy=True)
+def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
+    """Return NumPy's object for the dtype."""
+    return data_types.result_type(*arrays_and_dtypes).__numpy_dtype__
