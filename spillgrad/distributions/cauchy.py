@@ -1,11 +1,9 @@
 """The Cauchy distribution."""
 
 import math
-from typing import Any
 
-from spillgrad.distributions import constraints
-from spillgrad.distributions.distribution import Distribution, Shape
-from spillgrad.distributions.utils import broadcast_all
+from spillgrad.distributions.distribution import Shape
+from spillgrad.distributions.location_scale import LocationScale
 from spillgrad.ops.creation import empty, full_like
 from spillgrad.ops.sampling import cauchy_
 from spillgrad.tensor import Tensor
@@ -13,24 +11,12 @@ from spillgrad.tensor import Tensor
 __all__ = ["Cauchy"]
 
 
-class Cauchy(Distribution):
+class Cauchy(LocationScale):
     """The Cauchy distribution of median `loc` and half width at half maximum `scale`; it has no mean."""
-
-    arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
-    support = constraints.real
-    has_rsample = True
-
-    def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
-        self.loc, self.scale = broadcast_all(loc, scale)
-        super().__init__(self.loc.shape, validate_args=validate_args)
 
     @property
     def mean(self) -> Tensor:
         return full_like(self.loc, math.nan)
-
-    @property
-    def mode(self) -> Tensor:
-        return self.loc
 
     @property
     def variance(self) -> Tensor:

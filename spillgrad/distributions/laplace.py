@@ -1,32 +1,16 @@
 """The Laplace distribution."""
 
-from typing import Any
-
-from spillgrad.distributions import constraints
-from spillgrad.distributions.distribution import Distribution, Shape
-from spillgrad.distributions.utils import broadcast_all, standard_uniform
+from spillgrad.distributions.location_scale import LocationScale
 from spillgrad.tensor import Tensor
 
 __all__ = ["Laplace"]
 
 
-class Laplace(Distribution):
+class Laplace(LocationScale):
     """The Laplace distribution, whose density falls by a factor e with each `scale` of distance from `loc`."""
-
-    arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
-    support = constraints.real
-    has_rsample = True
-
-    def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
-        self.loc, self.scale = broadcast_all(loc, scale)
-        super().__init__(self.loc.shape, validate_args=validate_args)
 
     @property
     def mean(self) -> Tensor:
-        return self.loc
-
-    @property
-    def mode(self) -> Tensor:
         return self.loc
 
     @property
@@ -36,9 +20,6 @@ class Laplace(Distribution):
     @property
     def stddev(self) -> Tensor:
         return 2**0.5 * self.scale
-
-    def rsample(self, sample_shape: Shape = ()) -> Tensor:
-        return self.icdf(standard_uniform(self._extended_shape(sample_shape), self.loc))
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._check(value)

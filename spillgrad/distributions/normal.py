@@ -1,33 +1,20 @@
 """The normal distribution."""
 
 import math
-from typing import Any
 
-from spillgrad.distributions import constraints
-from spillgrad.distributions.distribution import Distribution, Shape
-from spillgrad.distributions.utils import broadcast_all, standard_normal
+from spillgrad.distributions.distribution import Shape
+from spillgrad.distributions.location_scale import LocationScale
+from spillgrad.distributions.utils import standard_normal
 from spillgrad.tensor import Tensor
 
 __all__ = ["Normal"]
 
 
-class Normal(Distribution):
+class Normal(LocationScale):
     """The normal distribution of mean `loc` and standard deviation `scale`."""
-
-    arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
-    support = constraints.real
-    has_rsample = True
-
-    def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
-        self.loc, self.scale = broadcast_all(loc, scale)
-        super().__init__(self.loc.shape, validate_args=validate_args)
 
     @property
     def mean(self) -> Tensor:
-        return self.loc
-
-    @property
-    def mode(self) -> Tensor:
         return self.loc
 
     @property
