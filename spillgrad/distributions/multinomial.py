@@ -5,7 +5,8 @@ from typing import Any
 from spillgrad.distributions import constraints
 from spillgrad.distributions.binomial import Binomial
 from spillgrad.distributions.categorical import Categorical
-from spillgrad.distributions.distribution import Distribution, Shape
+from spillgrad.distributions.distribution import Shape
+from spillgrad.distributions.of_categorical import OfCategorical
 from spillgrad.errors import UnsupportedError
 from spillgrad.ops.clamp_where import where
 from spillgrad.ops.creation import as_tensor, ones_like, zeros
@@ -15,7 +16,7 @@ from spillgrad.tensor import Tensor
 __all__ = ["Multinomial"]
 
 
-class Multinomial(Distribution):
+class Multinomial(OfCategorical):
     """How often each of n indices is drawn in `total_count` categorical draws. Shapes: probs or logits (…, n)."""
 
     arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
@@ -34,21 +35,6 @@ class Multinomial(Distribution):
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> Any:
         return constraints.multinomial(self.total_count)
-
-    @property
-    def probs(self) -> Any:
-        """The probabilities."""
-        return self._categorical.probs
-
-    @property
-    def logits(self) -> Any:
-        """The logarithms of the probabilities."""
-        return self._categorical.logits
-
-    @property
-    def param_shape(self) -> tuple[int, ...]:
-        """The shape of the parameter."""
-        return self._categorical.param_shape
 
     @property
     def mean(self) -> Tensor:

@@ -1,10 +1,9 @@
 """The categorical distribution with one-hot vectors as values."""
 
-from typing import Any
-
 from spillgrad.distributions import constraints
 from spillgrad.distributions.categorical import Categorical
-from spillgrad.distributions.distribution import Distribution, Shape
+from spillgrad.distributions.distribution import Shape
+from spillgrad.distributions.of_categorical import OfCategorical
 from spillgrad.ops.creation import eye
 from spillgrad.ops.embedding import one_hot
 from spillgrad.tensor import Tensor
@@ -12,7 +11,7 @@ from spillgrad.tensor import Tensor
 __all__ = ["OneHotCategorical", "OneHotCategoricalStraightThrough"]
 
 
-class OneHotCategorical(Distribution):
+class OneHotCategorical(OfCategorical):
     """The distribution of one-hot vectors whose 1 is at a categorical index. Shapes: probs or logits (…, n)."""
 
     arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
@@ -24,21 +23,6 @@ class OneHotCategorical(Distribution):
     ) -> None:  # fmt: skip
         self._categorical = Categorical(probs, logits)
         super().__init__(self._categorical.batch_shape, self.param_shape[-1:], validate_args=validate_args)
-
-    @property
-    def probs(self) -> Any:
-        """The probabilities."""
-        return self._categorical.probs
-
-    @property
-    def logits(self) -> Any:
-        """The logarithms of the probabilities."""
-        return self._categorical.logits
-
-    @property
-    def param_shape(self) -> tuple[int, ...]:
-        """The shape of the parameter."""
-        return self._categorical.param_shape
 
     @property
     def mean(self) -> Tensor:

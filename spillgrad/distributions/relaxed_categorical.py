@@ -8,7 +8,8 @@ from typing import Any
 
 from spillgrad.distributions import constraints
 from spillgrad.distributions.categorical import Categorical
-from spillgrad.distributions.distribution import Distribution, Shape
+from spillgrad.distributions.distribution import Shape
+from spillgrad.distributions.of_categorical import OfCategorical
 from spillgrad.distributions.transformed_distribution import TransformedDistribution
 from spillgrad.distributions.transforms import ExpTransform
 from spillgrad.distributions.utils import broadcast_all, standard_uniform
@@ -17,7 +18,7 @@ from spillgrad.tensor import Tensor
 __all__ = ["ExpRelaxedCategorical", "RelaxedOneHotCategorical"]
 
 
-class ExpRelaxedCategorical(Distribution):
+class ExpRelaxedCategorical(OfCategorical):
     """The distribution of the logarithm of a `RelaxedOneHotCategorical` draw."""
 
     arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
@@ -31,21 +32,6 @@ class ExpRelaxedCategorical(Distribution):
     ) -> None:  # fmt: skip
         self._categorical, self.temperature = Categorical(probs, logits), temperature
         super().__init__(self._categorical.batch_shape, self.param_shape[-1:], validate_args=validate_args)
-
-    @property
-    def probs(self) -> Any:
-        """The probabilities."""
-        return self._categorical.probs
-
-    @property
-    def logits(self) -> Any:
-        """The logarithms of the probabilities."""
-        return self._categorical.logits
-
-    @property
-    def param_shape(self) -> tuple[int, ...]:
-        """The shape of the parameter."""
-        return self._categorical.param_shape
 
     def rsample(self, sample_shape: Shape = ()) -> Tensor:
         gumbels = -(-standard_uniform(self._extended_shape(sample_shape), self.logits).log()).log()
