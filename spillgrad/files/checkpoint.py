@@ -201,6 +201,7 @@ _NEEDED: dict[str, Any] = {
 _OPTIONAL: dict[str, Any] = {"data": dict | None, "model_extra": dict, "optimizer": dict, "trainable_only": bool}
 # The deepest nesting of lists and dicts in the state of an optimizer, a schedule or data.
 _DEEPEST = 32
+_SHALLOW = ("optimizer", "scheduler", "data")
 
 
 def require_state(current: Path, state: dict[str, Any]) -> None:
@@ -217,7 +218,7 @@ def require_state(current: Path, state: dict[str, Any]) -> None:
             "rng": rng.keys() == {"seed", "offset"} and all(type(n) is int and 0 <= n < 1 << 64 for n in rng.values()),
             "checksums": all(checkpoint_directory.is_file_name(name) for name in state["checksums"]),
             "optimizer": _is_shallow(optimizer) and optimizer_state.is_state(optimizer),
-            "depth": all(_is_shallow(state.get(key)) for key in ("optimizer", "scheduler", "data")),
+            "depth": all(_is_shallow(state.get(key)) for key in _SHALLOW),
         }
         wrong = [f"{part} that no save writes" for part, is_right in parts.items() if not is_right]
     if wrong:
@@ -230,7 +231,7 @@ def _is_shallow(value: Any) -> bool:
         level = [
             part
             for each in level
-            if isinstance(each, list | dict)
+            if isinstance(each, list | tuple | dict)
             for part in (each.values() if isinstance(each, dict) else each)
         ]
     return not level
@@ -356,6 +357,8 @@ def _require_json(state: dict[str, Any]) -> None:
             raise OperandError(
                 f"save_checkpoint: JSON cannot hold {key} ({error}); give numbers, text, lists and dicts"
             ) from error
+        if key in _SHALLOW and not _is_shallow(value):  # loading would take it for damaged
+            raise OperandError(f"save_checkpoint: {key} is nested more than {_DEEPEST} deep; make it flatter")
 
 
 def _read_optimizer_state(current: Path, state: dict[str, Any]) -> dict[str, Any]:

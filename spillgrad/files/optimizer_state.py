@@ -2,7 +2,7 @@
 
 A tensor of a parameter's state is named "<parameter's number>.<entry's name>", and JSON does not mention it. An entry
 with tensors within lists, tuples and dicts, such as the history of L-BFGS, is in the JSON object "nested", by number
-and name: there `{"tensor": name}` stands for a tensor, `{"tuple": [...]}` for a tuple, and `{"dict": [[key, value],
+and name, and so is one with tuples, or with dicts whose keys are no texts: there `{"tensor": name}` stands for a tensor, `{"tuple": [...]}` for a tuple, and `{"dict": [[key, value],
 ...]}` for a dict.
 """
 
@@ -26,7 +26,7 @@ def split(optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
     state = optimizer.state_dict()
     writer = _Writer()
     plain: dict[str, dict[str, Any]] = {}
-    within: dict[str, dict[str, Any]] = {}  # the entries with tensors within containers
+    within: dict[str, dict[str, Any]] = {}  # the entries that JSON alone would not hold exactly
     for number, entries in state["state"].items():
         if not isinstance(number, int):
             raise OperandError(
@@ -38,14 +38,22 @@ def split(optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
             if isinstance(value, Tensor):
                 writer.tensors[f"{number}.{key}"] = value
             else:
-                has_tensors = any(True for _ in _tensors(value))
-                (within.setdefault(str(number), {}) if has_tensors else plain[str(number)])[key] = value
+                (plain[str(number)] if _is_json(value) else within.setdefault(str(number), {}))[key] = value
     nested = {
         number: {key: writer.encoded(value, f"{number}.{key}") for key, value in entries.items()}
         for number, entries in within.items()
     }
     result = {"state": plain, "param_groups": state["param_groups"]}
     return result | ({"nested": nested} if nested else {}), writer.tensors
+
+
+def _is_json(value: Any) -> bool:
+    """Return whether JSON gives a value back as it was, as far as its containers are concerned."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(part) for key, part in value.items())
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    return not isinstance(value, tuple) and not any(True for _ in _tensors(value))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -75,6 +83,10 @@ class _Writer:
             if wrong := [key for key in value if not isinstance(key, _KEYS)]:
                 raise OperandError(f"save_checkpoint: {name} has the key {wrong[0]!r}; use texts or numbers")
             return {"dict": [[key, self.encoded(part, f"{name}.{key}")] for key, part in value.items()]}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            raise OperandError(
+                f"save_checkpoint: {name} is a {type(value).__name__}; a checkpoint has no named tuples; use a dict"
+            )
         if isinstance(value, list | tuple):
             parts = [self.encoded(part, f"{name}.{index}") for index, part in enumerate(value)]
             return {"tuple": parts} if isinstance(value, tuple) else parts

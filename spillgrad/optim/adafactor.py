@@ -19,6 +19,7 @@ class Adafactor(Optimizer):
     Source: Shazeer, Stern 2018, "Adafactor: adaptive learning rates with sublinear memory cost", algorithm 4.
     """
 
+    state_has_dtype_of_parameter = True
     numbers_in_state = ("step",)
 
     def __init__(

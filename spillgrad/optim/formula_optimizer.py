@@ -27,6 +27,7 @@ class FormulaOptimizer(Optimizer):
     """
 
     state_has_shape_of_parameter = True
+    state_has_dtype_of_parameter = True
     numbers_in_state = ("step", "eta", "mu", "mu_product")
 
     def __init__(self, params: ParameterList, defaults: dict[str, Any], **accepted: Unpack[Accepted]) -> None:

@@ -31,6 +31,7 @@ class LBFGS(Optimizer):
     Source: Nocedal, Wright 2006, "Numerical optimization", algorithms 7.4, 3.5 and 3.6.
     """
 
+    state_has_dtype_of_parameter = True
     numbers_in_state = ("t", "ro", "H_diag", "prev_loss")
 
     def __init__(

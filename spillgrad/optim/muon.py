@@ -22,6 +22,7 @@ class Muon(Optimizer):
     """
 
     state_has_shape_of_parameter = True
+    state_has_dtype_of_parameter = True
 
     def __init__(
         self, params: ParameterList, lr: float = 1e-3, weight_decay: float = 0.1, momentum: float = 0.95,

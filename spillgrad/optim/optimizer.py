@@ -11,7 +11,7 @@ from spillgrad.autograd.core.grad_mode import enable_grad, no_grad
 from spillgrad.autograd.core.node import HookDict, RemovableHandle
 from spillgrad.errors import ArgumentError, GraphError, OperandError, StateDictError
 from spillgrad.files.safetensors_io import StoredTensor
-from spillgrad.ops.convert import to_device
+from spillgrad.ops.convert import to_device, to_dtype
 from spillgrad.optim.arrays import Pending, run
 from spillgrad.tensor import Tensor
 
@@ -113,6 +113,9 @@ class Optimizer:
 
     step_context = StepContext()
     state_has_shape_of_parameter = False  # of each tensor in it that has dimensions
+    # Whether tensors of the state have the dtype of a real parameter. If so, `load_state_dict` converts them, as PyTorch
+    # does with any optimizer. The state of other optimizers keeps its dtype, so that training resumes bit for bit.
+    state_has_dtype_of_parameter = False
     numbers_in_state: tuple[str, ...] = ()  # entries that PyTorch's state dicts have as tensors without dimensions
     _opt_called = False  # whether parameters were ever updated: schedules warn if theirs is the first step
 
@@ -309,6 +312,7 @@ class Optimizer:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load the state and options that `state_dict` returned, by the order of parameters; tensors are copied.
 
+        The state of spillgrad's own optimizers takes the dtypes of the parameters.
         Raises StateDictError, before anything changes, when groups, options or shapes are not this optimizer's.
         """
         for hook in list(self._hooks["before loading"].values()):
@@ -334,19 +338,22 @@ class Optimizer:
             hook(self)
 
     def _copied(self, value: Any, param: Tensor, key: str) -> Any:
-        """Return a copy of an entry of a parameter's state; its tensors are on the parameter's device."""
+        """Return a copy of an entry of a parameter's state, on its device and, if the optimizer wants that, of its dtype."""
         if isinstance(value, StoredTensor):
             value = value.tensor()
         elif isinstance(value, Tensor):
             value = value.detach().clone()
         elif isinstance(value, list | tuple):
-            return type(value)([self._copied(part, param, key) for part in value])
+            parts = [self._copied(part, param, key) for part in value]
+            return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
         elif isinstance(value, dict):
             return {name: self._copied(part, param, name) for name, part in value.items()}
         else:
             return copy.deepcopy(value)
         if key in self.numbers_in_state and not value.ndim:  # as float32 it would lose digits
             return int(value.item()) if key == "step" else value.item()
+        if self.state_has_dtype_of_parameter and param.is_floating_point() and value.is_floating_point():
+            value = to_dtype(value, param.numpy_dtype)
         return to_device(value, param.device)
 
     def __getstate__(self) -> dict[str, Any]:

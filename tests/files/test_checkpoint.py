@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -175,18 +176,25 @@ def test_tensors_within_lists_tuples_and_dicts_come_back_in_them(tmp_path):
         "blocks.0": sg.full((2, 2), 7.0),
         "plain": [{"tensor": "0.blocks.0"}],
         "step": 2,
+        "range": (0, [(1.5, "all")]),
+        "counts": {"by size": {3: 4}},
     }
     checkpoint.save_checkpoint(tmp_path, *_with_state(entries))
     model, optimizer = _with_state({})
     checkpoint.load_checkpoint(tmp_path, model, optimizer)
     assert str(optimizer.state[model.weight]) == str(
-        {key: entries[key] for key in ("plain", "step", "blocks", "blocks.0")}
+        {key: entries[key] for key in ("plain", "step", "blocks", "range", "counts", "blocks.0")}
     )
 
 
 @pytest.mark.parametrize(
     ("entries", "phrase"),
-    [({"seen": {sg.ones(1)}}, "tensors in a set"), ({"by": {(1, 2): sg.ones(1)}}, r"key \(1, 2\)")],
+    [
+        ({"seen": {sg.ones(1)}}, "tensors in a set"),
+        ({"by": {(1, 2): sg.ones(1)}}, r"key \(1, 2\)"),
+        ({"deep": deep(40)}, "optimizer.*nested more than 32 deep"),
+        ({"pair": [namedtuple("Pair", "x y")(1, 2)]}, "0.pair.0 is a Pair; .* no named tuples"),
+    ],
 )
 def test_tensors_that_json_cannot_place_are_refused_before_anything_is_written(tmp_path, entries, phrase):
     with pytest.raises(TypeError, match=phrase):

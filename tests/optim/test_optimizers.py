@@ -2,6 +2,7 @@ import copy
 import math
 import pickle
 import tracemalloc
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -463,6 +464,36 @@ def test_states_of_pytorch_with_tensors_as_counts_and_without_later_flags_go_on_
         other.step()
     whole, _ = run(AdamW, {"lr": 0.1}, "float64")
     assert resumed.numpy().tobytes() == whole.numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    "options", [(AdamW, {}), (sg.optim.Muon, {}), (sg.optim.Adafactor, {}), (SGD, {"momentum": 0.9})]
+)
+def test_loaded_state_takes_the_dtype_of_the_parameter(options):
+    (kind, given), first, second = options, nn.Parameter(sg.ones(2, 2)), nn.Parameter(sg.ones(2, 2, dtype="float64"))
+    optimizers = kind([first], **given), kind([second], **given)
+    first.grad, second.grad = sg.ones(2, 2), sg.ones(2, 2, dtype="float64")
+    optimizers[0].step()
+    optimizers[1].load_state_dict(optimizers[0].state_dict())
+    optimizers[1].step()
+    tensors = [value for value in optimizers[1].state[second].values() if isinstance(value, sg.Tensor)]
+    assert [tensor.dtype for tensor in tensors] == [sg.float64] * len(tensors) != []
+
+
+def test_loaded_state_of_an_optimizer_of_ones_own_keeps_its_types():
+    Pair = namedtuple("Pair", "high low")
+
+    class Own(Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+
+    weight = nn.Parameter(sg.ones(2, dtype="bfloat16"))
+    first, second = Own([weight]), Own([weight])
+    first.state[weight] = {"master": sg.full((2,), 1.0001), "parts": Pair(sg.ones(1), [sg.zeros(1)])}
+    second.load_state_dict(first.state_dict())
+    found = second.state[weight]
+    assert found["master"].dtype == sg.float32 and found["master"].tolist() == first.state[weight]["master"].tolist()
+    assert type(found["parts"]) is Pair and found["parts"].low[0].tolist() == [0.0]
 
 
 def test_copies_of_an_optimizer_have_no_hooks():
