@@ -1,9 +1,9 @@
 """An optimizer's state in a checkpoint: what JSON holds of it, and its tensors by name.
 
-A tensor of a parameter's state is named "<parameter's number>.<entry's name>", and JSON does not mention it. An entry
-with tensors within lists, tuples and dicts, such as the history of L-BFGS, is in the JSON object "nested", by number
-and name, and so is one with tuples, or with dicts whose keys are no texts: there `{"tensor": name}` stands for a tensor, `{"tuple": [...]}` for a tuple, and `{"dict": [[key, value],
-...]}` for a dict.
+A tensor of a parameter's state is named "<parameter's number>.<entry's name>", and JSON does not mention it. The JSON
+object "nested" holds, by number and name, the entries that have tensors within lists, tuples and dicts, such as the
+history of L-BFGS, and those that have tuples, or dicts whose keys are no texts. In it `{"tensor": name}` stands for a
+tensor, `{"tuple": [...]}` for a tuple, and `{"dict": [[key, value], ...]}` for a dict.
 """
 
 import re

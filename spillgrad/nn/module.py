@@ -7,13 +7,15 @@ from typing import Any, ClassVar, Self
 from spillgrad import dtypes
 from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.autograd.core.node import HookDict
-from spillgrad.errors import ArgumentError, DtypeError
+from spillgrad.device.device import CPU
+from spillgrad.errors import ArgumentError, DtypeError, OperandError
 from spillgrad.nn.module_calls import ModuleCalls
 from spillgrad.nn.module_state import ModuleState
 from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.nn.registration import to_register
 from spillgrad.ops import creation
 from spillgrad.ops.convert import wanted
+from spillgrad.ops.typed_tensors import dtype_and_device
 from spillgrad.tensor import Tensor
 
 __all__ = ["Module"]
@@ -362,8 +364,19 @@ class Module(ModuleCalls, ModuleState):
         return self.to("cpu")
 
     def type(self, dst_type: Any) -> Self:
-        """Convert floating-point parameters and buffers to a dtype."""
-        return self.to(dst_type)
+        """Convert all parameters and buffers, integers too, to a dtype or to a type such as "torch.DoubleTensor".
+
+        Raises DtypeError, before anything changes, if integers would have to require a gradient.
+        """
+        if dst_type is None:
+            raise OperandError("nn.Module.type: got None; give a dtype such as 'float64'")
+        dtype, _ = dtype_and_device(dst_type, CPU)
+        if not _is_inexact(dtype) and any(parameter.requires_grad for parameter in self.parameters()):
+            raise DtypeError(
+                f"nn.Module.type: got {dtype}; data set to a tensor that requires gradients must be floating point or "
+                "complex dtype; call requires_grad_(False) first"
+            )
+        return self._convert(lambda tensor: tensor.type(dst_type))
 
     def _convert(self, convert: Callable[[Tensor], Tensor]) -> Self:
         with no_grad():

@@ -28,12 +28,17 @@ of_all_modules = HookDict()
 
 def of_kind(kind: str) -> list[tuple[int, Hook]]:
     """Return (number, hook) for the hooks of a kind: "before", "after", "backward" or "before backward"."""
-    return [(number, entry.hook) for number, entry in of_all_modules.items() if entry.kind == kind]
+    return [(number, entry.hook) for number, entry in _entries() if entry.kind == kind]
 
 
 def always_called() -> set[int]:
     """Return the numbers of the hooks after forward that are also called if forward raises."""
-    return {number for number, entry in of_all_modules.items() if entry.always}
+    return {number for number, entry in _entries() if entry.always}
+
+
+def _entries() -> list[tuple[int, Any]]:
+    """Return a copy of the entries, as another thread may add or remove some."""
+    return list(of_all_modules.items())
 
 
 def register_module_forward_pre_hook(hook: Hook) -> RemovableHandle:

@@ -113,8 +113,8 @@ class Optimizer:
 
     step_context = StepContext()
     state_has_shape_of_parameter = False  # of each tensor in it that has dimensions
-    # Whether tensors of the state have the dtype of a real parameter. If so, `load_state_dict` converts them, as PyTorch
-    # does with any optimizer. The state of other optimizers keeps its dtype, so that training resumes bit for bit.
+    # Whether the tensors in it have the dtype of a real parameter. If so, `load_state_dict` converts them, as PyTorch
+    # does for any optimizer. The state of other optimizers keeps its dtype, so that training resumes bit for bit.
     state_has_dtype_of_parameter = False
     numbers_in_state: tuple[str, ...] = ()  # entries that PyTorch's state dicts have as tensors without dimensions
     _opt_called = False  # whether parameters were ever updated: schedules warn if theirs is the first step
@@ -338,7 +338,7 @@ class Optimizer:
             hook(self)
 
     def _copied(self, value: Any, param: Tensor, key: str) -> Any:
-        """Return a copy of an entry of a parameter's state, on its device and, if the optimizer wants that, of its dtype."""
+        """Return a copy of an entry of a parameter's state, for the parameter's device and dtype."""
         if isinstance(value, StoredTensor):
             value = value.tensor()
         elif isinstance(value, Tensor):

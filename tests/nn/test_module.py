@@ -5,7 +5,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad import labels, nn
-from spillgrad.errors import DeviceError
+from spillgrad.errors import DeviceError, DtypeError
 
 
 class Tied(nn.Module):
@@ -275,6 +275,25 @@ def test_a_buffer_registers_itself():
 def test_converting_by_type_and_staying_on_the_host():
     model = nn.Linear(2, 2)
     assert model.type("float64").weight.dtype == sg.float64
+
+
+@pytest.mark.parametrize("kind", [sg.float64, "float64", sg.DoubleTensor, "torch.DoubleTensor"])
+def test_type_converts_integers_too(kind):
+    model = nn.BatchNorm1d(2)
+    model.register_buffer("mask", sg.tensor([True, False]))
+    model.weight.grad = sg.ones(2)
+    assert model.type(kind) is model
+    assert {tensor.dtype for tensor in (*model.state_dict().values(), model.weight.grad)} == {sg.float64}
+
+
+def test_type_gives_no_parameter_that_requires_a_gradient_integers():
+    model = nn.Linear(2, 2)
+    with pytest.raises(DtypeError, match="nn.Module.type: got int64; .* requires_grad_"):
+        model.type(sg.int64)
+    assert {parameter.dtype for parameter in model.parameters()} == {sg.float32}
+    assert model.requires_grad_(False).type(sg.int64).weight.dtype == sg.int64
+    with pytest.raises(TypeError, match="got None; give a dtype"):
+        model.type(None)
     assert model.cpu() is model
 
 

@@ -1,12 +1,15 @@
 """Calling modules: hooks around forward, labels and paths."""
 
 import pickle
+import sys
 import threading
+import time
 
 import pytest
 
 import spillgrad as sg
 from spillgrad import labels, nn
+from spillgrad.nn.modules.module import register_module_forward_hook
 
 
 def test_hooks_may_replace_arguments_and_results_until_removed():
@@ -188,3 +191,25 @@ def test_a_pickled_module_has_its_hooks_and_takes_more():
     assert len(pickled._forward_hooks) == 2
     assert handle.id in pickled._forward_hooks
     assert numbers <= set(again._forward_hooks)
+
+
+def test_threads_may_hook_all_modules_while_others_call_some():
+    layer, ended = nn.Identity(), threading.Event()
+
+    def register():
+        while not ended.is_set():
+            with register_module_forward_hook(lambda *_: None):
+                time.sleep(0)
+
+    thread, interval = threading.Thread(target=register), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    handles = [register_module_forward_hook(lambda *_: None) for _ in range(100)]
+    try:
+        assert [layer(number) for number in range(500)] == list(range(500))
+    finally:
+        for handle in handles:
+            handle.remove()
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(interval)
