@@ -1,10 +1,8 @@
 """Random number generators. The state is a seed and a position in its stream, so any draw can be repeated."""
 
-import contextlib
 import operator
 import secrets
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,15 +82,28 @@ class Generator:
         with _lock:
             position.now = state.seed, state.offset
 
-    @contextlib.contextmanager
-    def replay(self, state: GeneratorState) -> Iterator[None]:
-        """Context manager: this thread draws from `state` on. Other threads and draws after its end are unaffected."""
-        before = getattr(self._own, "position", None)
-        self._own.position = _Position(state.seed, state.offset)
-        try:
-            yield
-        finally:
-            self._own.position = before
+    def replay(self, state: GeneratorState) -> "Replay":
+        """Context manager: this thread draws from `state` on. Other threads and draws after its end are unaffected.
+
+        Entered again, it goes on where it ended. It is not for entering within itself.
+        """
+        return Replay(self._own, _Position(state.seed, state.offset))
+
+
+class Replay:
+    """What `Generator.replay` returns. A class, because a `DataLoader` enters it for each batch."""
+
+    __slots__ = ("_before", "_own", "_position")
+
+    def __init__(self, own: threading.local, position: _Position) -> None:
+        self._own, self._position = own, position
+
+    def __enter__(self) -> None:
+        self._before = getattr(self._own, "position", None)
+        self._own.position = self._position
+
+    def __exit__(self, *_: object) -> None:
+        self._own.position = self._before
 
 
 default_generator = Generator(secrets.randbits(63))

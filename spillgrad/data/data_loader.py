@@ -1,6 +1,5 @@
 """Batches of a dataset, in this process or fetched ahead by others."""
 
-import contextlib
 import dataclasses
 import itertools
 import weakref
@@ -14,7 +13,7 @@ from spillgrad.data.dataset import IterableDataset
 from spillgrad.data.fetching import End, Fetcher, Source
 from spillgrad.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 from spillgrad.errors import ArgumentError, StateDictError
-from spillgrad.generator import Generator, GeneratorState, default_generator
+from spillgrad.generator import Generator, GeneratorState, Replay, default_generator
 
 if TYPE_CHECKING:
     from spillgrad.data.workers import Workers
@@ -173,10 +172,11 @@ class DataLoader:
             yield from itertools.repeat(self.batch_size or 1)  # without end: the dataset's end ends the pass
         this.generators = self._generator_states()
         sampler: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
-        order, stream = None, _Stream(this.seed)
+        stream = _stream(this.seed)
+        with stream:
+            order = iter(sampler)
         while True:
-            with stream.drawn_from():
-                order = iter(sampler) if order is None else order
+            with stream:
                 request = next(order, End)
             if request is End:
                 return
@@ -201,11 +201,11 @@ class DataLoader:
             fetcher = Fetcher(self._source)
             yield from map(fetcher.fetch, requests)
             return
-        stream = _Stream(seed)  # so that a resumed pass, which fetches from its beginning, draws the same
-        with stream.drawn_from():
+        stream = _stream(seed)  # so that a resumed pass, which fetches from its beginning, draws the same
+        with stream:
             fetcher = Fetcher(self._source)
         for request in requests:
-            with stream.drawn_from():
+            with stream:
                 batch = fetcher.fetch(request)
             if isinstance(batch, End):
                 return
@@ -298,17 +298,6 @@ class _Pass:
     generators: list[list[int]] | None = None
 
 
-class _Stream:
-    """Random numbers of a seed, from which code that draws from the default generator draws."""
-
-    def __init__(self, seed: int) -> None:
-        self._state = GeneratorState(seed, 0)
-
-    @contextlib.contextmanager
-    def drawn_from(self) -> Iterator[None]:
-        """Context manager: this thread draws from the stream, where it ended last."""
-        with default_generator.replay(self._state):
-            try:
-                yield
-            finally:
-                self._state = default_generator.get_state()
+def _stream(seed: int) -> Replay:
+    """Return the context in which code that draws from the default generator draws from the stream of `seed`."""
+    return default_generator.replay(GeneratorState(seed, 0))

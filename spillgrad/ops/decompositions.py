@@ -1,5 +1,6 @@
 """Factorizations of matrices. A gradient that would depend on an arbitrary choice of vectors is infinite."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -120,16 +121,22 @@ def qr(A: Tensor, mode: str = "reduced") -> QR:
     return QR(Tensor.wrap(zeros_beside(A.array, (0,), A.dtype)) if mode == "r" else Q, R)
 
 
-def _require_free_phase(name: str, vectors: str, *products: Tensor) -> None:
+def _require_free_phase(name: str, vectors: str, *pairs: tuple[Tensor, Tensor]) -> None:
     """Raise GraphError if a gradient changes as complex vectors are multiplied by a number of absolute value 1.
 
-    The imaginary parts of the diagonals of `products`, vectors times their gradients, add up to that change.
+    Each pair is a gradient by vectors in columns, and the conjugate vectors times it. The imaginary parts of the
+    products' diagonals add up to that change, which must be below a hundredth of the matrix's largest gradient.
     """
-    if not products[0].is_complex():
+    if not pairs[0][0].is_complex():
         return
-    diagonals = [np.diagonal(product.host_array(), 0, -2, -1) for product in products]
-    change = np.sum([diagonal.imag for diagonal in diagonals], 0)
-    if not np.allclose(change, 0, 0, 1e-2 * max(1.0, *[np.abs(d).max(initial=0.0) for d in diagonals])):
+    change, size = 0.0, 0.0
+    for gradient, product in pairs:
+        change = change + np.diagonal(product.host_array(), 0, -2, -1).imag
+        columns = np.linalg.norm(gradient.host_array(), axis=-2)
+        size = np.maximum(size, columns.max(-1, keepdims=True, initial=0.0))
+    # A gradient that is zero but for rounding has any phase.
+    least = math.sqrt(np.finfo(gradient.numpy_dtype).eps)
+    if not np.all(np.abs(change) <= 1e-2 * np.maximum(size, least)):
         raise GraphError(
             f"{name}: The {vectors} in the complex case are specified up to multiplication by e^{{i phi}}. The "
             "specified loss function depends on this quantity, so it is ill-defined; use abs() of them"
@@ -158,7 +165,7 @@ def _eigh_gradient(grads: tuple[Tensor, Tensor], eigenvalues: Tensor, eigenvecto
     """
     by_values, by_vectors = grads
     turned = matmul(mH(eigenvectors), by_vectors)
-    _require_free_phase("linalg.eigh", "eigenvectors", turned)
+    _require_free_phase("linalg.eigh", "eigenvectors", (by_vectors, turned))
     turned = sub(turned, _diagonal_matrix(diagonal(turned, 0, -2, -1)))
     inner = add(quotient(turned, _distances(eigenvalues)), _diagonal_matrix(by_values))
     result = matmul(matmul(eigenvectors, inner), mH(eigenvectors))
@@ -211,7 +218,7 @@ def _eig_gradient(grads: tuple[Tensor, Tensor], eigenvalues: Tensor, eigenvector
     by_values, by_vectors = grads
     V, VH = eigenvectors, mH(eigenvectors)
     turned = matmul(VH, by_vectors)
-    _require_free_phase("linalg.eig", "eigenvectors", turned)
+    _require_free_phase("linalg.eig", "eigenvectors", (by_vectors, turned))
     turned = sub(turned, mul(matmul(VH, V), unsqueeze(real(diagonal(turned, 0, -2, -1)), -2)))
     off_diagonal = sub(turned, _diagonal_matrix(diagonal(turned, 0, -2, -1)))
     inner = add(quotient(off_diagonal, conjugate(_distances(eigenvalues))), _diagonal_matrix(by_values))
@@ -266,7 +273,7 @@ def _svd_gradient(grads: tuple[Tensor, Tensor, Tensor], U: Tensor, S: Tensor, Vh
     squares = _distances(mul(S, S))
     row, column = unsqueeze(S, -2), unsqueeze(S, -1)
     turned, turned_v = matmul(mH(U), by_u), matmul(Vh, mH(by_vh))
-    _require_free_phase("linalg.svd", "singular vectors", turned, turned_v)
+    _require_free_phase("linalg.svd", "singular vectors", (by_u, turned), (mH(by_vh), turned_v))
     # The diagonals are zero, of complex matrices imaginary.
     left, right = quotient(_skew(turned), squares), quotient(_skew(turned_v), squares)
     inner = add(add(mul(left, row), mul(column, right)), _diagonal_matrix(by_s))

@@ -288,7 +288,7 @@ def test_type_converts_integers_too(kind):
 
 def test_type_gives_no_parameter_that_requires_a_gradient_integers():
     model = nn.Linear(2, 2)
-    with pytest.raises(DtypeError, match="nn.Module.type: got int64; .* requires_grad_"):
+    with pytest.raises(DtypeError, match=r"nn\.Module\.type: got int64; .* requires_grad_"):
         model.type(sg.int64)
     assert {parameter.dtype for parameter in model.parameters()} == {sg.float32}
     assert model.requires_grad_(False).type(sg.int64).weight.dtype == sg.int64

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
-from spillgrad.errors import ComplexDtypeError, GradcheckError
+from spillgrad.errors import ComplexDtypeError, GradcheckError, GraphError
 from spillgrad.ops.operation import operation
 
 linalg, functional = sg.linalg, sg.nn.functional
@@ -117,3 +117,26 @@ def test_draws_have_a_variance_of_one_in_all():
 def test_what_needs_an_order_is_refused(name):
     with pytest.raises(ComplexDtypeError, match="does not support complex input"):
         getattr(sg, name)(numbers(3))
+
+
+DECOMPOSED = {
+    "eigenvectors of Hermitian matrices": (lambda a: linalg.eigh(a + a.mH).eigenvectors, (4, 4)),
+    "eigenvectors": (lambda a: linalg.eig(a).eigenvectors, (4, 4)),
+    "singular vectors": (lambda a: linalg.svd(a, full_matrices=False).U, (4, 3)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e8])
+@pytest.mark.parametrize("case", DECOMPOSED)
+def test_a_gradient_that_depends_on_the_phase_of_vectors_is_refused_whatever_its_size(case, size, dtype):
+    function, shape = DECOMPOSED[case]
+    with pytest.raises(GraphError, match="phi"):
+        (function(numbers(*shape).to(dtype)).real.sum() * size).backward()
+    vectors = function(numbers(*shape).to(dtype))
+    weights = sg.arange(12.0).reshape(4, 3).to(vectors.real.dtype)
+    parts = without_phase(vectors)[:, :3]
+    # A sum that grows in no vector's own direction: the diagonal is zero but for rounding, beside large elements.
+    weights = weights - (weights * parts.detach()).sum(0)
+    ((parts * weights).sum() * size).backward()
+    (without_phase(function(numbers(*shape).to(dtype))).sum() * size / 1e8).backward()

@@ -133,6 +133,10 @@ def test_draws_are_replayed_in_one_thread_and_the_stream_goes_on_as_it_was():
             sg.manual_seed(9)
         assert sg.get_rng_state() == inner and sg.initial_seed() == 1
     assert sg.rand(3).tolist() == second
+    again = default_generator.replay(state)
+    for drawn in (first, second):
+        with again:
+            assert sg.rand(3).tolist() == drawn
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
