@@ -12,7 +12,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd.core import node as graph
-from spillgrad.autograd.core.grad_mode import is_grad_enabled, state
+from spillgrad.autograd.core.grad_mode import is_recording, state
 from spillgrad.autograd.core.node import (
     AccumulateGrad,
     Edge,
@@ -356,12 +356,12 @@ class Tensor(TensorData):
                     f"backward: got a gradient of shape {grad.shape} for a leaf whose .grad is {self._grad.shape}, as "
                     "before its data was replaced; set .grad to None then"
                 )
-            if is_grad_enabled():
+            if is_recording():
                 self._grad = graph.add_gradients(self._grad, grad)
             else:
                 graph.accumulate_gradients(self._grad, grad)
         else:
-            if not is_grad_enabled() and grad._grad_fn is not None:
+            if not is_recording() and grad._grad_fn is not None:
                 grad = grad.detach()
             self._grad = grad.clone() if grad._storage.aliased or not grad.is_contiguous() else grad
 
@@ -406,7 +406,7 @@ class Tensor(TensorData):
         def store(grad: "Tensor") -> None:
             alive = tensor()
             if alive is not None:
-                grad = grad if is_grad_enabled() else grad.detach()
+                grad = grad if is_recording() else grad.detach()
                 alive._grad = grad if alive._grad is None else graph.add_gradients(alive._grad, grad)
 
         self.grad_fn.retain_gradient(self._output_nr, store)

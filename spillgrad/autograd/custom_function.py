@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from spillgrad.autograd.core.grad_mode import is_grad_enabled, no_grad
+from spillgrad.autograd.core.grad_mode import is_recording, no_grad
 from spillgrad.autograd.core.node import NO_EDGE, Node, OutputMeta
 from spillgrad.autograd.core.saved import FREED, SavedNone, SavedTensor
 from spillgrad.device.device import filled
@@ -249,7 +249,7 @@ class CustomFunction:
         inputs = Inputs((*arguments, *keywords.values()), cls._into_lists)
         needs = [t.requires_grad for t in inputs.tensors]
         ctx.needs_input_grad = cls._needs_per_argument(inputs, needs)
-        node = CustomNode(cls, ctx, inputs) if is_grad_enabled() and any(needs) else None
+        node = CustomNode(cls, ctx, inputs) if is_recording() and any(needs) else None
         with no_grad():
             returned = cls._run_forward(ctx, arguments, keywords)
         ctx._forward_done = True

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from spillgrad.autograd.core.grad_mode import is_grad_enabled, no_grad
+from spillgrad.autograd.core.grad_mode import is_recording, no_grad
 from spillgrad.autograd.core.node import Edge, Node, OutputMeta
 from spillgrad.autograd.custom_function import OF_THE_NODE, Context, CustomFunction, is_among, require_tensors
 from spillgrad.errors import GraphError, SavedTensorError
@@ -177,7 +177,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
         with no_grad():
             returned = backward(ctx, *grads)
         edges = [g.gradient_edge() for g in grads if isinstance(g, Tensor) and g.requires_grad]
-        if not is_grad_enabled() or not edges:
+        if not is_recording() or not edges:
             return returned
 
         def guarded(value: Any) -> Any:

@@ -6,7 +6,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from spillgrad.autograd.core.grad_mode import enable_grad, is_grad_enabled
+from spillgrad.autograd.core.grad_mode import enable_grad, is_recording
 from spillgrad.autograd.core.node import AccumulateGrad
 from spillgrad.autograd.differentiate import grad
 from spillgrad.device.device import moved
@@ -35,7 +35,7 @@ class RecordedCall:
         options: dict[str, Any], has_aux: bool,
     ) -> None:  # fmt: skip
         self.who = who
-        outer = is_grad_enabled()
+        outer = is_recording()
         with enable_grad():
             given = [arguments[number] for number in _numbers(who, argnums, len(arguments))]
             self.inputs = [self._fresh(leaf) for leaf in leaves(given)]
@@ -83,7 +83,7 @@ class RecordedCall:
 
     def _recorded(self, vectors: Sequence[Tensor]) -> bool:
         """Return whether the product with `vectors` carries a graph."""
-        return self.keeps_graph or (is_grad_enabled() and any(vector.requires_grad for vector in vectors))
+        return self.keeps_graph or (is_recording() and any(vector.requires_grad for vector in vectors))
 
     def pull(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """Return vᵀ J for each input, for a vector v of each output."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from spillgrad.autograd.core.grad_mode import is_grad_enabled, no_grad
+from spillgrad.autograd.core.grad_mode import is_recording, no_grad
 from spillgrad.errors import ArgumentError, GraphError, StateDictError
 from spillgrad.nn import init
 from spillgrad.nn.dropout import Dropout
@@ -87,7 +87,7 @@ class LoRALayer(Module):
         """Return the product of `x` and the weight, plus the bias, plus the adapters' result for `x` unless merged."""
         base = matrix_products.linear(x, self._out_in(self.weight), self.bias)
         if self.merged:
-            if self.training and is_grad_enabled() and self.lora_A.weight.requires_grad:
+            if self.training and is_recording() and self.lora_A.weight.requires_grad:
                 raise GraphError(
                     f"{type(self).__name__}: got a training step while merged, in which adapters get no gradient; "
                     "unmerge() first, or evaluate with eval() or in no_grad()"

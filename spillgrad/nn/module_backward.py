@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.grad_mode import is_recording
 from spillgrad.autograd.core.node import OutputMeta
 from spillgrad.autograd.function import Function
 from spillgrad.device.device import filled
@@ -114,7 +114,7 @@ def _passed(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any, list[int]]:
     If no tensor requires a gradient, the values are unchanged, the node is None, and there are no indices.
     """
     places = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
-    if not is_grad_enabled() or not any(values[place].requires_grad for place in places):
+    if not is_recording() or not any(values[place].requires_grad for place in places):
         return values, None, []
     passed = list(values)
     node = None

@@ -17,7 +17,7 @@ import numpy as np
 
 from spillgrad import data_type, dtypes
 from spillgrad.autograd.core import hooks
-from spillgrad.autograd.core.grad_mode import decorated, is_grad_enabled, no_grad, state
+from spillgrad.autograd.core.grad_mode import decorated, is_recording, no_grad, state
 from spillgrad.autograd.core.node import Edge
 from spillgrad.errors import ArgumentError, DtypeError, SavedTensorError
 from spillgrad.ops.convert import to_dtype
@@ -114,7 +114,7 @@ class _Known(NamedTuple):
             self.parameter() is parameter
             and self.memory is _memory_of(parameter)
             and self.version == parameter._storage.version
-            and (self.is_recorded or not is_grad_enabled())
+            and (self.is_recorded or not is_recording())
         )
 
 

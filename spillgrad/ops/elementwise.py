@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.core.grad_mode import is_grad_enabled, state
+from spillgrad.autograd.core.grad_mode import is_recording, state
 from spillgrad.device.device import CPU, CUDA, Device
 from spillgrad.errors import DeviceError, GraphError, OperandError, ShapeError
 from spillgrad.ops import inplace, operation_source
@@ -266,7 +266,7 @@ def _check_out(name: str, out: Any, shape: tuple[int, ...], device: Device, diff
         raise DeviceError(f"{name}: got out on '{out.device}'; the result is on '{device}': give out there")
     if out._array.shape != shape:
         raise ShapeError(f"{name}: got out of shape {out.shape}; the result has {shape}: give out that shape")
-    if is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (out, out._base, *differentiable)):
+    if is_recording() and any(isinstance(t, Tensor) and t.requires_grad for t in (out, out._base, *differentiable)):
         raise GraphError(
             f"{name}: got out= and a tensor that requires a gradient; what overwrites memory is not recorded: leave it "
             "away, or call in no_grad()"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.core.grad_mode import enable_grad, is_grad_enabled
+from spillgrad.autograd.core.grad_mode import enable_grad, is_recording
 from spillgrad.errors import FusionError
 from spillgrad.ops.arithmetic import add
 from spillgrad.ops.array_casts import as_array, cast
@@ -202,7 +202,7 @@ class _Variant:
 
     def __call__(self, operands: Sequence[Any]) -> Any:
         needs: tuple[int, ...] = ()
-        if is_grad_enabled():
+        if is_recording():
             needs = tuple([i for i, o in enumerate(operands) if isinstance(o, Tensor) and o.requires_grad])
         operation = self._operations.get(needs)
         if operation is None:
@@ -273,7 +273,7 @@ class _Variant:
     ) -> tuple[Tensor | None, ...]:
         totals: list[Tensor | None] = [None] * len(wanted)
         for group in _groups([g.shape for g in grads], self._floating):
-            if is_grad_enabled():
+            if is_recording():
                 slopes = self._composed_slopes(group, grads, inputs, wanted)
             else:
                 slopes = self._fused_slopes(group, grads, self._arrays(inputs), wanted)

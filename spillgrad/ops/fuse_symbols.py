@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from spillgrad import data_type, dtypes
-from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.grad_mode import is_recording
 from spillgrad.errors import DtypeError, FusionError
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
@@ -39,7 +39,7 @@ class Recorder:
         values = tuple([o.value if isinstance(o, Symbol) else number(o) for o in operands])
         value = self.program.add_step(Step(formula, derivatives, values, computed(constants)), computed(dtype))
         symbol = Symbol(self, value, dtype, max(o.ndim for o in operands if isinstance(o, Symbol)))
-        return symbol if is_grad_enabled() or not derivatives else symbol.detach()
+        return symbol if is_recording() or not derivatives else symbol.detach()
 
 
 class Symbol(Tensor):

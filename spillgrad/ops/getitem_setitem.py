@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.grad_mode import is_recording
 from spillgrad.device.device import CPU, CUDA, filled
 from spillgrad.errors import DeviceError, DimensionError, OperandError, ShapeError, SpillgradError
 from spillgrad.ops import inplace
@@ -152,7 +152,7 @@ _advanced: Callable[..., Tensor] = operation(
 
 def _kept(index: tuple[Any, ...], *tensors: Tensor) -> tuple[Any, ...]:
     """Return the index; arrays that backward will need are copied, as the caller may change them before backward."""
-    if not (is_grad_enabled() and any(t.requires_grad for t in tensors)):
+    if not (is_recording() and any(t.requires_grad for t in tensors)):
         return index
     return tuple(p.copy() if isinstance(p, ARRAYS) else p for p in index)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.grad_mode import is_recording
 from spillgrad.autograd.core.node import Edge, Node, OutputMeta
 from spillgrad.device.device import filled
 from spillgrad.errors import DtypeError, GraphError, ShapeError
@@ -71,7 +71,7 @@ def in_place_form(name: str, function: Callable[..., Tensor]) -> Callable[..., T
 
 def is_recorded(tensor: Tensor, *others: Any) -> bool:
     """Return whether the graph must record a change of the tensor that depends on `others`."""
-    return is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in (tensor, tensor._base, *others))
+    return is_recording() and any(isinstance(a, Tensor) and a.requires_grad for a in (tensor, tensor._base, *others))
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad.autograd.core import hooks
-from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.grad_mode import is_recording
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from spillgrad.ops.arithmetic import div, mul, sub
 from spillgrad.ops.array_casts import as_own, on_floats, refuse_complex, require_floats, require_one_dtype
@@ -280,7 +280,7 @@ def linear_cross_entropy(
         return reshape(losses, target.shape)
     divisor = _count_of_targets(places.array, ignore_index) if reduction == "mean" else 1.0
     needs = tuple(operand is not None and operand.requires_grad for operand in (rows, weight, bias))
-    if is_grad_enabled() and any(needs) and not hooks.see_gradients():
+    if is_recording() and any(needs) and not hooks.see_gradients():
         return _linear_cross_entropy_made_ahead(rows, weight, bias, places, divisor, *options, needs)
     return _linear_cross_entropy(rows, weight, bias, places, divisor, *options)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.grad_mode import is_recording
 from spillgrad.errors import ArgumentError, DtypeError, OperandError, ShapeError
 from spillgrad.ops import array_casts
 from spillgrad.ops.arithmetic import add, mul
@@ -400,7 +400,7 @@ def _fused_linear(
         formula = ROWS[activation].forward
     following = OPERATIONS[name]
     rows = _as_rows(input.array)
-    recorded = is_grad_enabled() and any(x is not None and x.requires_grad for x in (input, weight, bias))
+    recorded = is_recording() and any(x is not None and x.requires_grad for x in (input, weight, bias))
     # The product is written to memory only if a derivative needs it.
     product = None
     if recorded and any("self" in saved for saved in following.saves):

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad.autograd.core import anomaly_mode, grad_mode, hooks
-from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.grad_mode import is_recording
 from spillgrad.autograd.core.node import NO_EDGE, Node, new_output, next_sequence
 from spillgrad.autograd.core.saved import SavedNone, SavedTensor
 from spillgrad.device.device import device_of, filled
@@ -66,7 +66,7 @@ def _both(pair: Composed) -> tuple[tuple[str, ...], Callable[..., Any]]:
 
     def choose(*values: Any) -> Any:
         given = dict(zip(names, values, strict=True))
-        function, wanted = (pair.composed, composed) if is_grad_enabled() else (pair.fused, fused)
+        function, wanted = (pair.composed, composed) if is_recording() else (pair.fused, fused)
         return function(*(given[name] for name in wanted))
 
     return names, choose

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.grad_mode import is_recording
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.ops import inplace, shape
 from spillgrad.ops.arithmetic import mul
@@ -94,7 +94,7 @@ def _become(tensor: Tensor, name: str, view: Callable[..., Tensor], *arguments: 
 
     Raises GraphError for a leaf that requires a gradient, and for a view of such a leaf.
     """
-    if is_grad_enabled() and tensor.requires_grad:
+    if is_recording() and tensor.requires_grad:
         inplace.refuse(tensor, name)
     result = view(tensor.alias(tensor.gradient_edge()), *arguments)
     tensor.bump_version()

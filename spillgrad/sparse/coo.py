@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.grad_mode import is_recording
 from spillgrad.device.device import Device
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, GraphError, OperandError, ShapeError
 from spillgrad.ops.arithmetic import mul
@@ -293,7 +293,7 @@ def to_sparse(input: Tensor) -> SparseTensor:
 
     Raises GraphError for a tensor that requires a gradient: that of its zeros would be lost.
     """
-    if input.requires_grad and is_grad_enabled():
+    if input.requires_grad and is_recording():
         raise GraphError(
             "to_sparse: got a tensor that requires a gradient, of which that by the zeros would be lost; detach() it, "
             "or give sparse_coo_tensor values that require a gradient"

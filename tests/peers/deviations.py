@@ -80,6 +80,9 @@ TORCH: dict[str, dict[str, str]] = {
     "checkpoint.hooks_outside_and_kept_results": {
         "packed": "hooks around a selective checkpoint pack what it keeps, so that save_on_disk can spill it"
     },
+    "inference_mode.views_of_what_requires_a_gradient": dict.fromkeys(
+        ("view in inference_mode", "view in no_grad"), "no gradient reaches anything through them, so they want none"
+    ),
     "inplace.changes_give_the_gradients_of_what_they_compute": {
         "view read after its base": "a view of a changed base is computed again by the operation that made it",
     },

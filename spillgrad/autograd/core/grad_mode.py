@@ -19,21 +19,39 @@ __all__ = [
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Mode = Callable[[], Any]  # makes a context manager
 
-
-class _GradMode(threading.local):
-    enabled = True
-    inference = False
-    autocast: Any = None  # the mixed-precision mode; see `spillgrad.ops.autocast`
-
-
-state = _GradMode()
 # It has an entry for each thread in inference mode. While it is empty, nothing need look up the mode of its thread.
 inferring: list[None] = []
 
 
-def is_grad_enabled() -> bool:
+class _Mark:
+    """An entry of `inferring`, which goes when the thread leaves inference mode, or ends within it."""
+
+    def __init__(self) -> None:
+        inferring.append(None)
+
+    def __del__(self, remove: Callable[[], None] = inferring.pop) -> None:
+        remove()
+
+
+class _GradMode(threading.local):
+    enabled = True  # whether operations are recorded
+    unrecorded = False  # whether grad mode is on, and only inference mode keeps operations from being recorded
+    inference = False
+    mark: _Mark | None = None
+    autocast: Any = None  # the mixed-precision mode; see `spillgrad.ops.autocast`
+
+
+state = _GradMode()
+
+
+def is_recording() -> bool:
     """Return whether this thread records operations."""
     return state.enabled
+
+
+def is_grad_enabled() -> bool:
+    """Return whether this thread is in grad mode. Then it records operations, unless it is in inference mode."""
+    return state.enabled or state.unrecorded
 
 
 def is_inference_mode_enabled() -> bool:
@@ -41,15 +59,12 @@ def is_inference_mode_enabled() -> bool:
     return state.inference
 
 
-def _switch(enabled: bool, inference: bool) -> None:
+def _switch(in_grad_mode: bool, inference: bool) -> None:
     """Set this thread's modes."""
-    state.enabled = enabled
+    state.enabled, state.unrecorded = in_grad_mode and not inference, in_grad_mode and inference
     if inference != state.inference:
         state.inference = inference
-        if inference:
-            inferring.append(None)
-        else:
-            inferring.pop()
+        state.mark = _Mark() if inference else None
 
 
 class _Context:
@@ -69,7 +84,7 @@ class _Context:
         raise NotImplementedError
 
     def __enter__(self) -> None:
-        self._before.append((state.enabled, state.inference))
+        self._before.append((is_grad_enabled(), state.inference))
         self._change()
 
     def __exit__(self, *exception: object) -> None:
@@ -85,15 +100,15 @@ class set_grad_enabled(_Context):
     def __init__(self, mode: bool) -> None:
         super().__init__()
         self._mode = bool(mode)
-        self._at_once = state.enabled, state.inference
-        state.enabled = self._mode and not state.inference
+        self._at_once = is_grad_enabled(), state.inference
+        _switch(self._mode, state.inference)
 
     def _again(self) -> Any:
         return enable_grad() if self._mode else no_grad()
 
     def _change(self) -> None:
         self._before[-1] = self._at_once
-        state.enabled = self._mode and not state.inference
+        _switch(self._mode, state.inference)
 
     def __call__(self, function: _Function) -> _Function:
         _switch(*self._at_once)
@@ -111,14 +126,17 @@ class no_grad(_Parameterless):
     """Context manager and decorator: do not record operations."""
 
     def _change(self) -> None:
-        state.enabled = False
+        state.enabled = state.unrecorded = False
 
 
 class enable_grad(_Parameterless):
-    """Context manager and decorator: record operations, even within `no_grad`, but not within `inference_mode`."""
+    """Context manager and decorator: record operations, even within `no_grad`, but not within `inference_mode`.
+
+    Within `inference_mode`, `is_grad_enabled()` is True nevertheless, as in PyTorch.
+    """
 
     def _change(self) -> None:
-        state.enabled = not state.inference
+        state.enabled, state.unrecorded = not state.inference, state.inference
 
 
 class inference_mode(_Context):

@@ -11,7 +11,7 @@ from typing import Any
 
 from spillgrad import user_line
 from spillgrad.autograd.core.engine import reaches_every_leaf
-from spillgrad.autograd.core.grad_mode import enable_grad, is_grad_enabled
+from spillgrad.autograd.core.grad_mode import enable_grad, is_recording
 from spillgrad.autograd.core.node import Edge
 from spillgrad.autograd.differentiate import backward
 from spillgrad.autograd.function import Function, OnceOnly
@@ -62,7 +62,7 @@ class CheckpointFunction(Function):
             )
         backward([output for output, _ in recorded], [grad.detach() for _, grad in recorded])
         found = [arg.grad if isinstance(arg, Tensor) and arg.requires_grad else None for arg in arguments]
-        if is_grad_enabled():  # the gradients depend on the arguments, too, by a graph that is gone
+        if is_recording():  # the gradients depend on the arguments, too, by a graph that is gone
             edges = [edge for value in (*grads, ctx) for edge in _edges_of(value)]
             found = [None if x is None else x.alias((OnceOnly("checkpoint", edges, x), 0)) for x in found]
         return None, None, *found

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from spillgrad.autograd.core import hooks
-from spillgrad.autograd.core.grad_mode import enable_grad, is_grad_enabled
+from spillgrad.autograd.core.grad_mode import enable_grad, is_recording
 from spillgrad.autograd.core.hooks import saved_tensors_hooks
 from spillgrad.autograd.core.node import NO_EDGE
 from spillgrad.autograd.core.saved import SavedTensor
@@ -298,7 +298,7 @@ def checkpoint(
         raise ArgumentError(
             f"checkpoint: got determinism_check={determinism_check!r}; wanted one of {', '.join(_CHECKS)}"
         )
-    if not is_grad_enabled():
+    if not is_recording():
         return function(*args, **kwargs)
     forward_context, recompute_context = context_fn()
     region = _Region(

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.grad_mode import is_recording
 from spillgrad.autograd.recompute.region import checkpoint
 from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.nn.module import Module
@@ -156,7 +156,7 @@ class Automatic:
 
     def around(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the forward of the module at `path`; if the module was chosen, let backward recompute the forward."""
-        if not is_grad_enabled():
+        if not is_recording():
             return forward(*args, **kwargs)
         run = self._thread.run
         if run is None or run.is_over:

@@ -329,6 +329,28 @@ def test_threads_make_inference_tensors_only_in_their_own_mode():
     assert inferring == []
 
 
+def test_grad_mode_within_inference_mode_is_on_but_records_nothing():
+    x = leaf([1.0])
+    with sg.inference_mode():
+        with sg.enable_grad():
+            assert sg.is_grad_enabled() and not (x * x).requires_grad
+            with sg.no_grad():
+                assert not sg.is_grad_enabled()
+            with sg.inference_mode(False):
+                assert sg.is_grad_enabled() and (x * x).requires_grad
+            assert sg.is_grad_enabled() and not (x * x).requires_grad
+        sg.set_grad_enabled(True)
+        assert sg.is_grad_enabled() and not (x * x).requires_grad
+    assert sg.is_grad_enabled() and (x * x).requires_grad
+
+
+def test_a_thread_that_ends_in_inference_mode_leaves_nothing_behind():
+    thread = threading.Thread(target=sg.inference_mode().__enter__)
+    thread.start()
+    thread.join()
+    assert inferring == []
+
+
 def test_modes_are_found_where_pytorch_has_them():
     from spillgrad.autograd import grad_mode
 

@@ -23,7 +23,11 @@ def the_mode_and_its_switch(torch, note):
             note("after", torch.is_inference_mode_enabled(), torch.is_grad_enabled())
     with torch.inference_mode(), torch.enable_grad():
         x = _ones(torch, True)
-        note("recorded", (x * 2).requires_grad, _kind(x))
+        note("recorded", (x * 2).requires_grad, _kind(x), torch.is_grad_enabled())
+        with torch.no_grad():
+            note("no_grad", torch.is_grad_enabled())
+        torch.set_grad_enabled(True)
+    note("grad mode outside", torch.is_grad_enabled())
 
     for decorator in (torch.inference_mode, torch.inference_mode(), torch.inference_mode(mode=False)):
 
@@ -47,6 +51,17 @@ def what_is_made_in_it(torch, note):
         note("set", _kind(torch.ones(2).requires_grad_(True)))
         note("view changed", _kind(normal[False].view(-1).mul_(2)), normal[False])
         note("normal changed", _kind(normal[False].mul_(3)), normal[False], normal[False]._version)
+
+
+def views_of_what_requires_a_gradient(torch, note):
+    x = _ones(torch, True)
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            view = x.view(-1)
+        note(f"view in {mode.__name__}", view.requires_grad)
+        note("what it is", view.is_inference(), view.is_leaf, view.grad_fn is None)
+        (view * x.view(-1)).sum().backward()
+        note("gradient", x.grad, view.grad)
 
 
 def what_it_made_outside(torch, note):
