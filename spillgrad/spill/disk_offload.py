@@ -16,7 +16,6 @@ from spillgrad.spill.offload.needs import DiskNeed, Need, disk_need, needs_of
 from spillgrad.spill.offload.residents import Residents
 from spillgrad.spill.offload.training import OffloadedTraining
 from spillgrad.storage.disk.file_system import free_bytes
-from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad.storage.store import StoreStats
 from spillgrad.storage.store_owner import StoreOwner
@@ -103,7 +102,7 @@ class disk_offload(StoreOwner):
         budget_bytes = parse_bytes(ram_budget)
 
         def residents() -> Residents:
-            store = DiskStore(
+            store = self._kind_of_store(
                 directory,
                 ram_budget=budget_bytes,
                 direct_io=direct_io,

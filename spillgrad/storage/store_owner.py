@@ -4,7 +4,7 @@ import functools
 import inspect
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.disk.file_system import is_ram_disk
@@ -27,6 +27,7 @@ class StoreOwner:
     """Puts arrays into a store that it made, or that another owner made."""
 
     _store: DiskStore
+    _kind_of_store: ClassVar[type[DiskStore]] = DiskStore  # a subclass may have another one
 
     def _open_store(
         self, who: str, directory: Any, ram_budget: int | str | None, *,
@@ -55,7 +56,7 @@ class StoreOwner:
             raise ArgumentError(
                 f'{who}: got no ram_budget; give bytes, or a size such as "512MiB"{instead if offload else ""}'
             )
-        self._store = DiskStore(directory, ram_budget=ram_budget, **options)
+        self._store = self._kind_of_store(directory, ram_budget=ram_budget, **options)
         self._store.retire_with(self)
         if directory is None and _is_ram_disk(self._store.directory.parent):
             warnings.warn(

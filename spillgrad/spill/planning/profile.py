@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
+
 from spillgrad import labels
 from spillgrad.generator import default_generator
 from spillgrad.nn.module import Module
@@ -123,7 +125,7 @@ class _Watched:
         self._loss, self._mixed_precision, self._accumulate = step, mixed_precision, accumulate
         self._offload: disk_offload | None = None
         if offload:
-            self._offload = disk_offload(
+            self._offload = _TracedOffload(
                 lambda: build(min(depth, _SHALLOW)),
                 make_optimizer,
                 place,
@@ -138,7 +140,7 @@ class _Watched:
             optimizer = make_optimizer([p for p in self.model.parameters() if p.requires_grad])
             self.spill = _Watching(self, place, ram_budget=ram_budget)
         self.optimizer = cast(Optimizer, optimizer)
-        self.store: DiskStore = self.spill._store
+        self.store = cast(_TracedStore, self.spill._store)
         self.layers = _layers(self.model, _SHALLOW) if depth > _SHALLOW else None
         self.recorder = Recorder()
         self.trace = _Trace(self.store, self)
@@ -284,8 +286,42 @@ class _Watched:
         return [frozenset(path for path in parts if key in freed[path]) for key in self.trace.keys]
 
 
+class _TracedStore(DiskStore):
+    """A store whose trace, once it has one, sees the requests."""
+
+    trace: "_Trace | None" = None
+
+    def put(self, *args: Any, **options: Any) -> Handle:
+        handle = super().put(*args, **options)
+        if self.trace is not None:
+            self.trace.note_put(handle)
+        return handle
+
+    def get(self, handle: Handle) -> np.ndarray:
+        self._note("use", handle)
+        return super().get(handle)
+
+    def use(self, handle: Handle) -> None:
+        self._note("use", handle)
+        super().use(handle)
+
+    def begin_change(self, handle: Handle, array: np.ndarray) -> None:
+        self._note("change", handle)
+        super().begin_change(handle, array)
+
+    def _note(self, kind: str, handle: Handle) -> None:
+        if self.trace is not None:
+            self.trace.note_use(kind, handle)
+
+
+class _TracedOffload(disk_offload):
+    _kind_of_store = _TracedStore
+
+
 class _Watching(save_on_disk):
     """A `save_on_disk` that reports which module saves a tensor, and when backward uses the tensor."""
+
+    _kind_of_store = _TracedStore
 
     def __init__(self, watched: _Watched, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -310,12 +346,11 @@ class _Watching(save_on_disk):
 class _Trace:
     """Records the requests to a store as `Event`s, and the arrays that the requests refer to as `Item`s."""
 
-    def __init__(self, store: DiskStore, watched: _Watched) -> None:
+    def __init__(self, store: _TracedStore, watched: _Watched) -> None:
         self._store, self._watched = store, watched
         self._live: set[int] = set()  # the sequence numbers of live handles
         self.begin()
-        for name in ("put", "get", "use", "begin_change"):
-            setattr(store, name, self._seen(name, getattr(store, name)))
+        store.trace = self
         store.watch_drops(self._dropped)
 
     def begin(self) -> None:
@@ -327,32 +362,25 @@ class _Trace:
         self._numbers: dict[int, int] = {}  # the item of each handle, by its sequence number
 
     def stop(self) -> None:
-        for name in ("put", "get", "use", "begin_change"):
-            vars(self._store).pop(name, None)
+        self._store.trace = None
         self._store.watch_drops(None)
 
     def name(self, handle: Handle, key: Any) -> None:
         """Record the key of the memory that a handle refers to."""
         self.keys[self._number(handle)] = key
 
-    def _seen(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        kinds = {"get": "use", "use": "use", "begin_change": "change"}
+    def note_put(self, handle: Handle) -> None:
+        """Record that an array was put, unless it was there already."""
+        if handle.sequence not in self._live:
+            self._live.add(handle.sequence)
+            self._note("put", handle)
 
-        def put(*args: Any, **options: Any) -> Handle:
-            handle: Handle = method(*args, **options)
-            if handle.sequence not in self._live:
-                self._live.add(handle.sequence)
-                self._note("put", handle)
-            return handle
-
-        def used(handle: Handle, *args: Any) -> Any:
-            self._store.see_to_drops()  # so that they are recorded before this use
-            if handle.label.op == "state" and self._watched.phase == "backward":
-                self._watched.enter("update")
-            self._note(kinds[name], handle)
-            return method(handle, *args)
-
-        return put if name == "put" else used
+    def note_use(self, kind: str, handle: Handle) -> None:
+        """Record that an array will be used ("use") or changed ("change")."""
+        self._store.see_to_drops()  # so that they are recorded before this use
+        if handle.label.op == "state" and self._watched.phase == "backward":
+            self._watched.enter("update")
+        self._note(kind, handle)
 
     def _dropped(self, handle: Handle) -> None:
         self._live.discard(handle.sequence)
