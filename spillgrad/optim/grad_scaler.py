@@ -6,11 +6,14 @@ Source: Micikevicius et al. 2018, "Mixed precision training", section 3.2; torch
 import warnings
 from typing import Any
 
+from spillgrad import dtypes
 from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.errors import ArgumentError, GraphError, UnsupportedError
 from spillgrad.ops import comparison
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cuda.driver.availability import missing
+
+_LARGEST_SCALE = float(dtypes.finfo("float32").max)  # scaled losses in float32 would be infinite
 
 
 class GradScaler:
@@ -61,8 +64,9 @@ class GradScaler:
     def unscale_(self, optimizer: Any) -> None:
         """Divide the gradients of an optimizer's parameters by the scale, before they are clipped, for example.
 
-        Raises GraphError if that was done since the last `update`. Raises UnsupportedError if backward itself updates
-        the parameters, as with `disk_offload(step_in_backward=True)`.
+        Raises GraphError if that was done since the last `update`. Raises ArgumentError for gradients in float16, in
+        which unscaled ones would become zero. Raises UnsupportedError if backward itself updates the parameters, as
+        with `disk_offload(step_in_backward=True)`.
         """
         if not self._enabled:
             return
@@ -78,12 +82,17 @@ class GradScaler:
                 "GradScaler: got parameters that backward updates, with scaled gradients; use bfloat16, which needs no "
                 "scaling, or let the optimizer step after backward"
             )
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if any(gradient.dtype == dtypes.float16 for gradient in gradients):
+            raise ArgumentError(
+                "GradScaler: Attempting to unscale FP16 gradients. Keep the parameters in float32, and let autocast "
+                "compute in float16"
+            )
         overflowed = False
         with no_grad():
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(1 / self._scale)
-                    overflowed |= not bool(comparison.isfinite(parameter.grad).all())
+            for gradient in gradients:
+                gradient.mul_(1 / self._scale)
+                overflowed |= not bool(comparison.isfinite(gradient).all())
         self._overflowed[id(optimizer)] = overflowed
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -120,7 +129,8 @@ class GradScaler:
         else:
             self._growth_tracker += 1
             if self._growth_tracker == self._growth_interval:
-                self._scale *= self._growth_factor
+                grown = self._scale * self._growth_factor
+                self._scale = grown if grown <= _LARGEST_SCALE else self._scale
                 self._growth_tracker = 0
         self._overflowed.clear()
         self._stepped.clear()

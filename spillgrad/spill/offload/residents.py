@@ -172,8 +172,9 @@ class Residents:
         store = self.store_of(device_of(array))
         array = store.own(array)
         handle = store.put(array, label=label, persistent=True)  # first, because it may fail
-        # Views share the storage, and users refer to the tensor, so both objects stay, and only their classes change.
-        # Properties must read the memory: for speed, operations read `array` and `_array` as plain attributes.
+        # The objects must stay, as users hold the tensor, and views share the storage. The classes must change, as only
+        # a class can make `array` and `_array` properties, which load the memory. Of tensors in RAM they are plain
+        # attributes, which operations read without the cost of a call.
         storage.__class__ = OffloadedStorage
         cast(OffloadedStorage, storage).place(self, store, handle, array)
 

@@ -49,3 +49,20 @@ def states_and_switched_off(torch, note):
     off.step(optimizer)
     off.update()
     note("stepped", parameter)
+
+
+def gradients_in_float16_and_the_largest_scale(torch, note):
+    parameter = torch.nn.Parameter(torch.ones(2, dtype=torch.float16))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126, growth_interval=1)
+    scaler.scale(torch.ones(()))
+    parameter.grad = torch.full((2,), 1e-3, dtype=torch.float16)
+    note.error("unscaled", lambda: scaler.unscale_(optimizer), "Attempting to unscale FP16 gradients.")
+    note.error("stepped", lambda: scaler.step(optimizer), "Attempting to unscale FP16 gradients.")
+    note("unchanged", parameter, parameter.grad)
+    parameter, optimizer, _ = _training(torch)
+    for _ in range(3):
+        parameter.grad = torch.ones(2, dtype=torch.float64)
+        scaler.step(optimizer)
+        scaler.update()
+        note("scale", scaler.get_scale())
