@@ -13,7 +13,7 @@ import json
 import math
 import os
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -31,7 +31,7 @@ from spillgrad.generator import GeneratorState
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.tensor import Tensor
-from spillgrad.tensor_data import Storage, native
+from spillgrad.tensor_data import Size, Storage, native
 from spillgrad_kernels.device_array import address_of
 from spillgrad_kernels.memory import buffers
 
@@ -44,10 +44,10 @@ _LONGEST = 200
 def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
     """Write tensors, and the lists, tuples, dicts, sets and plain values around them, to a file or a binary stream.
 
-    Plain values are None, bool, int, float, complex, str, bytes, NumPy arrays and scalars, dtypes, devices, and what
-    `get_rng_state` returns. A tensor found twice is stored once. Tensors with the same memory, shape, strides and dtype
-    are stored once; any other view is stored with its own elements. An existing file is replaced only when everything
-    is written.
+    Dicts may be OrderedDicts and Counters. Plain values are None, bool, int, float, complex, str, bytes, sizes, NumPy
+    arrays and scalars, dtypes, devices, and what `get_rng_state` returns. A tensor found twice is stored once. Tensors
+    with the same memory, shape, strides and dtype are stored once; any other view is stored with its own elements. An
+    existing file is replaced only when everything is written.
     Raises OperandError for other objects. Raises ArgumentError for a container that contains itself. Raises
     CheckpointError if the file cannot be written.
     """
@@ -217,9 +217,7 @@ class _Writer:
         return free
 
 
-_CONTAINERS: dict[type, Callable[[list[Any]], Any]] = {
-    list: list, tuple: tuple, set: set, frozenset: frozenset, dict: dict, OrderedDict: OrderedDict,
-}  # fmt: skip
+_CONTAINERS = {list, tuple, set, frozenset, dict, OrderedDict, Counter, Size}
 
 
 def _plain(scalar: np.generic) -> Any:
@@ -268,14 +266,16 @@ def _decode(value: Any, tensors: list[Any]) -> Any:
         scalar = np.dtype(dtypes.as_dtype(dtype)).type(_decode(plain, tensors))
         _require(isinstance(scalar, np.generic), "a scalar of several values")
         return scalar
-    if kind not in ("pairs", "OrderedDict"):
+    if kind not in _MAPPINGS:
         return _COLLECTIONS[kind](_decode(part, tensors) for part in content)
     _require(all(isinstance(pair, list) and len(pair) == 2 for pair in content), f"a {kind} of other than pairs")
-    pairs = [(_decode(key, tensors), _decode(part, tensors)) for key, part in content]
-    return dict(pairs) if kind == "pairs" else OrderedDict(pairs)
+    return _MAPPINGS[kind]({_decode(key, tensors): _decode(part, tensors) for key, part in content})
 
 
-_COLLECTIONS: dict[str, Callable[[Iterable[Any]], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+_COLLECTIONS: dict[str, Callable[[Iterable[Any]], Any]] = {
+    "tuple": tuple, "set": set, "frozenset": frozenset, "Size": Size,
+}  # fmt: skip
+_MAPPINGS: dict[str, Callable[[dict[Any, Any]], Any]] = {"pairs": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 
 
 def _complex(parts: Any) -> complex:

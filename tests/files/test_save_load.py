@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import zipfile
-from collections import OrderedDict, namedtuple
+from collections import Counter, OrderedDict, namedtuple
 
 import numpy as np
 import pytest
@@ -89,7 +89,8 @@ PLAIN = [
     b"\x00\xff", 1 + 2j, complex("nan+infj"), [], [[]], (), (1,), {}, {"a": {"b": [1, (2, {3})]}},
     {1: "a", None: 2, (1, "x"): 3, False: 0}, {"float": 1}, {"tensor": 0, "dict": {"pairs": []}}, set(), {1, "a"},
     frozenset({(1, 2)}), OrderedDict([("b", 1), ("a", 2)]), np.float32(0.1), np.int8(-3), np.bool_(True), sg.float32,
-    sg.bfloat16, sg.int64, sg.device("cpu"), sg.get_rng_state(),
+    sg.bfloat16, sg.int64, sg.device("cpu"), sg.get_rng_state(), Counter("aab"), Counter({(1, 2): -1}),
+    sg.ones(2, 3).size(), [sg.ones(()).size()],
 ]  # fmt: skip
 
 
