@@ -129,7 +129,8 @@ def _require_free_phase(name: str, vectors: str, *pairs: tuple[Tensor, Tensor]) 
     """
     if not pairs[0][0].is_complex():
         return
-    change, size = 0.0, 0.0
+    change: Any = 0.0
+    size: Any = 0.0
     for gradient, product in pairs:
         change = change + np.diagonal(product.host_array(), 0, -2, -1).imag
         columns = np.linalg.norm(gradient.host_array(), axis=-2)
