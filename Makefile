@@ -21,7 +21,7 @@ PYTHON_IS_NEW := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"spillgrad: got Python {sys.version.split()[0]}, wanted 3.11 or newer; name one with make PYTHON=python3.12")
 
 .DEFAULT_GOAL := help
-.PHONY: help train bench test test-cuda check-gpu test-nojit test-page test-peers test-array-api fuzz lint format clean
+.PHONY: help train bench test test-cuda check-gpu test-nojit test-page test-peers test-array-api docs fuzz lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 16
@@ -77,6 +77,10 @@ test-page: $(VENV)/installed-page  ## open a report in a real browser, Debian's 
 	@command -v chromium >/dev/null || $(MAKE) --no-print-directory chromium
 	$(BIN)/python -m pytest tests/page --numprocesses $(WORKERS) $(ARGS)
 
+# The pages' examples are executed, those for PyTorch and Paddle too. What did not change is not executed again.
+docs: $(VENV)/installed-docs  ## build the site of docs/ into docs/_build/html
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
+
 .PHONY: chromium
 chromium:
 	@command -v apt-get >/dev/null || { echo "spillgrad: make test-page: there is no chromium here, and no apt-get to" \
@@ -94,7 +98,7 @@ format: $(VENV)/installed-dev  ## rewrite the sources as `make lint` wants them
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv, caches and build results (never what was trained)
-	rm -rf $(VENV) dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) dist docs/_build docs/reference docs/command_line.md .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find spillgrad kernels tools tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/made:
@@ -120,6 +124,10 @@ $(VENV)/installed-array-api: $(VENV)/installed-dev
 
 $(VENV)/installed-page: $(VENV)/installed-dev
 	$(PIP) --editable ".[page]"
+	@touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed-peers
+	$(PIP) --editable ".[docs]"
 	@touch $@
 
 # The index of builds without CUDA, which are a tenth of the size.
