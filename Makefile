@@ -21,7 +21,7 @@ PYTHON_IS_NEW := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"spillgrad: got Python {sys.version.split()[0]}, wanted 3.11 or newer; name one with make PYTHON=python3.12")
 
 .DEFAULT_GOAL := help
-.PHONY: help train bench test test-cuda check-gpu test-nojit test-page test-peers test-array-api docs fuzz lint format clean
+.PHONY: help train bench test test-all test-cuda check-gpu test-nojit test-page test-peers test-array-api docs fuzz lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 16
@@ -34,13 +34,19 @@ bench: $(VENV)/installed-torch  ## time kernels, training and the spill store be
 	$(BIN)/spillgrad bench train --write README.md
 	$(BIN)/spillgrad bench spill
 
-test: $(VENV)/installed-dev  ## run the tests
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
-	@$(MAKE) --no-print-directory test-cuda
+# Of long tables of cases it runs a part; `make test-all` runs all.
+test: $(VENV)/installed-dev  ## run the tests (ten minutes)
+	$(BIN)/python -m pytest -m "not exhaustive" --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+# What needs the same environment runs in one target after the other: each uses both cores.
+test-all: $(VENV)/installed-dev  ## run all that continuous integration runs (an hour): PyTorch, Paddle, a browser, CUDA's simulator
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	@$(MAKE) --no-print-directory test-cuda test-peers docs test-page wheel
+	@test ! -d "$(ARRAY_API_TESTS)" || $(MAKE) --no-print-directory test-array-api
 
 # A process has either the simulator or a GPU: these tests run apart from the others.
 test-cuda: $(VENV)/installed-dev  ## run the CUDA kernels in Numba's simulator; with SIMULATED=0, on the GPU
-	NUMBA_ENABLE_CUDASIM=$(SIMULATED) $(BIN)/python -m pytest tests/cuda --numprocesses $(WORKERS)
+	NUMBA_ENABLE_CUDASIM=$(SIMULATED) $(BIN)/python -m pytest tests/cuda --numprocesses $(WORKERS) $(ARGS)
 
 # With the Python that has PyTorch and CUDA's packages: nothing is installed for it.
 check-gpu:  ## run all CUDA tests and benchmarks on the GPU of this machine (ten minutes)
