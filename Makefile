@@ -21,7 +21,7 @@ PYTHON_IS_NEW := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"spillgrad: got Python {sys.version.split()[0]}, wanted 3.11 or newer; name one with make PYTHON=python3.12")
 
 .DEFAULT_GOAL := help
-.PHONY: help train bench test test-all test-cuda check-gpu test-nojit test-page test-peers test-array-api docs fuzz lint format clean
+.PHONY: help train bench test test-all test-cuda check-gpu test-nojit test-page test-peers test-array-api docs wheel fuzz lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 16
@@ -86,6 +86,12 @@ test-page: $(VENV)/installed-page  ## open a report in a real browser, Debian's 
 # The pages' examples are executed, those for PyTorch and Paddle too. What did not change is not executed again.
 docs: $(VENV)/installed-docs  ## build the site of docs/ into docs/_build/html
 	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
+
+# The tests install the wheel into an environment of its own, and run there what README and pages show.
+wheel: $(VENV)/installed-dev  ## build the wheel and the source distribution into dist/, and try the wheel
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	$(BIN)/python -m pytest tests/wheel $(ARGS)
 
 .PHONY: chromium
 chromium:
