@@ -1,4 +1,4 @@
-"""README.md and the pages of docs/ tell the truth: programs and commands run as printed, and targets and links exist."""
+"""README.md and the pages of docs/ tell the truth: their programs and commands run as printed, and links lead somewhere."""
 
 import re
 
