@@ -21,7 +21,7 @@ PYTHON_IS_NEW := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"spillgrad: got Python {sys.version.split()[0]}, wanted 3.11 or newer; name one with make PYTHON=python3.12")
 
 .DEFAULT_GOAL := help
-.PHONY: help train bench test test-cuda check-gpu test-nojit test-page test-peers test-array-api fuzz lint format clean
+.PHONY: help train bench test test-all test-cuda check-gpu test-nojit test-page test-peers test-array-api docs wheel fuzz lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 16
@@ -34,13 +34,19 @@ bench: $(VENV)/installed-torch  ## time kernels, training and the spill store be
 	$(BIN)/spillgrad bench train --write README.md
 	$(BIN)/spillgrad bench spill
 
-test: $(VENV)/installed-dev  ## run the tests
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
-	@$(MAKE) --no-print-directory test-cuda
+# Of long tables of cases it runs a part; `make test-all` runs all.
+test: $(VENV)/installed-dev  ## run the tests (ten minutes)
+	$(BIN)/python -m pytest -m "not exhaustive" --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+# What needs the same environment runs in one target after the other: each uses both cores.
+test-all: $(VENV)/installed-dev  ## run all that continuous integration runs (an hour): PyTorch, Paddle, a browser, CUDA's simulator
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	@$(MAKE) --no-print-directory test-cuda test-peers docs test-page wheel
+	@test ! -d "$(ARRAY_API_TESTS)" || $(MAKE) --no-print-directory test-array-api
 
 # A process has either the simulator or a GPU: these tests run apart from the others.
 test-cuda: $(VENV)/installed-dev  ## run the CUDA kernels in Numba's simulator; with SIMULATED=0, on the GPU
-	NUMBA_ENABLE_CUDASIM=$(SIMULATED) $(BIN)/python -m pytest tests/cuda --numprocesses $(WORKERS)
+	NUMBA_ENABLE_CUDASIM=$(SIMULATED) $(BIN)/python -m pytest tests/cuda --numprocesses $(WORKERS) $(ARGS)
 
 # With the Python that has PyTorch and CUDA's packages: nothing is installed for it.
 check-gpu:  ## run all CUDA tests and benchmarks on the GPU of this machine (ten minutes)
@@ -77,6 +83,16 @@ test-page: $(VENV)/installed-page  ## open a report in a real browser, Debian's 
 	@command -v chromium >/dev/null || $(MAKE) --no-print-directory chromium
 	$(BIN)/python -m pytest tests/page --numprocesses $(WORKERS) $(ARGS)
 
+# The pages' examples are executed, those for PyTorch and Paddle too. What did not change is not executed again.
+docs: $(VENV)/installed-docs  ## build the site of docs/ into docs/_build/html
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
+
+# The tests install the wheel into an environment of its own, and run there what README and pages show.
+wheel: $(VENV)/installed-dev  ## build the wheel and the source distribution into dist/, and try the wheel
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	$(BIN)/python -m pytest tests/wheel $(ARGS)
+
 .PHONY: chromium
 chromium:
 	@command -v apt-get >/dev/null || { echo "spillgrad: make test-page: there is no chromium here, and no apt-get to" \
@@ -94,7 +110,7 @@ format: $(VENV)/installed-dev  ## rewrite the sources as `make lint` wants them
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv, caches and build results (never what was trained)
-	rm -rf $(VENV) dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) dist docs/_build docs/reference docs/command_line.md .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find spillgrad kernels tools tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/made:
@@ -120,6 +136,10 @@ $(VENV)/installed-array-api: $(VENV)/installed-dev
 
 $(VENV)/installed-page: $(VENV)/installed-dev
 	$(PIP) --editable ".[page]"
+	@touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed-peers
+	$(PIP) --editable ".[docs]"
 	@touch $@
 
 # The index of builds without CUDA, which are a tenth of the size.

@@ -1,7 +1,7 @@
 """Take the README's picture of a report, from its top to its timeline.
 
 python -m spillgrad_tools train --steps 8 --out runs/picture --report
-python -m tests.page.screenshot runs/picture/report.html tools/report.webp
+python -m tests.page.screenshot runs/picture/report.html docs/_static/report.webp
 """
 
 import base64

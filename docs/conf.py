@@ -1,0 +1,66 @@
+"""How Sphinx builds the site; `make docs` runs it."""
+
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS / "_ext"))
+
+import spillgrad  # noqa: E402
+
+project = "spillgrad"
+author = "the spillgrad developers"
+copyright = author
+release = spillgrad.__version__
+version = ".".join(release.split(".")[:2])
+
+extensions = [
+    "myst_nb",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "command_line",
+    "reference",
+]
+templates_path = ["_templates"]
+exclude_patterns = ["_build", "_ext"]
+
+# Pages in Markdown; those with {code-cell} are executed.
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(DOCS / "_build" / "executed")
+nb_execution_timeout = 600
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+
+# Docstrings.
+default_role = "py:obj"
+numpydoc_show_class_members = False
+numpydoc_xref_param_type = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+add_module_names = False
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 88
+
+html_theme = "pydata_sphinx_theme"
+html_title = f"spillgrad {version}"
+html_static_path = ["_static"]
+html_css_files = ["spillgrad.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_context = {"default_mode": "auto"}
+html_theme_options = {
+    "logo": {"text": "spillgrad"},
+    "navbar_align": "left",
+    "navbar_end": ["version-switcher", "theme-switcher"],
+    "switcher": {"json_url": "_static/versions.json", "version_match": version},
+    "check_switcher": False,
+    "show_prev_next": True,
+    "header_links_before_dropdown": 7,
+    "show_toc_level": 2,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
