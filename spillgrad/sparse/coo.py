@@ -62,6 +62,7 @@ class SparseTensor:
     """
 
     is_sparse = True
+    grad = None
     is_leaf = property(lambda self: self._of_values.is_leaf)
 
     def __init__(self, indices: Tensor, values: Tensor, shape: tuple[int, ...], is_coalesced: bool = False) -> None:
@@ -187,6 +188,25 @@ class SparseTensor:
     def double(self) -> "SparseTensor":
         """Return the tensor with values of float64."""
         return self.to(dtypes.float64)
+
+    def is_floating_point(self) -> bool:
+        """Return whether the values are floating-point numbers."""
+        return self._of_values.is_floating_point()
+
+    def is_complex(self) -> bool:
+        """Return whether the values are complex numbers."""
+        return self._of_values.is_complex()
+
+    @property
+    def data(self) -> "SparseTensor":
+        """The tensor without a graph; a tensor set as `data` takes its place."""
+        return self.detach()
+
+    @data.setter
+    def data(self, new: "SparseTensor") -> None:
+        if not isinstance(new, SparseTensor) or new.shape != self.shape:
+            raise OperandError(f"data: got {type(new).__name__}; wanted a sparse tensor of shape {self.shape}")
+        self._of_indices, self._of_values, self._coalesced = new._of_indices, new._of_values, new._coalesced
 
     def detach(self) -> "SparseTensor":
         """Return the tensor with values that have no graph."""
