@@ -194,7 +194,7 @@ _bind(_PROTOCOLS)  # all operations are declared now
 
 # Few programs use these, so that they are imported on first use.
 _LAZY = frozenset({
-    "_dynamo", "accelerator", "array_api", "backends", "compiler", "distributed", "distributions",
+    "_dynamo", "_inductor", "accelerator", "array_api", "backends", "compiler", "distributed", "distributions",
     "func", "hub", "jit", "mps", "multiprocessing", "onnx", "profiler", "random", "sparse", "version",
     "xpu",
 })  # fmt: skip

@@ -20,6 +20,7 @@ from spillgrad.ops.convert import clone, to_device
 from spillgrad.ops.creation import as_tensor
 from spillgrad.ops.declaration import named
 from spillgrad.ops.indexing import index_select, summed_at
+from spillgrad.ops.join_split import cat
 from spillgrad.ops.operation import operation
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape
@@ -248,6 +249,28 @@ class SparseTensor:
     def __neg__(self) -> "SparseTensor":
         return self._with(-self._of_values)
 
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, Tensor):
+            return self.to_dense() + other
+        if not isinstance(other, SparseTensor):
+            return NotImplemented
+        if other.shape != self.shape:
+            raise ShapeError(f"sparse add: got {self.shape} and {other.shape}; wanted two sparse tensors of one shape")
+        indices, values = cat([self._of_indices, other._of_indices], 1), cat([self._of_values, other._of_values])
+        return SparseTensor(indices, values, self._shape).coalesce()
+
+    def __radd__(self, other: Any) -> Any:
+        return other + self.to_dense() if isinstance(other, Tensor) else NotImplemented
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -other if isinstance(other, Tensor | SparseTensor) else NotImplemented
+
+    def __rsub__(self, other: Any) -> Any:
+        return other - self.to_dense() if isinstance(other, Tensor) else NotImplemented
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return self.dense_times(other)
+
     def __matmul__(self, other: Any) -> Tensor:
         return self.times_dense(other)
 
@@ -271,6 +294,13 @@ class SparseTensor:
         matrix = dense if dense.ndim == 2 else reshape(dense, (-1, 1))
         product = _mm(self._of_values, rows, columns, matrix, self._shape[0])
         return product if dense.ndim == 2 else reshape(product, (-1,))
+
+    def dense_times(self, dense: Any) -> Tensor:
+        """Return the product of a dense matrix with this one. Raises as `times_dense` does."""
+        if not isinstance(dense, Tensor) or dense.ndim != 2 or self.ndim != 2 or dense.shape[1] != self._shape[0]:
+            got = tuple(dense.shape) if isinstance(dense, Tensor) else type(dense).__name__
+            raise ShapeError(f"sparse mm: got {got} and {self._shape}; wanted a dense (m, k) and a sparse (k, n)")
+        return self.t().times_dense(dense.t()).t()
 
     def __repr__(self) -> str:
         return f"sparse(indices={self._of_indices}, values={self._of_values}, size={self._shape}, nnz={self._nnz()})"
