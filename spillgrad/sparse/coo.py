@@ -23,7 +23,7 @@ from spillgrad.ops.indexing import index_select, summed_at
 from spillgrad.ops.join_split import cat
 from spillgrad.ops.operation import operation
 from spillgrad.ops.reduce import sum
-from spillgrad.ops.shape import reshape
+from spillgrad.ops.shape import reshape, transpose
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Size
 from spillgrad_kernels.cpu.indexing import embedding_backward
@@ -192,11 +192,11 @@ class SparseTensor:
 
     def is_floating_point(self) -> bool:
         """Return whether the values are floating-point numbers."""
-        return self._of_values.is_floating_point()
+        return bool(self._of_values.is_floating_point())
 
     def is_complex(self) -> bool:
         """Return whether the values are complex numbers."""
-        return self._of_values.is_complex()
+        return bool(self._of_values.is_complex())
 
     @property
     def data(self) -> "SparseTensor":
@@ -300,7 +300,7 @@ class SparseTensor:
         if not isinstance(dense, Tensor) or dense.ndim != 2 or self.ndim != 2 or dense.shape[1] != self._shape[0]:
             got = tuple(dense.shape) if isinstance(dense, Tensor) else type(dense).__name__
             raise ShapeError(f"sparse mm: got {got} and {self._shape}; wanted a dense (m, k) and a sparse (k, n)")
-        return self.t().times_dense(dense.t()).t()
+        return transpose(self.t().times_dense(transpose(dense, 0, 1)), 0, 1)
 
     def __repr__(self) -> str:
         return f"sparse(indices={self._of_indices}, values={self._of_values}, size={self._shape}, nnz={self._nnz()})"

@@ -41,21 +41,19 @@ class _NamedTuple:
 
 _DICTS = (dict, OrderedDict, defaultdict)
 
-SUPPORTED_NODES: dict[type, NodeDef] = {
-    kind: NodeDef(kind, flatten, unflatten)
-    for kind, (flatten, unflatten) in {
-        tuple: (lambda node: (list(node), None), lambda children, _: tuple(children)),
-        list: (lambda node: (node, None), lambda children, _: list(children)),
-        dict: _keyed(dict),
-        OrderedDict: _keyed(OrderedDict),
-        defaultdict: (
-            lambda node: (list(node.values()), [node.default_factory, list(node)]),
-            lambda children, context: defaultdict(context[0], zip(context[1], children, strict=True)),
-        ),
-        deque: (lambda node: (list(node), node.maxlen), lambda children, length: deque(children, maxlen=length)),
-        _NamedTuple: (lambda node: (list(node), type(node)), lambda children, named: named(*children)),
-    }.items()
+_BUILT_IN: dict[type, tuple[Any, Any]] = {
+    tuple: (lambda node: (list(node), None), lambda children, _: tuple(children)),
+    list: (lambda node: (node, None), lambda children, _: list(children)),
+    dict: _keyed(dict),
+    OrderedDict: _keyed(OrderedDict),
+    defaultdict: (
+        lambda node: (list(node.values()), [node.default_factory, list(node)]),
+        lambda children, context: defaultdict(context[0], zip(context[1], children, strict=True)),
+    ),
+    deque: (lambda node: (list(node), node.maxlen), lambda children, length: deque(children, maxlen=length)),
+    _NamedTuple: (lambda node: (list(node), type(node)), lambda children, named: named(*children)),
 }
+SUPPORTED_NODES = {kind: NodeDef(kind, *functions) for kind, functions in _BUILT_IN.items()}
 
 
 def register_pytree_node(
@@ -237,7 +235,8 @@ def tree_map_(func: Callable[..., Any], tree: Any, *rests: Any, is_leaf: IsLeaf 
 def _chosen(which: Any) -> Callable[[Any], bool]:
     if isinstance(which, type | tuple) or not callable(which):
         return lambda leaf: isinstance(leaf, which)
-    return which  # type: ignore[no-any-return]
+    predicate: Callable[[Any], bool] = which
+    return predicate
 
 
 def tree_map_only(
