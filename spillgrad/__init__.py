@@ -194,8 +194,8 @@ _bind(_PROTOCOLS)  # all operations are declared now
 
 # Few programs use these, so that they are imported on first use.
 _LAZY = frozenset({
-    "_dynamo", "accelerator", "array_api", "backends", "compiler", "distributed", "distributions",
-    "func", "hub", "jit", "mps", "multiprocessing", "onnx", "profiler", "random", "sparse", "version",
+    "_dynamo", "_inductor", "accelerator", "array_api", "backends", "compiler", "distributed", "distributions",
+    "func", "hub", "jit", "mps", "multiprocessing", "nested", "onnx", "profiler", "random", "sparse", "version",
     "xpu",
 })  # fmt: skip
 _LAZY_NAMES = {"sparse_coo_tensor": "sparse", "spmm": "sparse", "vmap": "func"}
@@ -213,6 +213,7 @@ if _TYPE_CHECKING:
         jit,
         mps,
         multiprocessing,
+        nested,
         onnx,
         profiler,
         random,

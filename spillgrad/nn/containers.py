@@ -29,27 +29,42 @@ class _Container(Module, Generic[Entry]):
         return len(self._entries)
 
 
-class _ParameterContainer(_Container[Parameter]):
-    """The base of containers of parameters: it registers entries as parameters, and converts tensors to parameters."""
+class _ParameterContainer(_Container[Any]):
+    """The base of containers of parameters: tensors become parameters, modules sub-modules, others plain attributes."""
+
+    @property
+    def _keys(self) -> dict[str, None]:
+        """The names of the entries, in order."""
+        return vars(self).setdefault("_entry_keys", {})  # type: ignore[no-any-return]
 
     @property
     def _entries(self) -> dict[str, Any]:
-        return self._parameters
+        return {name: getattr(self, name) for name in self._keys}
 
     def _put(self, name: str, entry: Any) -> None:
-        self.register_parameter(name, self._as_parameter(entry))
+        if name not in self._keys and hasattr(self, name):
+            raise KeyError(f"{type(self).__name__}: attribute {name!r} already exists; take another name")
+        setattr(self, name, self._as_parameter(entry))
+        self._keys[name] = None
 
-    @classmethod
-    def _as_parameter(cls, value: Any) -> Parameter:
-        """Return a parameter that shares a tensor's memory. Raises OperandError for anything but a tensor."""
-        if isinstance(value, Parameter):
-            return value
-        if not isinstance(value, Tensor):
-            raise OperandError(f"{cls.__name__}: got {type(value).__name__}; wanted tensors or parameters")
-        return Parameter(value)
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        self._keys.pop(name, None)
+
+    @staticmethod
+    def _as_parameter(value: Any) -> Any:
+        """Return a parameter that shares a tensor's memory, and anything else as it is."""
+        return Parameter(value) if isinstance(value, Tensor) and not isinstance(value, Parameter) else value
 
     def extra_repr(self) -> str:
-        return "\n".join(f"({name}): Parameter of shape {p.shape}, {p.dtype}" for name, p in self._entries.items())
+        return "\n".join(
+            f"({name}): Parameter of shape {entry.shape}, {entry.dtype}" if isinstance(entry, Tensor)
+            else f"({name}): Object of type: {type(entry).__name__}"
+            for name, entry in self._entries.items()
+        )  # fmt: skip
 
 
 class _List(_Container[Entry]):
@@ -204,19 +219,22 @@ class Sequential(_ModuleSequence):
         return self.extend([*self] * (count - 1))
 
 
-class ParameterList(_ParameterContainer, _List[Parameter]):
-    """A list whose parameters are registered under their index; tensors become parameters."""
+class ParameterList(_ParameterContainer, _List[Any]):
+    """A list whose parameters are registered under their index; tensors become parameters.
 
-    def __init__(self, values: Iterable[Tensor] | None = None) -> None:
+    Modules in it are registered, too; other values are kept as they are.
+    """
+
+    def __init__(self, values: Iterable[Any] | None = None) -> None:
         super().__init__()
         self.extend(values or ())
 
-    def append(self, value: Tensor) -> Self:
-        """Add a parameter at the end."""
+    def append(self, value: Any) -> Self:
+        """Add a parameter, or another value, at the end."""
         return self._append(value)
 
-    def extend(self, values: Iterable[Tensor]) -> Self:
-        """Add several parameters at the end. Raises OperandError if `values` is a single tensor."""
+    def extend(self, values: Iterable[Any]) -> Self:
+        """Add several parameters or other values at the end. Raises OperandError if `values` is a single tensor."""
         if isinstance(values, Tensor):  # iterating over it would split it
             raise OperandError("ParameterList.extend should be called with an iterable, but got Tensor: use append")
         return self._extend(values)
@@ -227,7 +245,7 @@ class ParameterList(_ParameterContainer, _List[Parameter]):
         found = [*self][index]
         return type(self)(found) if isinstance(found, list) else found
 
-    def __setitem__(self, index: int, value: Tensor) -> None:
+    def __setitem__(self, index: int, value: Any) -> None:
         self._put(str(range(len(self))[index]), value)
 
 
@@ -289,27 +307,28 @@ class ModuleDict(_Dict[Module]):
     """A dictionary whose modules are registered under their keys, in insertion order; it has no forward."""
 
 
-class ParameterDict(_ParameterContainer, _Dict[Parameter]):
+class ParameterDict(_ParameterContainer, _Dict[Any]):
     """A dictionary whose parameters are registered under their keys; tensors become parameters.
 
-    The parameters stay in order of insertion; PyTorch sorts the parameters of a plain dict by key.
+    Modules in it are registered, too; other values are kept as they are. Entries stay in order of insertion; PyTorch
+    sorts those of a plain dict by key.
     """
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the parameter of a key, or the default if there is none."""
         return self._entries.get(key, default)
 
-    def setdefault(self, key: str, default: Tensor) -> Parameter:
+    def setdefault(self, key: str, default: Any = None) -> Any:
         """Return the parameter of a key; add `default` first if there is none."""
         if key not in self:
             self[key] = default
         return self[key]
 
-    def popitem(self) -> tuple[str, Parameter]:
+    def popitem(self) -> tuple[str, Any]:
         """Remove the last parameter; return its key and the parameter. Raises KeyError if the dictionary is empty."""
-        if not self._entries:
+        if not self._keys:
             raise KeyError("ParameterDict: popitem of an empty dictionary")
-        key = next(reversed(self._entries))
+        key = next(reversed(self._keys))
         return key, self.pop(key)
 
     def copy(self) -> "ParameterDict":
@@ -317,15 +336,15 @@ class ParameterDict(_ParameterContainer, _Dict[Parameter]):
         return ParameterDict(self.items())
 
     @staticmethod
-    def fromkeys(keys: Iterable[str], default: Tensor) -> "ParameterDict":
-        """Return a dictionary in which one tensor is the parameter of every key."""
+    def fromkeys(keys: Iterable[str], default: Any = None) -> "ParameterDict":
+        """Return a dictionary in which one tensor, or another value, is the entry of every key."""
         shared = ParameterDict._as_parameter(default)
         return ParameterDict((key, shared) for key in keys)
 
     def __or__(self, other: "ParameterDict") -> "ParameterDict":
         return self.copy().__ior__(other)
 
-    def __ror__(self, other: Mapping[str, Tensor]) -> "ParameterDict":
+    def __ror__(self, other: Mapping[str, Any]) -> "ParameterDict":
         return ParameterDict(other).__ior__(self)
 
     def __ior__(self, other: "ParameterDict") -> Self:

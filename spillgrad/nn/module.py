@@ -75,8 +75,15 @@ class Module(ModuleCalls, ModuleState):
             self.register_parameter(name, parameter)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """Register a tensor that is state but is not trained; `state_dict` leaves it out unless it is `persistent`."""
-        self._register("buffer", Tensor, name, tensor)
+        """Register a tensor that is state but is not trained; `state_dict` leaves it out unless it is `persistent`.
+
+        Raises TypeError for a sparse tensor that is persistent: files hold dense ones.
+        """
+        if getattr(tensor, "is_sparse", False) and persistent:
+            raise TypeError(
+                self._misfit(name, "a dense tensor, as files hold; register it with persistent=False", tensor)
+            )
+        self._register("buffer", type(tensor) if getattr(tensor, "is_sparse", False) else Tensor, name, tensor)
         if persistent:
             self._transient_buffers.discard(name)
         else:

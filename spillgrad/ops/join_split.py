@@ -192,12 +192,18 @@ _narrow: Callable[..., Tensor] = operation(
 
 @declare(method=True)
 def split(
-    input: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0, *, axis: int | None = None
-) -> tuple[Tensor, ...]:
+    input: Tensor, split_size_or_sections: int | Sequence[int] | None = None, dim: int = 0, *,
+    axis: int | None = None, split_size: int | Sequence[int] | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Return views of consecutive pieces: each of the given size (the last may be smaller), or of the sizes in a list.
 
+    `split_size` is what PyTorch's method calls the size or sizes, `split_size_or_sections` what its function does.
     All pieces are outputs of one operation, so that backward joins their gradients instead of padding and adding them.
     """
+    if split_size_or_sections is None:
+        split_size_or_sections = split_size
+    if split_size_or_sections is None:
+        raise OperandError("split: got no size of the pieces; give split_size")
     dim = normalize_dim("split", dim if axis is None else axis, input.ndim)
     if not input.ndim:
         raise DimensionError("split: split expects at least a 1-dimensional tensor, got one without dimensions")

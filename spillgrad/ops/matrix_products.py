@@ -140,6 +140,8 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     if not isinstance(input, Tensor) or not isinstance(other, Tensor):
         if hasattr(input, "times_dense"):  # a sparse matrix
             return input.times_dense(other)
+        if hasattr(other, "dense_times"):
+            return other.dense_times(input)
         input, other = _checked(input, other)
     dims = input.ndim, other.ndim
     if dims == (2, 2):

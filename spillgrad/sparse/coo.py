@@ -20,9 +20,10 @@ from spillgrad.ops.convert import clone, to_device
 from spillgrad.ops.creation import as_tensor
 from spillgrad.ops.declaration import named
 from spillgrad.ops.indexing import index_select, summed_at
+from spillgrad.ops.join_split import cat
 from spillgrad.ops.operation import operation
 from spillgrad.ops.reduce import sum
-from spillgrad.ops.shape import reshape
+from spillgrad.ops.shape import reshape, transpose
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Size
 from spillgrad_kernels.cpu.indexing import embedding_backward
@@ -62,6 +63,7 @@ class SparseTensor:
     """
 
     is_sparse = True
+    grad = None
     is_leaf = property(lambda self: self._of_values.is_leaf)
 
     def __init__(self, indices: Tensor, values: Tensor, shape: tuple[int, ...], is_coalesced: bool = False) -> None:
@@ -188,6 +190,25 @@ class SparseTensor:
         """Return the tensor with values of float64."""
         return self.to(dtypes.float64)
 
+    def is_floating_point(self) -> bool:
+        """Return whether the values are floating-point numbers."""
+        return bool(self._of_values.is_floating_point())
+
+    def is_complex(self) -> bool:
+        """Return whether the values are complex numbers."""
+        return bool(self._of_values.is_complex())
+
+    @property
+    def data(self) -> "SparseTensor":
+        """The tensor without a graph; a tensor set as `data` takes its place."""
+        return self.detach()
+
+    @data.setter
+    def data(self, new: "SparseTensor") -> None:
+        if not isinstance(new, SparseTensor) or new.shape != self.shape:
+            raise OperandError(f"data: got {type(new).__name__}; wanted a sparse tensor of shape {self.shape}")
+        self._of_indices, self._of_values, self._coalesced = new._of_indices, new._of_values, new._coalesced
+
     def detach(self) -> "SparseTensor":
         """Return the tensor with values that have no graph."""
         return self._with(self._of_values.detach())
@@ -228,6 +249,28 @@ class SparseTensor:
     def __neg__(self) -> "SparseTensor":
         return self._with(-self._of_values)
 
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, Tensor):
+            return self.to_dense() + other
+        if not isinstance(other, SparseTensor):
+            return NotImplemented
+        if other.shape != self.shape:
+            raise ShapeError(f"sparse add: got {self.shape} and {other.shape}; wanted two sparse tensors of one shape")
+        indices, values = cat([self._of_indices, other._of_indices], 1), cat([self._of_values, other._of_values])
+        return SparseTensor(indices, values, self._shape).coalesce()
+
+    def __radd__(self, other: Any) -> Any:
+        return other + self.to_dense() if isinstance(other, Tensor) else NotImplemented
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -other if isinstance(other, Tensor | SparseTensor) else NotImplemented
+
+    def __rsub__(self, other: Any) -> Any:
+        return other - self.to_dense() if isinstance(other, Tensor) else NotImplemented
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return self.dense_times(other)
+
     def __matmul__(self, other: Any) -> Tensor:
         return self.times_dense(other)
 
@@ -251,6 +294,13 @@ class SparseTensor:
         matrix = dense if dense.ndim == 2 else reshape(dense, (-1, 1))
         product = _mm(self._of_values, rows, columns, matrix, self._shape[0])
         return product if dense.ndim == 2 else reshape(product, (-1,))
+
+    def dense_times(self, dense: Any) -> Tensor:
+        """Return the product of a dense matrix with this one. Raises as `times_dense` does."""
+        if not isinstance(dense, Tensor) or dense.ndim != 2 or self.ndim != 2 or dense.shape[1] != self._shape[0]:
+            got = tuple(dense.shape) if isinstance(dense, Tensor) else type(dense).__name__
+            raise ShapeError(f"sparse mm: got {got} and {self._shape}; wanted a dense (m, k) and a sparse (k, n)")
+        return transpose(self.t().times_dense(transpose(dense, 0, 1)), 0, 1)
 
     def __repr__(self) -> str:
         return f"sparse(indices={self._of_indices}, values={self._of_values}, size={self._shape}, nnz={self._nnz()})"

@@ -152,3 +152,9 @@ def test_a_list_of_parameters_takes_itself_and_no_tensor():
     with pytest.raises(OperandError, match=r"ParameterList\.extend should be called with an iterable"):
         values.extend(sg.ones(2))
     assert copy.deepcopy(values)[3].shape == (2,)
+
+
+def test_an_entry_of_a_parameter_container_takes_no_name_of_a_method():
+    for value in (sg.ones(1), 3):
+        with pytest.raises(KeyError, match="already exists"):
+            nn.ParameterDict({"items": value})

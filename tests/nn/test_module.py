@@ -5,7 +5,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad import labels, nn
-from spillgrad.errors import DeviceError, DtypeError
+from spillgrad.errors import DeviceError, DtypeError, OperandError
 
 
 class Tied(nn.Module):
@@ -369,3 +369,16 @@ def test_a_module_of_integers_is_refused(dtype):
     with pytest.raises(TypeError, match=r"nn\.Module\.to only accepts floating point or complex dtypes"):
         module.to(dtype)
     assert str(module.turn.dtype) == "complex64"
+
+
+def test_a_sparse_tensor_is_a_buffer_that_no_file_holds():
+    model = nn.Module()
+    with pytest.raises(TypeError, match="persistent=False"):
+        model.register_buffer("graph", sg.eye(3).to_sparse())
+    model.register_buffer("graph", sg.eye(3).to_sparse(), persistent=False)
+    assert model.double().graph.dtype == sg.float64
+    assert model.to(sg.float16).graph.dtype == sg.float16
+    assert model.state_dict() == {}
+    assert [name for name, _ in copy.deepcopy(model).named_buffers()] == ["graph"]
+    with pytest.raises(OperandError, match="wanted a sparse tensor"):
+        model.graph.data = sg.eye(3)

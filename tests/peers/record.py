@@ -48,6 +48,7 @@ PROGRAMS = {
         "reparametrized",
         "schedules",
         "sparse",
+        "trees",
         "optimizers",
         "data",
         "dtypes",

@@ -1,5 +1,6 @@
 """PyTorch's compilers return what they are given, and say so once."""
 
+import importlib
 import warnings
 
 import pytest
@@ -45,7 +46,14 @@ def test_options_and_decorators_are_accepted(nothing_warned):
     assert sg.jit.unused(double) is sg.jit.export(double) is double
     assert sg.jit.wait(sg.jit.fork(double, 3)) == 6
     assert not (sg.jit.is_scripting() or sg.jit.is_tracing() or sg.compiler.is_compiling())
-    sg._dynamo.config.suppress_errors = True
+    options = [(importlib.import_module(f"spillgrad.{name}.config"), option) for name, option in (
+        ("_dynamo", "suppress_errors"), ("_inductor", "coordinate_descent_tuning"),
+    )]  # fmt: skip
+    for config, option in options:
+        setattr(config, option, True)
+        assert getattr(config, option) is True
+        setattr(config, option, False)
+    assert (sg._dynamo.config, sg._inductor.config) == (options[0][0], options[1][0])
 
 
 @pytest.mark.parametrize(

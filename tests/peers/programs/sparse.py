@@ -43,6 +43,18 @@ def arithmetic(torch, note):
         note(name, dense.detach(), torch.autograd.grad((dense * dense).sum(), values, retain_graph=True))
 
 
+def sums(torch, note):
+    sparse, values = _matrix(torch)
+    dense = _tensor(torch, 2, 3, seed=1)
+    for name, result in {
+        "dense and sparse": dense + sparse,
+        "numbers of another dtype": torch.eye(2, 3) + sparse.detach().to(torch.int64),
+        "two sparse": (sparse + sparse * 2).to_dense(), "difference": (sparse - sparse * 3).to_dense(),
+    }.items():  # fmt: skip
+        grads = torch.autograd.grad((result * result).sum(), values, retain_graph=True) if result.requires_grad else 0
+        note(name, result.detach(), grads)
+
+
 def products(torch, note):
     module = importlib.import_module(f"{torch.__name__}.sparse")
     for name, product in {
@@ -55,6 +67,10 @@ def products(torch, note):
         result = product(sparse, dense)
         note(name, result.detach(), torch.autograd.grad((result * result).sum(), [values, dense]))
     sparse, values = _matrix(torch)
+    for name, product in {"from the right": lambda a, b: b @ a, "dense first": lambda a, b: torch.mm(b, a)}.items():
+        dense = _tensor(torch, 4, 2, seed=1)
+        result = product(sparse, dense)
+        note(name, result.detach(), torch.autograd.grad((result * result).sum(), [values, dense], retain_graph=True))
     vector = _tensor(torch, 3, seed=1)
     note("vector", (sparse @ vector).detach(), torch.autograd.grad((sparse @ vector).sum(), vector))
 
