@@ -102,7 +102,7 @@ LATE_IMPORTS = {
     "spillgrad.storage.disk.hdf5": "`import spillgrad` must not wait for HDF5, which only spilling needs",
 }
 
-MOST_LINES = 500
+MOST_LINES = 500  # without docstrings, which the API reference makes long
 # Longer files, each with its reason.
 LONG_FILES = {
     "spillgrad": "a façade: it lists the public names",
@@ -212,8 +212,19 @@ def test_a_circle_is_found():
 
 
 def test_no_file_is_long_without_a_reason():
-    long = {name for name, path in MODULES.items() if len(path.read_text().splitlines()) > MOST_LINES}
+    long = {name for name, path in MODULES.items() if _lines_without_docstrings(path) > MOST_LINES}
     assert long - LONG_FILES.keys() == set()
+
+
+def _lines_without_docstrings(path: Path) -> int:
+    text = path.read_text()
+    docstrings = (
+        node.body[0]
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and ast.get_docstring(node, clean=False) is not None
+    )
+    return len(text.splitlines()) - sum(docstring.end_lineno - docstring.lineno + 1 for docstring in docstrings)
 
 
 @pytest.mark.parametrize(
