@@ -11,7 +11,7 @@ from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, ComplexDtypeError, DtypeError
 from spillgrad_kernels.cpu.copying import copy
 from spillgrad_kernels.cpu.elementwise import elementwise
-from spillgrad_kernels.device_array import ARRAYS, is_on_device
+from spillgrad_kernels.device_array import ARRAYS, NotOnDevice, is_on_device
 from spillgrad_kernels.jit.compile import FLOATS
 from spillgrad_kernels.memory.buffers import empty
 from spillgrad_kernels.tables.formula import Formula
@@ -173,6 +173,29 @@ def by_parts(kernel: Callable[..., np.ndarray], *arrays: np.ndarray, **options: 
     parts = kernel(*[a.real for a in arrays]), kernel(*[a.imag for a in arrays])
     out = empty(parts[0].shape, arrays[0].dtype)
     out.real, out.imag = parts
+    return out
+
+
+def products_by_parts(
+    kernel: Callable[..., np.ndarray], first: np.ndarray, second: np.ndarray, constant: np.ndarray | None = None,
+    **options: bool,
+) -> np.ndarray:  # fmt: skip
+    """Call a kernel that is linear in each of two arrays and adds `constant`: by `on_floats`, or for complex arrays.
+
+    For complex arrays it is called four times: for each product of the real and imaginary parts of the two. Either all
+    arrays are complex or none is. `options` are those of `on_floats`.
+    """
+    if first.dtype.kind != "c":
+        return on_floats(kernel, first, second, constant, **options)
+    if is_on_device(first):
+        raise NotOnDevice("no kernel of the device computes with complex numbers")
+    (a, b), (c, d) = [[np.ascontiguousarray(part) for part in (x.real, x.imag)] for x in (first, second)]
+    real, imag = (None, None) if constant is None else (constant.real, constant.imag)
+    products = kernel(a, c, real), kernel(a, d, imag)
+    out = empty(products[0].shape, first.dtype)
+    with np.errstate(all="ignore"):
+        np.subtract(products[0], kernel(b, d, None), out=out.real)
+        np.add(products[1], kernel(b, c, None), out=out.imag)
     return out
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError
+from spillgrad.ops.complex_views import view_as_complex, view_as_real
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.elementwise import call, common_function, row_function
 from spillgrad.ops.placement import or_by_host
@@ -90,7 +91,13 @@ def nan_to_num(
     input: Tensor, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None,
     *, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return each element, NaN replaced by `nan`, and ±infinity by `posinf` and `neginf` (None: the finite limits)."""
+    """Return each element, NaN replaced by `nan`, and ±infinity by `posinf` and `neginf` (None: the finite limits).
+
+    Real and imaginary parts of complex numbers are replaced apart; the gradient is 0 where one of them is not finite.
+    """
+    if input.is_complex():
+        pairs = nan_to_num(view_as_real(input.detach()), nan, posinf, neginf)
+        return call("where", call("isfinite", input), input, view_as_complex(pairs), out=out)
     if not input.is_floating_point():
         return call("nan_to_num", input, 0, 0, 0, out=out)
     limits = dtypes.finfo(input.dtype)

@@ -1,5 +1,6 @@
 """Convolution, transposed convolution and the weight's gradient: bilinear operations, each the others' derivative.
 
+Convolutions of complex numbers are products of their parts, and each derivative conjugates the other operand.
 Signals are computed as images of one row; volumes as images whose channels are those of all slices in a window.
 """
 
@@ -10,8 +11,9 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.arithmetic import add
-from spillgrad.ops.array_casts import on_floats, require_floats
+from spillgrad.ops.array_casts import products_by_parts, require_inexact
 from spillgrad.ops.autocast import require_products_dtype
+from spillgrad.ops.complex_views import conjugate
 from spillgrad.ops.convert import contiguous
 from spillgrad.ops.operation import operation
 from spillgrad.ops.rearrange import constant_pad, crop
@@ -25,7 +27,7 @@ from spillgrad_kernels.windows import Windows
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
 
-_computed = functools.partial(on_floats, device_takes_half=True)
+_computed = functools.partial(products_by_parts, device_takes_half=True)
 
 
 def _forward(kernel: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
@@ -38,7 +40,7 @@ def _forward(kernel: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
 
 
 def _weight_forward(output: np.ndarray, input: np.ndarray, windows: Windows, groups: int) -> np.ndarray:
-    return _computed(lambda g, x: kernels.conv_weight(g, x, windows, groups), output, input)
+    return _computed(lambda g, x, _: kernels.conv_weight(g, x, windows, groups), output, input)
 
 
 def _bias_gradient(g: Tensor) -> Tensor:
@@ -47,22 +49,22 @@ def _bias_gradient(g: Tensor) -> Tensor:
 
 _conv: Callable[..., Tensor] = operation(
     "convolution", _forward(kernels.conv),
-    input=lambda g, weight, windows, groups: _conv_transpose(g, weight, None, windows, groups),
-    weight=lambda g, input, windows, groups: _conv_weight(g, input, windows, groups),
+    input=lambda g, weight, windows, groups: _conv_transpose(g, conjugate(weight), None, windows, groups),
+    weight=lambda g, input, windows, groups: _conv_weight(g, conjugate(input), windows, groups),
     bias=_bias_gradient,
 )  # fmt: skip
 # From the convolution's output and weight to its input.
 _conv_transpose: Callable[..., Tensor] = operation(
     "conv_transpose", _forward(kernels.conv_input),
-    input=lambda g, weight, windows, groups: _conv(g, weight, None, windows, groups),
-    weight=lambda g, input, windows, groups: _conv_weight(input, g, windows, groups),
+    input=lambda g, weight, windows, groups: _conv(g, conjugate(weight), None, windows, groups),
+    weight=lambda g, input, windows, groups: _conv_weight(conjugate(input), g, windows, groups),
     bias=_bias_gradient,
 )  # fmt: skip
 # From the convolution's output and input to its weight.
 _conv_weight: Callable[..., Tensor] = operation(
     "conv_weight", _weight_forward,
-    output=lambda g, input, windows, groups: _conv(input, g, None, windows, groups),
-    input=lambda g, output, windows, groups: _conv_transpose(output, g, None, windows, groups),
+    output=lambda g, input, windows, groups: _conv(conjugate(input), g, None, windows, groups),
+    input=lambda g, output, windows, groups: _conv_transpose(conjugate(output), g, None, windows, groups),
 )  # fmt: skip
 
 
@@ -227,7 +229,7 @@ def _check_operands(name: str, input: Tensor, weight: Tensor, bias: Tensor | Non
         )
     if groups < 1:
         raise ArgumentError(f"{name}: got groups {groups}; wanted an integer from 1 on")
-    require_floats(name, input.dtype)
+    require_inexact(name, input.dtype)
     require_products_dtype(name, input, weight=weight, bias=bias)
 
 

@@ -9,7 +9,7 @@ from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.generator import default_generator
 from spillgrad.ops.arithmetic import add, mul
-from spillgrad.ops.array_casts import on_floats, require_floats
+from spillgrad.ops.array_casts import on_floats, require_floats, require_inexact
 from spillgrad.ops.inplace import change
 from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
@@ -47,9 +47,10 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     Without `training`, return `input`. Raises ArgumentError unless 0 <= p <= 1. Source: Srivastava et al. 2014.
     """
     _require_probability("dropout", p)
-    require_floats("dropout", input.dtype)
     if not training or p == 0:
+        require_inexact("dropout", input.dtype)
         return input
+    require_floats("dropout", input.dtype)
     seed, offset = default_generator.take(counters_needed(input.numel()))
     if inplace:
         return change(input, "dropout", lambda tensor: _dropout(tensor, float(p), seed, offset))
@@ -122,11 +123,12 @@ _SELU_LOWEST = -1.7580993408473766
 
 def _alpha_dropped(name: str, input: Tensor, p: float, training: bool, inplace: bool, shape: tuple[int, ...]) -> Tensor:
     _require_probability(name, p)
-    require_floats(name, input.dtype)
+    require_inexact(name, input.dtype)
     if not training or p == 0:
         return input
     if p == 1:
         return change(input, name, mul, 0.0) if inplace else mul(input, 0.0)
+    require_floats(name, input.dtype)
     kept = Tensor.wrap((dropout(_ones(input, shape), p).array != 0).astype(input.dtype))
     scale = ((_SELU_LOWEST**2 * p + 1) * (1 - p)) ** -0.5
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from spillgrad.errors import ArgumentError
 from spillgrad.ops.activations import relu, sigmoid, softplus
-from spillgrad.ops.arithmetic import abs, div, square, sub
+from spillgrad.ops.arithmetic import abs, div, square
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.clamp_where import clamp
@@ -140,8 +140,6 @@ def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
 @float32_in_autocast
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return the absolute differences: their mean, their sum, or each of them for "none"."""
-    if any(isinstance(x, Tensor) and type(x) is not Symbol and x.is_complex() for x in (input, target)):
-        return reduced("l1_loss", abs(sub(input, target)), reduction)
     return reduced("l1_loss", _l1_loss(input, target), reduction)
 
 

@@ -80,7 +80,10 @@ class FusedFunction:
         except TypeError as error:
             raise FusionError(f"{self.name}: {error}; pass tensors, numbers, and what can be a dict's key") from error
         if variant is None:
-            if not any(isinstance(operand, Tensor) for operand in operands):
+            tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+            if any(tensor.is_complex() for tensor in tensors):
+                return self._call([Tensor.wrap(native(a)) if isinstance(a, np.ndarray) else a for a in arguments])
+            if not tensors:
                 return self._call(arguments)
             variant = self._variants[tuple(key)] = self._record(arguments, operands)
         return variant(operands)
@@ -138,7 +141,7 @@ def fuse(function: Callable[..., Any]) -> FusedFunction:
     Backward saves only the arguments that gradients need, and computes the rest again. Arguments broadcast. Float
     arguments may change from call to call; each value of an argument that is neither tensor nor float gets a kernel of
     its own. The function may branch on such arguments, but not on tensors or floats. Values that it reads from outside
-    are fixed at the first call.
+    are fixed at the first call. With complex tensors the function runs as it is, operation by operation.
     """
     return FusedFunction(function)
 

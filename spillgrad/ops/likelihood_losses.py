@@ -5,7 +5,7 @@ from typing import Any
 
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.activations import logsigmoid
-from spillgrad.ops.arithmetic import add, div, exp, log, mul, square
+from spillgrad.ops.arithmetic import add, div, exp, log, log1p, mul, square
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.clamp_where import clamp, where
 from spillgrad.ops.elementwise import OPERATIONS
@@ -81,7 +81,6 @@ def poisson_nll_loss(
     `input` holds logarithms of rates, unless `log_input` is False. With `full`, the loss includes Stirling's
     approximation of the logarithm of the factorial.
     """
-    refuse_complex_operands("poisson_nll_loss", input, target)
     return reduced("poisson_nll_loss", _poisson_nll_loss(input, target, log_input, full, float(eps)), reduction)
 
 
@@ -124,8 +123,9 @@ def gaussian_nll_loss(
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return log(1 + exp(-target * input)); targets are 1 or -1."""
     require_alike("soft_margin_loss", input, target)
-    refuse_complex_operands("soft_margin_loss", input, target)
-    return reduced("soft_margin_loss", -logsigmoid(mul(input, target)), reduction)
+    margins = mul(input, target)
+    losses = log1p(exp(-margins)) if margins.is_complex() else -logsigmoid(margins)
+    return reduced("soft_margin_loss", losses, reduction)
 
 
 @float32_in_autocast

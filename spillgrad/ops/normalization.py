@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.dtypes import HALF, float32
+from spillgrad.dtypes import HALF, float32, real_part
 from spillgrad.errors import DtypeError, ShapeError
-from spillgrad.ops.arithmetic import exp, mul, rsqrt, square, sub
-from spillgrad.ops.array_casts import on_floats, require_floats
+from spillgrad.ops.arithmetic import add, exp, mul, rsqrt, square, sub
+from spillgrad.ops.array_casts import on_floats, require_floats, require_inexact
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
@@ -141,6 +141,7 @@ def layer_norm(
     Shapes: a row is the trailing dimensions, of shape `normalized_shape`; weight and bias have that shape.
     Source: Ba et al. 2016.
     """
+    require_floats("layer_norm", input.dtype)
     shape = _checked_rows("layer_norm", input, normalized_shape, weight=weight, bias=bias)
     return _layer_norm(input, weight, bias, shape, float(eps))
 
@@ -160,13 +161,12 @@ def _checked_rows(
         raise ShapeError(
             f"{name}: got input {input.shape} and normalized_shape {shape}; wanted the input's last dimensions"
         )
-    require_floats(name, input.dtype)
     for parameter_name, parameter in parameters.items():
         if parameter is not None and parameter.shape != shape:
             raise ShapeError(
                 f"{name}: got {parameter_name} {parameter.shape} and normalized_shape {shape}; they must be equal"
             )
-        if parameter is not None:
+        if parameter is not None and not input.is_complex():
             require_parameter_dtype(name, input, parameter_name, parameter)
     return shape
 
@@ -204,10 +204,17 @@ def rms_norm(
 ) -> Tensor:
     """Return each row scaled to mean square 1, then multiplied by `weight`.
 
-    `eps` is by default the machine epsilon of float64 if the input is float64, of float32 if not.
+    `eps` is by default the machine epsilon of float64 if the input is float64 or complex128, of float32 if not. As in
+    PyTorch, complex numbers are squared as they are, without absolute value; their weight may be real.
     Shapes: a row is the trailing dimensions, of shape `normalized_shape`; the weight has that shape.
     Source: Zhang & Sennrich 2019.
     """
+    require_inexact("rms_norm", input.dtype)
     shape = _checked_rows("rms_norm", input, normalized_shape, weight=weight)
-    computed = np.float64 if input.itemsize == 8 else np.float32
-    return _rms_norm(input, weight, shape, float(np.finfo(computed).eps if eps is None else eps))
+    computed = np.float64 if real_part(input.numpy_dtype) == np.float64 else np.float32
+    eps = float(np.finfo(computed).eps if eps is None else eps)
+    if input.is_complex():
+        squares = mean(square(input), tuple(range(-len(shape), 0)), keepdim=True)
+        normalized = mul(input, rsqrt(add(squares, eps)))
+        return normalized if weight is None else mul(normalized, weight)
+    return _rms_norm(input, weight, shape, eps)

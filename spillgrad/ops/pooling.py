@@ -15,6 +15,7 @@ from spillgrad.ops.clamp_where import where
 from spillgrad.ops.comparison import gt
 from spillgrad.ops.indexing import gather, scatter
 from spillgrad.ops.operation import operation
+from spillgrad.ops.reduce import mean
 from spillgrad.ops.shape import reshape
 from spillgrad.ops.window_arguments import Sizes, as_image, as_pair, as_signal, sizes, windows_over
 from spillgrad.tensor import Tensor
@@ -244,11 +245,24 @@ def _adaptive(name: str, input: Tensor, output_size: OutputSize, dims: int) -> t
     return images, adaptive_ranges(as_pair(image), as_pair(grid))
 
 
+def whole_means(name: str, input: Tensor, output_size: OutputSize, dims: int) -> Tensor | None:
+    """Return the mean of each whole signal, image or volume of complex numbers; None if there is more than one window.
+
+    Return None for real numbers, too: their means come from the kernels that take any grid.
+    """
+    if not input.is_complex() or input.ndim not in (dims + 1, dims + 2):
+        return None
+    one_window = set(output_sizes(name, output_size, dims)) == {1}
+    return mean(input, tuple(range(-dims, 0)), keepdim=True) if one_window else None
+
+
 _COUNTS = {1: "one integer", 2: "one or two integers", 3: "one or three integers"}
 
 
 def adapted_means(name: str, input: Tensor, output_size: OutputSize, dims: int) -> Tensor:
     """Return the means of windows that cover signals or images in a grid of `output_size`; None keeps a size."""
+    if (means := whole_means(name, input, output_size, dims)) is not None:
+        return means
     images, (down, across) = _adaptive(name, input, output_size, dims)
     scales = [1 / (found.stops - found.starts) for found in (down, across)]
     return _like_input(_scaled(images, down, across, *scales), input, dims)

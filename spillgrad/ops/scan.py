@@ -9,11 +9,12 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.arithmetic import add, exp, mul, sub
-from spillgrad.ops.array_casts import by_parts, on_floats, refuse_complex, require_floats
+from spillgrad.ops.array_casts import by_parts, on_floats, refuse_complex, require_inexact
 from spillgrad.ops.clamp_where import where
-from spillgrad.ops.complex_views import conjugate
+from spillgrad.ops.complex_views import conjugate, real
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
+from spillgrad.ops.elementwise import LOOPS
 from spillgrad.ops.indexing import scattered_into_zeros
 from spillgrad.ops.join_split import cat, narrow
 from spillgrad.ops.logic import logical_xor
@@ -23,7 +24,7 @@ from spillgrad.ops.reduce import ValuesAndIndices, sum
 from spillgrad.ops.shape import normalize_dim, one_dim, reshape
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import reductions as kernels
-from spillgrad_kernels.device_array import arange_beside
+from spillgrad_kernels.device_array import NotOnDevice, arange_beside, is_on_device
 from spillgrad_kernels.memory.buffers import empty
 
 __all__ = [
@@ -125,17 +126,30 @@ def cumprod(input: Tensor, dim: int | None = None, *, dtype: Any = None, axis: i
 
 
 def _logcumsumexp_forward(self: np.ndarray, dim: int) -> np.ndarray:
+    if self.dtype.kind == "c":
+        return _complex_logcumsumexp(self, dim)
     with np.errstate(all="ignore"):
         return on_floats(lambda a: np.logaddexp.accumulate(a, dim), self)
 
 
+def _complex_logcumsumexp(array: np.ndarray, dim: int) -> np.ndarray:
+    if is_on_device(array):
+        raise NotOnDevice("logcumsumexp: no kernel of the device computes with complex numbers")
+    out = empty(array.shape, array.dtype)
+    result, added = np.moveaxis(out, dim, 0), np.moveaxis(array, dim, 0)
+    total = np.full(added.shape[1:], -math.inf, array.dtype)
+    for k in range(len(result)):
+        result[k] = total = LOOPS["logaddexp"].result(added[k], total)
+    return out
+
+
 def _logcumsumexp_gradient(g: Tensor, self: Any, result: Any, dim: int) -> Tensor:
-    # The former sum's part of each sum is at most 1. If the former sum is -inf, its elements have weight 0: any decay
-    # is right.
+    # The former sum's part of each sum of real numbers is at most 1. If the former sum is -inf, its elements have
+    # weight 0: any decay is right.
     before = _moved_on(result, dim, -math.inf)
-    decay = exp(where(before > -math.inf, before - result, 0.0))
-    weight = exp(where(self > -math.inf, self - result, -math.inf))
-    return mul(weight, _backwards(g, decay, dim))
+    decay = exp(where(real(before) > -math.inf, before - result, 0.0))
+    weight = exp(where(real(self) > -math.inf, self - result, -math.inf))
+    return mul(conjugate(weight), _backwards(g, conjugate(decay), dim))
 
 
 _logcumsumexp: Callable[..., Tensor] = operation("logcumsumexp", _logcumsumexp_forward, self=_logcumsumexp_gradient)
@@ -144,7 +158,7 @@ _logcumsumexp: Callable[..., Tensor] = operation("logcumsumexp", _logcumsumexp_f
 @declare(method=True)
 def logcumsumexp(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """Return log(cumsum(exp(x))) along a dimension, without overflow."""
-    require_floats("logcumsumexp", input.dtype)
+    require_inexact("logcumsumexp", input.dtype)
     return _running(_logcumsumexp, "logcumsumexp", input, dim, None, axis)
 
 

@@ -21,6 +21,7 @@ from spillgrad.ops.pooling import (
     output_sizes,
     root_of_sums,
     unpooled,
+    whole_means,
 )
 from spillgrad.ops.shape import reshape
 from spillgrad.ops.window_arguments import Sizes, sizes
@@ -125,6 +126,8 @@ def adaptive_avg_pool3d(input: Tensor, output_size: OutputSize) -> Tensor:
     Shapes: input (N, C, D, H, W) or (C, D, H, W), result (N, C, *output_size).
     """
     name = "adaptive_avg_pool3d"
+    if (means := whole_means(name, input, output_size, 3)) is not None:
+        return means
     depth, *rest = output_sizes(name, output_size, 3)
     pooled = adapted_means(name, _slices(name, input), rest, 2)
     return _volumes(adapted_means(name, _columns(pooled), (depth, None), 2), pooled, input)

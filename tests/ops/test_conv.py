@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
+from spillgrad.autograd import gradcheck, gradgradcheck
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.nn import functional as F
 from tests.ops.checks import check_gradients, check_half_precision, leaf
@@ -42,7 +43,7 @@ def convolved(x, weight, bias, stride=1, padding=0, dilation=1, groups=1):
     padded = np.pad(x, [(0, 0), (0, 0), *pads])
     rows = (padded.shape[2] - dy * (kh - 1) - 1) // sy + 1
     columns = (padded.shape[3] - dx * (kw - 1) - 1) // sx + 1
-    out = np.zeros((len(x), len(weight), rows, columns))
+    out = np.zeros((len(x), len(weight), rows, columns), x.dtype)
     per_group = weight.shape[1]
     for m in range(len(weight)):
         first = m // (len(weight) // groups) * per_group
@@ -67,6 +68,28 @@ def test_conv2d_is_its_definition_and_its_gradients_are_differences(case):
     np.testing.assert_allclose(without.numpy(), convolved(x, weight, 0 * bias, **options), 1e-10, 1e-10)
     small = [part[:1] if part is x else part for part in (x, weight, bias)]
     check_gradients(lambda *tensors: F.conv2d(*tensors, **options), *small, second=case in (CASES[2], CASES[5]))
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_complex_images_are_convolved_by_the_definition_with_conjugate_gradients(case):
+    x, weight, bias = [part + 1j * np.roll(part, 1, 0) for part in operands(*case)]
+    options = case[-1]
+    got = F.conv2d(*map(sg.tensor, (x, weight, bias)), **options)
+    np.testing.assert_allclose(got.numpy(), convolved(x, weight, bias, **options), 1e-10, 1e-10)
+    narrow = F.conv2d(*[sg.tensor(part, dtype="complex64") for part in (x, weight, bias)], **options)
+    np.testing.assert_allclose(narrow.numpy(), got.numpy(), 1e-4, 1e-4)
+    leaves = [sg.tensor(part, requires_grad=True) for part in (x[:1, :, :4, :4], weight, bias)]
+    if "dilation" not in options:
+        assert gradcheck(lambda *tensors: F.conv2d(*tensors, **options), leaves, fast_mode=True)
+        assert gradgradcheck(lambda *tensors: F.conv2d(*tensors, **options), leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1, "output_padding": 1}, {"groups": 2}], ids=str)
+def test_the_complex_transposed_convolution_has_conjugate_gradients(options):
+    shapes = (1, 4, 3, 3), (4, 2, 3, 2), (2 * options.get("groups", 1),)
+    leaves = [sg.tensor(RNG.normal(size=s) + 1j * RNG.normal(size=s), requires_grad=True) for s in shapes]
+    assert gradcheck(lambda *tensors: F.conv_transpose2d(*tensors, **options), leaves, fast_mode=True)
+    assert gradgradcheck(lambda *tensors: F.conv_transpose2d(*tensors, **options), leaves, fast_mode=True)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case[-1].get("padding") not in ("same", "valid")], ids=str)

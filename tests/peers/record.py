@@ -117,6 +117,7 @@ def plain(value: Any) -> Any:
         return {"dtype": str(value.dtype), "shape": list(value.shape), "values": _elements(np.asarray(value))}
     if hasattr(value, "numpy"):
         dtype = str(value.dtype).rpartition(".")[2]
+        value = value.detach().resolve_conj() if dtype.startswith("complex") else value
         array = value.detach().numpy() if dtype != "bfloat16" else value.detach().to(_float32_of(value)).numpy()
         return {"dtype": dtype, "shape": [int(n) for n in value.shape], "values": _elements(array)}
     if type(value).__name__.lower().endswith("dtype"):

@@ -16,7 +16,7 @@ from spillgrad_kernels.tables.scalar_math import conj, cos, log, sin, sqrt, wher
 # Rows whose formulas and derivatives hold for complex numbers as they are, unless a derivative is given below.
 HOLOMORPHIC = frozenset({
     "add", "sub", "mul", "div", "pow", "neg", "square", "cube", "reciprocal", "sqrt", "rsqrt", "lerp", "where",
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sigmoid", "silu", "sinc",
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "logaddexp", "sigmoid", "silu", "sinc",
     "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
 })  # fmt: skip
 COMPLEX_ROWS: dict[str, Row] = {
@@ -68,10 +68,16 @@ def _sgn_self(g: Any, self: Any) -> Any:
     return where(size == 0, 0, (g - conj(g) * (direction * direction)) / (2 * where(size == 0, 1, size)))
 
 
+def _softsign_self(g: Any, self: Any) -> Any:
+    size, along = 1 + abs(self), conj(g) * self + g * conj(self)
+    return g / size - _sgn(self) * (along / (2 * size * size))
+
+
 # Where the gradient of a power of 0 is infinite, its product with a direction of 0 would be NaN.
 _row("abs", result="real", self=lambda g, self: where(self == 0, 0, g * _sgn(self)))
 _row("conj", lambda self: conj(self), self=lambda g: conj(g))
 _row("sgn", _sgn, self=_sgn_self)
+_row("softsign", self=_softsign_self)
 _row("eq", result="bool")
 _row("ne", result="bool")
 _row("isnan", result="bool")

@@ -258,6 +258,17 @@ def sigmoid(x: Any) -> Any:
 
 
 @_jitable
+def logaddexp(x: Any, y: Any) -> Any:
+    """Return log(exp(x) + exp(y)) without needless overflow; the imaginary part may lie beyond pi, as in PyTorch."""
+    if x.real != x.real or x.imag != x.imag or y.real != y.real or y.imag != y.imag:
+        return complex(math.nan, math.nan)
+    smaller, larger = (x, y) if x.real < y.real else (y, x)
+    if smaller.real == larger.real and math.isinf(larger.real):
+        return smaller if larger.real < 0 else log(exp(smaller) + exp(larger))
+    return larger + log1p(exp(smaller - larger))
+
+
+@_jitable
 def pow(x: Any, y: Any) -> Any:
     """Return x to the power y: by products for a small whole y, otherwise exp(y log(x)). Source: NumPy's npy_cpow."""
     c, d = y.real, y.imag
@@ -323,6 +334,6 @@ IMPLEMENTATIONS: dict[str, tuple[Any, Any]] = {
             atan, sigmoid,
         )
     },
-    "pow": _of_two(pow), "quotient": _of_two(quotient),
+    "logaddexp": _of_two(logaddexp), "pow": _of_two(pow), "quotient": _of_two(quotient),
     "magnitude": (_magnitude64, magnitude), "conj": (_conj64, conj),
 }  # fmt: skip

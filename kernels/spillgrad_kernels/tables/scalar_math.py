@@ -106,6 +106,18 @@ def _sigmoid(x: Any) -> Any:
     return np.where(np.asarray(x) >= 0, 1, e) / (1 + e)
 
 
+def _logaddexp(x: Any, y: Any) -> Any:
+    if not np.iscomplexobj(x) and not np.iscomplexobj(y):
+        return np.logaddexp(x, y)
+    x_is_smaller = np.real(x) < np.real(y)
+    smaller, larger = np.where(x_is_smaller, x, y), np.where(x_is_smaller, y, x)
+    with np.errstate(all="ignore"):
+        found = larger + np.log1p(np.exp(smaller - larger))
+        infinite = np.where(np.real(larger) < 0, smaller, np.log(np.exp(smaller) + np.exp(larger)))
+    equal = (np.real(smaller) == np.real(larger)) & np.isinf(np.real(larger))
+    return np.where(np.isnan(x) | np.isnan(y), complex(math.nan, math.nan), np.where(equal, infinite, found))[()]
+
+
 @register_jitable(**OPTIONS)
 def _power(x: Any, exponent: Any) -> Any:
     return x**exponent
@@ -133,7 +145,7 @@ log = _of_one("log", "Return the natural logarithm.", np.log)
 log1p = _of_one("log1p", "Return log(1 + x), accurate near 0.", np.log1p)
 log2 = _of_one("log2", "Return the base-2 logarithm.", np.log2)
 log10 = _of_one("log10", "Return the base-10 logarithm.", np.log10)
-logaddexp = _of_two("logaddexp", "Return log(exp(x) + exp(y)) without overflow.", np.logaddexp)
+logaddexp = _of_two("logaddexp", "Return log(exp(x) + exp(y)) without overflow.", _logaddexp, np.logaddexp)
 pow = _of_two("pow", "Return x raised to the power y.", np.power, _power)
 sqrt = _of_one("sqrt", "Return the square root.", np.sqrt)
 sigmoid = _of_one("sigmoid", "Return 1 / (1 + exp(-x)) without overflow.", _sigmoid)

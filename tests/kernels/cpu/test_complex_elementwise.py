@@ -9,7 +9,7 @@ from spillgrad_kernels.tables.complex_derivatives import COMPLEX_ROWS
 from spillgrad_kernels.tables.formula import parameters
 
 DTYPES = [np.complex64, np.complex128]
-INF, NAN = np.inf, np.nan
+INF, NAN, LOG_2 = np.inf, np.nan, np.log(2)
 
 
 def drawn(rng, shape, dtype):
@@ -83,6 +83,15 @@ def test_a_quotient_is_what_it_is_in_numpy():
     x, y = np.repeat(NUMBERS, len(NUMBERS)), np.tile(NUMBERS, len(NUMBERS))
     with np.errstate(all="ignore"):
         assert_alike(elementwise(COMPLEX_ROWS["div"].forward, "div", [x, y], np.complex128), x / y)
+
+
+def test_the_logarithm_of_a_sum_of_powers_neither_overflows_nor_loses_infinities():
+    x = np.array([800 + 1j, -800 + 1j, 5j, complex(-INF, 2), complex(-INF, 2), complex(INF, 0), complex(INF, 0), NAN])
+    y = np.array([800 + 1j, -800 + 1j, -900, complex(-INF, 1), 3 + 4j, complex(INF, 0), 2j, 1])
+    wanted = [800 + LOG_2 + 1j, -800 + LOG_2 + 1j, 5j, complex(-INF, 1), 3 + 4j, complex(INF, 0), complex(INF, 0)]
+    result = elementwise(COMPLEX_ROWS["logaddexp"].forward, "logaddexp", [x, y], np.complex128)
+    np.testing.assert_allclose(result[:-1].view(float), np.array(wanted).view(float), 1e-14)
+    assert np.isnan(result[-1].real) and np.isnan(result[-1].imag)
 
 
 def test_a_small_whole_power_is_exact():
