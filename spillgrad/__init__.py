@@ -155,6 +155,7 @@ from spillgrad.ops.reduce import *
 from spillgrad.ops.sampling import *
 from spillgrad.ops.scan import *
 from spillgrad.ops.shape import *
+from spillgrad.ops.short_time_fourier import *
 from spillgrad.ops.solving import (
     cholesky_inverse,
     cholesky_solve,

@@ -173,8 +173,10 @@ logaddexp2 = row_function("logaddexp2", "Return log2(2**input + 2**other) withou
 @declare(in_place=True, numpy=True)
 def ldexp(input: Tensor, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """Return input times 2 to the power `other`."""
-    power = exp2(to_dtype(other, input.dtype)) if isinstance(other, Tensor) else 2.0**other
-    return mul(input, power, out=out)
+    if not isinstance(other, Tensor):
+        return mul(input, 2.0**other, out=out)
+    whole = not (dtypes.is_floating_point(other.dtype) or other.is_complex())
+    return mul(input, exp2(to_dtype(other, input.dtype) if whole else other), out=out)
 
 
 floor = common_function("floor", "Return the largest integer not above each element.")

@@ -47,6 +47,7 @@ PROGRAMS = {
         "functional",
         "reparametrized",
         "schedules",
+        "short_time_fourier",
         "sparse",
         "optimizers",
         "data",
