@@ -131,6 +131,7 @@ from spillgrad.ops.diagonals import *
 from spillgrad.ops.distance import *
 from spillgrad.ops.dropout_masks import alpha_dropout, dropout, feature_alpha_dropout
 from spillgrad.ops.einsum import *
+from spillgrad.ops.finite_differences import *
 from spillgrad.ops.fuse import *
 from spillgrad.ops.in_place_functions import *
 from spillgrad.ops.incomplete_gamma import *
