@@ -197,8 +197,8 @@ _bind(_PROTOCOLS)  # all operations are declared now
 # Few programs use these, so that they are imported on first use.
 _LAZY = frozenset({
     "_dynamo", "accelerator", "array_api", "backends", "compiler", "distributed", "distributions",
-    "func", "hub", "jit", "mps", "multiprocessing", "onnx", "profiler", "random", "sparse", "version",
-    "xpu",
+    "func", "hub", "jit", "mps", "multiprocessing", "onnx", "profiler", "random", "sparse", "testing",
+    "version", "xpu",
 })  # fmt: skip
 _LAZY_NAMES = {"sparse_coo_tensor": "sparse", "spmm": "sparse", "vmap": "func"}
 
@@ -219,6 +219,7 @@ if _TYPE_CHECKING:
         profiler,
         random,
         sparse,
+        testing,
         version,
         xpu,
     )  # fmt: skip

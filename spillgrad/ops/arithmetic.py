@@ -18,8 +18,8 @@ from spillgrad.tensor import Tensor
 
 __all__ = [
     "abs", "absolute", "add", "addcdiv", "addcmul", "ceil", "div", "divide", "exp", "exp2", "expm1", "fix",
-    "float_power", "floor", "floor_divide", "fmod", "frac", "frexp", "gcd", "hypot", "lcm", "ldexp", "lerp", "log", "log1p",
-    "log2", "log10", "logaddexp", "logaddexp2", "mod", "mul", "multiply", "neg", "negative", "positive", "pow",
+    "float_power", "floor", "floor_divide", "fmod", "frac", "frexp", "gcd", "hypot", "lcm", "ldexp", "lerp", "log",
+    "log1p", "log2", "log10", "logaddexp", "logaddexp2", "mod", "mul", "multiply", "neg", "negative", "positive", "pow",
     "reciprocal", "remainder", "round", "rsqrt", "rsub", "sgn", "sign", "sqrt", "square", "sub", "subtract",
     "true_divide", "trunc",
 ]  # fmt: skip
