@@ -6,6 +6,7 @@ from typing import Any as _Any
 
 from spillgrad.nn import functional, init, modules, utils
 from spillgrad.nn.activation import *
+from spillgrad.nn.adaptive_softmax import *
 from spillgrad.nn.batch_norm import *
 from spillgrad.nn.containers import *
 from spillgrad.nn.conv import *

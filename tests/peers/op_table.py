@@ -140,7 +140,7 @@ ROWS = tuple(
     F.tanhshrink(z)
     z * torch.tensor(2.0, dtype=torch.float64)
     torch.ldexp(z, ij)
-    torch.ldexp(ij, y)
+    torch.ldexp(ij + 0, y)
     torch.ldexp(x, y)
     torch.real(z * 1)
     torch.imag(z * 1)

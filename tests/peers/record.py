@@ -25,6 +25,7 @@ from tests.peers import op_table
 HERE = Path(__file__).parent
 PROGRAMS = {
     "torch": (
+        "adaptive_softmax",
         "attention",
         "autocast",
         "saved_tensors",

@@ -81,8 +81,8 @@ class BasePruningMethod(abc.ABC):
         parameter = getattr(module, name)
         if importance_scores is not None and importance_scores.shape != parameter.shape:
             raise ArgumentError(
-                f"prune: got importance_scores of shape {tuple(importance_scores.shape)}; importance_scores should have "
-                f"the same shape as parameter {name} of {module}"
+                f"prune: got scores of shape {tuple(importance_scores.shape)}; importance_scores should have the same "
+                f"shape as parameter {name} of {module}"
             )
         scores = parameter if importance_scores is None else importance_scores
         if not earlier:

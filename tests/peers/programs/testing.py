@@ -32,7 +32,8 @@ def comparisons(torch, note):
         (
             "floats", lambda: close(t([1.0, 4.0, 5.0]), x),
             ["Tensor-likes are not close!\n\nMismatched elements: 2 / 3 (66.7%)\nGreatest absolute difference: 2.0 at "
-             "index (1,) (up to 1e-05 allowed)\n", "Greatest relative difference: 1.0 at index (1,) (up to 1.3e-06 allowed)"],
+             "index (1,) (up to 1e-05 allowed)\n",
+             "Greatest relative difference: 1.0 at index (1,) (up to 1.3e-06 allowed)"],
         ),
         (
             "integers", lambda: close(t([[1, 2], [3, 4]]), t([[1, 2], [3, 6]])),
