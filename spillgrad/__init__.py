@@ -49,6 +49,7 @@ from spillgrad.autograd import gradcheck as _gradcheck  # the function, before i
 from spillgrad.autograd.core.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
 from spillgrad.autograd.core.grad_mode import *
 from spillgrad.autograd.differentiate import grad
+from spillgrad.cuda.queries import OutOfMemoryError
 from spillgrad.data_type import (
     bfloat16,
     complex64,
@@ -139,6 +140,7 @@ from spillgrad.ops.index_replace import *
 from spillgrad.ops.indexing import *
 from spillgrad.ops.join_split import *
 from spillgrad.ops.logic import *
+from spillgrad.ops.low_rank import *
 from spillgrad.ops.matrix_products import *
 from spillgrad.ops.normalization import *
 from spillgrad.ops.norms import renorm, vecdot
@@ -150,6 +152,7 @@ from spillgrad.ops.pooling import (
     max_pool2d,
 )
 from spillgrad.ops.promotion import result_type
+from spillgrad.ops.python_functions import *
 from spillgrad.ops.rearrange import *
 from spillgrad.ops.recurrent import *
 from spillgrad.ops.reduce import *
@@ -198,7 +201,7 @@ _bind(_PROTOCOLS)  # all operations are declared now
 _LAZY = frozenset({
     "_dynamo", "accelerator", "array_api", "backends", "compiler", "distributed", "distributions",
     "func", "hub", "jit", "mps", "multiprocessing", "onnx", "profiler", "random", "sparse", "testing",
-    "version", "xpu",
+    "types", "version", "xpu",
 })  # fmt: skip
 _LAZY_NAMES = {"sparse_coo_tensor": "sparse", "spmm": "sparse", "vmap": "func"}
 
@@ -220,6 +223,7 @@ if _TYPE_CHECKING:
         random,
         sparse,
         testing,
+        types,
         version,
         xpu,
     )  # fmt: skip

@@ -161,7 +161,8 @@ def _factors(name: str, A: Tensor, pivot: bool) -> Factors:
     return Factors(*_factor(A))
 
 
-def _first_zero(LU: Tensor) -> np.ndarray:
+def first_zero_pivot(LU: Tensor) -> np.ndarray:
+    """Return, for each matrix, the number (from 1) of the first pivot that is zero, or 0."""
     zero = np.diagonal(LU.host_array(), 0, -2, -1) == 0
     return np.where(zero.any(-1), zero.argmax(-1) + 1 if zero.shape[-1] else 0, 0).astype(np.int32)
 
@@ -183,7 +184,7 @@ def lu_factor(A: Tensor, *, pivot: bool = True) -> Factors:
     Raises ShapeError, DtypeError; LinAlgError if a pivot is zero; UnsupportedError without `pivot`.
     """
     found = _factors("linalg.lu_factor", A, pivot)
-    _require_regular("linalg.lu_factor", _first_zero(found.LU))
+    _require_regular("linalg.lu_factor", first_zero_pivot(found.LU))
     return found
 
 
@@ -191,7 +192,7 @@ def lu_factor(A: Tensor, *, pivot: bool = True) -> Factors:
 def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> FactorsAndInfo:
     """Return what `lu_factor` does, and the number of the first pivot that is zero; raise only if `check_errors`."""
     found = _factors("linalg.lu_factor_ex", A, pivot)
-    first_zero = _first_zero(found.LU)
+    first_zero = first_zero_pivot(found.LU)
     if check_errors:
         _require_regular("linalg.lu_factor_ex", first_zero)
     return FactorsAndInfo(*found, Tensor.wrap(moved(first_zero, A.device)))

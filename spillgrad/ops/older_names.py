@@ -1,20 +1,24 @@
 """Functions that PyTorch keeps for older programs, each in terms of the newer one."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from spillgrad import dtypes
-from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.errors import ArgumentError, ShapeError, UnsupportedError
 from spillgrad.ops import decompositions, lu_factorization
 from spillgrad.ops.creation import arange, zeros
-from spillgrad.ops.declaration import declare
+from spillgrad.ops.declaration import declare, named
 from spillgrad.ops.norms import multi_dot
 from spillgrad.ops.rearrange import flip
 from spillgrad.ops.shape import unsqueeze
 from spillgrad.ops.solving import solve_triangular
 from spillgrad.tensor import Tensor
 
-__all__ = ["chain_matmul", "lu", "lu_solve", "lu_unpack", "range", "svd", "triangular_solve", "vander"]
+__all__ = [
+    "chain_matmul", "eig", "lstsq", "lu", "lu_solve", "lu_unpack", "matrix_rank", "range", "solve", "svd", "symeig",
+    "triangular_solve", "vander",
+]  # fmt: skip
 
 
 class SVDWithV(NamedTuple):
@@ -39,6 +43,29 @@ def svd(input: Tensor, some: bool = True, compute_uv: bool = True) -> Any:
     lead = input.shape[:-2]
     u, v = (zeros(*lead, n, n, dtype=input.dtype, device=input.device) for n in (rows, columns))
     return SVDWithV(u, s, v)
+
+
+# What PyTorch has removed, and what takes its place; it keeps the names to say so.
+_REMOVED = {
+    "eig": "linalg.eig(A), which returns complex numbers",
+    "lstsq": "linalg.lstsq(A, B).solution: the arguments are in the other order",
+    "matrix_rank": "linalg.matrix_rank(A), whose hermitian was symmetric",
+    "solve": "linalg.solve(A, B): the arguments are in the other order, and it returns the solution alone",
+    "symeig": "linalg.eigh(A), or linalg.eigvalsh(A) without eigenvectors; they read the lower triangle by default",
+}
+
+
+def _removed(name: str, newer: str) -> Callable[..., Any]:
+    def function(*arguments: Any, **options: Any) -> Any:
+        raise UnsupportedError(
+            f"{name}: This function was deprecated since version 1.9 and is now removed; use {newer}"
+        )
+
+    function.__module__ = __name__
+    return declare(method=True)(named(function, name, f"Raise UnsupportedError: use {newer}."))
+
+
+eig, lstsq, matrix_rank, solve, symeig = (_removed(name, newer) for name, newer in _REMOVED.items())
 
 
 @declare(method=True)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 from spillgrad.utils import checkpoint, data
 
 if TYPE_CHECKING:
-    from spillgrad.utils import dlpack, model_zoo, tensorboard
+    from spillgrad.utils import dlpack, hooks, model_zoo, tensorboard
 
-__all__ = ["checkpoint", "data", "dlpack", "model_zoo", "tensorboard"]
+__all__ = ["checkpoint", "data", "dlpack", "hooks", "model_zoo", "tensorboard"]
 
 
 def __getattr__(name: str) -> Any:
     """Import what few programs use on first use."""
-    if name not in ("dlpack", "model_zoo", "tensorboard"):
+    if name not in ("dlpack", "hooks", "model_zoo", "tensorboard"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.{name}")

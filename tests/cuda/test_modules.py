@@ -156,7 +156,7 @@ CALLS = {
     "ZeroPad3d(1)": "vol",
 }
 # Base classes, and containers.
-NOT_CALLED = {"Layer", "Module", "ParameterDict", "ParameterList", "RNNBase"}
+NOT_CALLED = {"Layer", "Module", "ParameterDict", "ParameterList", "RNNBase", "RNNCellBase"}
 
 
 def flat(results: Any) -> Iterator[sg.Tensor]:

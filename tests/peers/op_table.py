@@ -1124,6 +1124,24 @@ ROWS = tuple(
     torch.gradient(a, dim=(-1, 1), spacing=(v, c4), edge_order=2)
     torch.gradient(z, dim=1, spacing=2j)
     torch.gradient(i)
+    torch.isreal(z)
+    torch.isreal(torch.stack((x + 0j, 1j * x)))
+    torch.isreal(x)
+    torch.fill(x, 2.5)
+    torch.fill(x, s.reshape(()))
+    torch.typename(x.float())
+    torch.svd_lowrank(q, 3)[1]
+    torch.svd_lowrank(a, 3, M=a / 2)[1]
+    torch.pca_lowrank(w, 3)[1]
+    torch.pca_lowrank(x, 2, center=False)[1]
+    torch.linalg.cholesky_ex(q @ q.T)
+    torch.linalg.cholesky_ex(torch.stack((q @ q.T, -q, q @ q.T - 6 * torch.eye(3, dtype=q.dtype))).detach()).info
+    torch.linalg.inv_ex(q)
+    torch.linalg.inv_ex(torch.stack((q, 0 * q)).detach()).info
+    torch.linalg.solve_ex(q, w[:3])
+    torch.linalg.solve_ex(torch.stack((q, q)), x)
+    x.detach().clone().apply_(lambda e: e * 2)
+    x.detach().clone().map_(v.detach(), lambda a, b: a - b)
     torch.resolve_conj(x)
     torch.index_reduce(x, 1, i[:3], y, 'amax')
     torch.mode(i)
