@@ -49,6 +49,7 @@ from spillgrad.autograd import gradcheck as _gradcheck  # the function, before i
 from spillgrad.autograd.core.anomaly_mode import is_anomaly_check_nan_enabled, is_anomaly_enabled
 from spillgrad.autograd.core.grad_mode import *
 from spillgrad.autograd.differentiate import grad
+from spillgrad.cuda.queries import OutOfMemoryError
 from spillgrad.data_type import (
     bfloat16,
     complex64,
@@ -131,6 +132,7 @@ from spillgrad.ops.diagonals import *
 from spillgrad.ops.distance import *
 from spillgrad.ops.dropout_masks import alpha_dropout, dropout, feature_alpha_dropout
 from spillgrad.ops.einsum import *
+from spillgrad.ops.finite_differences import *
 from spillgrad.ops.fuse import *
 from spillgrad.ops.in_place_functions import *
 from spillgrad.ops.incomplete_gamma import *
@@ -138,6 +140,7 @@ from spillgrad.ops.index_replace import *
 from spillgrad.ops.indexing import *
 from spillgrad.ops.join_split import *
 from spillgrad.ops.logic import *
+from spillgrad.ops.low_rank import *
 from spillgrad.ops.matrix_products import *
 from spillgrad.ops.normalization import *
 from spillgrad.ops.norms import renorm, vecdot
@@ -149,12 +152,14 @@ from spillgrad.ops.pooling import (
     max_pool2d,
 )
 from spillgrad.ops.promotion import result_type
+from spillgrad.ops.python_functions import *
 from spillgrad.ops.rearrange import *
 from spillgrad.ops.recurrent import *
 from spillgrad.ops.reduce import *
 from spillgrad.ops.sampling import *
 from spillgrad.ops.scan import *
 from spillgrad.ops.shape import *
+from spillgrad.ops.short_time_fourier import *
 from spillgrad.ops.solving import (
     cholesky_inverse,
     cholesky_solve,
@@ -194,9 +199,9 @@ _bind(_PROTOCOLS)  # all operations are declared now
 
 # Few programs use these, so that they are imported on first use.
 _LAZY = frozenset({
-    "_dynamo", "_inductor", "accelerator", "array_api", "backends", "compiler", "distributed", "distributions",
-    "func", "hub", "jit", "mps", "multiprocessing", "nested", "onnx", "profiler", "random", "sparse", "version",
-    "xpu",
+    "_dynamo", "_inductor", "accelerator", "array_api", "backends", "compiler", "distributed",
+    "distributions", "func", "hub", "jit", "mps", "multiprocessing", "nested", "onnx", "profiler", "random",
+    "sparse", "testing", "types", "version", "xpu",
 })  # fmt: skip
 _LAZY_NAMES = {"sparse_coo_tensor": "sparse", "spmm": "sparse", "vmap": "func"}
 
@@ -218,6 +223,8 @@ if _TYPE_CHECKING:
         profiler,
         random,
         sparse,
+        testing,
+        types,
         version,
         xpu,
     )  # fmt: skip

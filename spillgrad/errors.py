@@ -143,6 +143,10 @@ class UnsupportedError(SpillgradError, NotImplementedError):
     """Raised for what PyTorch has and spillgrad does not do on purpose; the message says what to do instead."""
 
 
+class NotCloseError(SpillgradError, AssertionError):
+    """Raised by `testing.assert_close` for values that differ by more than the tolerances."""
+
+
 class FusionError(SpillgradError, TypeError, RuntimeError):
     """Raised by `fuse` for a function that cannot become one kernel."""
 

@@ -1,15 +1,18 @@
 """Linear algebra under PyTorch's names; the last two dimensions of a tensor hold matrices, the others a batch.
 
 Inverses and systems: `inv solve solve_triangular tensorinv tensorsolve lstsq pinv`; determinants: `det slogdet`;
-factorizations: `cholesky qr eig eigh eigvals eigvalsh svd svdvals`; norms: `norm vector_norm matrix_norm cond
+factorizations: `cholesky lu qr eig eigh eigvals eigvalsh svd svdvals`; norms: `norm vector_norm matrix_norm cond
 matrix_rank`; products: `matmul cross multi_dot matrix_power matrix_exp vecdot vander diagonal`. All have first and
-second derivatives, except `matrix_rank`. Matrices may be complex; `eig` and `eigvals` give complex numbers.
+second derivatives, except `matrix_rank`. `cholesky_ex inv_ex solve_ex lu_factor_ex` say which matrices failed. Matrices
+may be complex; `eig` and `eigvals` give complex numbers.
 """
 
 from spillgrad.errors import LinAlgError as LinAlgError
 from spillgrad.ops.decompositions import *
 from spillgrad.ops.einsum import cross as _cross
+from spillgrad.ops.factorization_info import *
 from spillgrad.ops.indexing import diagonal as _diagonal
+from spillgrad.ops.lu_factorization import *
 from spillgrad.ops.matrix_products import matmul as matmul
 from spillgrad.ops.norms import *
 from spillgrad.ops.solving import *

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,7 @@ class DataLoader:
         self._workers: Workers | None = None  # those that stay between passes
         self._workers_are_busy = False
         self._next: tuple[int | None, int] = (None, 0)  # the seed and the first batch of the next pass
+        self._reported: int | None = None  # the length of an iterable dataset, once `len` has asked for it
         self._latest: _Pass | None = None  # the pass that gave the last batch, and has not ended
         self._is_set_up = True
 
@@ -133,13 +135,14 @@ class DataLoader:
             order: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
             return len(order)
         samples, size = len(self.dataset), self.batch_size or 1
+        self._reported = samples
         return samples // size if self.drop_last else -(-samples // size)
 
     def __iter__(self) -> Iterator[Any]:
         (seed, first), self._next = self._next, (None, 0)
         if seed is None:
             seed = self._new_seed()
-        self._latest = _Pass(seed, self.epoch, first)
+        self._latest = _Pass(seed, self.epoch, first, self._reported)
         self.epoch += 1
         return self._batches(self._latest)
 
@@ -162,9 +165,21 @@ class DataLoader:
         for batch in itertools.islice(fetched, to_skip, None):
             this.taken += 1
             self._latest = this
+            if this.reported is not None and this.taken > this.reported:
+                warnings.warn(self._too_long(this), stacklevel=2)
             yield batch
         if self._latest is this:
             self._latest = None
+
+    def _too_long(self, this: "_Pass") -> str:
+        advice = (
+            "For multiprocessing data-loading, this could be caused by not properly configuring the IterableDataset "
+            "replica at each worker: divide the samples by get_worker_info()."
+        )
+        return (
+            f"Length of IterableDataset {self.dataset} was reported to be {this.reported} (when accessing "
+            f"len(dataloader)), but {this.taken} samples have been fetched. {advice if self.num_workers else ''}"
+        )
 
     def _requests(self, this: "_Pass") -> Iterator[Any]:
         """Yield what to fetch; samplers that draw from the default generator draw from the pass's seed."""
@@ -290,11 +305,15 @@ class DataLoader:
 
 @dataclasses.dataclass
 class _Pass:
-    """A pass: its seed, the epochs before it, the batches taken, and its generators' states as it began to draw."""
+    """A pass: its seed, the epochs before it, the batches taken, and its generators' states as it began to draw.
+
+    `reported` is the length of an iterable dataset, if it was asked for before the pass.
+    """
 
     seed: int
     epoch: int
     taken: int
+    reported: int | None
     generators: list[list[int]] | None = None
 
 

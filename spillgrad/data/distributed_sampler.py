@@ -16,8 +16,9 @@ class DistributedSampler(Sampler[int]):
     """Every `num_replicas`-th index from `rank` on, of an order that depends on the seed and the epoch.
 
     So processes get the same number of indices each: the first ones are repeated until that is so, or with `drop_last`
-    the last ones are left out. By default this process is the only one. `set_epoch` before each pass gives it another
-    order.
+    the last ones are left out. `num_replicas` and `rank` are by default those of the group that
+    `distributed.init_process_group` made; without one, this process is the only one, where PyTorch raises.
+    `set_epoch` before each pass gives it another order.
     Raises ArgumentError for a rank that is not below the number of processes.
     """
 
@@ -25,8 +26,14 @@ class DistributedSampler(Sampler[int]):
         self, dataset: Any, num_replicas: int | None = None, rank: int | None = None, shuffle: bool = True,
         seed: int = 0, drop_last: bool = False,
     ) -> None:  # fmt: skip
-        self.num_replicas = 1 if num_replicas is None else num_replicas
-        self.rank = 0 if rank is None else rank
+        from spillgrad.distributed import process_group
+
+        grouped = process_group.is_initialized()
+        if num_replicas is None:
+            num_replicas = process_group.get_world_size() if grouped else 1
+        if rank is None:
+            rank = process_group.get_rank() if grouped else 0
+        self.num_replicas, self.rank = num_replicas, rank
         if not 0 <= self.rank < self.num_replicas:
             raise ArgumentError(
                 f"DistributedSampler: Invalid rank {self.rank}, rank should be in the interval [0, "

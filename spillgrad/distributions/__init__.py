@@ -1,16 +1,18 @@
 """Probability distributions under PyTorch's names: parameters, draws, densities, entropies and divergences.
 
 Parameters are tensors or numbers, which are broadcast. Draws follow `sg.manual_seed`; `rsample` has gradients by the
-parameters. `kl_divergence` knows the common pairs, and `register_kl` adds others.
+parameters. `kl_divergence` knows the common pairs, and `register_kl` adds others. `biject_to` and `transform_to` give
+the transforms from all real numbers to a constraint.
 """
 
-from spillgrad.distributions import constraints, kl, transforms, utils
+from spillgrad.distributions import constraint_registry, constraints, kl, transforms, utils
 from spillgrad.distributions.bernoulli import *
 from spillgrad.distributions.beta import *
 from spillgrad.distributions.binomial import *
 from spillgrad.distributions.categorical import *
 from spillgrad.distributions.cauchy import *
 from spillgrad.distributions.chi2 import *
+from spillgrad.distributions.constraint_registry import *
 from spillgrad.distributions.dirichlet import *
 from spillgrad.distributions.distribution import *
 from spillgrad.distributions.exponential import *
@@ -22,6 +24,7 @@ from spillgrad.distributions.independent import *
 from spillgrad.distributions.kl import *
 from spillgrad.distributions.laplace import *
 from spillgrad.distributions.log_normal import *
+from spillgrad.distributions.matrix_transforms import *
 from spillgrad.distributions.mixture_same_family import *
 from spillgrad.distributions.multinomial import *
 from spillgrad.distributions.multivariate_normal import *
@@ -36,4 +39,4 @@ from spillgrad.distributions.transforms import *
 from spillgrad.distributions.uniform import *
 
 __all__ = [name for name in dir() if name[0].isupper() or name in ("constraints", "kl", "transforms", "utils")]
-__all__ += [*kl.__all__, *transforms.__all__]
+__all__ += [*kl.__all__, *transforms.__all__, *constraint_registry.__all__]

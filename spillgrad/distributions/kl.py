@@ -295,6 +295,24 @@ def _(p: Normal, q: Laplace) -> Any:
     return size * p.scale / q.scale + (2 * q.scale).log() - p.entropy()
 
 
+def _mean_exponential(p: Any, loc: Tensor, scale: Tensor) -> Any:
+    """Return the mean of exp(-(x - loc) / scale) over draws x of p."""
+    if isinstance(p, Normal):
+        return ((loc - p.loc) / scale + 0.5 * (p.scale / scale) ** 2).exp()
+    if isinstance(p, Uniform):
+        return scale / (p.high - p.low) * (((loc - p.low) / scale).exp() - ((loc - p.high) / scale).exp())
+    shape = p.concentration if isinstance(p, Gamma) else 1
+    return (loc / scale).exp() * (1 + 1 / (p.rate * scale)) ** -shape
+
+
+@register_kl(Exponential, Gumbel)
+@register_kl(Gamma, Gumbel)
+@register_kl(Normal, Gumbel)
+@register_kl(Uniform, Gumbel)
+def _(p: Any, q: Gumbel) -> Any:
+    return q.scale.log() + (p.mean - q.loc) / q.scale + _mean_exponential(p, q.loc, q.scale) - p.entropy()
+
+
 def _infinite(p: Distribution, q: Distribution) -> Tensor:
     """Return infinity: p has draws where q has no density."""
     return full_like(p.mean, math.inf)

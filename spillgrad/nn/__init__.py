@@ -6,6 +6,7 @@ from typing import Any as _Any
 
 from spillgrad.nn import functional, init, modules, utils
 from spillgrad.nn.activation import *
+from spillgrad.nn.adaptive_softmax import *
 from spillgrad.nn.batch_norm import *
 from spillgrad.nn.containers import *
 from spillgrad.nn.conv import *
@@ -29,10 +30,10 @@ from spillgrad.nn.transformer import *
 from spillgrad.nn.upsample import *
 
 if _TYPE_CHECKING:
-    from spillgrad.nn import attention, parallel
+    from spillgrad.nn import attention, common_types, parallel
     from spillgrad.nn.parallel import DataParallel
 
-_LAZY = {"attention": "attention", "parallel": "parallel", "DataParallel": "parallel"}
+_LAZY = {"attention": "attention", "common_types": "common_types", "parallel": "parallel", "DataParallel": "parallel"}
 
 
 def __getattr__(name: str) -> _Any:
@@ -40,7 +41,7 @@ def __getattr__(name: str) -> _Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     package = _import_module(f"{__name__}.{_LAZY[name]}")
-    return package if name in ("attention", "parallel") else getattr(package, name)
+    return package if name in ("attention", "common_types", "parallel") else getattr(package, name)
 
 
 __all__ = ["functional", "init", "modules", "utils"]

@@ -13,7 +13,7 @@ from spillgrad.nn.utils.rnn import PackedSequence
 from spillgrad.ops import creation, dropout_masks, indexing, join_split, recurrent, recurrent_layer, shape
 from spillgrad.tensor import Tensor
 
-__all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNBase", "RNNCell"]
+__all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNBase", "RNNCell", "RNNCellBase"]
 
 
 class RNNBase(Module):

@@ -1,23 +1,25 @@
 """Arithmetic: sums, products, quotients, powers and roots, exponentials and logarithms, signs, rounding."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, DtypeError
+from spillgrad.ops.array_casts import compute_dtype
 from spillgrad.ops.comparison import lt, ne
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.elementwise import OPERATIONS, by_numpy, call, common_function, row_function
 from spillgrad.ops.logic import logical_and
+from spillgrad.ops.operation import operation
 from spillgrad.ops.promotion import Number, Operand, as_operand, result_type
 from spillgrad.tensor import Tensor
 
 __all__ = [
     "abs", "absolute", "add", "addcdiv", "addcmul", "ceil", "div", "divide", "exp", "exp2", "expm1", "fix",
-    "float_power", "floor", "floor_divide", "fmod", "frac", "gcd", "hypot", "lcm", "ldexp", "lerp", "log", "log1p",
-    "log2", "log10", "logaddexp", "logaddexp2", "mod", "mul", "multiply", "neg", "negative", "positive", "pow",
+    "float_power", "floor", "floor_divide", "fmod", "frac", "frexp", "gcd", "hypot", "lcm", "ldexp", "lerp", "log",
+    "log1p", "log2", "log10", "logaddexp", "logaddexp2", "mod", "mul", "multiply", "neg", "negative", "positive", "pow",
     "reciprocal", "remainder", "round", "rsqrt", "rsub", "sgn", "sign", "sqrt", "square", "sub", "subtract",
     "true_divide", "trunc",
 ]  # fmt: skip
@@ -173,8 +175,40 @@ logaddexp2 = row_function("logaddexp2", "Return log2(2**input + 2**other) withou
 @declare(in_place=True, numpy=True)
 def ldexp(input: Tensor, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """Return input times 2 to the power `other`."""
-    power = exp2(to_dtype(other, input.dtype)) if isinstance(other, Tensor) else 2.0**other
-    return mul(input, power, out=out)
+    if not isinstance(other, Tensor):
+        return mul(input, 2.0**other, out=out)
+    whole = not (dtypes.is_floating_point(other.dtype) or other.is_complex())
+    return mul(input, exp2(to_dtype(other, input.dtype) if whole else other), out=out)
+
+
+class MantissaAndExponent(NamedTuple):
+    """The parts of numbers that are mantissa * 2 ** exponent."""
+
+    mantissa: Tensor
+    exponent: Tensor
+
+
+def _frexp_forward(self: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    mantissa, exponent = map(np.asarray, np.frexp(self.astype(compute_dtype(self.dtype), copy=False)))
+    return mantissa.astype(self.dtype, copy=False), np.where(np.isfinite(mantissa), exponent, 0).astype(np.int32)
+
+
+_frexp: Any = operation(
+    "frexp", _frexp_forward, outputs=("mantissa", "exponent"),
+    self=lambda g, exponent: ldexp(g, neg(exponent)),
+)  # fmt: skip
+
+
+@declare(method=True)
+def frexp(input: Tensor) -> MantissaAndExponent:
+    """Return the mantissas, from 0.5 up to below 1 or their negatives, and the exponents of 2, of int32.
+
+    input = mantissa * 2 ** exponent; the exponent of zero, of infinities and of NaN is 0.
+    Raises DtypeError for other than floating-point numbers.
+    """
+    if not dtypes.is_floating_point(input.dtype):
+        raise DtypeError(f"torch.frexp() only supports floating-point dtypes, got {input.dtype}")
+    return MantissaAndExponent(*_frexp(input))
 
 
 floor = common_function("floor", "Return the largest integer not above each element.")

@@ -28,7 +28,10 @@ from spillgrad.tensor_data import Storage
 from spillgrad_kernels.cuda.driver.availability import missing
 from spillgrad_kernels.device_array import address_of, strided_view
 
-__all__ = ["autocast", "clear_autocast_cache", "get_autocast_dtype", "is_autocast_cache_enabled", "is_autocast_enabled"]
+__all__ = [
+    "autocast", "clear_autocast_cache", "get_autocast_cpu_dtype", "get_autocast_dtype", "get_autocast_gpu_dtype",
+    "is_autocast_cache_enabled", "is_autocast_cpu_enabled", "is_autocast_enabled",
+]  # fmt: skip
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -291,6 +294,30 @@ def is_autocast_enabled(device_type: str = "cpu") -> bool:
 def get_autocast_dtype(device_type: str = "cpu") -> data_type.dtype:
     """Return the dtype of products in the current `autocast` region; outside any region, the default bfloat16."""
     return data_type.bfloat16 if state.autocast is None else data_type.BY_NUMPY[state.autocast.dtype]
+
+
+def _older(name: str, newer: str) -> None:
+    warnings.warn(
+        f"torch.{name}() is deprecated. Please use torch.{newer} instead.", DeprecationWarning, stacklevel=3
+    )  # fmt: skip
+
+
+def get_autocast_gpu_dtype() -> data_type.dtype:
+    """Return `get_autocast_dtype("cuda")`; it warns, as PyTorch does."""
+    _older("get_autocast_gpu_dtype", "get_autocast_dtype('cuda')")
+    return get_autocast_dtype("cuda")
+
+
+def get_autocast_cpu_dtype() -> data_type.dtype:
+    """Return `get_autocast_dtype("cpu")`; it warns, as PyTorch does."""
+    _older("get_autocast_cpu_dtype", "get_autocast_dtype('cpu')")
+    return get_autocast_dtype("cpu")
+
+
+def is_autocast_cpu_enabled() -> bool:
+    """Return `is_autocast_enabled("cpu")`; it warns, as PyTorch does."""
+    _older("is_autocast_cpu_enabled", "is_autocast_enabled('cpu')")
+    return is_autocast_enabled("cpu")
 
 
 def is_autocast_cache_enabled() -> bool:

@@ -14,13 +14,15 @@ from spillgrad.ops import arithmetic, clamp_where, complex_views, trigonometry
 from spillgrad.ops.broadcast import common_shape, expand_to
 from spillgrad.ops.complex_views import COMPLEX_OF, conjugate, imag, real
 from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.creation import ones_like
 from spillgrad.ops.declaration import declare
 from spillgrad.ops.operation import operation
 from spillgrad.ops.shape import transpose
 from spillgrad.tensor import Tensor
 
 __all__ = [
-    "adjoint", "angle", "complex", "conj", "conj_physical", "is_conj", "is_neg", "polar", "resolve_conj", "resolve_neg",
+    "adjoint", "angle", "complex", "conj", "conj_physical", "is_conj", "is_neg", "isreal", "polar", "resolve_conj",
+    "resolve_neg",
 ]  # fmt: skip
 
 
@@ -70,6 +72,14 @@ def is_conj(input: Tensor) -> bool:
 def is_neg(input: Tensor) -> bool:
     """Return False: no tensor is only marked as negated."""
     return False
+
+
+@declare(method=True, numpy=True)
+def isreal(input: Tensor) -> Tensor:
+    """Return whether elements have no imaginary part."""
+    if input.is_complex():
+        return imag(input.detach()) == 0  # type: ignore[no-any-return]
+    return ones_like(input, dtype=dtypes.bool_)
 
 
 @declare(method=True)

@@ -1,19 +1,24 @@
 """Functions that PyTorch keeps for older programs, each in terms of the newer one."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from spillgrad import dtypes
-from spillgrad.errors import ArgumentError, ShapeError
-from spillgrad.ops import decompositions
+from spillgrad.errors import ArgumentError, ShapeError, UnsupportedError
+from spillgrad.ops import decompositions, lu_factorization
 from spillgrad.ops.creation import arange, zeros
-from spillgrad.ops.declaration import declare
+from spillgrad.ops.declaration import declare, named
 from spillgrad.ops.norms import multi_dot
 from spillgrad.ops.rearrange import flip
 from spillgrad.ops.shape import unsqueeze
+from spillgrad.ops.solving import solve_triangular
 from spillgrad.tensor import Tensor
 
-__all__ = ["chain_matmul", "range", "svd", "vander"]
+__all__ = [
+    "chain_matmul", "eig", "lstsq", "lu", "lu_solve", "lu_unpack", "matrix_rank", "range", "solve", "svd", "symeig",
+    "triangular_solve", "vander",
+]  # fmt: skip
 
 
 class SVDWithV(NamedTuple):
@@ -38,6 +43,76 @@ def svd(input: Tensor, some: bool = True, compute_uv: bool = True) -> Any:
     lead = input.shape[:-2]
     u, v = (zeros(*lead, n, n, dtype=input.dtype, device=input.device) for n in (rows, columns))
     return SVDWithV(u, s, v)
+
+
+# What PyTorch has removed, and what takes its place; it keeps the names to say so.
+_REMOVED = {
+    "eig": "linalg.eig(A), which returns complex numbers",
+    "lstsq": "linalg.lstsq(A, B).solution: the arguments are in the other order",
+    "matrix_rank": "linalg.matrix_rank(A), whose hermitian was symmetric",
+    "solve": "linalg.solve(A, B): the arguments are in the other order, and it returns the solution alone",
+    "symeig": "linalg.eigh(A), or linalg.eigvalsh(A) without eigenvectors; they read the lower triangle by default",
+}
+
+
+def _removed(name: str, newer: str) -> Callable[..., Any]:
+    def function(*arguments: Any, **options: Any) -> Any:
+        raise UnsupportedError(
+            f"{name}: This function was deprecated since version 1.9 and is now removed; use {newer}"
+        )
+
+    function.__module__ = __name__
+    return declare(method=True)(named(function, name, f"Raise UnsupportedError: use {newer}."))
+
+
+eig, lstsq, matrix_rank, solve, symeig = (_removed(name, newer) for name, newer in _REMOVED.items())
+
+
+@declare(method=True)
+def lu(A: Tensor, pivot: bool = True, get_infos: bool = False) -> Any:
+    """Return (LU, pivots), as `linalg.lu_factor_ex` does, and with `get_infos` its info, too."""
+    found = lu_factorization.lu_factor_ex(A, pivot=pivot)
+    return tuple(found) if get_infos else tuple(found[:2])
+
+
+@declare(method=True)
+def lu_solve(b: Tensor, LU_data: Tensor, LU_pivots: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return x with A x = b, given what `lu` returns for A; `linalg.lu_solve` takes b last."""
+    found = lu_factorization.lu_solve(LU_data, LU_pivots, b)
+    return found if out is None else out.copy_(found)
+
+
+def lu_unpack(
+    LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
+) -> lu_factorization.PLU:
+    """Return P, L and U of what `lu` or `linalg.lu_factor` returned; those not asked for are empty."""
+    return lu_factorization.unpacked(LU_data, LU_pivots, unpack_data, unpack_pivots)
+
+
+class TriangularSolution(NamedTuple):
+    """The solution of `triangular_solve`, and a copy of the matrix."""
+
+    solution: Tensor
+    cloned_coefficient: Tensor
+
+
+@declare(method=True)
+def triangular_solve(
+    b: Tensor, A: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> TriangularSolution:
+    """Return x with A x = b, where A is the upper or lower triangle of `A`; it warns, as PyTorch does.
+
+    With `transpose`, the transposed triangle takes the place of A.
+    """
+    warnings.warn(
+        "torch.triangular_solve is deprecated in favor of torch.linalg.solve_triangular and will be removed in a "
+        "future PyTorch release. X = torch.triangular_solve(B, A).solution should be replaced with X = "
+        "torch.linalg.solve_triangular(A, B).",
+        stacklevel=2,
+    )
+    matrix = A.mT if transpose else A
+    found = solve_triangular(matrix, b, upper=upper != transpose, unitriangular=unitriangular)
+    return TriangularSolution(found, A.clone())
 
 
 def chain_matmul(*matrices: Tensor) -> Tensor:

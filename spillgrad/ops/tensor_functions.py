@@ -1,9 +1,17 @@
 """Methods of tensors as functions: questions about a tensor, and tensors without graph."""
 
+from typing import Any
+
 from spillgrad.ops.declaration import declare
+from spillgrad.ops.inplace import fill_
 from spillgrad.tensor import Tensor
 
-__all__ = ["detach", "detach_", "get_device", "is_distributed", "is_nonzero", "is_same_size"]
+__all__ = ["detach", "detach_", "fill", "get_device", "is_distributed", "is_nonzero", "is_same_size"]
+
+
+def fill(input: Tensor, value: Any) -> Tensor:
+    """Return a tensor of the same shape and dtype with all elements equal to `value`, a number or a 0-d tensor."""
+    return fill_(input.clone(), value)
 
 
 def detach(input: Tensor) -> Tensor:
@@ -30,6 +38,11 @@ def is_same_size(input: Tensor, other: Tensor) -> bool:
 def is_distributed(input: Tensor) -> bool:
     """Return False, as PyTorch does for every tensor."""
     return False
+
+
+@declare(method=True)
+def record_stream(input: Tensor, stream: Any) -> None:
+    """Do nothing: one stream does all work, so that memory is never in use elsewhere."""
 
 
 @declare(method=True)

@@ -20,6 +20,7 @@ CALLS = {
     "AdaptiveMaxPool1d(2)": "seq",
     "AdaptiveMaxPool2d(2)": "img",
     "AdaptiveMaxPool3d(2)": "vol",
+    "AdaptiveLogSoftmaxWithLoss(5, 5, [2, 4], 1.5)": "n, t",
     "AlphaDropout()": "x",
     "AvgPool1d(2)": "seq",
     "AvgPool2d(2)": "img",
@@ -155,7 +156,7 @@ CALLS = {
     "ZeroPad3d(1)": "vol",
 }
 # Base classes, and containers.
-NOT_CALLED = {"Layer", "Module", "ParameterDict", "ParameterList", "RNNBase"}
+NOT_CALLED = {"Layer", "Module", "ParameterDict", "ParameterList", "RNNBase", "RNNCellBase"}
 
 
 def flat(results: Any) -> Iterator[sg.Tensor]:

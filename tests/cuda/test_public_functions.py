@@ -182,10 +182,11 @@ OF_THE_HOST = (
 REFUSED = ("x.clone().add_(z, alpha=2)", "z.clone().abs_()")
 # Functions that take no tensor of a device, or that other tests call.
 NOT_CALLED = (
-    "chain_matmul", "clear_autocast_cache", "cpu", "from_numpy", "frombuffer", "fuse", "get_autocast_dtype",
-    "get_device", "is_autocast_cache_enabled", "is_autocast_enabled", "is_inference", "isdtype",
-    "multi_head_attention_forward", "range", "set_default_tensor_type", "share_memory_", "to_device", "upsample",
-    "upsample_bilinear", "upsample_nearest",
+    "chain_matmul", "clear_autocast_cache", "cpu", "from_numpy", "frombuffer", "fuse", "get_autocast_cpu_dtype",
+    "get_autocast_dtype", "get_autocast_gpu_dtype", "get_device", "is_autocast_cache_enabled",
+    "is_autocast_cpu_enabled", "is_autocast_enabled", "is_inference", "isdtype", "multi_head_attention_forward",
+    "range", "record_stream", "set_default_tensor_type", "share_memory_", "symeig", "to_device", "triangular_solve",
+    "upsample", "upsample_bilinear", "upsample_nearest",
 )  # fmt: skip
 
 

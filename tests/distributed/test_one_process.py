@@ -4,6 +4,8 @@ import pytest
 
 import spillgrad as sg
 import spillgrad.distributed as dist
+from spillgrad.distributed import process_group
+from spillgrad.distributed.process_group import ProcessGroup
 from spillgrad.errors import ArgumentError, DistributedError
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
@@ -119,3 +121,27 @@ def test_further_groups_are_of_this_process(group):
     assert dist.new_group([]) is dist.GroupMember.NON_GROUP_MEMBER
     dist.destroy_process_group(own)
     assert dist.is_initialized()
+
+
+class _Third(ProcessGroup):
+    """A group as a launcher of four processes will make it, in its third process."""
+
+    def rank(self):
+        return 2
+
+    def size(self):
+        return 4
+
+
+def indices(**options):
+    return list(sg.utils.data.DistributedSampler(range(10), shuffle=False, **options))
+
+
+def test_a_sampler_is_that_of_this_process_in_the_group(monkeypatch):
+    assert indices() == list(range(10))
+    monkeypatch.setattr(process_group._Default, "group", _Third("gloo"))
+    assert indices() == [2, 6, 0]
+    assert indices(rank=3) == [3, 7, 1]
+    assert indices(num_replicas=3) == [2, 5, 8, 1]
+    with pytest.raises(ArgumentError, match=r"Invalid rank 2, rank should be in the interval \[0, 1\]"):
+        indices(num_replicas=2)

@@ -9,6 +9,7 @@ from spillgrad import nn
 # The modules of PyTorch 2.13, and one to four of the names that each defines.
 PATHS = {
     "activation": "ReLU GELU Softmax MultiheadAttention",
+    "adaptive": "AdaptiveLogSoftmaxWithLoss",
     "batchnorm": "BatchNorm1d BatchNorm2d BatchNorm3d",
     "channelshuffle": "ChannelShuffle",
     "container": "Sequential ModuleList ModuleDict ParameterList",

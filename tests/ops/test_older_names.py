@@ -6,7 +6,7 @@ import pytest
 import spillgrad as sg
 import spillgrad.nn.functional as F
 from spillgrad import nn
-from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.errors import ArgumentError, GraphError, ShapeError, UnsupportedError
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,38 @@ def test_an_older_name_warns_and_gives_what_the_newer_gives(older, newer, says):
         found = older(x)
     assert [warning.filename for warning in warned] == [__file__]
     assert sg.equal(found, newer(x))
+
+
+@pytest.mark.parametrize("name", ["eig", "lstsq", "matrix_rank", "solve", "symeig"])
+def test_what_pytorch_has_removed_says_what_to_use(name):
+    for call in (getattr(sg, name), sg.eye(2).__getattribute__(name)):
+        with pytest.raises(UnsupportedError, match=f"^{name}: .* is now removed; use linalg"):
+            call(sg.eye(2))
+
+
+def test_the_older_names_of_autocast_are_the_newer_ones():
+    with sg.autocast("cpu", dtype=sg.float16):
+        for name, wanted in (("get_autocast_gpu_dtype", sg.float16), ("get_autocast_cpu_dtype", sg.float16)):
+            with pytest.warns(DeprecationWarning, match=f"torch.{name}\\(\\) is deprecated") as warned:
+                assert getattr(sg, name)() == wanted
+            assert warned[0].filename == __file__
+        with pytest.warns(DeprecationWarning):
+            assert sg.is_autocast_cpu_enabled()
+
+
+def test_python_functions_change_elements_that_require_no_gradient():
+    assert sg.ones(2, 2).apply_(lambda x: x + 1).tolist() == [[2, 2], [2, 2]]
+    assert sg.tensor([7, 5]).map_(sg.tensor(2), lambda a, b: a // b).tolist() == [3, 2]
+    assert sg.ones(1).record_stream(None) is None
+    with pytest.raises(GraphError, match=r"Can't call apply_\(\) on Variable that requires grad"):
+        sg.ones(2, requires_grad=True).apply_(abs)
+    with pytest.raises(ShapeError, match="the second must broadcast"):
+        sg.ones(2).map_(sg.ones(3, 1), max)
+
+
+def test_types_have_names():
+    assert sg.typename(sg.ones(1).double()) == "torch.DoubleTensor"
+    assert [sg.typename(x) for x in (1, "a", nn.Linear(1, 1))] == ["int", "str", "spillgrad.nn.linear.Linear"]
 
 
 def test_a_range_that_does_not_lead_to_its_end_is_refused():

@@ -129,7 +129,10 @@ TORCH_OPERATIONS: dict[str, str] = {
     },
 }
 # Names both have which no row of the table of operations calls.
-_AUTOCAST = "autocast clear_autocast_cache get_autocast_dtype is_autocast_cache_enabled is_autocast_enabled"
+_AUTOCAST = """
+    autocast clear_autocast_cache get_autocast_cpu_dtype get_autocast_dtype get_autocast_gpu_dtype
+    is_autocast_cache_enabled is_autocast_cpu_enabled is_autocast_enabled
+"""
 _MODES = "enable_grad inference_mode is_grad_enabled is_inference is_inference_mode_enabled no_grad set_grad_enabled"
 _DETERMINISM = """
     are_deterministic_algorithms_enabled get_deterministic_debug_mode is_deterministic_algorithms_warn_only_enabled
@@ -147,10 +150,11 @@ _SETTINGS = """
     memory_format set_default_device set_default_dtype set_default_tensor_type set_float32_matmul_precision
     set_num_threads set_printoptions
 """
-_MEMORY = "is_pinned is_shared pin_memory share_memory_"
+_MEMORY = "record_stream is_pinned is_shared pin_memory share_memory_"
 _PROGRAMS = "multi_head_attention_forward"
 _INERT = "get_num_interop_threads is_warn_always_enabled set_flush_denormal set_num_interop_threads set_warn_always"
-_OLDER = "chain_matmul range upsample upsample_bilinear upsample_nearest"
+_REMOVED = "eig lstsq matrix_rank solve symeig"
+_OLDER = "chain_matmul range triangular_solve upsample upsample_bilinear upsample_nearest"
 _PYTORCHS_OWN = "batch_norm gru_cell instance_norm lstm_cell load save version linear_cross_entropy"
 _GRAPH = "backward data_ptr register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad"
 NOT_COMPARED: dict[str, str] = {
@@ -158,6 +162,7 @@ NOT_COMPARED: dict[str, str] = {
     **dict.fromkeys(f"{_RANDOM} {_DRAWN} {_DRAWN_TOO}".split(), "random numbers are each library's own"),
     **dict.fromkeys(f"{_SETTINGS} {_DETERMINISM} {_INERT}".split(), "a setting"),
     **dict.fromkeys(_MEMORY.split(), "they give the tensor itself, there being one kind of memory"),
+    **dict.fromkeys(_REMOVED.split(), "PyTorch has removed it, and says so, too"),
     **dict.fromkeys(_OLDER.split(), "an older name, which warns; tests/ops/test_older_names.py compares it"),
     **dict.fromkeys(_PYTORCHS_OWN.split(), "another signature, or a file format, of the same name"),
 }

@@ -25,6 +25,7 @@ from tests.peers import op_table
 HERE = Path(__file__).parent
 PROGRAMS = {
     "torch": (
+        "adaptive_softmax",
         "attention",
         "autocast",
         "saved_tensors",
@@ -45,9 +46,12 @@ PROGRAMS = {
         "reentrant_checkpoint",
         "func",
         "functional",
+        "prune",
         "reparametrized",
         "schedules",
+        "short_time_fourier",
         "sparse",
+        "testing",
         "trees",
         "optimizers",
         "data",

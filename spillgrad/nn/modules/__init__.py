@@ -9,6 +9,7 @@ from spillgrad.nn.modules import lazy, module
 if TYPE_CHECKING:
     from spillgrad.nn.modules import (
         activation,
+        adaptive,
         batchnorm,
         channelshuffle,
         container,
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     )  # fmt: skip
 
 _MODULES = (
-    "activation", "batchnorm", "channelshuffle", "container", "conv", "distance", "dropout", "flatten", "fold",
-    "instancenorm", "linear", "loss", "normalization", "padding", "pixelshuffle", "pooling", "rnn", "sparse",
+    "activation", "adaptive", "batchnorm", "channelshuffle", "container", "conv", "distance", "dropout", "flatten",
+    "fold", "instancenorm", "linear", "loss", "normalization", "padding", "pixelshuffle", "pooling", "rnn", "sparse",
     "transformer", "upsampling", "utils",
 )  # fmt: skip
 __all__ = ["lazy", "module", *_MODULES]

@@ -1,5 +1,5 @@
 """Helpers for all parameters and gradients of a model, for sequences of different lengths (`rnn`), and for weights that
-are computed from others (`parametrize`, `parametrizations`)."""
+are computed from others (`parametrize`, `parametrizations`, `prune`)."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from spillgrad.nn.utils.clip_grad import (
 from spillgrad.nn.utils.convert_parameters import parameters_to_vector, vector_to_parameters
 
 if TYPE_CHECKING:
-    from spillgrad.nn.utils import fusion, parametrizations, parametrize
+    from spillgrad.nn.utils import fusion, parametrizations, parametrize, prune
     from spillgrad.nn.utils.fusion import (
         fuse_conv_bn_eval,
         fuse_conv_bn_weights,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from spillgrad.nn.utils.hooked_norms import remove_spectral_norm, remove_weight_norm, spectral_norm, weight_norm
     from spillgrad.nn.utils.uninitialised import skip_init
 
-_MODULES = ("fusion", "parametrizations", "parametrize")
+_MODULES = ("fusion", "parametrizations", "parametrize", "prune")
 # The module of each function that few programs use.
 _LAZY = {
     **dict.fromkeys(

@@ -388,3 +388,28 @@ def modules(torch, note):
         top = torch.utils.data
         note(path, [getattr(module, name) is getattr(top, name, getattr(module, name)) for name in names])
     note("as attributes", torch.utils.data.dataset.Dataset is torch.utils.data.Dataset)
+
+
+def lengths_of_iterable_datasets_that_are_too_short(torch, note):
+    class Longer(torch.utils.data.IterableDataset):
+        def __len__(self):
+            return 2
+
+        def __iter__(self):
+            return iter(range(5))
+
+        def __repr__(self):
+            return "Longer"
+
+    for batch_size in (None, 1, 2):
+        loader = torch.utils.data.DataLoader(Longer(), batch_size)
+        for asked in (False, True):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                if asked:
+                    note("length", len(loader))
+                note("batches", len(list(loader)))
+            said = [w for w in caught if "Longer was reported to be 2(when" in str(w.message).replace("2 (", "2(")]
+            note(f"{batch_size}, asked {asked}", [w.category.__name__ for w in said])
+            note("how many", [n for n in range(3, 6) for w in said if f"but {n} samples" in str(w.message)])
+            note("where", [w.filename.endswith("data.py") for w in said])

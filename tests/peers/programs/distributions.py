@@ -170,6 +170,7 @@ DIVERGENCES = [
     ("Exponential", "Gamma"), ("Beta", "Uniform"), ("Uniform", "Beta"), ("Poisson", "Bernoulli by probs"),
     *((name, "Normal") for name in ("Beta", "Exponential", "Gamma", "Gumbel", "Laplace", "Uniform")),
     *(("Normal", name) for name in ("Beta", "Exponential", "Gamma", "Uniform")),
+    *((name, "Gumbel") for name in ("Exponential", "Gamma", "Normal", "Uniform")),
 ]  # fmt: skip
 
 
@@ -382,3 +383,53 @@ def a_distribution_of_ones_own(torch, note):
 
     note("kl", d.kl_divergence(own, Own(_tensor(torch, [1.0, 1.0]))).detach())
     note("normal's", d.kl_divergence(Shifted(torch.zeros(2), torch.ones(2)), d.Normal(torch.ones(2), torch.ones(2))))
+
+
+def transforms_to_constraints(torch, note):
+    d = _distributions(torch)
+    c = d.constraints
+    matrix = [[0.3, -0.8, 0.1], [1.0, 0.5, -0.2], [0.4, 0.2, 0.6]]
+    for name, constraint in {
+        "real": c.real, "real vector": c.real_vector, "positive": c.positive, "nonnegative": c.nonnegative,
+        "above": c.greater_than(2.0), "from": c.greater_than_eq(-1.0), "below": c.less_than(1.0),
+        "unit": c.unit_interval, "interval": c.interval(-1.0, 3.0), "half open": c.half_open_interval(0.0, 2.0),
+        "simplex": c.simplex, "independent": c.independent(c.positive, 1), "cholesky": c.lower_cholesky,
+        "definite": c.positive_definite, "semidefinite": c.positive_semidefinite, "boolean": c.boolean,
+    }.items():  # fmt: skip
+        for registry in (d.biject_to, d.transform_to):
+            try:
+                transform = registry(constraint)
+            except NotImplementedError as error:
+                note(name, str(error).partition(";")[0])
+                continue
+            x = _tensor(torch, matrix)
+            _noted(torch, note, name, lambda t=transform, x=x: t(x), [x])
+            y = transform(x).detach()
+            note(f"{name} holds", constraint.check(y).all(), transform.bijective, transform.codomain.event_dim)
+            if name != "simplex" or transform.bijective:
+                note(f"{name} back", transform.inv(y))
+            if transform.bijective:
+                note(f"{name} det", transform.log_abs_det_jacobian(x, transform(x)).detach())
+
+    class Even(c.Constraint):
+        def check(self, value):
+            return value % 2 == 0
+
+    d.biject_to.register(Even, lambda constraint: d.AffineTransform(0.0, 2.0))
+    note("own", d.biject_to(Even())(torch.ones(2)))
+    note.error("not registered", lambda: d.transform_to(Even()), "Cannot transform Even constraints")
+    note.error("no constraint", lambda: d.transform_to.register(int, None)(None), "Expected constraint to be either a")
+
+
+def reshaped_values(torch, note):
+    d = _distributions(torch)
+    reshape = d.ReshapeTransform((2, 3), (6,))
+    x = _tensor(torch, np.arange(12.0).reshape(2, 2, 3))
+    note("there and back", reshape(x).detach(), reshape.inv(reshape(x)).detach(), reshape.log_abs_det_jacobian(x, x))
+    note("shapes", list(reshape.forward_shape((4, 2, 3))), list(reshape.inverse_shape((4, 6))))
+    note("dims", reshape.domain.event_dim, reshape.codomain.event_dim)
+    note.error("numbers", lambda: d.ReshapeTransform((2,), (3,)), "have different numbers of elements")
+    note.error("too few", lambda: reshape.forward_shape((3,)), "Too few dimensions on input")
+    note.error("shape", lambda: reshape.forward_shape((3, 2)), "Shape mismatch")
+    wide = d.TransformedDistribution(d.Normal(torch.zeros(6), torch.ones(6)), [d.ReshapeTransform((6,), (2, 3))])
+    note("distribution", list(wide.event_shape), wide.log_prob(torch.ones(2, 3)))

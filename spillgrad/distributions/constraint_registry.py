@@ -1,0 +1,104 @@
+"""Transforms from all real numbers to the sets that parameters and values of distributions lie in.
+
+Source: torch.distributions.constraint_registry.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from spillgrad.distributions import constraints, transforms
+from spillgrad.distributions.matrix_transforms import LowerCholeskyTransform, PositiveDefiniteTransform
+from spillgrad.distributions.transform import ComposeTransform, IndependentTransform, Transform, identity_transform
+from spillgrad.errors import OperandError, UnsupportedError
+
+__all__ = ["ConstraintRegistry", "biject_to", "transform_to"]
+
+Factory = Callable[[Any], Transform]
+
+
+class ConstraintRegistry:
+    """A function from constraints to transforms, by the class of the constraint; `register` adds one."""
+
+    def __init__(self) -> None:
+        self._factories: dict[type[constraints.Constraint], Factory] = {}
+
+    def register(self, constraint: Any, factory: Factory | None = None) -> Any:
+        """Make `factory(constraint)` the transform for a class of constraints, given it or one of it; a decorator, too.
+
+        Raises OperandError, a TypeError, for what is no constraint.
+        """
+        if factory is None:
+            return lambda factory: self.register(constraint, factory)
+        kind = type(constraint) if isinstance(constraint, constraints.Constraint) else constraint
+        if not (isinstance(kind, type) and issubclass(kind, constraints.Constraint)):
+            raise OperandError(
+                f"Expected constraint to be either a Constraint subclass or instance, but got {constraint}"
+            )
+        self._factories[kind] = factory
+        return factory
+
+    def __call__(self, constraint: constraints.Constraint) -> Transform:
+        """Return the transform to a constraint. Raises UnsupportedError for a class that was not registered."""
+        factory = self._factories.get(type(constraint))
+        if factory is None:
+            raise UnsupportedError(
+                f"Cannot transform {type(constraint).__name__} constraints; register adds a transform"
+            )
+        return factory(constraint)
+
+
+# To a set, by bijections: what a sampler needs that moves among all numbers.
+biject_to = ConstraintRegistry()
+# To a set, by transforms that need not be bijections: what an optimizer of parameters needs.
+transform_to = ConstraintRegistry()
+
+
+def _both(*kinds: Any) -> Callable[[Factory], Factory]:
+    def register(factory: Factory) -> Factory:
+        for kind in kinds:
+            for registry in (biject_to, transform_to):
+                registry.register(kind, factory)
+        return factory
+
+    return register
+
+
+@_both(constraints.real)
+def _real(constraint: Any) -> Transform:
+    return identity_transform
+
+
+for _registry in (biject_to, transform_to):
+    _registry.register(
+        constraints.independent,
+        lambda constraint, registry=_registry: IndependentTransform(
+            registry(constraint.base_constraint), constraint.reinterpreted_batch_ndims
+        ),
+    )
+
+
+@_both(constraints.greater_than, constraints.greater_than_eq)
+def _greater_than(constraint: Any) -> Transform:
+    if constraint is constraints.positive or constraint is constraints.nonnegative:
+        return transforms.ExpTransform()
+    return ComposeTransform([transforms.ExpTransform(), transforms.AffineTransform(constraint.lower_bound, 1)])
+
+
+@_both(constraints.less_than)
+def _less_than(constraint: Any) -> Transform:
+    return ComposeTransform([transforms.ExpTransform(), transforms.AffineTransform(constraint.upper_bound, -1)])
+
+
+@_both(constraints.interval, constraints.half_open_interval)
+def _interval(constraint: Any) -> Transform:
+    low, high = constraint.lower_bound, constraint.upper_bound
+    if isinstance(low, int | float) and isinstance(high, int | float) and (low, high) == (0, 1):
+        return transforms.SigmoidTransform()
+    return ComposeTransform([transforms.SigmoidTransform(), transforms.AffineTransform(low, high - low)])
+
+
+biject_to.register(constraints.simplex, lambda constraint: transforms.StickBreakingTransform())
+transform_to.register(constraints.simplex, lambda constraint: transforms.SoftmaxTransform())
+transform_to.register(constraints.lower_cholesky, lambda constraint: LowerCholeskyTransform())
+for _kind in (constraints.positive_definite, constraints.positive_semidefinite):
+    transform_to.register(_kind, lambda constraint: PositiveDefiniteTransform())

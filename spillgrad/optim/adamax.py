@@ -1,0 +1,3 @@
+"""PyTorch's module `torch.optim.adamax`; `spillgrad.optim.adam` defines the optimizer."""
+
+from spillgrad.optim.adam import Adamax as Adamax

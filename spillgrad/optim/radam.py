@@ -1,0 +1,3 @@
+"""PyTorch's module `torch.optim.radam`; `spillgrad.optim.adam` defines the optimizer."""
+
+from spillgrad.optim.adam import RAdam as RAdam
