@@ -1,4 +1,4 @@
-"""README.md and the pages of docs/ tell the truth: their programs and commands run as printed, and links lead somewhere."""
+"""README.md and the pages of docs/ tell the truth: programs and commands run as printed, and links lead to files."""
 
 import re
 
