@@ -3,6 +3,7 @@
 Source: torch.distributions.constraint_registry.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -68,13 +69,12 @@ def _real(constraint: Any) -> Transform:
     return identity_transform
 
 
+def _of_independent(registry: Any, constraint: Any) -> Transform:
+    return IndependentTransform(registry(constraint.base_constraint), constraint.reinterpreted_batch_ndims)
+
+
 for _registry in (biject_to, transform_to):
-    _registry.register(
-        constraints.independent,
-        lambda constraint, registry=_registry: IndependentTransform(
-            registry(constraint.base_constraint), constraint.reinterpreted_batch_ndims
-        ),
-    )
+    _registry.register(constraints.independent, functools.partial(_of_independent, _registry))
 
 
 @_both(constraints.greater_than, constraints.greater_than_eq)

@@ -68,7 +68,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         """Draw all weights anew, as `Linear` does."""
         self.head.reset_parameters()
         for projection in self.tail:
-            for layer in projection:
+            for layer in projection.children():
                 layer.reset_parameters()
 
     def forward(self, input_: Tensor, target_: Tensor) -> TargetsAndLoss:
@@ -117,4 +117,4 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         found: Tensor = self.head(input).argmax(1)
         if bool((found < self.shortlist_size).all()):
             return found
-        return self.log_prob(input).argmax(1).where(found >= self.shortlist_size, found)
+        return self.log_prob(input).argmax(1).where(found >= self.shortlist_size, found)  # type: ignore[no-any-return]

@@ -1,5 +1,8 @@
 """PyTorch's module `torch.nn.common_types`: names for annotations of sizes and tensors."""
 
+# mypy: disable-error-code="misc"
+# These aliases have PyTorch's form, which is older than the one that mypy checks.
+
 from typing import Any, TypeVar
 
 from spillgrad.tensor import Tensor

@@ -78,7 +78,7 @@ def is_neg(input: Tensor) -> bool:
 def isreal(input: Tensor) -> Tensor:
     """Return whether elements have no imaginary part."""
     if input.is_complex():
-        return imag(input.detach()) == 0  # type: ignore[no-any-return]
+        return imag(input.detach()) == 0
     return ones_like(input, dtype=dtypes.bool_)
 
 

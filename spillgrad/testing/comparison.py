@@ -203,7 +203,7 @@ def _of_numbers(actual: Any, expected: Any, tolerances: _Tolerances) -> str:
 
 
 def _compare_tensors(actual: Tensor, expected: Tensor, checks: _Checks, fail: Callable[[str], NoReturn]) -> None:
-    attributes = {
+    attributes: dict[str, Callable[[Tensor], Any]] = {
         "shape": lambda x: x.shape,
         "layout": lambda x: x.layout if checks.check_layout else None,
         "stride()": lambda x: x.stride() if checks.check_stride else None,

@@ -31,7 +31,7 @@ def _require_amount(amount: Any) -> None:
     """Raise unless an amount is a number of things or a fraction of them."""
     if not isinstance(amount, numbers.Real):
         raise OperandError(f"Invalid type for amount: {amount}. Must be int or float.")
-    if amount < 0 or (amount > 1 and not isinstance(amount, numbers.Integral)):
+    if amount < 0 or (amount > 1 and not isinstance(amount, numbers.Integral)):  # type: ignore[operator]
         raise ArgumentError(
             f"amount={amount} should either be a float in the range [0, 1] or a non-negative integer"
         )  # fmt: skip
@@ -174,7 +174,7 @@ class PruningContainer(BasePruningMethod):
             raise ArgumentError(f"Unrecognized PRUNING_TYPE {method.PRUNING_TYPE}")
         found = mask.to(t.dtype).clone()
         found[left] = method.compute_mask(t[left], mask[left]).to(found.dtype)
-        return found
+        return found  # type: ignore[no-any-return]
 
 
 class Identity(BasePruningMethod):
@@ -204,7 +204,7 @@ class _Unstructured(BasePruningMethod):
         mask = default_mask.clone()
         if count:
             mask.view(-1)[topk(self._ranks(t).reshape(-1), count, largest=False).indices] = 0
-        return mask
+        return mask  # type: ignore[no-any-return]
 
 
 class RandomUnstructured(_Unstructured):
@@ -220,7 +220,7 @@ class L1Unstructured(_Unstructured):
 
     @staticmethod
     def _ranks(t: Tensor) -> Tensor:
-        return t.detach().abs()
+        return t.detach().abs()  # type: ignore[no-any-return]
 
 
 class _Structured(BasePruningMethod):
@@ -249,7 +249,7 @@ class _Structured(BasePruningMethod):
             return default_mask
         mask = zeros_like(t).detach()
         mask.movedim(self.dim, 0)[topk(self._ranks(t), slices - count).indices] = 1
-        return mask * default_mask.to(mask.dtype)
+        return mask * default_mask.to(mask.dtype)  # type: ignore[no-any-return]
 
 
 class RandomStructured(_Structured):
@@ -284,7 +284,7 @@ class CustomFromMask(BasePruningMethod):
             raise ArgumentError(
                 f"prune: got a mask of shape {tuple(self.mask.shape)}; the parameter's is {tuple(default_mask.shape)}"
             )
-        return default_mask * self.mask.to(default_mask.dtype)
+        return default_mask * self.mask.to(default_mask.dtype)  # type: ignore[no-any-return]
 
 
 def _hook(module: Module, key: Any) -> Any:
