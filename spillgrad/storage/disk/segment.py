@@ -1,6 +1,6 @@
 """A segment: an HDF5 file of arrays. HDF5 assigns places to arrays; their bytes are read and written without HDF5.
 
-`FORMAT.md` describes the file.
+`docs/how_it_works/files.md` describes the file.
 """
 
 import atexit
