@@ -56,6 +56,7 @@ ONLY = {
         "spillgrad.errors",
         "spillgrad.fork_safe_lock",
         "spillgrad.storage",
+        "spillgrad.user_line",
         "spillgrad_kernels.memory",
     ),
     "spillgrad.inspection": ("spillgrad.errors", "spillgrad.inspection", "spillgrad.storage"),

@@ -60,8 +60,10 @@ def only_writer(root: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        (root / _LOCK).unlink(missing_ok=True)  # while locked, for processes that have opened it
-        file_lock.close(fd)
+        try:
+            (root / _LOCK).unlink(missing_ok=True)  # while locked, for processes that have opened it
+        finally:  # a disk that is gone may come back, and must find nothing locked
+            file_lock.close(fd)
 
 
 def _claim(root: Path) -> int:
@@ -125,11 +127,11 @@ def make_current(version: Path, state: Mapping[str, Any]) -> None:
     """Write `state.json` of a version whose other files are on the disk; make the version current. Raises OSError."""
     root = version.parent
     checksum = safetensors_io.write_json(version / STATE, {"format": FORMAT, **state})
-    _sync(version)
+    safetensors_io.sync_directory(version)
     pointer = {"format": FORMAT, "version": _VERSION, "current": version.name, "checksum": checksum}
     safetensors_io.write_json(version / POINTER, pointer)
     os.replace(version / POINTER, root / POINTER)
-    _sync(root)
+    safetensors_io.sync_directory(root)
 
 
 def is_file_name(name: str) -> bool:
@@ -271,12 +273,4 @@ def _make(path: Path) -> None:
     made = [directory for directory in (path, *path.parents) if not directory.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for directory in made:
-        _sync(directory.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        safetensors_io.sync_directory(directory.parent)

@@ -271,6 +271,15 @@ def write_json(path: Path, value: Mapping[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(content)
 
 
+def sync_directory(path: Path) -> None:
+    """Wait until the names in a directory are on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file. Raises CheckpointError if the file cannot be read or holds no JSON object."""
     try:

@@ -26,7 +26,7 @@ import xxhash
 from spillgrad import data_type, dtypes
 from spillgrad.device.device import CPU, Device, as_device, moved
 from spillgrad.errors import ArgumentError, CheckpointError, MissingFileError, OperandError
-from spillgrad.files.safetensors_io import START_BYTES, known_layout, reason, refuse_pickles
+from spillgrad.files.safetensors_io import START_BYTES, known_layout, reason, refuse_pickles, sync_directory
 from spillgrad.generator import GeneratorState
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
@@ -47,7 +47,8 @@ def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
     Dicts may be OrderedDicts and Counters. Plain values are None, bool, int, float, complex, str, bytes, sizes, NumPy
     arrays and scalars, dtypes, devices, and what `get_rng_state` returns. A tensor found twice is stored once. Tensors
     with the same memory, shape, strides and dtype are stored once; any other view is stored with its own elements. An
-    existing file is replaced only when everything is written.
+    existing file is replaced only when everything is written, and the new file survives a power cut once `save` has
+    returned.
     Raises OperandError for other objects. Raises ArgumentError for a container that contains itself. Raises
     CheckpointError if the file cannot be written.
     """
@@ -70,6 +71,7 @@ def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
             with new.open("rb+") as file:
                 os.fsync(file.fileno())
             os.replace(new, path)
+            sync_directory(path.parent)
         except BaseException:
             new.unlink(missing_ok=True)
             raise

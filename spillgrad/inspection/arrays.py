@@ -322,7 +322,7 @@ class _View(msgspec.Struct):
 
 
 class _About(msgspec.Struct):
-    """The content of a dataset's attribute. `FORMAT.md` explains the keys."""
+    """The content of a dataset's attribute. `docs/how_it_works/files.md` explains the keys."""
 
     sequence: _Integer
     views: tuple[_View, ...]

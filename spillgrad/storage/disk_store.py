@@ -4,7 +4,6 @@ import collections
 import contextlib
 import os
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from spillgrad import user_line
 from spillgrad.errors import ArgumentError, OperandError, SpillCorruptionError
 from spillgrad.storage.codecs import codec_named
 from spillgrad.storage.counters import StepTraffic
@@ -194,7 +194,7 @@ class DiskStore(TieredStore[DiskEntry]):
         """Issue `warning`, if any; if a warning filter makes it an error, drop `entry`. Called without the lock."""
         if warning is not None:
             try:
-                warnings.warn(warning, stacklevel=3)
+                user_line.warn(warning)
             except Warning:  # a filter makes it an error: the caller gets no handle
                 if entry is not None:
                     self.drop(entry)

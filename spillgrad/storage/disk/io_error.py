@@ -9,15 +9,16 @@ from spillgrad.storage.disk.file_system import free_bytes
 from spillgrad.storage.sizes import format_bytes
 from spillgrad.storage.store import Handle
 
+# None: the structure of a file could not be written, mostly for want of room.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
+
 
 def io_error(verb: str, handle: Handle, directory: Path, error: Exception) -> SpillError:
     """Return the SpillError for an array that could not be read or written (`verb`) because of `error`."""
     reason = getattr(error, "strerror", None) or str(error) or repr(error)
-    try:
-        free = f"{format_bytes(free_bytes(directory))} are free there"
-    except OSError:
-        free = "the directory is gone"
-    remedy = what_to_do(error, f"{free}; free space, pass another directory, or raise ram_budget")
+    remedy = what_to_do(
+        error, "check that disk, and run the step again" if verb == "read" else _about(directory, error)
+    )
     explained = SpillError(
         f"spill: could not {verb} {format_bytes(handle.nbytes)} ({handle.label}) in {directory}: {reason}; {remedy}"
     )
@@ -25,6 +26,18 @@ def io_error(verb: str, handle: Handle, directory: Path, error: Exception) -> Sp
         error.__traceback__ = None  # its frames hold the array, and add nothing to `reason`
     explained.__cause__ = error
     return explained
+
+
+def _about(directory: Path, error: Exception) -> str:
+    """Return what is free in a directory that refused a write with `error`, and advice."""
+    try:
+        free = f"{format_bytes(free_bytes(directory))} are free there"
+    except FileNotFoundError:
+        return "the directory is gone; pass another directory, or raise ram_budget"
+    except OSError:
+        free = "how much is free there is unknown"
+    first = "free space" if getattr(error, "errno", None) in _NO_ROOM else "check that disk"
+    return f"{free}; {first}, pass another directory, or raise ram_budget"
 
 
 def what_to_do(error: Exception, about_disk: str) -> str:

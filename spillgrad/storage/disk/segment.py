@@ -1,6 +1,6 @@
 """A segment: an HDF5 file of arrays. HDF5 assigns places to arrays; their bytes are read and written without HDF5.
 
-`FORMAT.md` describes the file.
+`docs/how_it_works/files.md` describes the file.
 """
 
 import atexit
@@ -290,14 +290,15 @@ class Segment:
             punch(self._fd, first, last)
 
     def discard(self) -> None:
-        """Remove the file and close it. A file that cannot be removed is emptied."""
+        """Remove the file and close it. A file that cannot be removed is emptied, if the disk can do that."""
         try:
             os.unlink(self.path)
         except FileNotFoundError:  # the whole directory was removed
             pass
         except OSError:
             # The removal of the run's directory meets the same obstacle, and raises.
-            os.truncate(self._fd, 0)
+            with contextlib.suppress(OSError):  # a disk that is gone refuses this too
+                os.truncate(self._fd, 0)
         finally:
             self.abandon()
 

@@ -1,7 +1,8 @@
 """The events of a journal, one class for each kind of line. Stores write these classes, and inspection reads them.
 
 Limits on values protect readers: a line may be cut off, or come from an attacker. A key that a line lacks has its
-default value. A store sets a key to `UNSET` to leave it out of the line. `FORMAT.md` says what the keys mean.
+default value. A store sets a key to `UNSET` to leave it out of the line. `docs/how_it_works/files.md` says what the
+keys mean.
 """
 
 from typing import Annotated

@@ -1,6 +1,6 @@
 """Write the journal of a store, a line for each event: readable while the run lives, and after it was killed.
 
-`FORMAT.md` describes the files, `events.py` the lines.
+`docs/how_it_works/files.md` describes the files, `events.py` the lines.
 """
 
 import collections

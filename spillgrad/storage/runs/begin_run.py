@@ -6,9 +6,9 @@ import importlib.metadata
 import os
 import socket
 import sys
-import warnings
 from pathlib import Path
 
+from spillgrad import user_line
 from spillgrad.errors import OperandError, SpillError
 from spillgrad.storage.disk.io_error import what_to_do
 from spillgrad.storage.runs.run_directory import RunDirectory, default_directory, who_may_replace_runs
@@ -37,9 +37,8 @@ def make_run(directory: str | os.PathLike[str] | None) -> RunDirectory:
         place = place.absolute()  # the process may change its working directory
         who = who_may_replace_runs(place)
         if who is not None:
-            warnings.warn(
-                f"spill: {who} remove or replace the runs in it; pass a directory of your own, such as a new one there",
-                stacklevel=5,  # the line that made the owner of the store
+            user_line.warn(
+                f"spill: {who} remove or replace the runs in it; pass a directory of your own, such as a new one there"
             )
         with contextlib.suppress(FileNotFoundError):  # it is new, or the last run removed it
             sweep(place)

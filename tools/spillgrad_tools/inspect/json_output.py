@@ -1,4 +1,4 @@
-"""`spillgrad inspect --json`: the records of an inspection as JSON, in the format that `FORMAT.md` describes."""
+"""`spillgrad inspect --json`: the records of an inspection as JSON, as `docs/how_it_works/files.md` describes."""
 
 import dataclasses
 import itertools
