@@ -15,7 +15,7 @@ import spillgrad
 from spillgrad.errors import SpillgradError
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/coming_from_pytorch.md").read_text()
+PAGE = (ROOT / "docs/coming_from/pytorch.md").read_text()
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
 SECTIONS = dict(re.findall(r"^### (.*?)\n(.*?)(?=^###? |\Z)", PAGE, re.M | re.S))
 HAVE = {

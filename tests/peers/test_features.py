@@ -1,4 +1,4 @@
-"""The table of features names tests and programs that exist, and the README leads to it."""
+"""The table of features names tests and programs that exist, and the site leads to it."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ import pytest
 
 from tests.peers import peer, record
 
-TABLE = peer.ROOT / "spillgrad/autograd/FEATURES.md"
+TABLE = peer.ROOT / "docs/coming_from/features.md"
 ROWS = [line for line in TABLE.read_text().splitlines() if line.startswith("| ") and not line.startswith("| feature")]
 PROGRAMS = {*record.programs("torch"), *record.programs("paddle")}
 
@@ -40,5 +40,5 @@ def test_no_feature_is_named_twice():
     assert len(set(features)) == len(features)
 
 
-def test_the_readme_links_the_table():
-    assert TABLE.relative_to(peer.ROOT).as_posix() in (peer.ROOT / "README.md").read_text()
+def test_the_site_links_the_table():
+    assert f"]({TABLE.name})" in (TABLE.parent / "index.md").read_text()
