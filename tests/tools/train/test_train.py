@@ -29,7 +29,7 @@ from spillgrad_tools.cli import main
 from spillgrad_tools.train import command as train_command
 from spillgrad_tools.train import display as train_display
 from spillgrad_tools.train import saves as train_saves
-from spillgrad_tools.train.display import show_preparation, show_progress, show_sample
+from spillgrad_tools.train.display import output_console, show_preparation, show_progress, show_sample
 from spillgrad_tools.train.options import TrainOptions, TrainSettings
 from spillgrad_tools.train.saves import Saves
 from spillgrad_tools.train.training import LR, LR_WIDTH, StepRecord, Training
@@ -651,6 +651,17 @@ def test_progress_away_from_a_terminal_is_a_line_now_and_then():
     assert console.file.getvalue().splitlines() == [
         f"step {n}/50  loss 2.0000  10 tokens/s  RSS 1 MiB  spilled 1 GiB  waiting 25%" for n in (1, 50)
     ]
+
+
+def test_progress_away_from_a_terminal_is_not_redrawn_where_colour_is_forced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as Jupyter does for the commands of a cell
+    console = output_console()
+    with show_preparation(console):
+        pass
+    list(show_progress(console, records(50), 0, 50))
+    assert capsys.readouterr().out.count("\n") == 2
 
 
 def test_progress_on_a_terminal_shows_the_numbers_without_colour_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch):

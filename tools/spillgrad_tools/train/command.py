@@ -29,7 +29,14 @@ from spillgrad.storage.runs.sweep import sweep
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad_kernels.memory.system_memory import system_memory
 from spillgrad_tools.report.page import report, require_packages
-from spillgrad_tools.train.display import show_line, show_preparation, show_progress, show_report, show_sample
+from spillgrad_tools.train.display import (
+    output_console,
+    show_line,
+    show_preparation,
+    show_progress,
+    show_report,
+    show_sample,
+)
 from spillgrad_tools.train.options import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
 from spillgrad_tools.train.saves import Saves
 from spillgrad_tools.train.training import MakeOffload, StepRecord, Training
@@ -62,7 +69,7 @@ def stop_request(console: Console) -> Iterator[threading.Event]:
 
 def run(options: TrainOptions) -> bool:
     """Train, save and report; return False if training was stopped before the last step, which saves a checkpoint."""
-    console = Console()
+    console = output_console()
     _require_consistent(options)
     settings = _settings(options)
     text = sg.data.load_text(options.data)

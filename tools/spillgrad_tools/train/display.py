@@ -2,6 +2,7 @@
 
 import contextlib
 import statistics
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -28,6 +29,14 @@ def numbers(record: StepRecord) -> str:
         f"loss {record.loss:.4f}  {record.tokens_per_s:,.0f} tokens/s  RSS {format_bytes(record.rss_bytes)}  "
         f"spilled {format_bytes(record.written_bytes)}  waiting {record.wait_share:.0%}"
     )
+
+
+def output_console() -> Console:
+    """Return a console for standard output that redraws lines only on a terminal.
+
+    Rich alone would redraw lines in a pipe where FORCE_COLOR is set, as Jupyter sets it for the commands of a cell.
+    """
+    return Console(force_interactive=None if sys.stdout.isatty() else False)
 
 
 class _Preparation:
