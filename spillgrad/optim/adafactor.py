@@ -13,9 +13,37 @@ from spillgrad.tensor import Tensor
 class Adafactor(Optimizer):
     """Scale each element's step by the mean squares of its row and of its column; of a vector, by its own.
 
-    Its state of a matrix is one row and one column. `eps` are the least root mean square of gradients (by default that
-    of the dtype) and of parameters, which scale the step; `d` is the largest root mean square of an update. `foreach`
-    is accepted for PyTorch's programs. Raises DtypeError for complex parameters.
+    Its state of a matrix is one row and one column.
+
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-2
+        Largest learning rate; it also falls with the root of the number of steps.
+    beta2_decay : float, default -0.8
+        Exponent of the number of steps in the share of a new gradient; not positive.
+    eps : tuple, default (None, 1e-3)
+        Least root mean square of gradients (None means the machine epsilon of the dtype) and of parameters, which scale
+        the step.
+    d : float, default 1.0
+        Largest root mean square of an update, from 1 on.
+    weight_decay : float, default 0.0
+        Share of a parameter that a step takes away, as a multiple of the learning rate.
+    foreach : bool, optional
+        Accepted for PyTorch's programs.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range.
+    DtypeError
+        For complex parameters.
+
+    Notes
+    -----
     Source: Shazeer, Stern 2018, "Adafactor: adaptive learning rates with sublinear memory cost", algorithm 4.
     """
 

@@ -33,11 +33,47 @@ class _Moments(FormulaOptimizer):
 
 
 class Adam(_Moments):
-    """Scale each element's step by running moments of its gradient; weight decay is added to the gradient.
+    """Scale each element's step by running moments of its gradient.
 
-    With `amsgrad`, the largest second moment so far counts; with `decoupled_weight_decay`, it is `AdamW`.
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-3
+        Learning rate.
+    betas : tuple of float, default (0.9, 0.999)
+        Shares that the running means of gradients and of their squares keep at each step, from 0 to below 1.
+    eps : float, default 1e-8
+        Added to the divisor.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    amsgrad : bool, default False
+        Whether the largest second moment so far counts.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    decoupled_weight_decay : bool, default False
+        Whether weight decay shrinks the parameters directly, apart from the gradient, as in `AdamW`.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Kingma, Ba 2014, "Adam: a method for stochastic optimization", algorithm 1; `amsgrad`: Reddi et al. 2018,
     "On the convergence of Adam and beyond", algorithm 2.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> model = sg.nn.Linear(3, 1)
+    >>> optimizer = sg.optim.Adam(model.parameters(), lr=1e-3)
+    >>> model(sg.ones(4, 3)).sum().backward()
+    >>> optimizer.step()
+    >>> optimizer.zero_grad()
     """
 
     def __init__(
@@ -62,9 +98,45 @@ class Adam(_Moments):
 
 
 class AdamW(Adam):
-    """Adam whose weight decay shrinks the parameters directly, apart from the gradient.
+    """Scale steps as `Adam` does; weight decay shrinks the parameters directly, apart from the gradient.
 
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-3
+        Learning rate.
+    betas : tuple of float, default (0.9, 0.999)
+        Shares that the running means of gradients and of their squares keep at each step, from 0 to below 1.
+    eps : float, default 1e-8
+        Added to the divisor.
+    weight_decay : float, default 1e-2
+        Share of a parameter that a step takes away, as a multiple of the learning rate.
+    amsgrad : bool, default False
+        Whether the largest second moment so far counts.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Loshchilov, Hutter 2017, "Decoupled weight decay regularization", algorithm 2.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> weight = sg.nn.Parameter(sg.ones(2))
+    >>> optimizer = sg.optim.AdamW([weight], lr=0.1, weight_decay=0.5)
+    >>> weight.sum().backward()
+    >>> optimizer.step()
+    >>> weight.tolist()
+    [0.8500000238418579, 0.8500000238418579]
     """
 
     def __init__(
@@ -83,8 +155,36 @@ class AdamW(Adam):
 
 
 class NAdam(_Moments):
-    """Adam with Nesterov's momentum, which grows over the first steps by the rate `momentum_decay`.
+    """Scale steps as `Adam` does, with Nesterov's momentum, which grows over the first steps.
 
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 2e-3
+        Learning rate.
+    betas : tuple of float, default (0.9, 0.999)
+        Shares that the running means of gradients and of their squares keep at each step, from 0 to below 1.
+    eps : float, default 1e-8
+        Added to the divisor.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    momentum_decay : float, default 4e-3
+        Rate at which the momentum grows.
+    decoupled_weight_decay : bool, default False
+        Whether weight decay shrinks the parameters directly, apart from the gradient.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Dozat 2016, "Incorporating Nesterov momentum into Adam", algorithm 2.
     """
 
@@ -108,8 +208,34 @@ class NAdam(_Moments):
 
 
 class RAdam(_Moments):
-    """Adam that adapts steps only once the variance of the second moment is known.
+    """Scale steps as `Adam` does, but only once the variance of the second moment is known.
 
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-3
+        Learning rate.
+    betas : tuple of float, default (0.9, 0.999)
+        Shares that the running means of gradients and of their squares keep at each step, from 0 to below 1.
+    eps : float, default 1e-8
+        Added to the divisor.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    decoupled_weight_decay : bool, default False
+        Whether weight decay shrinks the parameters directly, apart from the gradient.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Liu et al. 2020, "On the variance of the adaptive learning rate and beyond", algorithm 2.
     """
 
@@ -127,8 +253,32 @@ class RAdam(_Moments):
 
 
 class Adamax(_Moments):
-    """Adam with the largest gradient, which decays, in place of the second moment.
+    """Scale steps as `Adam` does, with the largest gradient, which decays, in place of the second moment.
 
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 2e-3
+        Learning rate.
+    betas : tuple of float, default (0.9, 0.999)
+        Shares that the running mean of gradients and the largest gradient keep at each step, from 0 to below 1.
+    eps : float, default 1e-8
+        Added to the divisor.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Kingma, Ba 2014, "Adam: a method for stochastic optimization", algorithm 2.
     """
 

@@ -16,6 +16,32 @@ __all__ = ["ASGD", "Adadelta", "Adagrad", "RMSprop", "Rprop"]
 class Adagrad(FormulaOptimizer):
     """Divide each element's step by the root of the sum of its squared gradients.
 
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-2
+        Learning rate.
+    lr_decay : float, default 0.0
+        Rate at which the learning rate falls with the steps.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    initial_accumulator_value : float, default 0.0
+        First value of the sums.
+    eps : float, default 1e-10
+        Added to the divisor.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Duchi et al. 2011, "Adaptive subgradient methods for online learning and stochastic optimization".
     """
 
@@ -46,6 +72,30 @@ class Adagrad(FormulaOptimizer):
 class Adadelta(FormulaOptimizer):
     """Scale each element's step by the ratio of its former changes and gradients, each a root mean square.
 
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1.0
+        Factor of the steps.
+    rho : float, default 0.9
+        Share that the running means keep at each step, from 0 to 1.
+    eps : float, default 1e-6
+        Added to the mean squares.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Zeiler 2012, "ADADELTA: an adaptive learning rate method", algorithm 1.
     """
 
@@ -69,8 +119,36 @@ class Adadelta(FormulaOptimizer):
 
 
 class RMSprop(FormulaOptimizer):
-    """Divide each gradient by its running root mean square, or with `centered` by its running standard deviation.
+    """Divide each gradient by its running root mean square, or by its running standard deviation.
 
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-2
+        Learning rate.
+    alpha : float, default 0.99
+        Share that the running means keep at each step.
+    eps : float, default 1e-8
+        Added to the divisor.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    momentum : float, default 0.0
+        Share of the last step that the next one repeats.
+    centered : bool, default False
+        Whether to divide by the standard deviation.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Hinton 2012, "Neural networks for machine learning", lecture 6e; centered: Graves 2013, "Generating
     sequences with recurrent neural networks", eqs. 38 to 45.
     """
@@ -103,8 +181,30 @@ class RMSprop(FormulaOptimizer):
 class Rprop(FormulaOptimizer):
     """Move each element by a step of its own, which grows while the gradient's sign stays, and shrinks when it changes.
 
-    `etas` are the factors by which it shrinks and grows, `step_sizes` its least and largest size. It is for gradients
-    of the whole data, not of batches.
+    It is for gradients of the whole data, not of batches.
+
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-2
+        First size of the steps.
+    etas : tuple of float, default (0.5, 1.2)
+        Factors by which a step shrinks and grows: one between 0 and 1, and one above 1.
+    step_sizes : tuple of float, default (1e-6, 50.0)
+        Least and largest size of a step.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Riedmiller, Braun 1993, "A direct adaptive method for faster backpropagation learning: the RPROP algorithm".
     """
 
@@ -132,9 +232,36 @@ class Rprop(FormulaOptimizer):
 
 
 class ASGD(FormulaOptimizer):
-    """Gradient descent whose learning rate falls, and which averages the parameters from step `t0` on.
+    """Descend by gradients at a falling learning rate, and average the parameters.
 
     The average of a parameter is in its state as "ax".
+
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-2
+        First learning rate.
+    lambd : float, default 1e-4
+        Rate at which the parameters and the learning rate fall.
+    alpha : float, default 0.75
+        Exponent of the fall of the learning rate.
+    t0 : float, default 1e6
+        Step from which the parameters are averaged.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Polyak, Juditsky 1992, "Acceleration of stochastic approximation by averaging".
     """
 

@@ -13,6 +13,29 @@ class Lion(FormulaOptimizer):
     """Move each element by the learning rate, in the direction of its momentum; weights decay apart from the gradient.
 
     Its state is half of Adam's. It needs about a tenth of Adam's learning rate and ten times its weight decay.
+
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-4
+        Learning rate.
+    betas : tuple of float, default (0.9, 0.99)
+        Shares of the momentum in the direction of a step, and in the next momentum; from 0 to below 1.
+    weight_decay : float, default 0.0
+        Share of a parameter that a step takes away, as a multiple of the learning rate.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2.
     """
 

@@ -14,8 +14,44 @@ from spillgrad_kernels.tables import optim as updates
 class SGD(FormulaOptimizer):
     """Step against the gradient; with `momentum`, against its running sum.
 
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-3
+        Learning rate.
+    momentum : float, default 0.0
+        Share of the running sum that the next one keeps.
+    dampening : float, default 0.0
+        Share of a gradient that the running sum leaves out.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    nesterov : bool, default False
+        Whether to add the gradient once more, as Nesterov does; it needs a momentum and no dampening.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning", in PyTorch's
     form: the velocity is a sum of gradients, scaled by the learning rate when it is used.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> weight = sg.nn.Parameter(sg.tensor([1.0, 2.0]))
+    >>> optimizer = sg.optim.SGD([weight], lr=0.5)
+    >>> (weight * weight).sum().backward()
+    >>> optimizer.step()
+    >>> weight.tolist()
+    [0.0, 0.0]
     """
 
     def __init__(
