@@ -25,7 +25,27 @@ class _FunctionLR(LRScheduler):
 
 
 class LambdaLR(_FunctionLR):
-    """The initial learning rate times a function of the step."""
+    """Set the initial learning rate times a function of the step.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer whose learning rates are set.
+    lr_lambda : callable or sequence of callable
+        Function of the step that returns the factor: one for all groups, or one for each.
+    last_epoch : int, default -1
+        Last step that was done, to go on from there; -1 begins anew.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> optimizer = sg.optim.SGD([sg.nn.Parameter(sg.zeros(1))], lr=1.0)
+    >>> schedule = sg.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    >>> optimizer.step()
+    >>> schedule.step()
+    >>> schedule.get_last_lr()
+    [0.5]
+    """
 
     def get_lr(self) -> list[float]:
         self._warn_unless_in_step()
@@ -34,7 +54,17 @@ class LambdaLR(_FunctionLR):
 
 
 class MultiplicativeLR(_FunctionLR):
-    """At each step after the first, the present learning rate times a function of the step."""
+    """Multiply the present learning rate by a function of the step, at each step after the first.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer whose learning rates are set.
+    lr_lambda : callable or sequence of callable
+        Function of the step that returns the factor: one for all groups, or one for each.
+    last_epoch : int, default -1
+        Last step that was done, to go on from there; -1 begins anew.
+    """
 
     def get_lr(self) -> list[float]:
         self._warn_unless_in_step()
@@ -56,7 +86,35 @@ class _FactorLR(LRScheduler):
 
 
 class StepLR(_FactorLR):
-    """Multiply the learning rate by `gamma` every `step_size` steps."""
+    """Multiply the learning rate by `gamma` every `step_size` steps.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer whose learning rates are set.
+    step_size : int
+        Number of steps, from 1 on.
+    gamma : float, default 0.1
+        Factor.
+    last_epoch : int, default -1
+        Last step that was done, to go on from there; -1 begins anew.
+
+    Raises
+    ------
+    ArgumentError
+        If `step_size` is less than 1.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> optimizer = sg.optim.SGD([sg.nn.Parameter(sg.zeros(1))], lr=8.0)
+    >>> schedule = sg.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    >>> for _ in range(4):
+    ...     optimizer.step()
+    ...     schedule.step()
+    >>> schedule.get_last_lr()
+    [2.0]
+    """
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
         if step_size < 1:
@@ -72,7 +130,19 @@ class StepLR(_FactorLR):
 
 
 class MultiStepLR(_FactorLR):
-    """Multiply the learning rate by `gamma` at each of the steps `milestones`."""
+    """Multiply the learning rate by `gamma` at some steps.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer whose learning rates are set.
+    milestones : iterable of int
+        The steps; one that is given twice counts twice.
+    gamma : float, default 0.1
+        Factor.
+    last_epoch : int, default -1
+        Last step that was done, to go on from there; -1 begins anew.
+    """
 
     def __init__(
         self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
@@ -89,7 +159,24 @@ class MultiStepLR(_FactorLR):
 
 
 class ConstantLR(_FactorLR):
-    """Multiply the learning rate by `factor` until step `total_iters`."""
+    """Multiply the learning rate by `factor` until step `total_iters`.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer whose learning rates are set.
+    factor : float, default 1/3
+        Factor, above 0 and up to 1.
+    total_iters : int, default 5
+        Step from which the rate is the initial one.
+    last_epoch : int, default -1
+        Last step that was done, to go on from there; -1 begins anew.
+
+    Raises
+    ------
+    ArgumentError
+        If `factor` is out of its range.
+    """
 
     def __init__(
         self, optimizer: Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1
@@ -112,7 +199,26 @@ class ConstantLR(_FactorLR):
 
 
 class LinearLR(_FactorLR):
-    """Multiply the learning rate by a factor that goes linearly from one value to another over `total_iters` steps."""
+    """Multiply the learning rate by a factor that goes linearly from one value to another.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer whose learning rates are set.
+    start_factor : float, default 1/3
+        First factor, above 0 and up to 1.
+    end_factor : float, default 1.0
+        Last factor, from 0 to 1.
+    total_iters : int, default 5
+        Number of steps until the last factor.
+    last_epoch : int, default -1
+        Last step that was done, to go on from there; -1 begins anew.
+
+    Raises
+    ------
+    ArgumentError
+        If a factor is out of its range.
+    """
 
     _keeps_present_rate = True
 
@@ -146,7 +252,17 @@ class LinearLR(_FactorLR):
 
 
 class ExponentialLR(_FactorLR):
-    """Multiply the learning rate by `gamma` at each step."""
+    """Multiply the learning rate by `gamma` at each step.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer whose learning rates are set.
+    gamma : float
+        Factor.
+    last_epoch : int, default -1
+        Last step that was done, to go on from there; -1 begins anew.
+    """
 
     _keeps_present_rate = True
 
@@ -162,7 +278,19 @@ class ExponentialLR(_FactorLR):
 
 
 class PolynomialLR(_FactorLR):
-    """Let the learning rate fall to 0 at step `total_iters`, as a power of the share of steps that are left."""
+    """Let the learning rate fall to 0, as a power of the share of steps that are left.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer whose learning rates are set.
+    total_iters : int, default 5
+        Step at which the rate is 0.
+    power : float, default 1.0
+        Exponent.
+    last_epoch : int, default -1
+        Last step that was done, to go on from there; -1 begins anew.
+    """
 
     _keeps_present_rate = True
 
