@@ -360,7 +360,7 @@ class Llama(LanguageModel):
     def from_safetensors(
         path: str | os.PathLike[str], config: LlamaConfig | None = None, *, model: "Llama | None" = None
     ) -> "Llama":
-        """Return a Llama with weights from a safetensors file, the index of a sharded checkpoint, or a folder with either.
+        """Return a Llama with weights from a safetensors file, a sharded checkpoint's index, or a folder with either.
 
         Tensors are read one by one. Their names are those of `LlamaForCausalLM`, with or without "model."; tables of
         frequencies are ignored. As in Hugging Face's libraries, the model is in evaluation mode.
@@ -392,7 +392,7 @@ class Llama(LanguageModel):
 def from_safetensors(
     path: str | os.PathLike[str], config: LlamaConfig | None = None, *, model: Llama | None = None
 ) -> Llama:
-    """Return a Llama with weights from a safetensors file, the index of a sharded checkpoint, or a folder with either.
+    """Return a Llama with weights from a safetensors file, a sharded checkpoint's index, or a folder with either.
 
     Tensors are read one by one, into a new model or into `model`. Their names are those of `LlamaForCausalLM`, with or
     without "model."; tables of frequencies ("rotary_emb.inv_freq") are ignored. `config` defaults to the `config.json`

@@ -457,4 +457,11 @@ class PReLU(Module):
         return activations.prelu(x, self.weight)
 
     def extra_repr(self) -> str:
+        """Return the options to show in the layer's representation.
+
+        Returns
+        -------
+        str
+            Names and values.
+        """
         return f"num_parameters={self.num_parameters}"

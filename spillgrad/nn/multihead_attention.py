@@ -170,4 +170,11 @@ class MultiheadAttention(Module):
         return result if self.batch_first else result.transpose(0, 1), weights
 
     def extra_repr(self) -> str:
+        """Return the options to show in the layer's representation.
+
+        Returns
+        -------
+        str
+            Names and values.
+        """
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, batch_first={self.batch_first}"

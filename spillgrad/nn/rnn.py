@@ -244,6 +244,13 @@ class RNNBase(Module):
         return data, [join_split.stack(parts) for parts in zip(*ends, strict=True)]
 
     def extra_repr(self) -> str:
+        """Return the options to show in the layer's representation.
+
+        Returns
+        -------
+        str
+            Names and values.
+        """
         shown = [f"{self.input_size}, {self.hidden_size}"]
         defaults = {
             "proj_size": 0, "num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False
@@ -468,6 +475,13 @@ class RNNCellBase(Module):
         return creation.zeros(*input.shape[:-1], self.hidden_size, dtype=input.dtype, device=input.device)
 
     def extra_repr(self) -> str:
+        """Return the options to show in the layer's representation.
+
+        Returns
+        -------
+        str
+            Names and values.
+        """
         plain = "" if self.bias else f", bias={self.bias}"
         return f"{self.input_size}, {self.hidden_size}{plain}"
 
@@ -527,6 +541,13 @@ class RNNCell(RNNCellBase):
         return cell(input, hx, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
 
     def extra_repr(self) -> str:
+        """Return the options to show in the layer's representation.
+
+        Returns
+        -------
+        str
+            Names and values.
+        """
         return super().extra_repr() + ("" if self.nonlinearity == "tanh" else f", nonlinearity={self.nonlinearity}")
 
 

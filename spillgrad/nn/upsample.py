@@ -46,6 +46,13 @@ class Upsample(FunctionLayer):
             self.scale_factor = float(self.scale_factor)
 
     def extra_repr(self) -> str:
+        """Return the options to show in the layer's representation.
+
+        Returns
+        -------
+        str
+            Names and values.
+        """
         chosen = f"size={self.size}" if self.scale_factor is None else f"scale_factor={self.scale_factor}"
         return f"{chosen}, mode={self.mode!r}"
 

@@ -65,6 +65,18 @@ class Adafactor(Optimizer):
         super().__init__(params, options)
 
     def check_parameter(self, param: Tensor) -> None:
+        """Raise an error for a parameter that is complex.
+
+        Parameters
+        ----------
+        param : Tensor
+            A parameter that is being added.
+
+        Raises
+        ------
+        DtypeError
+            For a complex parameter.
+        """
         if param.is_complex():
             raise ComplexDtypeError(
                 f"Adafactor: got {param.dtype}; Adafactor does not support complex parameters; give it to another "
@@ -72,9 +84,34 @@ class Adafactor(Optimizer):
             )
 
     def state_tensors(self, group: Group) -> int:
+        """Return how many tensors of a parameter's size the state of each parameter of a group will hold.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        int
+            The number.
+        """
         return 1  # of vectors; of others less
 
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+        """Update one parameter in place.
+
+        Parameters
+        ----------
+        param : Tensor
+            The parameter.
+        grad : Tensor
+            Its gradient.
+        state : dict
+            Its state; empty at its first update.
+        group : dict
+            Options of the group.
+        """
         if not state:
             state["step"] = 0
             if grad.ndim > 1:

@@ -25,9 +25,35 @@ class _Moments(FormulaOptimizer):
         super().__init__(params, {**defaults, **options, "maximize": maximize}, **accepted)
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state: "exp_avg" and "exp_avg_sq".
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return "exp_avg", "exp_avg_sq"
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         decoupled = (group["decoupled_weight_decay"],) if "decoupled_weight_decay" in group else ()
         return group["lr"], *group["betas"], group["eps"], group["weight_decay"], *decoupled, state["step"]
 
@@ -85,14 +111,52 @@ class Adam(_Moments):
         super().__init__(params, lr, betas, eps, weight_decay, maximize, accepted, **options)
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         if group["amsgrad"]:
             return updates.amsgrad
         return updates.adamw if group["decoupled_weight_decay"] else updates.adam
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state; with `amsgrad`, "max_exp_avg_sq" is one of them.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ())
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         *options, decoupled, step = super().numbers(state, group)
         return (*options, decoupled, step) if group["amsgrad"] else (*options, step)
 
@@ -198,9 +262,35 @@ class NAdam(_Moments):
         super().__init__(params, lr, betas, eps, weight_decay, maximize, accepted, **options)
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         return updates.nadam
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         steps = (state["step"], state["step"] + 1)
         mu, mu_next = (group["betas"][0] * (1 - 0.5 * 0.96 ** (step * group["momentum_decay"])) for step in steps)
         state["mu_product"] = state.get("mu_product", 1.0) * mu
@@ -249,6 +339,18 @@ class RAdam(_Moments):
         )
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         return updates.radam
 
 
@@ -289,7 +391,31 @@ class Adamax(_Moments):
         super().__init__(params, lr, betas, eps, weight_decay, maximize, accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         return updates.adamax
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state: "exp_avg" and "exp_inf".
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return "exp_avg", "exp_inf"

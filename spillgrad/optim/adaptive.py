@@ -57,15 +57,67 @@ class Adagrad(FormulaOptimizer):
         super().__init__(params, {**options, "maximize": maximize}, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         return updates.adagrad
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state: "sum".
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return ("sum",)
 
     def first_value(self, name: str, group: Group) -> float:
+        """Return the number that a tensor of state is filled with before the first update.
+
+        Parameters
+        ----------
+        name : str
+            Name of the tensor.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        float
+            The number.
+        """
         return float(group["initial_accumulator_value"])
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         return group["lr"], group["lr_decay"], group["weight_decay"], group["eps"], state["step"]
 
 
@@ -109,12 +161,50 @@ class Adadelta(FormulaOptimizer):
         super().__init__(params, {**options, "rho": rho, "maximize": maximize}, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         return updates.adadelta
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state: "square_avg" and "acc_delta".
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return "square_avg", "acc_delta"
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         return group["lr"], group["rho"], group["eps"], group["weight_decay"]
 
 
@@ -164,17 +254,69 @@ class RMSprop(FormulaOptimizer):
         super().__init__(params, {**options, "centered": centered, "maximize": maximize}, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         return updates.rmsprop
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            "square_avg", "momentum_buffer" with a momentum, and "grad_avg" if centered.
+        """
         momentum = ("momentum_buffer",) if group["momentum"] > 0 else ()
         return "square_avg", *momentum, *(("grad_avg",) if group["centered"] else ())
 
     def arrays(self, state: State, group: Group) -> list[Tensor | None]:
+        """Return the tensors of state that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        list of Tensor
+            The tensors, in the order of the formula; None for one that is not used.
+        """
         used = self.state_names(group)
         return [state[name] if name in used else None for name in ("square_avg", "momentum_buffer", "grad_avg")]
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         return tuple([group[name] for name in ("lr", "alpha", "eps", "weight_decay", "momentum")])
 
 
@@ -219,15 +361,67 @@ class Rprop(FormulaOptimizer):
         super().__init__(params, options, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         return updates.rprop
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state: "prev" and "step_size".
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return "prev", "step_size"
 
     def first_value(self, name: str, group: Group) -> float:
+        """Return the number that a tensor of state is filled with before the first update.
+
+        Parameters
+        ----------
+        name : str
+            Name of the tensor.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        float
+            The number.
+        """
         return float(group["lr"]) if name == "step_size" else 0.0
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         return *group["etas"], *group["step_sizes"]
 
 
@@ -274,16 +468,65 @@ class ASGD(FormulaOptimizer):
         super().__init__(params, options, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         return updates.asgd
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state: "ax".
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return ("ax",)
 
     def begin(self, param: Tensor, state: State, group: Group) -> None:
+        """Make the state of a parameter.
+
+        Parameters
+        ----------
+        param : Tensor
+            The parameter.
+        state : dict
+            Its state, which is filled.
+        group : dict
+            Options of the group.
+        """
         super().begin(param, state, group)
         state.update(eta=group["lr"], mu=1.0)
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         found = group["weight_decay"], group["lambd"], state["eta"], state["mu"]
         step, lr = state["step"], group["lr"]  # for the next update
         state["eta"] = lr / (1 + group["lambd"] * lr * step) ** group["alpha"]

@@ -47,10 +47,48 @@ class Lion(FormulaOptimizer):
         super().__init__(params, {**options, "maximize": maximize}, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         return updates.lion
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state: "exp_avg".
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return ("exp_avg",)
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         return group["lr"], *group["betas"], group["weight_decay"]

@@ -72,6 +72,20 @@ class Muon(Optimizer):
         super().__init__(params, options)
 
     def check_parameter(self, param: Tensor) -> None:
+        """Raise an error for a parameter that is no real matrix.
+
+        Parameters
+        ----------
+        param : Tensor
+            A parameter that is being added.
+
+        Raises
+        ------
+        ArgumentError
+            For a parameter that is no matrix.
+        DtypeError
+            For a complex parameter.
+        """
         if param.ndim != 2:
             raise ArgumentError(
                 "Muon only supports 2D parameters whereas we found a parameter with size: "
@@ -83,9 +97,34 @@ class Muon(Optimizer):
             )
 
     def state_tensors(self, group: Group) -> int:
+        """Return how many tensors of a parameter's size the state of each parameter of a group will hold.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        int
+            The number.
+        """
         return 1
 
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+        """Update one parameter in place.
+
+        Parameters
+        ----------
+        param : Tensor
+            The parameter.
+        grad : Tensor
+            Its gradient.
+        state : dict
+            Its state; empty at its first update.
+        group : dict
+            Options of the group.
+        """
         if not state:
             state["momentum_buffer"] = creation.zeros_like(grad)
         buffer, momentum, lr = state["momentum_buffer"], group["momentum"], float(group["lr"])

@@ -68,9 +68,39 @@ class SGD(FormulaOptimizer):
         super().__init__(params, options, **accepted)
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state: "momentum_buffer", with a momentum.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return ("momentum_buffer",) if group["momentum"] else ()
 
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending:
+        """Return a pending update of one parameter, which runs together with others.
+
+        Parameters
+        ----------
+        param : Tensor
+            The parameter.
+        grad : Tensor
+            Its gradient.
+        state : dict
+            Its state; empty at its first update.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        Pending
+            The update.
+        """
         is_first, buffer = not state, None
         if group["momentum"]:
             buffer = state.setdefault("momentum_buffer", None)

@@ -286,6 +286,13 @@ class SWALR(LRScheduler):
         return done if self._anneal_strategy == "linear" else (1 - math.cos(math.pi * done)) / 2
 
     def get_lr(self) -> list[float]:
+        """Return the learning rate of each group at step `last_epoch`; users call `get_last_lr`.
+
+        Returns
+        -------
+        list of float
+            A rate for each group.
+        """
         self._warn_unless_in_step()
         step = self._step_count - 1
         if self.anneal_epochs == 0:

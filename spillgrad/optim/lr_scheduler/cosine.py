@@ -48,6 +48,20 @@ class CosineAnnealingLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, base_lr: float) -> float:
+        """Return the learning rate of a group at step `last_epoch`.
+
+        Parameters
+        ----------
+        lr : float
+            Present rate of the group.
+        base_lr : float
+            Initial rate of the group.
+
+        Returns
+        -------
+        float
+            The rate.
+        """
         step, period = self.last_epoch, self.T_max
         if self._is_initial:
             return lr
@@ -101,6 +115,20 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, base_lr: float) -> float:
+        """Return the learning rate of a group at step `last_epoch`.
+
+        Parameters
+        ----------
+        lr : float
+            Present rate of the group.
+        base_lr : float
+            Initial rate of the group.
+
+        Returns
+        -------
+        float
+            The rate.
+        """
         return _between(self.eta_min, base_lr, self.T_cur / self.T_i)
 
     def step(self, epoch: float | None = None) -> None:
@@ -177,6 +205,20 @@ class CosineWithWarmup(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, base_lr: float) -> float:
+        """Return the learning rate of a group at step `last_epoch`.
+
+        Parameters
+        ----------
+        lr : float
+            Present rate of the group.
+        base_lr : float
+            Initial rate of the group.
+
+        Returns
+        -------
+        float
+            The rate.
+        """
         step = self.last_epoch
         if step < self.warmup_steps:
             return base_lr * (step + 1) / (self.warmup_steps + 1)

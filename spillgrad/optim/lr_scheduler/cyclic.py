@@ -142,6 +142,13 @@ class CyclicLR(_MomentumSchedule):
         return math.pow(0.5, x - 1) if self.mode == "triangular2" else math.pow(self.gamma, x)
 
     def get_lr(self) -> list[float]:
+        """Return the learning rate of each group at step `last_epoch`, and set the momentums.
+
+        Returns
+        -------
+        list of float
+            A rate for each group.
+        """
         self._warn_unless_in_step()
         height = self._height()
         if self.cycle_momentum:
@@ -263,6 +270,18 @@ class OneCycleLR(_MomentumSchedule):
         ]
 
     def get_lr(self) -> list[float]:
+        """Return the learning rate of each group at step `last_epoch`, and set the momentums.
+
+        Returns
+        -------
+        list of float
+            A rate for each group.
+
+        Raises
+        ------
+        ArgumentError
+            After the last step of the training.
+        """
         self._warn_unless_in_step()
         step, phases = self.last_epoch, self._schedule_phases
         if step > self.total_steps:

@@ -48,6 +48,13 @@ class LambdaLR(_FunctionLR):
     """
 
     def get_lr(self) -> list[float]:
+        """Return the learning rate of each group at step `last_epoch`; users call `get_last_lr`.
+
+        Returns
+        -------
+        list of float
+            A rate for each group.
+        """
         self._warn_unless_in_step()
         pairs = zip(self.base_lrs, self.lr_lambdas, strict=True)
         return [base_lr * factor(self.last_epoch) for base_lr, factor in pairs]
@@ -67,6 +74,13 @@ class MultiplicativeLR(_FunctionLR):
     """
 
     def get_lr(self) -> list[float]:
+        """Return the learning rate of each group at step `last_epoch`; users call `get_last_lr`.
+
+        Returns
+        -------
+        list of float
+            A rate for each group.
+        """
         self._warn_unless_in_step()
         present = [group["lr"] for group in self.optimizer.param_groups]
         if self._is_initial:
@@ -78,7 +92,18 @@ class _FactorLR(LRScheduler):
     """A schedule whose rate at any step is the initial one times `factor_at(step)`."""
 
     def factor_at(self, step: int) -> float:
-        """Return the rate at a step, as a multiple of the initial one."""
+        """Return the rate at a step, as a multiple of the initial one.
+
+        Parameters
+        ----------
+        step : int
+            Number of the step.
+
+        Returns
+        -------
+        float
+            The factor.
+        """
         raise NotImplementedError(f"{type(self).__name__}: defines no factor_at")
 
     def _get_closed_form_lr(self) -> list[float]:
@@ -123,9 +148,35 @@ class StepLR(_FactorLR):
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, base_lr: float) -> float:
+        """Return the learning rate of a group at step `last_epoch`.
+
+        Parameters
+        ----------
+        lr : float
+            Present rate of the group.
+        base_lr : float
+            Initial rate of the group.
+
+        Returns
+        -------
+        float
+            The rate.
+        """
         return lr if self.last_epoch == 0 or self.last_epoch % self.step_size else lr * self.gamma
 
     def factor_at(self, step: int) -> float:
+        """Return the rate at a step, as a multiple of the initial one.
+
+        Parameters
+        ----------
+        step : int
+            Number of the step.
+
+        Returns
+        -------
+        float
+            The factor.
+        """
         return self.gamma ** (step // self.step_size)
 
 
@@ -151,10 +202,36 @@ class MultiStepLR(_FactorLR):
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, base_lr: float) -> float:
+        """Return the learning rate of a group at step `last_epoch`.
+
+        Parameters
+        ----------
+        lr : float
+            Present rate of the group.
+        base_lr : float
+            Initial rate of the group.
+
+        Returns
+        -------
+        float
+            The rate.
+        """
         times = self.milestones[self.last_epoch]
         return lr * self.gamma**times if times else lr
 
     def factor_at(self, step: int) -> float:
+        """Return the rate at a step, as a multiple of the initial one.
+
+        Parameters
+        ----------
+        step : int
+            Number of the step.
+
+        Returns
+        -------
+        float
+            The factor.
+        """
         return self.gamma ** sum(times for milestone, times in self.milestones.items() if milestone <= step)
 
 
@@ -190,11 +267,37 @@ class ConstantLR(_FactorLR):
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, base_lr: float) -> float:
+        """Return the learning rate of a group at step `last_epoch`.
+
+        Parameters
+        ----------
+        lr : float
+            Present rate of the group.
+        base_lr : float
+            Initial rate of the group.
+
+        Returns
+        -------
+        float
+            The rate.
+        """
         if self.last_epoch == 0:
             return lr * self.factor
         return lr * (1 / self.factor) if self.last_epoch == self.total_iters else lr
 
     def factor_at(self, step: int) -> float:
+        """Return the rate at a step, as a multiple of the initial one.
+
+        Parameters
+        ----------
+        step : int
+            Number of the step.
+
+        Returns
+        -------
+        float
+            The factor.
+        """
         return self.factor if step < self.total_iters else 1
 
 
@@ -239,6 +342,20 @@ class LinearLR(_FactorLR):
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, base_lr: float) -> float:
+        """Return the learning rate of a group at step `last_epoch`.
+
+        Parameters
+        ----------
+        lr : float
+            Present rate of the group.
+        base_lr : float
+            Initial rate of the group.
+
+        Returns
+        -------
+        float
+            The rate.
+        """
         if self.last_epoch == 0:
             return lr * self.start_factor
         if self.last_epoch > self.total_iters:
@@ -247,6 +364,18 @@ class LinearLR(_FactorLR):
         return lr * (1.0 + change / (self.total_iters * self.start_factor + (self.last_epoch - 1) * change))
 
     def factor_at(self, step: int) -> float:
+        """Return the rate at a step, as a multiple of the initial one.
+
+        Parameters
+        ----------
+        step : int
+            Number of the step.
+
+        Returns
+        -------
+        float
+            The factor.
+        """
         done = min(self.total_iters, step) / self.total_iters
         return self.start_factor + (self.end_factor - self.start_factor) * done
 
@@ -271,9 +400,35 @@ class ExponentialLR(_FactorLR):
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, base_lr: float) -> float:
+        """Return the learning rate of a group at step `last_epoch`.
+
+        Parameters
+        ----------
+        lr : float
+            Present rate of the group.
+        base_lr : float
+            Initial rate of the group.
+
+        Returns
+        -------
+        float
+            The rate.
+        """
         return lr if self._is_initial else lr * self.gamma
 
     def factor_at(self, step: int) -> float:
+        """Return the rate at a step, as a multiple of the initial one.
+
+        Parameters
+        ----------
+        step : int
+            Number of the step.
+
+        Returns
+        -------
+        float
+            The factor.
+        """
         return self.gamma**step
 
 
@@ -301,10 +456,36 @@ class PolynomialLR(_FactorLR):
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, base_lr: float) -> float:
+        """Return the learning rate of a group at step `last_epoch`.
+
+        Parameters
+        ----------
+        lr : float
+            Present rate of the group.
+        base_lr : float
+            Initial rate of the group.
+
+        Returns
+        -------
+        float
+            The rate.
+        """
         if self._is_initial or self.last_epoch > self.total_iters:
             return lr
         left, left_before = (1.0 - step / self.total_iters for step in (self.last_epoch, self.last_epoch - 1))
         return lr * math.pow(left / left_before, self.power)
 
     def factor_at(self, step: int) -> float:
+        """Return the rate at a step, as a multiple of the initial one.
+
+        Parameters
+        ----------
+        step : int
+            Number of the step.
+
+        Returns
+        -------
+        float
+            The factor.
+        """
         return math.pow(1.0 - min(self.total_iters, step) / self.total_iters, self.power)
