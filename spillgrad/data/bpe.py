@@ -16,7 +16,13 @@ _BYTES = 256
 class BPETokenizer:
     """Converts text to token numbers and back, without loss if trained here or made for GPT-2 or Llama 3.
 
-    `tokenizer` is a `tokenizers.Tokenizer`, which `train` and `load` make.
+    Parameters
+    ----------
+    tokenizer : tokenizers.Tokenizer
+        What `train` and `load` make.
+
+    Notes
+    -----
     Source: Sennrich, Haddow, Birch 2015, "Neural machine translation of rare words with subword units"; on bytes, as
     Radford et al. 2019.
     """
@@ -28,10 +34,28 @@ class BPETokenizer:
     def train(
         cls, text: str | bytes | Iterable[str], vocab_size: int = 4096, special_tokens: Sequence[str] = ()
     ) -> Self:
-        """Learn at most `vocab_size` tokens from one or several texts: special ones first, then all bytes, then pairs.
+        """Learn tokens from one or several texts: special ones first, then all bytes, then pairs.
 
-        The same text gives the same tokens. Raises ArgumentError for fewer tokens than special ones and bytes, or
-        without the package.
+        The same text gives the same tokens.
+
+        Parameters
+        ----------
+        text : str, bytes or iterable of str
+            The text, or texts.
+        vocab_size : int, default 4096
+            Largest number of tokens.
+        special_tokens : sequence of str, default ()
+            Texts that are tokens of their own.
+
+        Returns
+        -------
+        BPETokenizer
+            The tokenizer.
+
+        Raises
+        ------
+        ArgumentError
+            For fewer tokens than special ones and bytes, or without the package ``tokenizers``.
         """
         package = _package()
         least = _BYTES + len(special_tokens)
@@ -53,9 +77,24 @@ class BPETokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a `tokenizer.json`, or the one in a folder, as Hugging Face lays it out.
+        """Read a ``tokenizer.json``, or the one in a folder, as Hugging Face lays it out.
 
-        Raises DataError for any other file, ArgumentError without the package.
+        Parameters
+        ----------
+        path : str or path
+            The file or folder.
+
+        Returns
+        -------
+        BPETokenizer
+            The tokenizer.
+
+        Raises
+        ------
+        DataError
+            For any other file.
+        ArgumentError
+            Without the package ``tokenizers``.
         """
         package = _package()
         file = Path(path)
@@ -71,7 +110,13 @@ class BPETokenizer:
             raise DataError(f"data: {file} is no tokenizer.json ({error}); give one") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a `tokenizer.json`, which Hugging Face's libraries read too."""
+        """Write a ``tokenizer.json``, which Hugging Face's libraries read too.
+
+        Parameters
+        ----------
+        path : str or path
+            The file.
+        """
         Path(path).write_text(self.tokenizer.to_str(pretty=True), encoding="utf-8")
 
     @property
@@ -80,11 +125,33 @@ class BPETokenizer:
         return int(self.tokenizer.get_vocab_size())
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """Return the numbers of a text's tokens; none is added before or after. Shapes: result int64 (N,)."""
+        """Return the numbers of a text's tokens; none is added before or after.
+
+        Parameters
+        ----------
+        text : str or bytes
+            The text.
+
+        Returns
+        -------
+        array
+            Token numbers, int64 of shape (N,).
+        """
         return np.array(self.tokenizer.encode(_decoded(text), add_special_tokens=False).ids, np.int64)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of token numbers: a list, an array or a tensor of shape (N,)."""
+        """Return the text of token numbers.
+
+        Parameters
+        ----------
+        tokens : iterable of int
+            Token numbers: a list, an array or a tensor of shape (N,).
+
+        Returns
+        -------
+        str
+            The text.
+        """
         return str(self.tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False))
 
     def __repr__(self) -> str:
@@ -94,8 +161,25 @@ class BPETokenizer:
 class BPEDataset(TokenDataset):
     """A `TokenDataset` of a text's byte-pair tokens.
 
-    `tokenizer` is a `BPETokenizer`, the path of a `tokenizer.json`, or how many tokens to learn from the text itself.
-    Raises DataError for a text that is too short or not UTF-8, or a file that is no tokenizer.
+    Parameters
+    ----------
+    text : str or bytes
+        The text.
+    tokenizer : BPETokenizer, str, path or int
+        A tokenizer, the path of a ``tokenizer.json``, or how many tokens to learn from the text itself.
+    context : int
+        Number of tokens in a window.
+    batch : int
+        Number of windows in a batch.
+    seed : int
+        Seed of the order.
+    held_out_fraction : float, default 0.1
+        Share of the tokens that is held out, the last ones; at least one window.
+
+    Raises
+    ------
+    DataError
+        For a text that is too short or not UTF-8, or a file that is no tokenizer.
     """
 
     def __init__(

@@ -19,8 +19,28 @@ Rules = dict[Any, Callable[..., Any]]
 def default_collate(batch: Sequence[Any]) -> Any:
     """Stack samples of the same structure into a batch: tensors, arrays and numbers become tensors, strings stay.
 
-    Of tuples and lists it makes lists, of mappings and named tuples the same, of batches.
-    Raises OperandError (a TypeError) for samples of other types, ShapeError for samples of different lengths.
+    Parameters
+    ----------
+    batch : sequence
+        The samples.
+
+    Returns
+    -------
+    object
+        The batch: of tuples and lists, lists of batches; of mappings and named tuples, the same of batches.
+
+    Raises
+    ------
+    OperandError
+        For samples of other types; it is a TypeError.
+    ShapeError
+        For samples of different lengths.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.utils.data.default_collate([(1.0, "a"), (2.0, "b")])
+    [tensor([1., 2.], dtype=float64), ('a', 'b')]
     """
     return collate(batch, collate_fn_map=default_collate_fn_map)
 
@@ -126,7 +146,18 @@ default_collate_fn_map: Rules = {
 
 
 def default_convert(data: Any) -> Any:
-    """Return a sample with arrays as tensors, in the same structure; a tuple becomes a list."""
+    """Return a sample with arrays as tensors, in the same structure; a tuple becomes a list.
+
+    Parameters
+    ----------
+    data : object
+        A sample.
+
+    Returns
+    -------
+    object
+        The sample.
+    """
     if isinstance(data, np.ndarray | np.generic) and data.dtype.kind not in "SUO":
         return creation.as_tensor(data)
     if isinstance(data, Mapping):

@@ -28,19 +28,68 @@ class DataLoader:
     """Iterate over a dataset in batches; each iteration is a pass.
 
     Samples may be tensors, arrays, numbers, strings, and lists or mappings of them; a batch has their structure,
-    stacked, or is what `collate_fn` makes of a list of samples. The order is that of the dataset, of `shuffle`, of
-    `sampler` (indices) or of `batch_sampler` (lists of indices). `batch_size=None` yields samples. `num_workers`
-    processes fetch `prefetch_factor` batches each ahead.
+    stacked. A pass is a function of its seed: samplers and iterable datasets that draw from the default generator, and
+    workers, draw from the pass's seed. Several passes may go on at once.
 
-    A pass is a function of its seed: samplers and iterable datasets that draw from the default generator, and workers,
-    draw from the pass's seed. That is drawn from `generator` (by default the default one); with `seed`, it follows from
-    (seed, epoch). `epoch` counts the passes begun, and may be set. Several passes may go on at once.
-    `state_dict` says where the latest pass stands, to resume there; it has the state of `generator`, and of samplers'
-    attribute `generator`. `pin_memory` and `in_order` are accepted for PyTorch's programs: batches always come in
-    order, in pageable memory.
+    Parameters
+    ----------
+    dataset : Dataset or sequence
+        Samples by index, or an `IterableDataset`.
+    batch_size : int or None, default 1
+        Number of samples in a batch; None yields samples.
+    shuffle : bool, optional
+        Whether each pass has a random order; by default, the order is that of the dataset.
+    sampler : iterable, optional
+        Indices in the order of a pass.
+    batch_sampler : iterable, optional
+        Lists of indices, each of a batch.
+    num_workers : int, default 0
+        Number of processes that fetch batches; with 0, this process does.
+    collate_fn : callable, optional
+        Makes a batch of a list of samples; by default, `default_collate`.
+    pin_memory : bool, default False
+        Accepted for PyTorch's programs: batches are in pageable memory.
+    drop_last : bool, default False
+        Whether to leave out a last batch that is smaller.
+    timeout : float, default 0
+        Seconds to wait for a batch of a worker; 0 waits without end.
+    worker_init_fn : callable, optional
+        Called in each worker with its number, before it fetches.
+    multiprocessing_context : str or context, optional
+        How workers are started, as in Python's `multiprocessing`.
+    generator : Generator, optional
+        Where the seeds of passes come from; by default, the generator of `manual_seed`.
+    prefetch_factor : int, optional
+        Number of batches that each worker fetches ahead; by default, 2.
+    persistent_workers : bool, default False
+        Whether workers stay between passes.
+    pin_memory_device : str, default ""
+        Accepted for PyTorch's programs.
+    in_order : bool, default True
+        Accepted for PyTorch's programs: batches always come in order.
+    seed : int, optional
+        If given, the seed of a pass follows from (seed, epoch).
 
-    Raises ArgumentError for options that exclude each other; iteration raises WorkerError if a worker dies, and what a
-    worker raised, with its traceback in the message.
+    Attributes
+    ----------
+    epoch : int
+        Number of passes begun; it may be set.
+
+    Raises
+    ------
+    ArgumentError
+        For options that exclude each other or are out of their range.
+    WorkerError
+        In an iteration, if a worker dies. What a worker raised is raised, too, with its traceback in the message.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> dataset = sg.utils.data.TensorDataset(sg.arange(6.0).reshape(3, 2), sg.tensor([0, 1, 0]))
+    >>> for x, y in sg.utils.data.DataLoader(dataset, batch_size=2):
+    ...     print(x.tolist(), y.tolist())
+    [[0.0, 1.0], [2.0, 3.0]] [0, 1]
+    [[4.0, 5.0]] [0]
     """
 
     def __init__(
@@ -259,7 +308,13 @@ class DataLoader:
         return {**vars(self), "_workers": None, "_workers_are_busy": False}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the next batch: in the latest pass, or at the start of another if that has ended."""
+        """Return the position of the next batch: in the latest pass, or at the start of another if that has ended.
+
+        Returns
+        -------
+        dict
+            The position, and the state of `generator` and of samplers' attribute `generator`.
+        """
         latest, generators = self._latest, self._generator_states()
         if latest is None or self._has_ended(latest.taken):
             seed, batch = self._next
@@ -278,7 +333,18 @@ class DataLoader:
             return False
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise StateDictError when a state dict has other generators than this loader."""
+        """Raise an error when a state dict has other generators than this loader.
+
+        Parameters
+        ----------
+        state_dict : mapping
+            State of a loader.
+
+        Raises
+        ------
+        StateDictError
+            If the numbers of generators differ, or a generator's state is none.
+        """
         wanted, states = len(self._generators()), state_dict.get("generators", [])
         if len(states) != wanted:
             raise StateDictError(
@@ -294,7 +360,15 @@ class DataLoader:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next pass begin at a position that `state_dict` returned; later passes begin at their start.
 
-        Generators continue from their states. Raises StateDictError for the state of a loader with more or fewer.
+        Parameters
+        ----------
+        state_dict : mapping
+            State of a loader; generators continue from their states.
+
+        Raises
+        ------
+        StateDictError
+            For the state of a loader with more or fewer generators.
         """
         self.check_state_dict(state_dict)
         for generator, state in zip(self._generators(), state_dict.get("generators", []), strict=True):

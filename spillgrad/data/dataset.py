@@ -29,9 +29,9 @@ class Samples(Protocol):
 
 
 class Dataset(Generic[T_co]):
-    """The base of datasets: subclasses define `__getitem__`, and `__len__` unless a sampler chooses the indices.
+    """The base of datasets: subclasses define ``__getitem__``, and ``__len__`` unless a sampler chooses the indices.
 
-    `__getitems__(indices)`, where a subclass has it, returns the samples of a batch at once.
+    ``__getitems__(indices)``, where a subclass has it, returns the samples of a batch at once.
     """
 
     def __getitem__(self, index: Any) -> T_co:
@@ -42,9 +42,9 @@ class Dataset(Generic[T_co]):
 
 
 class IterableDataset(Dataset[T_co]):
-    """The base of datasets whose samples come one after the other: subclasses define `__iter__`.
+    """The base of datasets whose samples come one after the other: subclasses define ``__iter__``.
 
-    Each worker of a `DataLoader` iterates over a copy; `get_worker_info()` tells which part is its own.
+    Each worker of a `DataLoader` iterates over a copy; `get_worker_info` tells which part is its own.
     """
 
     def __iter__(self) -> Iterator[T_co]:
@@ -55,7 +55,18 @@ class IterableDataset(Dataset[T_co]):
 
 
 class TensorDataset(Dataset[tuple[Tensor, ...]]):
-    """Samples are tuples of one row of each tensor. Raises ShapeError unless all have the same length."""
+    """Samples are tuples of one row of each tensor.
+
+    Parameters
+    ----------
+    *tensors : Tensor
+        Tensors of the same length, one or more.
+
+    Raises
+    ------
+    ShapeError
+        Unless all have the same length.
+    """
 
     def __init__(self, *tensors: Tensor) -> None:
         lengths = [len(tensor) for tensor in tensors]
@@ -74,7 +85,22 @@ class TensorDataset(Dataset[tuple[Tensor, ...]]):
 
 
 class StackDataset(Dataset[Any]):
-    """Samples are tuples, or with names dicts, of one sample of each dataset."""
+    """Samples are tuples, or with names dicts, of one sample of each dataset.
+
+    Parameters
+    ----------
+    *datasets : Dataset or sequence
+        Datasets of the same length.
+    **named : Dataset or sequence
+        Datasets of the same length, by name; instead of `datasets`.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no dataset, or some have names and others do not.
+    ShapeError
+        Unless all have the same length.
+    """
 
     def __init__(self, *datasets: Samples, **named: Samples) -> None:
         if not datasets and not named:
@@ -121,7 +147,18 @@ def _several(dataset: Any, indices: Sequence[int]) -> Sequence[Any]:
 
 
 class ConcatDataset(Dataset[T_co]):
-    """The samples of several datasets, one dataset after the other."""
+    """The samples of several datasets, one dataset after the other.
+
+    Parameters
+    ----------
+    datasets : iterable of Dataset
+        One or more datasets.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no dataset, or one is an `IterableDataset`.
+    """
 
     def __init__(self, datasets: Iterable[Any]) -> None:
         self.datasets = list(datasets)
@@ -148,7 +185,18 @@ class ConcatDataset(Dataset[T_co]):
 
 
 class ChainDataset(IterableDataset[T_co]):
-    """The samples of several iterable datasets, one dataset after the other."""
+    """The samples of several iterable datasets, one dataset after the other.
+
+    Parameters
+    ----------
+    datasets : iterable of IterableDataset
+        The datasets.
+
+    Raises
+    ------
+    ArgumentError
+        In an iteration, if a dataset is no `IterableDataset`.
+    """
 
     def __init__(self, datasets: Iterable[Any]) -> None:
         super().__init__()
@@ -171,7 +219,22 @@ class ChainDataset(IterableDataset[T_co]):
 
 
 class Subset(Dataset[T_co]):
-    """The samples of a dataset at some indices. A subclass with its own `__getitem__` needs its own `__getitems__`."""
+    """The samples of a dataset at some indices.
+
+    A subclass with its own ``__getitem__`` needs its own ``__getitems__``.
+
+    Parameters
+    ----------
+    dataset : Dataset or sequence
+        The dataset.
+    indices : sequence of int
+        Indices of the samples.
+
+    Raises
+    ------
+    NotImplementedError
+        For a subclass with its own ``__getitem__`` and without its own ``__getitems__``.
+    """
 
     def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
         own = type(self)
@@ -199,7 +262,39 @@ class Subset(Dataset[T_co]):
 def random_split(
     dataset: Samples, lengths: Sequence[int | float], generator: Generator | None = None
 ) -> list[Subset[Any]]:  # fmt: skip
-    """Split a dataset at random into subsets of these lengths, or of these shares of it, which sum to 1."""
+    """Split a dataset at random into subsets.
+
+    Parameters
+    ----------
+    dataset : Dataset or sequence
+        The dataset.
+    lengths : sequence of int or sequence of float
+        Lengths of the subsets, or their shares of the dataset, which sum to 1.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    list of Subset
+        The subsets.
+
+    Raises
+    ------
+    ArgumentError
+        If the lengths do not sum to the dataset's, or a share is not between 0 and 1.
+
+    Warns
+    -----
+    UserWarning
+        If a share gives an empty subset.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> train, test = sg.utils.data.random_split(range(10), [0.8, 0.2])
+    >>> len(train), len(test)
+    (8, 2)
+    """
     size = len(dataset)
     if math.isclose(sum(lengths), 1) and sum(lengths) <= 1:
         for index, share in enumerate(lengths):

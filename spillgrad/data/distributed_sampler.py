@@ -15,11 +15,28 @@ __all__ = ["DistributedSampler"]
 class DistributedSampler(Sampler[int]):
     """Every `num_replicas`-th index from `rank` on, of an order that depends on the seed and the epoch.
 
-    So processes get the same number of indices each: the first ones are repeated until that is so, or with `drop_last`
-    the last ones are left out. `num_replicas` and `rank` are by default those of the group that
-    `distributed.init_process_group` made; without one, this process is the only one, where PyTorch raises.
-    `set_epoch` before each pass gives it another order.
-    Raises ArgumentError for a rank that is not below the number of processes.
+    So processes get the same number of indices each. `set_epoch` before each pass gives it another order.
+
+    Parameters
+    ----------
+    dataset : Dataset or sequence
+        The dataset.
+    num_replicas : int, optional
+        Number of processes; by default, that of the group that `distributed.init_process_group` made. Without a group,
+        this process is the only one, where PyTorch raises.
+    rank : int, optional
+        Number of this process; by default, that in the group.
+    shuffle : bool, default True
+        Whether the order is random.
+    seed : int, default 0
+        Seed of the order, the same in all processes.
+    drop_last : bool, default False
+        Whether to leave out the last indices; otherwise, the first ones are repeated until all processes get as many.
+
+    Raises
+    ------
+    ArgumentError
+        For a rank that is not below the number of processes.
     """
 
     def __init__(
@@ -56,5 +73,11 @@ class DistributedSampler(Sampler[int]):
         return self.num_samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass."""
+        """Choose the order of the next pass.
+
+        Parameters
+        ----------
+        epoch : int
+            Number of the pass.
+        """
         self.epoch = epoch

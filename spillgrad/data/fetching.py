@@ -49,7 +49,19 @@ class Fetcher:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """The number of a worker among all of its `DataLoader`, the seed of its random numbers, and its dataset."""
+    """The description of a worker of a `DataLoader`.
+
+    Parameters
+    ----------
+    id : int
+        Number of the worker, from 0 on.
+    num_workers : int
+        Number of workers of its loader.
+    seed : int
+        Seed of its random numbers.
+    dataset : Dataset
+        Its dataset.
+    """
 
     id: int
     num_workers: int
@@ -61,7 +73,13 @@ _info: WorkerInfo | None = None
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """Return the description of this worker of a `DataLoader`; None in any other process."""
+    """Return the description of this worker of a `DataLoader`.
+
+    Returns
+    -------
+    WorkerInfo or None
+        The description; None in any other process.
+    """
     return _info
 
 

@@ -25,7 +25,13 @@ def _is_count(number: Any) -> bool:
 
 
 class Sampler(Generic[T_co]):
-    """The base of samplers: subclasses define `__iter__`, and `__len__` if the number of indices is known."""
+    """The base of samplers: subclasses define ``__iter__``, and ``__len__`` if the number of indices is known.
+
+    Parameters
+    ----------
+    data_source : sized, optional
+        Accepted for PyTorch's programs.
+    """
 
     def __init__(self, data_source: Sized | None = None) -> None:
         pass
@@ -35,7 +41,13 @@ class Sampler(Generic[T_co]):
 
 
 class SequentialSampler(Sampler[int]):
-    """All indices in order."""
+    """All indices in order.
+
+    Parameters
+    ----------
+    data_source : sized
+        Its length is the number of indices.
+    """
 
     def __init__(self, data_source: Sized) -> None:
         self.data_source = data_source
@@ -48,7 +60,26 @@ class SequentialSampler(Sampler[int]):
 
 
 class RandomSampler(Sampler[int]):
-    """All indices in random order; with `num_samples` so many of them, with `replacement` any of them at any time."""
+    """All indices in random order.
+
+    Parameters
+    ----------
+    data_source : sized
+        Its length is the number of indices.
+    replacement : bool, default False
+        Whether any index may come at any time.
+    num_samples : int, optional
+        Number of indices of a pass; by default, all.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Raises
+    ------
+    ArgumentError
+        If `num_samples` is no positive integer.
+    TypeError
+        If `replacement` is no bool.
+    """
 
     def __init__(
         self, data_source: Sized, replacement: bool = False, num_samples: int | None = None,
@@ -83,7 +114,15 @@ class RandomSampler(Sampler[int]):
 
 
 class SubsetRandomSampler(Sampler[int]):
-    """Some indices, in random order."""
+    """Some indices, in random order.
+
+    Parameters
+    ----------
+    indices : sequence of int
+        The indices.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+    """
 
     def __init__(self, indices: Sequence[int], generator: Generator | None = None) -> None:
         self.indices, self.generator = indices, generator
@@ -97,7 +136,24 @@ class SubsetRandomSampler(Sampler[int]):
 
 
 class WeightedRandomSampler(Sampler[int]):
-    """Indices from 0 on, drawn with probabilities proportional to `weights`."""
+    """Indices from 0 on, drawn with probabilities proportional to weights.
+
+    Parameters
+    ----------
+    weights : Tensor or sequence of float
+        Weights of the indices, of shape (N,).
+    num_samples : int
+        Number of indices of a pass.
+    replacement : bool, default True
+        Whether an index may come again.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Raises
+    ------
+    ArgumentError
+        If `num_samples` is no positive integer, `replacement` no bool, or `weights` no vector.
+    """
 
     def __init__(
         self, weights: Sequence[float] | Tensor, num_samples: int, replacement: bool = True,
@@ -128,7 +184,22 @@ class WeightedRandomSampler(Sampler[int]):
 
 
 class BatchSampler(Sampler[list[int]]):
-    """The indices of another sampler, `batch_size` at a time."""
+    """The indices of another sampler, several at a time.
+
+    Parameters
+    ----------
+    sampler : iterable
+        Indices.
+    batch_size : int
+        Number of indices of a batch.
+    drop_last : bool
+        Whether to leave out a last batch that is smaller.
+
+    Raises
+    ------
+    ArgumentError
+        If `batch_size` is no positive integer, or `drop_last` no bool.
+    """
 
     def __init__(self, sampler: Iterable[Any], batch_size: int, drop_last: bool) -> None:
         if not isinstance(drop_last, bool):

@@ -11,9 +11,21 @@ from spillgrad.errors import DataError
 def load_text(path: str | os.PathLike[str] | None = None) -> bytes:
     """Return the bytes of a text file, or of all files of a folder in the order of their paths, joined by newlines.
 
-    None: the English reference text that ships with CPython (`pydoc_data.topics`, about 466 KB). Hidden files are
-    skipped.
-    Raises DataError when there is nothing to read.
+    Parameters
+    ----------
+    path : str or path, optional
+        The file or folder, whose hidden files are skipped; by default, the English reference text that ships with
+        CPython (``pydoc_data.topics``, about 466 KB).
+
+    Returns
+    -------
+    bytes
+        The text.
+
+    Raises
+    ------
+    DataError
+        When there is nothing to read.
     """
     if path is None:
         return _python_reference()

@@ -11,14 +11,40 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 class TokenDataset:
-    """Cut token numbers into batches: inputs x, `batch` windows of `context` tokens, and targets y, one token later.
+    """Cut token numbers into batches: inputs x, windows of tokens, and targets y, one token later.
 
-    The last `held_out_fraction` of the tokens is held out (at least one window). An epoch covers the others in windows
-    that do not overlap, in random order; each epoch cuts them from another start. The windows of a step depend only on
-    (seed, step), so training resumes at any step without replaying earlier ones.
+    An epoch covers the tokens that are not held out in windows that do not overlap, in random order; each epoch cuts
+    them from another start. The windows of a step depend only on (seed, step), so training resumes at any step without
+    replaying earlier ones. Batches are int64 arrays x, y of shape (batch, context).
 
-    Shapes: tokens integers (N,); batches are int64 arrays x, y of (batch, context).
-    Raises DataError when there are too few tokens for one training and one held-out window.
+    Parameters
+    ----------
+    tokens : array
+        Integers of shape (N,).
+    context : int
+        Number of tokens in a window.
+    batch : int
+        Number of windows in a batch.
+    seed : int
+        Seed of the order.
+    held_out_fraction : float, default 0.1
+        Share of the tokens that is held out, the last ones; at least one window.
+
+    Raises
+    ------
+    DataError
+        When there are too few tokens for one training and one held-out window.
+    ArgumentError
+        If `context` or `batch` is less than 1, or another argument is out of its range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import spillgrad as sg
+    >>> dataset = sg.data.TokenDataset(np.arange(100), context=8, batch=4, seed=0)
+    >>> x, y = next(dataset.train_batches())
+    >>> x.shape, bool((y == x + 1).all())
+    ((4, 8), True)
     """
 
     _unit = "tokens"
@@ -64,11 +90,30 @@ class TokenDataset:
         return max(1, (len(self._held_out) - 1) // self.context // self.batch)
 
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
-        """Yield training batches without end, beginning with that of `start_step`."""
+        """Yield training batches without end.
+
+        Parameters
+        ----------
+        start_step : int, default 0
+            Step whose batch comes first.
+
+        Returns
+        -------
+        iterator of (array, array)
+            Inputs and targets, int64 of shape (batch, context).
+        """
         return (self._train_batch(step) for step in itertools.count(start_step))
 
     def held_out_batches(self) -> Iterator[Batch]:
-        """Yield the held-out windows in order, in full batches, or one smaller batch if there are too few windows."""
+        """Yield the held-out windows in order, in full batches, or one smaller batch if there are too few windows.
+
+        Yields
+        ------
+        array
+            Inputs, int64 of shape (batch, context).
+        array
+            Targets, of the same shape.
+        """
         starts = np.arange((len(self._held_out) - 1) // self.context) * self.context
         for index in range(self.held_out_count):
             yield self._cut(self._held_out, starts[index * self.batch : (index + 1) * self.batch])
@@ -101,7 +146,26 @@ class TokenDataset:
 
 
 class ByteDataset(TokenDataset):
-    """A `TokenDataset` whose tokens are the bytes of a text. Raises DataError when it is too short."""
+    """A `TokenDataset` whose tokens are the bytes of a text.
+
+    Parameters
+    ----------
+    text : bytes
+        The text.
+    context : int
+        Number of tokens in a window.
+    batch : int
+        Number of windows in a batch.
+    seed : int
+        Seed of the order.
+    held_out_fraction : float, default 0.1
+        Share of the tokens that is held out, the last ones; at least one window.
+
+    Raises
+    ------
+    DataError
+        When the text is too short.
+    """
 
     _unit = "bytes"
 

@@ -22,10 +22,32 @@ Function = Callable[..., Any]
 
 
 def grad_and_value(func: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
-    """Return a function of the same arguments that returns (gradient, value) of `func`, whose result is one number.
+    """Return a function that returns both the gradient and the value of `func`.
 
-    The gradient has the structure of the argument number `argnums`; for a tuple of numbers it is a tuple. With
-    `has_aux`, `func` returns (output, aux), and the result is (gradient, (output, aux)).
+    Parameters
+    ----------
+    func : callable
+        Returns one number, a real tensor of no dimensions; its arguments may be nested dicts, lists and tuples of
+        tensors.
+    argnums : int or tuple of int, default 0
+        Which arguments to derive by.
+    has_aux : bool, default False
+        Whether `func` returns (output, aux), of which only the output is derived.
+
+    Returns
+    -------
+    callable
+        Takes the arguments of `func` and returns (gradient, value), with `has_aux` (gradient, (output, aux)). The
+        gradient has the structure of the argument; for a tuple `argnums`, it is a tuple.
+
+    Raises
+    ------
+    OperandError
+        In a call, if the output is no tensor.
+    ShapeError
+        In a call, if the output has dimensions.
+    GraphError
+        In a call, if the output is complex.
     """
 
     @functools.wraps(func)
@@ -52,10 +74,41 @@ def grad_and_value(func: Function, argnums: Argnums = 0, has_aux: bool = False) 
 
 
 def grad(func: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
-    """Return a function of the same arguments that returns the gradient of `func`, whose result is one number.
+    """Return a function that returns the gradient of `func`.
 
-    The gradient has the structure of the argument number `argnums`; for a tuple of numbers it is a tuple. With
-    `has_aux`, `func` returns (output, aux), and the result is (gradient, aux).
+    Parameters
+    ----------
+    func : callable
+        Returns one number, a real tensor of no dimensions; its arguments may be nested dicts, lists and tuples of
+        tensors.
+    argnums : int or tuple of int, default 0
+        Which arguments to derive by.
+    has_aux : bool, default False
+        Whether `func` returns (output, aux), of which only the output is derived.
+
+    Returns
+    -------
+    callable
+        Takes the arguments of `func` and returns the gradient, with `has_aux` (gradient, aux). The gradient has the
+        structure of the argument; for a tuple `argnums`, it is a tuple.
+
+    Raises
+    ------
+    OperandError
+        In a call, if the output is no tensor.
+    ShapeError
+        In a call, if the output has dimensions.
+    GraphError
+        In a call, if the output is complex.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.func.grad(lambda x: (x * x).sum())(sg.tensor([1.0, 2.0]))
+    tensor([2., 4.])
+    >>> second = sg.func.grad(sg.func.grad(lambda x: x**3))
+    >>> second(sg.tensor(2.0))
+    tensor(12.)
     """
     both = grad_and_value(func, argnums, has_aux)
 
@@ -77,9 +130,25 @@ def _matching(who: str, what: str, vectors: Any, tensors: Sequence[Tensor]) -> l
 
 
 def vjp(func: Function, *primals: Any, has_aux: bool = False) -> Any:
-    """Return (output, function), or (output, function, aux); the function takes v and returns vᵀ J.
+    """Return the output of `func`, and a function that multiplies a vector by the Jacobian: vᵀ J.
 
-    v has the structure of the output. The product is a tuple with an entry for each primal.
+    Parameters
+    ----------
+    func : callable
+        Its arguments and its output may be nested dicts, lists and tuples of tensors.
+    *primals : object
+        Arguments of `func`.
+    has_aux : bool, default False
+        Whether `func` returns (output, aux), of which only the output is derived.
+
+    Returns
+    -------
+    output : object
+        What `func` returned.
+    function : callable
+        Takes v, which has the structure of the output; returns a tuple with an entry for each primal.
+    aux : object
+        With `has_aux`, what `func` returned besides.
     """
     call = RecordedCall("vjp", func, primals, tuple(range(len(primals))), {}, has_aux)
 
@@ -93,9 +162,40 @@ def vjp(func: Function, *primals: Any, has_aux: bool = False) -> Any:
 
 
 def jvp(func: Function, primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> Any:
-    """Return (output, J v), or (output, J v, aux), where v, the `tangents`, has the structure of `primals`.
+    """Return the output of `func`, and the product of the Jacobian and a vector: J v.
 
-    Two backwards compute J v, whatever the number of outputs. Raises ArgumentError for `strict`.
+    Two backwards compute J v, whatever the number of outputs.
+
+    Parameters
+    ----------
+    func : callable
+        Its arguments and its output may be nested dicts, lists and tuples of tensors.
+    primals : tuple
+        Arguments of `func`.
+    tangents : tuple
+        The vector v, which has the structure of `primals`.
+    strict : bool, default False
+        Must be False: an output that depends on no input has a product of zeros.
+    has_aux : bool, default False
+        Whether `func` returns (output, aux), of which only the output is derived.
+
+    Returns
+    -------
+    output : object
+        What `func` returned.
+    product : object
+        J v, which has the structure of the output.
+    aux : object
+        With `has_aux`, what `func` returned besides.
+
+    Raises
+    ------
+    ArgumentError
+        If `strict` is True.
+    OperandError
+        If `primals` is no tuple, or an empty one.
+    ShapeError
+        If the shapes of `tangents` are not those of `primals`.
     """
     if strict:
         raise ArgumentError("jvp: got strict=True; an output that depends on no input has a product of zeros")
@@ -167,20 +267,79 @@ def _by_columns(call: RecordedCall) -> list[list[Tensor]]:
 def jacrev(func: Function, argnums: Argnums = 0, *, has_aux: bool = False, chunk_size: int | None = None) -> Function:
     """Return a function that returns all derivatives of `func`, by one backward for each element of the outputs.
 
-    Shapes: the output's, then the input's. The result has the structure of the output, with that of the argument in
-    place of each tensor. `chunk_size` changes nothing: rows are computed one by one.
+    Parameters
+    ----------
+    func : callable
+        Its arguments and its output may be nested dicts, lists and tuples of tensors.
+    argnums : int or tuple of int, default 0
+        Which arguments to derive by.
+    has_aux : bool, default False
+        Whether `func` returns (output, aux), of which only the output is derived.
+    chunk_size : int, optional
+        Accepted for PyTorch's programs: rows are computed one by one.
+
+    Returns
+    -------
+    callable
+        Takes the arguments of `func`. Its result has the structure of the output, with that of the argument in place of
+        each tensor; its tensors have the shape of the output's tensor, then that of the input's. With `has_aux`, it
+        returns (result, aux).
+
+    Raises
+    ------
+    GraphError
+        In a call, for complex inputs or outputs.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.func.jacrev(lambda x: x * x)(sg.tensor([1.0, 2.0]))
+    tensor([[2., 0.],
+            [0., 4.]])
     """
     return _jacobian("jacrev", func, argnums, has_aux, _by_rows)
 
 
 def jacfwd(func: Function, argnums: Argnums = 0, has_aux: bool = False, *, randomness: str = "error") -> Function:
-    """Return a function that returns what `jacrev` does, by one backward for each element of the inputs.
+    """Return a function that returns what that of `jacrev` does, by one backward for each element of the inputs.
 
-    `randomness` changes nothing: the function is called once.
+    Parameters
+    ----------
+    func : callable
+        Its arguments and its output may be nested dicts, lists and tuples of tensors.
+    argnums : int or tuple of int, default 0
+        Which arguments to derive by.
+    has_aux : bool, default False
+        Whether `func` returns (output, aux), of which only the output is derived.
+    randomness : str, default "error"
+        Accepted for PyTorch's programs: the function is called once.
+
+    Returns
+    -------
+    callable
+        Takes the arguments of `func` and returns its derivatives.
+
+    Raises
+    ------
+    GraphError
+        In a call, for complex inputs or outputs.
     """
     return _jacobian("jacfwd", func, argnums, has_aux, _by_columns)
 
 
 def hessian(func: Function, argnums: Argnums = 0) -> Function:
-    """Return a function that returns the second derivatives of `func`: `jacfwd` of `jacrev`."""
+    """Return a function that returns the second derivatives of `func`: `jacfwd` of `jacrev`.
+
+    Parameters
+    ----------
+    func : callable
+        Its arguments and its output may be nested dicts, lists and tuples of tensors.
+    argnums : int or tuple of int, default 0
+        Which arguments to derive by.
+
+    Returns
+    -------
+    callable
+        Takes the arguments of `func` and returns its second derivatives.
+    """
     return jacfwd(jacrev(func, argnums), argnums)

@@ -22,10 +22,38 @@ def vmap(
     """Return a function that calls `func` on each example of a batch, and stacks the results.
 
     It is a loop over the examples: as right as the calls are, and as slow as they are together. Write large batches
-    with operations that take batches. `in_dims` says which dimension of each argument counts the examples, None for an
-    argument that all share; `out_dims`, where they lie in the results. All examples share the keyword arguments.
-    Random draws differ between examples, or are the same with `randomness="same"`. `chunk_size` changes nothing.
-    Raises ArgumentError for sizes that differ, and for a batch of none.
+    with operations that take batches.
+
+    Parameters
+    ----------
+    func : callable
+        Function of single examples.
+    in_dims : int or None or nested structure of them, default 0
+        Which dimension of each argument counts the examples; None for an argument that all share. All examples share
+        the keyword arguments.
+    out_dims : int or nested structure of int, default 0
+        Where the examples lie in the results.
+    randomness : {"error", "different", "same"}, default "error"
+        Whether random draws are the same for all examples; otherwise, they differ.
+    chunk_size : int, optional
+        Accepted for PyTorch's programs.
+
+    Returns
+    -------
+    callable
+        Takes batches.
+
+    Raises
+    ------
+    ArgumentError
+        For another `randomness`; in a call, for sizes that differ, and for a batch of none.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> batched_dot = sg.func.vmap(sg.dot)
+    >>> batched_dot(sg.ones(3, 2), sg.ones(3, 2))
+    tensor([2., 2., 2.])
     """
     if randomness not in _RANDOMNESS:
         raise ArgumentError(

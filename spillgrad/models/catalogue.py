@@ -59,14 +59,39 @@ _CONFIGS: dict[str, Config] = {
 
 
 def names() -> list[str]:
-    """Return the names of the models that `build` accepts."""
+    """Return the names of the models that `build` accepts.
+
+    Returns
+    -------
+    list of str
+        The names.
+    """
     return list(_CONFIGS)
 
 
 def config(name: str | Config, context: int | None = None, **overrides: Any) -> Config:
-    """Return a model's config with the fields in `overrides` replaced; `context` sets the largest number of positions.
+    """Return a model's config with some fields replaced.
 
-    Raises UnknownModelError for a name that `names` does not list. Raises ArgumentError for a field that is unknown.
+    Parameters
+    ----------
+    name : str or config
+        Name of a model, or a config.
+    context : int, optional
+        Largest number of positions; by default, that of the config.
+    **overrides : object
+        Fields of the config to replace.
+
+    Returns
+    -------
+    GPTConfig or LlamaConfig
+        The config.
+
+    Raises
+    ------
+    UnknownModelError
+        For a name that `names` does not list.
+    ArgumentError
+        For a field that is unknown.
     """
     if isinstance(name, str) and name not in _CONFIGS:
         near = difflib.get_close_matches(name, _CONFIGS, n=1, cutoff=0.4)
@@ -83,25 +108,84 @@ def config(name: str | Config, context: int | None = None, **overrides: Any) -> 
 
 
 def build(name: str | Config, context: int | None = None, **overrides: Any) -> LanguageModel:
-    """Build a freshly initialised model from a name or a config; `context` and `overrides` are as in `config`.
+    """Build a freshly initialised model from a name or a config.
 
-    Raises UnknownModelError for a name that `names` does not list. Raises ArgumentError for a field that is unknown.
+    Parameters
+    ----------
+    name : str or config
+        Name of a model, or a config.
+    context : int, optional
+        Largest number of positions; by default, that of the config.
+    **overrides : object
+        Fields of the config to replace.
+
+    Returns
+    -------
+    LanguageModel
+        The model.
+
+    Raises
+    ------
+    UnknownModelError
+        For a name that `names` does not list.
+    ArgumentError
+        For a field that is unknown.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> model = sg.models.build("tiny", context=32)
+    >>> model.config.context
+    32
     """
     chosen = config(name, context, **overrides)
     return GPT(chosen) if isinstance(chosen, GPTConfig) else Llama(chosen)
 
 
 def from_safetensors(path: str | os.PathLike[str]) -> LanguageModel:
-    """Return the model with the weights at a path, of the kind that `config.json` names; without that file, a GPT.
+    """Return the model with the weights at a path, of the kind that ``config.json`` names; without that file, a GPT.
 
-    Raises the errors of `gpt.from_safetensors` and `llama.from_safetensors`, and CheckpointError for any other kind.
+    Parameters
+    ----------
+    path : str or path
+        A safetensors file, the index of a sharded checkpoint, or a folder with either.
+
+    Returns
+    -------
+    LanguageModel
+        The model, in evaluation mode.
+
+    Raises
+    ------
+    MissingFileError
+        If a file does not exist.
+    CheckpointError
+        For a damaged file, weights that do not fit the config, and a model of another kind.
     """
     kind, _, _ = _read(path)
     return kind.from_safetensors(path)  # type: ignore[no-any-return]
 
 
 def config_of(path: str | os.PathLike[str]) -> Config:
-    """Return the config of the model that `from_safetensors` reads from a path. Raises the same errors."""
+    """Return the config of the model that `from_safetensors` reads from a path.
+
+    Parameters
+    ----------
+    path : str or path
+        A safetensors file, the index of a sharded checkpoint, or a folder with either.
+
+    Returns
+    -------
+    GPTConfig or LlamaConfig
+        The config.
+
+    Raises
+    ------
+    MissingFileError
+        If a file does not exist.
+    CheckpointError
+        For a damaged file, and a model of another kind.
+    """
     kind, saved, description = _read(path)
     return kind.config_of(saved, description, path)  # type: ignore[no-any-return]
 

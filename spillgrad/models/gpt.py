@@ -28,7 +28,30 @@ from spillgrad.tensor import Tensor
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes of a GPT; the defaults are GPT-2's. `context` is the largest number of positions."""
+    """Sizes of a GPT; the defaults are GPT-2's.
+
+    Parameters
+    ----------
+    vocab_size : int, default 50257
+        Number of tokens.
+    context : int, default 1024
+        Largest number of positions.
+    n_layer : int, default 12
+        Number of blocks.
+    n_head : int, default 12
+        Number of heads of attention; it divides the width.
+    n_embd : int, default 768
+        Width of hidden states.
+    dropout : float, default 0.0
+        Probability of dropping an element in training.
+    layer_norm_epsilon : float, default 1e-5
+        Added to variances by the normalisations.
+
+    Raises
+    ------
+    ArgumentError
+        If a size is less than 1, or the heads do not share the width evenly.
+    """
 
     vocab_size: int = 50257
     context: int = 1024
@@ -50,7 +73,23 @@ class GPTConfig:
 
     @classmethod
     def from_hugging_face(cls, description: Mapping[str, Any]) -> Self:
-        """Return the config for the content of a `config.json`. Raises CheckpointError for models unlike this GPT-2."""
+        """Return the config for the content of a ``config.json``.
+
+        Parameters
+        ----------
+        description : mapping
+            Content of a ``config.json``.
+
+        Returns
+        -------
+        GPTConfig
+            The config.
+
+        Raises
+        ------
+        CheckpointError
+            For models unlike this GPT-2.
+        """
         width = description.get("n_embd", cls.n_embd)
         accepted = {
             "model_type": ("gpt2",),
@@ -73,7 +112,13 @@ class GPTConfig:
         return dataclass_of(cls, own, "config.json")
 
     def to_hugging_face(self) -> dict[str, Any]:
-        """Return the content of the `config.json` that describes this model as Hugging Face's `GPT2LMHeadModel`."""
+        """Return the content of the ``config.json`` that describes this model as Hugging Face's `GPT2LMHeadModel`.
+
+        Returns
+        -------
+        dict
+            The content.
+        """
         return {
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
@@ -171,7 +216,22 @@ class Transformer(Module):
 
 
 class GPT(LanguageModel):
-    """GPT-2 as a language model: `transformer`, and `lm_head`, which shares the weight of the token embedding."""
+    """GPT-2 as a language model: `transformer`, and `lm_head`, which shares the weight of the token embedding.
+
+    Parameters
+    ----------
+    config : GPTConfig
+        Sizes of the model.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> config = sg.models.GPTConfig(vocab_size=256, context=16, n_layer=1, n_head=2, n_embd=8)
+    >>> model = sg.models.GPT(config)
+    >>> logits, _ = model(sg.zeros(1, 4, dtype="int64"))
+    >>> logits.shape
+    (1, 4, 256)
+    """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -180,7 +240,18 @@ class GPT(LanguageModel):
         self.lm_head = tied_head(self.transformer.wte)
 
     def hidden_states(self, idx: Tensor) -> Tensor:
-        """Return the input of `lm_head`. Shapes: idx int64 (B, T), result (B, T, n_embd)."""
+        """Return the input of `lm_head`.
+
+        Parameters
+        ----------
+        idx : Tensor
+            Token numbers, int64 of shape (B, T).
+
+        Returns
+        -------
+        Tensor
+            Hidden states of shape (B, T, width).
+        """
         return self.transformer(idx)  # type: ignore[no-any-return]
 
 

@@ -20,16 +20,45 @@ class LanguageModel(Module):
     lm_head: Linear
 
     def hidden_states(self, idx: Tensor) -> Tensor:
-        """Return the input of `lm_head`. Shapes: idx int64 (B, T), result (B, T, width)."""
+        """Return the input of `lm_head`.
+
+        Parameters
+        ----------
+        idx : Tensor
+            Token numbers, int64 of shape (B, T).
+
+        Returns
+        -------
+        Tensor
+            Hidden states of shape (B, T, width).
+        """
         raise NotImplementedError(f"{type(self).__name__}: defines no hidden_states")
 
     def forward(
         self, idx: Tensor | np.ndarray, targets: Tensor | np.ndarray | None = None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return (logits of each next token, None), or (None, mean cross-entropy) when `targets` are given.
+        """Return the logits of each next token, or the loss.
 
         With `targets`, the logits, the model's largest tensor, are never stored as a whole.
-        Shapes: idx and targets int64 (B, T), logits (B, T, vocab_size), loss ().
+
+        Parameters
+        ----------
+        idx : Tensor or array
+            Token numbers, int64 of shape (B, T).
+        targets : Tensor or array, optional
+            The next tokens, int64 of shape (B, T).
+
+        Returns
+        -------
+        Tensor or None
+            Logits of shape (B, T, vocab_size); None with `targets`.
+        Tensor or None
+            Mean cross-entropy, a tensor of no dimensions; None without `targets`.
+
+        Raises
+        ------
+        ShapeError
+            If `idx` has another number of dimensions, or more positions than the config's `context`.
         """
         hidden = self.hidden_states(self._tokens(idx))
         if targets is None:
@@ -40,10 +69,30 @@ class LanguageModel(Module):
         self, idx: Tensor | np.ndarray, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
         seed: int = 0,
     ) -> Tensor:  # fmt: skip
-        """Continue token sequences by sampling; temperature 0 always takes the likeliest token.
+        """Continue token sequences by sampling.
 
-        With `top_k`, only the k likeliest tokens are sampled. Each prediction uses the last `context` tokens only.
-        Shapes: idx int64 (B, T), result int64 (B, T + max_new_tokens).
+        Parameters
+        ----------
+        idx : Tensor or array
+            Token numbers, int64 of shape (B, T). Each prediction uses the last `context` tokens only.
+        max_new_tokens : int
+            Number of tokens to add.
+        temperature : float, default 1.0
+            Divides the logits; 0 always takes the likeliest token.
+        top_k : int, optional
+            Number of likeliest tokens that are sampled; by default, all are.
+        seed : int, default 0
+            Seed of the draws.
+
+        Returns
+        -------
+        Tensor
+            Token numbers, int64 of shape (B, T + max_new_tokens).
+
+        Raises
+        ------
+        ArgumentError
+            If `temperature` is negative, or `top_k` less than 1.
         """
         if temperature < 0 or (top_k is not None and top_k < 1):
             raise ArgumentError(

@@ -34,9 +34,46 @@ Rotation = tuple[Tensor, Tensor]
 class LlamaConfig:
     """Sizes of a Llama, with Hugging Face's names, meanings and defaults.
 
-    If `num_key_value_heads` is None, each head has its own keys and values. If `head_dim` is None, the heads share the
-    width evenly. If `rope_scaling` is None, the rotations are unchanged. If it is a dict with the `rope_type` "linear",
-    all frequencies are divided by `factor`; with "llama3", only the low frequencies are divided.
+    Parameters
+    ----------
+    vocab_size : int, default 32000
+        Number of tokens.
+    hidden_size : int, default 4096
+        Width of hidden states.
+    intermediate_size : int, default 11008
+        Width of the feed-forward networks.
+    num_hidden_layers : int, default 32
+        Number of blocks.
+    num_attention_heads : int, default 32
+        Number of heads of attention.
+    num_key_value_heads : int, optional
+        Number of heads of keys and values; by default, each head has its own.
+    head_dim : int, optional
+        Width of a head; by default, the heads share the width evenly.
+    max_position_embeddings : int, default 2048
+        Largest number of positions.
+    rms_norm_eps : float, default 1e-6
+        Added to mean squares by the normalisations.
+    rope_theta : float, default 10000.0
+        Base of the rotations' frequencies.
+    rope_scaling : dict, optional
+        How rotations change; by default, they do not. With the `rope_type` "linear", all frequencies are divided by
+        `factor`; with "llama3", only the low frequencies are divided.
+    tie_word_embeddings : bool, default False
+        Whether `lm_head` shares the weight of the token embedding.
+    attention_bias : bool, default False
+        Whether the projections of attention add biases.
+    mlp_bias : bool, default False
+        Whether the feed-forward networks add biases.
+    attention_dropout : float, default 0.0
+        Probability of dropping an attention weight in training.
+    initializer_range : float, default 0.02
+        Standard deviation of first weights.
+
+    Raises
+    ------
+    ArgumentError
+        If a size or another field is out of its range, or sizes do not fit each other.
     """
 
     vocab_size: int = 32000
@@ -97,7 +134,23 @@ class LlamaConfig:
 
     @classmethod
     def from_hugging_face(cls, description: Mapping[str, Any]) -> Self:
-        """Return the config for the content of a `config.json`. Raises CheckpointError for models unlike this Llama."""
+        """Return the config for the content of a ``config.json``.
+
+        Parameters
+        ----------
+        description : mapping
+            Content of a ``config.json``.
+
+        Returns
+        -------
+        LlamaConfig
+            The config.
+
+        Raises
+        ------
+        CheckpointError
+            For models unlike this Llama.
+        """
         pretrained.require(description, {"model_type": ("llama",), "hidden_act": ("silu",), "pretraining_tp": (1,)})
         own = {field.name: description[field.name] for field in dataclasses.fields(cls) if field.name in description}
         if own.get("rope_theta") is None:
@@ -114,7 +167,13 @@ class LlamaConfig:
         return dataclass_of(cls, own, "config.json")
 
     def to_hugging_face(self) -> dict[str, Any]:
-        """Return the content of the `config.json` that describes this model as Hugging Face's `LlamaForCausalLM`."""
+        """Return the content of the ``config.json`` that describes this model as Hugging Face's `LlamaForCausalLM`.
+
+        Returns
+        -------
+        dict
+            The content.
+        """
         own = dataclasses.asdict(self) | {"num_key_value_heads": self.key_value_heads, "head_dim": self.head_width}
         return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", **own}
 
@@ -260,7 +319,13 @@ class Transformer(Module):
 
 
 class Llama(LanguageModel):
-    """Llama as a language model: `model` and `lm_head`; the config may tie the `lm_head` weight to the embedding's."""
+    """Llama as a language model: `model` and `lm_head`.
+
+    Parameters
+    ----------
+    config : LlamaConfig
+        Sizes of the model; it may tie the weight of `lm_head` to the embedding's.
+    """
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -277,21 +342,57 @@ class Llama(LanguageModel):
             self.lm_head = tied_head(self.model.embed_tokens)
 
     def hidden_states(self, idx: Tensor) -> Tensor:
-        """Return the input of `lm_head`. Shapes: idx int64 (B, T), result (B, T, hidden_size)."""
+        """Return the input of `lm_head`.
+
+        Parameters
+        ----------
+        idx : Tensor
+            Token numbers, int64 of shape (B, T).
+
+        Returns
+        -------
+        Tensor
+            Hidden states of shape (B, T, width).
+        """
         return self.model(idx)  # type: ignore[no-any-return]
 
     @staticmethod
     def from_safetensors(
         path: str | os.PathLike[str], config: LlamaConfig | None = None, *, model: "Llama | None" = None
     ) -> "Llama":
-        """Return a Llama with the weights of a file; see the function `llama.from_safetensors`."""
+        """Return a Llama with weights from a safetensors file, a sharded checkpoint's index, or a folder with either.
+
+        Tensors are read one by one. Their names are those of `LlamaForCausalLM`, with or without "model."; tables of
+        frequencies are ignored. As in Hugging Face's libraries, the model is in evaluation mode.
+
+        Parameters
+        ----------
+        path : str or path
+            The file or folder.
+        config : LlamaConfig, optional
+            Sizes of the model; by default, those of the ``config.json`` beside the file.
+        model : Llama, optional
+            Model that takes the weights; by default, a new one.
+
+        Returns
+        -------
+        Llama
+            The model.
+
+        Raises
+        ------
+        MissingFileError
+            If a file does not exist.
+        CheckpointError
+            For a damaged file, and for weights of another model; the message then lists all differences.
+        """
         return from_safetensors(path, config, model=model)
 
 
 def from_safetensors(
     path: str | os.PathLike[str], config: LlamaConfig | None = None, *, model: Llama | None = None
 ) -> Llama:
-    """Return a Llama with weights from a safetensors file, the index of a sharded checkpoint, or a folder with either.
+    """Return a Llama with weights from a safetensors file, a sharded checkpoint's index, or a folder with either.
 
     Tensors are read one by one, into a new model or into `model`. Their names are those of `LlamaForCausalLM`, with or
     without "model."; tables of frequencies ("rotary_emb.inv_freq") are ignored. `config` defaults to the `config.json`

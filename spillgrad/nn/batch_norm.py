@@ -88,9 +88,29 @@ class _BatchNorm(_TrackedNorm):
 class BatchNorm1d(_BatchNorm):
     """Normalise features or channels by the statistics of the batch; in evaluation mode, by the running statistics.
 
-    If `momentum` is None, the running statistics are averages over all batches. Otherwise each batch moves the running
-    statistics towards the batch's statistics.
-    Shapes: x (N, num_features) or (N, num_features, L), result the same.
+    The input has shape (N, num_features) or (N, num_features, L), the result the same.
+
+    Parameters
+    ----------
+    num_features : int
+        Number of channels.
+    eps : float, default 1e-5
+        Added to the variance.
+    momentum : float or None, default 0.1
+        Share of the batch's statistics in the new running statistics; None averages over all batches.
+    affine : bool, default True
+        Whether to scale and shift by parameters.
+    track_running_stats : bool, default True
+        Whether to keep running statistics; without them, the batch's are used in evaluation, too.
+    device : device, optional
+        Where parameters and buffers are; by default, the default device.
+    dtype : dtype, optional
+        Data type of parameters and buffers; by default, the default data type.
+    bias : bool, default True
+        Whether to shift, if `affine`.
+
+    Notes
+    -----
     Source: Ioffe, Szegedy 2015, "Batch normalization".
     """
 
@@ -98,13 +118,66 @@ class BatchNorm1d(_BatchNorm):
 
 
 class BatchNorm2d(_BatchNorm):
-    """Normalise channels of images over the batch (see `BatchNorm1d`). Shapes: x (N, num_features, H, W)."""
+    """Normalise channels of images over the batch (see `BatchNorm1d`).
+
+    The input has shape (N, num_features, H, W), the result the same.
+
+    Parameters
+    ----------
+    num_features : int
+        Number of channels.
+    eps : float, default 1e-5
+        Added to the variance.
+    momentum : float or None, default 0.1
+        Share of the batch's statistics in the new running statistics; None averages over all batches.
+    affine : bool, default True
+        Whether to scale and shift by parameters.
+    track_running_stats : bool, default True
+        Whether to keep running statistics; without them, the batch's are used in evaluation, too.
+    device : device, optional
+        Where parameters and buffers are; by default, the default device.
+    dtype : dtype, optional
+        Data type of parameters and buffers; by default, the default data type.
+    bias : bool, default True
+        Whether to shift, if `affine`.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> layer = sg.nn.BatchNorm2d(3)
+    >>> layer(sg.randn(8, 3, 4, 4)).shape
+    (8, 3, 4, 4)
+    >>> layer.num_batches_tracked.item()
+    1
+    """
 
     _ndims = (4,)
 
 
 class BatchNorm3d(_BatchNorm):
-    """Normalise channels of volumes over the batch (see `BatchNorm1d`). Shapes: x (N, num_features, D, H, W)."""
+    """Normalise channels of volumes over the batch (see `BatchNorm1d`).
+
+    The input has shape (N, num_features, D, H, W), the result the same.
+
+    Parameters
+    ----------
+    num_features : int
+        Number of channels.
+    eps : float, default 1e-5
+        Added to the variance.
+    momentum : float or None, default 0.1
+        Share of the batch's statistics in the new running statistics; None averages over all batches.
+    affine : bool, default True
+        Whether to scale and shift by parameters.
+    track_running_stats : bool, default True
+        Whether to keep running statistics; without them, the batch's are used in evaluation, too.
+    device : device, optional
+        Where parameters and buffers are; by default, the default device.
+    dtype : dtype, optional
+        Data type of parameters and buffers; by default, the default data type.
+    bias : bool, default True
+        Whether to shift, if `affine`.
+    """
 
     _ndims = (5,)
 
@@ -112,14 +185,46 @@ class BatchNorm3d(_BatchNorm):
 class SyncBatchNorm(_BatchNorm):
     """Normalise channels by the statistics of the batches of all processes: here, of the one process.
 
-    Shapes: x (N, num_features, ...), result the same.
+    The input has shape (N, num_features, ...), the result the same.
+
+    Parameters
+    ----------
+    num_features : int
+        Number of channels.
+    eps : float, default 1e-5
+        Added to the variance.
+    momentum : float or None, default 0.1
+        Share of the batch's statistics in the new running statistics; None averages over all batches.
+    affine : bool, default True
+        Whether to scale and shift by parameters.
+    track_running_stats : bool, default True
+        Whether to keep running statistics; without them, the batch's are used in evaluation, too.
+    device : device, optional
+        Where parameters and buffers are; by default, the default device.
+    dtype : dtype, optional
+        Data type of parameters and buffers; by default, the default data type.
+    bias : bool, default True
+        Whether to shift, if `affine`.
     """
 
     _ndims = (2, 3, 4, 5)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: Module, process_group: Any = None) -> Module:
-        """Return the module with all `BatchNorm` layers, itself included, replaced by layers with their tensors."""
+        """Return the module with all `BatchNorm` layers, itself included, replaced by layers with their tensors.
+
+        Parameters
+        ----------
+        module : Module
+            Module whose layers are replaced in place.
+        process_group : object, optional
+            Accepted for PyTorch's programs; there is one process.
+
+        Returns
+        -------
+        Module
+            The module, or its replacement if it is such a layer itself.
+        """
         converted: Module = module
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
             converted = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
@@ -161,7 +266,29 @@ class _InstanceNorm(_TrackedNorm):
 class InstanceNorm1d(_InstanceNorm):
     """Normalise each channel of each signal.
 
-    Shapes: x (N, num_features, L) or (num_features, L), result the same.
+    The input has shape (N, num_features, L) or (num_features, L), the result the same.
+
+    Parameters
+    ----------
+    num_features : int
+        Number of channels.
+    eps : float, default 1e-5
+        Added to the variance.
+    momentum : float, default 0.1
+        Share of the batch's statistics in the new running statistics.
+    affine : bool, default False
+        Whether to scale and shift by parameters.
+    track_running_stats : bool, default False
+        Whether to keep running statistics, which normalise in evaluation mode.
+    device : device, optional
+        Where parameters and buffers are; by default, the default device.
+    dtype : dtype, optional
+        Data type of parameters and buffers; by default, the default data type.
+    bias : bool, default True
+        Whether to shift, if `affine`.
+
+    Notes
+    -----
     Source: Ulyanov, Vedaldi, Lempitsky 2016, "Instance normalization".
     """
 
@@ -169,12 +296,56 @@ class InstanceNorm1d(_InstanceNorm):
 
 
 class InstanceNorm2d(_InstanceNorm):
-    """Normalise each channel of each image (see `InstanceNorm1d`). Shapes: x (N, num_features, H, W) or without N."""
+    """Normalise each channel of each image (see `InstanceNorm1d`).
+
+    The input has shape (N, num_features, H, W) or (num_features, H, W), the result the same.
+
+    Parameters
+    ----------
+    num_features : int
+        Number of channels.
+    eps : float, default 1e-5
+        Added to the variance.
+    momentum : float, default 0.1
+        Share of the batch's statistics in the new running statistics.
+    affine : bool, default False
+        Whether to scale and shift by parameters.
+    track_running_stats : bool, default False
+        Whether to keep running statistics, which normalise in evaluation mode.
+    device : device, optional
+        Where parameters and buffers are; by default, the default device.
+    dtype : dtype, optional
+        Data type of parameters and buffers; by default, the default data type.
+    bias : bool, default True
+        Whether to shift, if `affine`.
+    """
 
     _dims = 2
 
 
 class InstanceNorm3d(_InstanceNorm):
-    """Normalise each channel of each volume (see `InstanceNorm1d`). Shapes: (N, num_features, D, H, W) or without N."""
+    """Normalise each channel of each volume (see `InstanceNorm1d`).
+
+    The input has shape (N, num_features, D, H, W) or (num_features, D, H, W), the result the same.
+
+    Parameters
+    ----------
+    num_features : int
+        Number of channels.
+    eps : float, default 1e-5
+        Added to the variance.
+    momentum : float, default 0.1
+        Share of the batch's statistics in the new running statistics.
+    affine : bool, default False
+        Whether to scale and shift by parameters.
+    track_running_stats : bool, default False
+        Whether to keep running statistics, which normalise in evaluation mode.
+    device : device, optional
+        Where parameters and buffers are; by default, the default device.
+    dtype : dtype, optional
+        Data type of parameters and buffers; by default, the default data type.
+    bias : bool, default True
+        Whether to shift, if `affine`.
+    """
 
     _dims = 3

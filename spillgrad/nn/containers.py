@@ -92,15 +92,57 @@ class _ModuleSequence(_List[Module]):
     _modules: dict[str, Module]  # type: ignore[assignment]
 
     def append(self, module: Module) -> Self:
-        """Add a module at the end."""
+        """Add a module at the end.
+
+        Parameters
+        ----------
+        module : Module
+            The module.
+
+        Returns
+        -------
+        Module
+            This container.
+        """
         return self._append(module)
 
     def extend(self, modules: Iterable[Module]) -> Self:
-        """Add modules at the end."""
+        """Add modules at the end.
+
+        Parameters
+        ----------
+        modules : iterable of Module
+            The modules.
+
+        Returns
+        -------
+        Module
+            This container.
+        """
         return self._extend(modules)
 
     def insert(self, index: int, module: Module) -> Self:
-        """Insert a module before an index. Raises DimensionError for a wrong index, TypeError for a wrong object."""
+        """Insert a module before an index.
+
+        Parameters
+        ----------
+        index : int
+            Index, which may count from the end.
+        module : Module
+            The module.
+
+        Returns
+        -------
+        Module
+            This container.
+
+        Raises
+        ------
+        DimensionError
+            If the index is out of range.
+        TypeError
+            If `module` is no module.
+        """
         if not isinstance(module, Module):
             raise TypeError(self._misfit("insert", "a Module", module))
         if not -len(self) <= index <= len(self):
@@ -111,7 +153,18 @@ class _ModuleSequence(_List[Module]):
         return self
 
     def pop(self, key: int | slice) -> Any:
-        """Remove and return the module at an index, or the sequence of modules in a slice."""
+        """Remove and return a module or several.
+
+        Parameters
+        ----------
+        key : int or slice
+            Index, or slice of the sequence.
+
+        Returns
+        -------
+        Module
+            The module at the index, or the sequence of modules in the slice.
+        """
         removed = self[key]
         del self[key]
         return removed
@@ -151,7 +204,24 @@ class _ModuleSequence(_List[Module]):
 
 
 class ModuleList(_ModuleSequence):
-    """A list whose modules are registered under their index; it has no forward."""
+    """A list whose modules are registered under their index; it has no forward.
+
+    Parameters
+    ----------
+    modules : iterable of Module, optional
+        First entries; by default, the list is empty.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> layers = sg.nn.ModuleList([sg.nn.Linear(2, 2) for _ in range(3)])
+    >>> len(layers)
+    3
+    >>> layers
+    ModuleList(
+      (0-2): 3 x Linear(in_features=2, out_features=2, bias=True)
+    )
+    """
 
     def __init__(self, modules: Iterable[Module] | None = None) -> None:
         super().__init__()
@@ -175,7 +245,22 @@ class ModuleList(_ModuleSequence):
 
 
 class Sequential(_ModuleSequence):
-    """Feed each module's result to the next. Takes the modules, or one dict of modules by name."""
+    """Feed each module's result to the next.
+
+    Parameters
+    ----------
+    *modules : Module
+        The modules in order, or one dict of modules by name.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> model = sg.nn.Sequential(sg.nn.Linear(4, 8), sg.nn.ReLU(), sg.nn.Linear(8, 2))
+    >>> model(sg.zeros(3, 4)).shape
+    (3, 2)
+    >>> model[1]
+    ReLU()
+    """
 
     def __init__(self, *modules: Module | dict[str, Module]) -> None:
         super().__init__()
@@ -184,6 +269,18 @@ class Sequential(_ModuleSequence):
             self.register_module(str(name), module)
 
     def forward(self, x: Any) -> Any:
+        """Return the last module's result.
+
+        Parameters
+        ----------
+        x : object
+            The first module's argument.
+
+        Returns
+        -------
+        object
+            The last module's result; `x` if there is no module.
+        """
         for module in self._modules.values():
             x = module(x)
         return x
@@ -223,6 +320,11 @@ class ParameterList(_ParameterContainer, _List[Any]):
     """A list whose parameters are registered under their index; tensors become parameters.
 
     Modules in it are registered, too; other values are kept as they are.
+
+    Parameters
+    ----------
+    values : iterable, optional
+        First entries; by default, the list is empty.
     """
 
     def __init__(self, values: Iterable[Any] | None = None) -> None:
@@ -230,11 +332,38 @@ class ParameterList(_ParameterContainer, _List[Any]):
         self.extend(values or ())
 
     def append(self, value: Any) -> Self:
-        """Add a parameter, or another value, at the end."""
+        """Add a parameter, or another value, at the end.
+
+        Parameters
+        ----------
+        value : object
+            The entry.
+
+        Returns
+        -------
+        ParameterList
+            This list.
+        """
         return self._append(value)
 
     def extend(self, values: Iterable[Any]) -> Self:
-        """Add several parameters or other values at the end. Raises OperandError if `values` is a single tensor."""
+        """Add several parameters or other values at the end.
+
+        Parameters
+        ----------
+        values : iterable
+            The entries.
+
+        Returns
+        -------
+        ParameterList
+            This list.
+
+        Raises
+        ------
+        OperandError
+            If `values` is a single tensor.
+        """
         if isinstance(values, Tensor):  # iterating over it would split it
             raise OperandError("ParameterList.extend should be called with an iterable, but got Tensor: use append")
         return self._extend(values)
@@ -257,12 +386,34 @@ class _Dict(_Container[Entry]):
         self.update(entries or {})
 
     def update(self, entries: Any) -> None:
-        """Add or replace entries, given as a mapping or as (key, entry) pairs."""
+        """Add or replace entries.
+
+        Parameters
+        ----------
+        entries : mapping or iterable
+            Entries by key, or (key, entry) pairs.
+        """
         for key, value in dict(entries).items():
             self[key] = value
 
     def pop(self, key: str) -> Entry:
-        """Remove an entry and return it. Raises KeyError if the key does not exist."""
+        """Remove an entry and return it.
+
+        Parameters
+        ----------
+        key : str
+            Key of the entry.
+
+        Returns
+        -------
+        object
+            The entry.
+
+        Raises
+        ------
+        KeyError
+            If the key does not exist.
+        """
         value = self[key]
         delattr(self, key)
         return value
@@ -273,15 +424,33 @@ class _Dict(_Container[Entry]):
             del self[key]
 
     def keys(self) -> KeysView[str]:
-        """Return the keys."""
+        """Return the keys.
+
+        Returns
+        -------
+        collection of str
+            The keys in order.
+        """
         return self._entries.keys()
 
     def values(self) -> ValuesView[Entry]:
-        """Return the entries."""
+        """Return the entries.
+
+        Returns
+        -------
+        collection
+            The entries in order.
+        """
         return self._entries.values()
 
     def items(self) -> ItemsView[str, Entry]:
-        """Return keys and entries."""
+        """Return keys and entries.
+
+        Returns
+        -------
+        collection of tuple
+            The (key, entry) pairs in order.
+        """
         return self._entries.items()
 
     def __iter__(self) -> Iterator[str]:
@@ -304,7 +473,13 @@ class _Dict(_Container[Entry]):
 
 
 class ModuleDict(_Dict[Module]):
-    """A dictionary whose modules are registered under their keys, in insertion order; it has no forward."""
+    """A dictionary whose modules are registered under their keys, in insertion order; it has no forward.
+
+    Parameters
+    ----------
+    entries : mapping or iterable, optional
+        First entries: modules by key, or (key, module) pairs.
+    """
 
 
 class ParameterDict(_ParameterContainer, _Dict[Any]):
@@ -312,32 +487,95 @@ class ParameterDict(_ParameterContainer, _Dict[Any]):
 
     Modules in it are registered, too; other values are kept as they are. Entries stay in order of insertion; PyTorch
     sorts those of a plain dict by key.
+
+    Parameters
+    ----------
+    entries : mapping or iterable, optional
+        First entries: values by key, or (key, value) pairs.
     """
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the parameter of a key, or the default if there is none."""
+        """Return the parameter of a key, or the default if there is none.
+
+        Parameters
+        ----------
+        key : str
+            Key of the entry.
+        default : object, optional
+            Result for an unknown key; by default, None.
+
+        Returns
+        -------
+        object
+            The entry, or `default`.
+        """
         return self._entries.get(key, default)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Return the parameter of a key; add `default` first if there is none."""
+        """Return the parameter of a key; add `default` first if there is none.
+
+        Parameters
+        ----------
+        key : str
+            Key of the entry.
+        default : object, optional
+            Entry for an unknown key; by default, None.
+
+        Returns
+        -------
+        object
+            The entry.
+        """
         if key not in self:
             self[key] = default
         return self[key]
 
     def popitem(self) -> tuple[str, Any]:
-        """Remove the last parameter; return its key and the parameter. Raises KeyError if the dictionary is empty."""
+        """Remove the last parameter.
+
+        Returns
+        -------
+        str
+            Its key.
+        object
+            The parameter.
+
+        Raises
+        ------
+        KeyError
+            If the dictionary is empty.
+        """
         if not self._keys:
             raise KeyError("ParameterDict: popitem of an empty dictionary")
         key = next(reversed(self._keys))
         return key, self.pop(key)
 
     def copy(self) -> "ParameterDict":
-        """Return a new dictionary with the same parameters."""
+        """Return a new dictionary with the same parameters.
+
+        Returns
+        -------
+        ParameterDict
+            The copy.
+        """
         return ParameterDict(self.items())
 
     @staticmethod
     def fromkeys(keys: Iterable[str], default: Any = None) -> "ParameterDict":
-        """Return a dictionary in which one tensor, or another value, is the entry of every key."""
+        """Return a dictionary in which one tensor, or another value, is the entry of every key.
+
+        Parameters
+        ----------
+        keys : iterable of str
+            The keys.
+        default : object, optional
+            The entry; by default, None.
+
+        Returns
+        -------
+        ParameterDict
+            The dictionary.
+        """
         shared = ParameterDict._as_parameter(default)
         return ParameterDict((key, shared) for key in keys)
 

@@ -92,7 +92,39 @@ class _Conv(Module):
 class Conv1d(_Conv):
     """Multiply every window of a signal by the same weights.
 
-    Shapes: x (N, in_channels, L), result (N, out_channels, l), weight (out_channels, in_channels/groups, k).
+    The input has shape (N, in_channels, L), the result (N, out_channels, l), and the weight
+    (out_channels, in_channels/groups, k). Weight and bias are drawn from U(-a, a) with a = 1/sqrt(n), where n
+    counts the weights of one output channel.
+
+    Parameters
+    ----------
+    in_channels : int
+        Number of channels of the input.
+    out_channels : int
+        Number of channels of the result.
+    kernel_size : int or sequence of int
+        Size of the window.
+    stride : int or sequence of int, default 1
+        Distance between windows.
+    padding : int or sequence of int, or str, default 0
+        Width of padding on both sides; "valid" is none, and "same" keeps the input's size.
+    dilation : int or sequence of int, default 1
+        Distance between elements of a window.
+    groups : int, default 1
+        Number of groups of channels; each is convolved apart from the others.
+    bias : bool, default True
+        Whether to add a bias to each channel.
+    padding_mode : {"zeros", "reflect", "replicate", "circular"}, default "zeros"
+        What the padding consists of.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Raises
+    ------
+    ArgumentError
+        If `groups` does not divide both numbers of channels, or for another `padding_mode`.
     """
 
     _function = conv.conv1d
@@ -102,7 +134,46 @@ class Conv1d(_Conv):
 class Conv2d(_Conv):
     """Multiply every window of an image by the same weights.
 
-    Shapes: x (N, in_channels, H, W), result (N, out_channels, h, w), weight (out_channels, in_channels/groups, kh, kw).
+    The input has shape (N, in_channels, H, W), the result (N, out_channels, h, w), and the weight
+    (out_channels, in_channels/groups, kh, kw). Weight and bias are drawn from U(-a, a) with a = 1/sqrt(n), where n
+    counts the weights of one output channel.
+
+    Parameters
+    ----------
+    in_channels : int
+        Number of channels of the input.
+    out_channels : int
+        Number of channels of the result.
+    kernel_size : int or sequence of int
+        Size of the window.
+    stride : int or sequence of int, default 1
+        Distance between windows.
+    padding : int or sequence of int, or str, default 0
+        Width of padding on both sides; "valid" is none, and "same" keeps the input's size.
+    dilation : int or sequence of int, default 1
+        Distance between elements of a window.
+    groups : int, default 1
+        Number of groups of channels; each is convolved apart from the others.
+    bias : bool, default True
+        Whether to add a bias to each channel.
+    padding_mode : {"zeros", "reflect", "replicate", "circular"}, default "zeros"
+        What the padding consists of.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Raises
+    ------
+    ArgumentError
+        If `groups` does not divide both numbers of channels, or for another `padding_mode`.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> layer = sg.nn.Conv2d(3, 16, kernel_size=3, padding=1)
+    >>> layer(sg.randn(1, 3, 32, 32)).shape
+    (1, 16, 32, 32)
     """
 
     _function = conv.conv2d
@@ -111,8 +182,39 @@ class Conv2d(_Conv):
 class Conv3d(_Conv):
     """Multiply every window of a volume by the same weights.
 
-    Shapes: x (N, in_channels, D, H, W), result (N, out_channels, d, h, w), weight (out_channels, in_channels/groups,
-    kd, kh, kw).
+    The input has shape (N, in_channels, D, H, W), the result (N, out_channels, d, h, w), and the weight
+    (out_channels, in_channels/groups, kd, kh, kw). Weight and bias are drawn from U(-a, a) with a = 1/sqrt(n), where n
+    counts the weights of one output channel.
+
+    Parameters
+    ----------
+    in_channels : int
+        Number of channels of the input.
+    out_channels : int
+        Number of channels of the result.
+    kernel_size : int or sequence of int
+        Size of the window.
+    stride : int or sequence of int, default 1
+        Distance between windows.
+    padding : int or sequence of int, or str, default 0
+        Width of padding on both sides; "valid" is none, and "same" keeps the input's size.
+    dilation : int or sequence of int, default 1
+        Distance between elements of a window.
+    groups : int, default 1
+        Number of groups of channels; each is convolved apart from the others.
+    bias : bool, default True
+        Whether to add a bias to each channel.
+    padding_mode : {"zeros", "reflect", "replicate", "circular"}, default "zeros"
+        What the padding consists of.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Raises
+    ------
+    ArgumentError
+        If `groups` does not divide both numbers of channels, or for another `padding_mode`.
     """
 
     _function = conv.conv3d
@@ -164,7 +266,40 @@ class _ConvTranspose(_Conv):
 class ConvTranspose1d(_ConvTranspose):
     """Add the weights, scaled by each input element, to a longer signal: the transpose of `Conv1d`.
 
-    Shapes: x (N, in_channels, l), result (N, out_channels, L), weight (in_channels, out_channels/groups, k).
+    The input has shape (N, in_channels, l), the result (N, out_channels, L), and the weight
+    (in_channels, out_channels/groups, k).
+
+    Parameters
+    ----------
+    in_channels : int
+        Number of channels of the input.
+    out_channels : int
+        Number of channels of the result.
+    kernel_size : int or sequence of int
+        Size of the window.
+    stride : int or sequence of int, default 1
+        Distance between windows of the result.
+    padding : int or sequence of int, default 0
+        Width that is left out of the result on both sides.
+    output_padding : int or sequence of int, default 0
+        Width that is added to the result at the end of each dimension.
+    groups : int, default 1
+        Number of groups of channels; each is convolved apart from the others.
+    bias : bool, default True
+        Whether to add a bias to each channel.
+    dilation : int or sequence of int, default 1
+        Distance between elements of a window.
+    padding_mode : {"zeros"}, default "zeros"
+        Accepted for likeness with `Conv1d`.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Raises
+    ------
+    ArgumentError
+        If `groups` does not divide both numbers of channels, or `padding` or `padding_mode` is another text.
     """
 
     _function = conv.conv_transpose1d
@@ -174,7 +309,40 @@ class ConvTranspose1d(_ConvTranspose):
 class ConvTranspose2d(_ConvTranspose):
     """Add the weights, scaled by each input element, to a larger image: the transpose of `Conv2d`.
 
-    Shapes: x (N, in_channels, h, w), result (N, out_channels, H, W), weight (in_channels, out_channels/groups, kh, kw).
+    The input has shape (N, in_channels, h, w), the result (N, out_channels, H, W), and the weight
+    (in_channels, out_channels/groups, kh, kw).
+
+    Parameters
+    ----------
+    in_channels : int
+        Number of channels of the input.
+    out_channels : int
+        Number of channels of the result.
+    kernel_size : int or sequence of int
+        Size of the window.
+    stride : int or sequence of int, default 1
+        Distance between windows of the result.
+    padding : int or sequence of int, default 0
+        Width that is left out of the result on both sides.
+    output_padding : int or sequence of int, default 0
+        Width that is added to the result at the end of each dimension.
+    groups : int, default 1
+        Number of groups of channels; each is convolved apart from the others.
+    bias : bool, default True
+        Whether to add a bias to each channel.
+    dilation : int or sequence of int, default 1
+        Distance between elements of a window.
+    padding_mode : {"zeros"}, default "zeros"
+        Accepted for likeness with `Conv2d`.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Raises
+    ------
+    ArgumentError
+        If `groups` does not divide both numbers of channels, or `padding` or `padding_mode` is another text.
     """
 
     _function = conv.conv_transpose2d
@@ -183,8 +351,40 @@ class ConvTranspose2d(_ConvTranspose):
 class ConvTranspose3d(_ConvTranspose):
     """Add the weights, scaled by each input element, to a larger volume: the transpose of `Conv3d`.
 
-    Shapes: x (N, in_channels, d, h, w), result (N, out_channels, D, H, W), weight (in_channels, out_channels/groups,
-    kd, kh, kw).
+    The input has shape (N, in_channels, d, h, w), the result (N, out_channels, D, H, W), and the weight
+    (in_channels, out_channels/groups, kd, kh, kw).
+
+    Parameters
+    ----------
+    in_channels : int
+        Number of channels of the input.
+    out_channels : int
+        Number of channels of the result.
+    kernel_size : int or sequence of int
+        Size of the window.
+    stride : int or sequence of int, default 1
+        Distance between windows of the result.
+    padding : int or sequence of int, default 0
+        Width that is left out of the result on both sides.
+    output_padding : int or sequence of int, default 0
+        Width that is added to the result at the end of each dimension.
+    groups : int, default 1
+        Number of groups of channels; each is convolved apart from the others.
+    bias : bool, default True
+        Whether to add a bias to each channel.
+    dilation : int or sequence of int, default 1
+        Distance between elements of a window.
+    padding_mode : {"zeros"}, default "zeros"
+        Accepted for likeness with `Conv3d`.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Raises
+    ------
+    ArgumentError
+        If `groups` does not divide both numbers of channels, or `padding` or `padding_mode` is another text.
     """
 
     _function = conv.conv_transpose3d

@@ -58,9 +58,26 @@ class _Table(Module):
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **options: Any) -> Self:
-        """Return a layer whose table is `embeddings`; with `freeze`, the table requires no gradient.
+        """Return a layer with a given table.
 
-        Shapes: embeddings (num_embeddings, embedding_dim). Raises ShapeError unless it has two dimensions.
+        Parameters
+        ----------
+        embeddings : Tensor
+            Of shape (num_embeddings, embedding_dim): the table, whose memory is shared.
+        freeze : bool, default True
+            Whether the table requires no gradient.
+        **options : object
+            Further options of the constructor.
+
+        Returns
+        -------
+        Module
+            A layer of this class.
+
+        Raises
+        ------
+        ShapeError
+            If `embeddings` has another number of dimensions than two.
         """
         if embeddings.ndim != 2:
             raise ShapeError(
@@ -76,21 +93,106 @@ class _Table(Module):
 
 
 class Embedding(_Table):
-    """Look up rows of a table by integer index; for the options see `functional.embedding`.
+    """Look up rows of a table by integer index.
 
-    Shapes: index (...), result (..., embedding_dim), weight (num_embeddings, embedding_dim).
+    The table `weight` has shape (num_embeddings, embedding_dim).
+
+    Parameters
+    ----------
+    num_embeddings : int
+        Number of rows of the table.
+    embedding_dim : int
+        Size of a row.
+    padding_idx : int, optional
+        Row that begins as zeros and gets no gradient; it may count from the end.
+    max_norm : float, optional
+        Largest norm of a row: rows that are looked up are first scaled down to it, in place.
+    norm_type : float, default 2.0
+        The p of the norm that `max_norm` limits.
+    scale_grad_by_freq : bool, default False
+        Whether to divide the gradient of a row by how often the row was looked up.
+    sparse : bool, default False
+        Accepted for PyTorch's programs: gradients are dense.
+    _weight : Tensor, optional
+        Of shape (num_embeddings, embedding_dim): the table; by default, it is drawn from N(0, 1).
+    _freeze : bool, default False
+        Whether the table requires no gradient.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Raises
+    ------
+    ArgumentError
+        If `padding_idx` is no row of the table.
+    ShapeError
+        If `_weight` has another shape.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> table = sg.nn.Embedding(10, 4)
+    >>> table(sg.tensor([[1, 2, 3]])).shape
+    (1, 3, 4)
     """
 
     def forward(self, index: Tensor) -> Tensor:
+        """Return the rows at the indices.
+
+        Parameters
+        ----------
+        index : Tensor
+            Integers of any shape, from 0 on and below `num_embeddings`.
+
+        Returns
+        -------
+        Tensor
+            Of shape ``(*index.shape, embedding_dim)``.
+        """
         return embedding.embedding(
             index, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq
         )
 
 
 class EmbeddingBag(_Table):
-    """Look up bags of rows of a table; return the sum, mean or maximum of each bag (see `functional.embedding_bag`).
+    """Look up bags of rows of a table; return the sum, mean or maximum of each bag.
 
-    Shapes: input (B, n), or (n,) with offsets (B,); result (B, embedding_dim).
+    Parameters
+    ----------
+    num_embeddings : int
+        Number of rows of the table.
+    embedding_dim : int
+        Size of a row.
+    max_norm : float, optional
+        Largest norm of a row: rows that are looked up are first scaled down to it, in place.
+    norm_type : float, default 2.0
+        The p of the norm that `max_norm` limits.
+    scale_grad_by_freq : bool, default False
+        Whether to divide the gradient of a row by how often the row was looked up.
+    mode : {"sum", "mean", "max"}, default "mean"
+        What is computed of the rows of a bag.
+    sparse : bool, default False
+        Accepted for PyTorch's programs: gradients are dense.
+    _weight : Tensor, optional
+        Of shape (num_embeddings, embedding_dim): the table; by default, it is drawn from N(0, 1).
+    include_last_offset : bool, default False
+        Whether the last offset only ends the last bag.
+    padding_idx : int, optional
+        Row that begins as zeros and is left out of bags; it may count from the end.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+    _freeze : bool, default False
+        Whether the table requires no gradient.
+
+    Raises
+    ------
+    ArgumentError
+        If `padding_idx` is no row of the table.
+    ShapeError
+        If `_weight` has another shape.
     """
 
     _shown = ("max_norm", "norm_type", "scale_grad_by_freq", "mode", "padding_idx")
@@ -109,6 +211,22 @@ class EmbeddingBag(_Table):
         self.include_last_offset = include_last_offset
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Return the sum, mean or maximum of each bag; zeros for an empty bag.
+
+        Parameters
+        ----------
+        input : Tensor
+            Indices of shape (B, n), each row a bag, or (n,) with `offsets`.
+        offsets : Tensor, optional
+            Of shape (B,): where in a vector `input` each bag begins; it ends before the next one.
+        per_sample_weights : Tensor, optional
+            Of the shape of `input`: factors of the rows of a sum.
+
+        Returns
+        -------
+        Tensor
+            Of shape (B, embedding_dim).
+        """
         return embedding.embedding_bag(
             input, self.weight, offsets, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.mode, self.sparse,
             per_sample_weights, self.include_last_offset, self.padding_idx,

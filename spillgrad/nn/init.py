@@ -68,7 +68,24 @@ def skipped() -> Iterator[None]:
 
 
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generator | None = None) -> Tensor:
-    """Fill with draws from U(a, b)."""
+    """Fill with draws from U(a, b).
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Tensor to fill.
+    a : float, default 0.0
+        Lower bound.
+    b : float, default 1.0
+        Upper bound.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        The same tensor.
+    """
     with no_grad():
         return tensor if _skipping.now else creation.uniform_(tensor, a, b, generator=generator)
 
@@ -82,29 +99,99 @@ def uniform_by_fan(parameters: Iterable[Tensor | None], fan: int) -> None:
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:
-    """Fill with draws from N(mean, std²)."""
+    """Fill with draws from N(mean, std²).
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Tensor to fill.
+    mean : float, default 0.0
+        Mean.
+    std : float, default 1.0
+        Standard deviation.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        The same tensor.
+    """
     with no_grad():
         return tensor if _skipping.now else creation.normal_(tensor, mean, std, generator=generator)
 
 
 def constant_(tensor: Tensor, val: float) -> Tensor:
-    """Fill with one value."""
+    """Fill with one value.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Tensor to fill.
+    val : float
+        The value.
+
+    Returns
+    -------
+    Tensor
+        The same tensor.
+    """
     with no_grad():
         return tensor if _skipping.now else inplace.fill_(tensor, val)
 
 
 def zeros_(tensor: Tensor) -> Tensor:
-    """Fill with zeros."""
+    """Fill with zeros.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Tensor to fill.
+
+    Returns
+    -------
+    Tensor
+        The same tensor.
+    """
     return constant_(tensor, 0.0)
 
 
 def ones_(tensor: Tensor) -> Tensor:
-    """Fill with ones."""
+    """Fill with ones.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Tensor to fill.
+
+    Returns
+    -------
+    Tensor
+        The same tensor.
+    """
     return constant_(tensor, 1.0)
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """Return the factor that keeps the variance of signals through a nonlinearity; `param` is leaky_relu's slope."""
+    """Return the factor that keeps the variance of signals through a nonlinearity.
+
+    Parameters
+    ----------
+    nonlinearity : str
+        "linear", "conv1d" and the like, "sigmoid", "tanh", "relu", "leaky_relu" or "selu".
+    param : float, optional
+        Slope of leaky_relu for negative elements; by default, 0.01.
+
+    Returns
+    -------
+    float
+        The factor.
+
+    Raises
+    ------
+    ArgumentError
+        If the nonlinearity is unknown.
+    """
     if nonlinearity == "leaky_relu":
         return math.sqrt(2 / (1 + (0.01 if param is None else param) ** 2))
     if nonlinearity not in _GAINS:
@@ -115,6 +202,27 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Fill from U(-a, a) with a = gain · sqrt(6 / (fan_in + fan_out)).
 
+    Parameters
+    ----------
+    tensor : Tensor
+        Tensor to fill, of shape (out, in, ...): two or more dimensions.
+    gain : float, default 1.0
+        Factor of the draws; `calculate_gain` gives one for a nonlinearity.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        The same tensor.
+
+    Raises
+    ------
+    ShapeError
+        If the tensor has fewer than two dimensions, or no elements.
+
+    Notes
+    -----
     Source: Glorot, Bengio 2010, "Understanding the difficulty of training deep feedforward neural networks", eq. 16.
     """
     bound = gain * math.sqrt(6 / sum(_fans(tensor)))
@@ -124,6 +232,27 @@ def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Generator | No
 def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Fill from N(0, gain² · 2 / (fan_in + fan_out)).
 
+    Parameters
+    ----------
+    tensor : Tensor
+        Tensor to fill, of shape (out, in, ...): two or more dimensions.
+    gain : float, default 1.0
+        Factor of the draws; `calculate_gain` gives one for a nonlinearity.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        The same tensor.
+
+    Raises
+    ------
+    ShapeError
+        If the tensor has fewer than two dimensions, or no elements.
+
+    Notes
+    -----
     Source: Glorot, Bengio 2010, eq. 12.
     """
     return normal_(tensor, 0.0, gain * math.sqrt(2 / sum(_fans(tensor))), generator)
@@ -133,9 +262,43 @@ def kaiming_uniform_(
     tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu",
     generator: Generator | None = None,
 ) -> Tensor:  # fmt: skip
-    """Fill from U(-b, b) with b = gain · sqrt(3 / fan); `a` is leaky_relu's slope.
+    """Fill from U(-b, b) with b = gain · sqrt(3 / fan).
 
+    Parameters
+    ----------
+    tensor : Tensor
+        Tensor to fill, of shape (out, in, ...): two or more dimensions.
+    a : float, default 0.0
+        Slope of leaky_relu for negative elements; used for that nonlinearity alone.
+    mode : {"fan_in", "fan_out"}, default "fan_in"
+        Whether to keep the variance of signals in forward or of gradients in backward.
+    nonlinearity : str, default "leaky_relu"
+        Function after the layer; it sets the gain.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        The same tensor.
+
+    Raises
+    ------
+    ShapeError
+        If the tensor has fewer than two dimensions, or no elements.
+    ArgumentError
+        If `mode` or `nonlinearity` is unknown.
+
+    Notes
+    -----
     Source: He et al. 2015, "Delving deep into rectifiers", eq. 14 and 15.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> weight = sg.nn.init.kaiming_uniform_(sg.empty(3, 6), nonlinearity="relu")
+    >>> bool((weight.abs() <= 1).all())
+    True
     """
     bound = math.sqrt(3) * _kaiming_std(tensor, a, mode, nonlinearity)
     return uniform_(tensor, -bound, bound, generator)
@@ -145,8 +308,35 @@ def kaiming_normal_(
     tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu",
     generator: Generator | None = None,
 ) -> Tensor:  # fmt: skip
-    """Fill from N(0, gain² / fan); `a` is leaky_relu's slope.
+    """Fill from N(0, gain² / fan).
 
+    Parameters
+    ----------
+    tensor : Tensor
+        Tensor to fill, of shape (out, in, ...): two or more dimensions.
+    a : float, default 0.0
+        Slope of leaky_relu for negative elements; used for that nonlinearity alone.
+    mode : {"fan_in", "fan_out"}, default "fan_in"
+        Whether to keep the variance of signals in forward or of gradients in backward.
+    nonlinearity : str, default "leaky_relu"
+        Function after the layer; it sets the gain.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        The same tensor.
+
+    Raises
+    ------
+    ShapeError
+        If the tensor has fewer than two dimensions, or no elements.
+    ArgumentError
+        If `mode` or `nonlinearity` is unknown.
+
+    Notes
+    -----
     Source: He et al. 2015, eq. 14 and 15.
     """
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
@@ -158,7 +348,30 @@ def trunc_normal_(
 ) -> Tensor:  # fmt: skip
     """Fill with draws from N(mean, std²) truncated to [a, b], by inverting the cumulative distribution function.
 
-    Raises DtypeError for a complex tensor.
+    Parameters
+    ----------
+    tensor : Tensor
+        Tensor to fill.
+    mean : float, default 0.0
+        Mean before the truncation.
+    std : float, default 1.0
+        Standard deviation before the truncation.
+    a : float, default -2.0
+        Lower bound.
+    b : float, default 2.0
+        Upper bound.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        The same tensor.
+
+    Raises
+    ------
+    DtypeError
+        For a complex tensor.
     """
     refuse_complex("trunc_normal_", tensor.dtype)
     below, above = ((1 + math.erf((bound - mean) / std / math.sqrt(2))) / 2 for bound in (a, b))
@@ -170,9 +383,31 @@ def trunc_normal_(
 
 
 def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
-    """Fill with `gain` times a matrix of orthonormal rows or columns, whichever are fewer; join trailing dimensions.
+    """Fill with `gain` times a matrix of orthonormal rows or columns, whichever are fewer.
 
-    Raises DtypeError for a complex tensor.
+    Parameters
+    ----------
+    tensor : Tensor
+        Tensor to fill, of two or more dimensions; those from the second on are joined.
+    gain : float, default 1.0
+        Factor of the matrix.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        The same tensor.
+
+    Raises
+    ------
+    DtypeError
+        For a complex tensor.
+    ShapeError
+        If the tensor has fewer than two dimensions.
+
+    Notes
+    -----
     Source: Saxe et al. 2013, "Exact solutions to the nonlinear dynamics of learning in deep linear neural networks".
     """
     refuse_complex("orthogonal_", tensor.dtype)
@@ -190,7 +425,23 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None =
 
 
 def eye_(tensor: Tensor) -> Tensor:
-    """Fill a matrix with ones on its diagonal and zeros elsewhere. Raises ShapeError for a tensor that is no matrix."""
+    """Fill a matrix with ones on its diagonal and zeros elsewhere.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Matrix to fill.
+
+    Returns
+    -------
+    Tensor
+        The same tensor.
+
+    Raises
+    ------
+    ShapeError
+        For a tensor that is no matrix.
+    """
     if tensor.ndim != 2:
         raise ShapeError(f"init: got shape {tensor.shape}; Only tensors with 2 dimensions are supported")
     with no_grad():
@@ -200,8 +451,24 @@ def eye_(tensor: Tensor) -> Tensor:
 def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
     """Fill a convolution's weight so that each group copies input channels to output channels, as many as fit.
 
-    Raises ShapeError unless the weight has 3 to 5 dimensions. Raises ArgumentError if `groups` does not divide the
-    number of output channels.
+    Parameters
+    ----------
+    tensor : Tensor
+        Weight to fill, of 3 to 5 dimensions.
+    groups : int, default 1
+        Number of groups.
+
+    Returns
+    -------
+    Tensor
+        The same tensor.
+
+    Raises
+    ------
+    ShapeError
+        If the weight has another number of dimensions.
+    ArgumentError
+        If `groups` does not divide the number of output channels.
     """
     if tensor.ndim not in (3, 4, 5):
         raise ShapeError(f"init: got shape {tensor.shape}; Only tensors with 3, 4, or 5 dimensions are supported")
@@ -218,7 +485,33 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
 
 
 def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Generator | None = None) -> Tensor:
-    """Fill a matrix with draws from N(0, std²); set a fraction `sparsity` of each column to 0. Source: Martens 2010."""
+    """Fill a matrix with draws from N(0, std²), and set a part of each column to 0.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Matrix to fill.
+    sparsity : float
+        Share of each column that is 0.
+    std : float, default 0.01
+        Standard deviation of the draws.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        The same tensor.
+
+    Raises
+    ------
+    ShapeError
+        For a tensor that is no matrix.
+
+    Notes
+    -----
+    Source: Martens 2010.
+    """
     if tensor.ndim != 2:
         raise ShapeError(f"init: got shape {tensor.shape}; Only tensors with 2 dimensions are supported")
     rows, columns = tensor.shape
@@ -253,7 +546,14 @@ def _older(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         warnings.warn(f"`nn.init.{name}` is now deprecated in favor of `nn.init.{name}_`.", FutureWarning, stacklevel=2)
         return function(*args, **kwargs)
 
-    return named(call, name, f"Do `{name}_`; it warns, as PyTorch does.")
+    text = (
+        f"Do `{name}_`, under PyTorch's older name.\n\n"
+        f"Parameters\n----------\n*args : object\n    Arguments of `{name}_`.\n"
+        f"**kwargs : object\n    Keyword arguments of `{name}_`.\n\n"
+        "Returns\n-------\nTensor\n    The same tensor.\n\n"
+        "Warns\n-----\nFutureWarning\n    At each call, as in PyTorch."
+    )
+    return named(call, name, text)
 
 
 constant = _older(constant_)

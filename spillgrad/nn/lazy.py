@@ -159,49 +159,291 @@ class _LazyInstanceNorm(_LazyChannels):
 
 
 class LazyLinear(_LazyLayer, linear.Linear, size="in_features"):
-    """A `Linear` whose `in_features` is the size of its first input's last dimension; it becomes a `Linear` then."""
+    """A `Linear` whose `in_features` is the size of its first input's last dimension; it becomes a `Linear` then.
+
+    Parameters
+    ----------
+    out_features : int
+        Size of the result's last dimension.
+    bias : bool, default True
+        Whether to add a bias.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> layer = sg.nn.LazyLinear(3)
+    >>> layer(sg.zeros(2, 5)).shape
+    (2, 3)
+    >>> layer
+    Linear(in_features=5, out_features=3, bias=True)
+    """
 
 
 class LazyConv1d(_LazyChannels, conv.Conv1d, size="in_channels"):
-    """A `Conv1d` whose `in_channels` are those of its first input; it becomes a `Conv1d` then."""
+    """A `Conv1d` whose `in_channels` are those of its first input; it becomes a `Conv1d` then.
+
+    Parameters
+    ----------
+    out_channels : int
+        Number of channels of the result.
+    kernel_size : int or sequence of int
+        Size of the window.
+    stride : int or sequence of int, default 1
+        Distance between windows.
+    padding : int or sequence of int, or str, default 0
+        Width of padding on both sides; "valid" is none, and "same" keeps the input's size.
+    dilation : int or sequence of int, default 1
+        Distance between elements of a window.
+    groups : int, default 1
+        Number of groups of channels; each is convolved apart from the others.
+    bias : bool, default True
+        Whether to add a bias to each channel.
+    padding_mode : {"zeros", "reflect", "replicate", "circular"}, default "zeros"
+        What the padding consists of.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+    """
 
 
 class LazyConv2d(_LazyChannels, conv.Conv2d, size="in_channels"):
-    """A `Conv2d` whose `in_channels` are those of its first input; it becomes a `Conv2d` then."""
+    """A `Conv2d` whose `in_channels` are those of its first input; it becomes a `Conv2d` then.
+
+    Parameters
+    ----------
+    out_channels : int
+        Number of channels of the result.
+    kernel_size : int or sequence of int
+        Size of the window.
+    stride : int or sequence of int, default 1
+        Distance between windows.
+    padding : int or sequence of int, or str, default 0
+        Width of padding on both sides; "valid" is none, and "same" keeps the input's size.
+    dilation : int or sequence of int, default 1
+        Distance between elements of a window.
+    groups : int, default 1
+        Number of groups of channels; each is convolved apart from the others.
+    bias : bool, default True
+        Whether to add a bias to each channel.
+    padding_mode : {"zeros", "reflect", "replicate", "circular"}, default "zeros"
+        What the padding consists of.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+    """
 
 
 class LazyConv3d(_LazyChannels, conv.Conv3d, size="in_channels"):
-    """A `Conv3d` whose `in_channels` are those of its first input; it becomes a `Conv3d` then."""
+    """A `Conv3d` whose `in_channels` are those of its first input; it becomes a `Conv3d` then.
+
+    Parameters
+    ----------
+    out_channels : int
+        Number of channels of the result.
+    kernel_size : int or sequence of int
+        Size of the window.
+    stride : int or sequence of int, default 1
+        Distance between windows.
+    padding : int or sequence of int, or str, default 0
+        Width of padding on both sides; "valid" is none, and "same" keeps the input's size.
+    dilation : int or sequence of int, default 1
+        Distance between elements of a window.
+    groups : int, default 1
+        Number of groups of channels; each is convolved apart from the others.
+    bias : bool, default True
+        Whether to add a bias to each channel.
+    padding_mode : {"zeros", "reflect", "replicate", "circular"}, default "zeros"
+        What the padding consists of.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+    """
 
 
 class LazyConvTranspose1d(_LazyChannels, conv.ConvTranspose1d, size="in_channels"):
-    """A `ConvTranspose1d` whose `in_channels` are those of its first input; it becomes a `ConvTranspose1d` then."""
+    """A `ConvTranspose1d` whose `in_channels` are those of its first input; it becomes a `ConvTranspose1d` then.
+
+    Parameters
+    ----------
+    out_channels : int
+        Number of channels of the result.
+    kernel_size : int or sequence of int
+        Size of the window.
+    stride : int or sequence of int, default 1
+        Distance between windows of the result.
+    padding : int or sequence of int, default 0
+        Width that is left out of the result on both sides.
+    output_padding : int or sequence of int, default 0
+        Width that is added to the result at the end of each dimension.
+    groups : int, default 1
+        Number of groups of channels; each is convolved apart from the others.
+    bias : bool, default True
+        Whether to add a bias to each channel.
+    dilation : int or sequence of int, default 1
+        Distance between elements of a window.
+    padding_mode : {"zeros"}, default "zeros"
+        Accepted for likeness with `Conv1d`.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+    """
 
 
 class LazyConvTranspose2d(_LazyChannels, conv.ConvTranspose2d, size="in_channels"):
-    """A `ConvTranspose2d` whose `in_channels` are those of its first input; it becomes a `ConvTranspose2d` then."""
+    """A `ConvTranspose2d` whose `in_channels` are those of its first input; it becomes a `ConvTranspose2d` then.
+
+    Parameters
+    ----------
+    out_channels : int
+        Number of channels of the result.
+    kernel_size : int or sequence of int
+        Size of the window.
+    stride : int or sequence of int, default 1
+        Distance between windows of the result.
+    padding : int or sequence of int, default 0
+        Width that is left out of the result on both sides.
+    output_padding : int or sequence of int, default 0
+        Width that is added to the result at the end of each dimension.
+    groups : int, default 1
+        Number of groups of channels; each is convolved apart from the others.
+    bias : bool, default True
+        Whether to add a bias to each channel.
+    dilation : int or sequence of int, default 1
+        Distance between elements of a window.
+    padding_mode : {"zeros"}, default "zeros"
+        Accepted for likeness with `Conv2d`.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+    """
 
 
 class LazyConvTranspose3d(_LazyChannels, conv.ConvTranspose3d, size="in_channels"):
-    """A `ConvTranspose3d` whose `in_channels` are those of its first input; it becomes a `ConvTranspose3d` then."""
+    """A `ConvTranspose3d` whose `in_channels` are those of its first input; it becomes a `ConvTranspose3d` then.
+
+    Parameters
+    ----------
+    out_channels : int
+        Number of channels of the result.
+    kernel_size : int or sequence of int
+        Size of the window.
+    stride : int or sequence of int, default 1
+        Distance between windows of the result.
+    padding : int or sequence of int, default 0
+        Width that is left out of the result on both sides.
+    output_padding : int or sequence of int, default 0
+        Width that is added to the result at the end of each dimension.
+    groups : int, default 1
+        Number of groups of channels; each is convolved apart from the others.
+    bias : bool, default True
+        Whether to add a bias to each channel.
+    dilation : int or sequence of int, default 1
+        Distance between elements of a window.
+    padding_mode : {"zeros"}, default "zeros"
+        Accepted for likeness with `Conv3d`.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+    """
 
 
 class LazyBatchNorm1d(_LazyBatchNorm, batch_norm.BatchNorm1d, size="num_features"):
-    """A `BatchNorm1d` whose `num_features` are its first input's channels; it becomes a `BatchNorm1d` then."""
+    """A `BatchNorm1d` whose `num_features` are its first input's channels; it becomes a `BatchNorm1d` then.
+
+    Parameters
+    ----------
+    eps : float, default 1e-5
+        Added to the variance.
+    momentum : float or None, default 0.1
+        Share of the batch's statistics in the new running statistics; None averages over all batches.
+    affine : bool, default True
+        Whether to scale and shift by parameters.
+    track_running_stats : bool, default True
+        Whether to keep running statistics.
+    device : device, optional
+        Where parameters and buffers are; by default, the default device.
+    dtype : dtype, optional
+        Data type of parameters and buffers; by default, the default data type.
+    bias : bool, default True
+        Whether to shift, if `affine`.
+    """
 
 
 class LazyBatchNorm2d(_LazyBatchNorm, batch_norm.BatchNorm2d, size="num_features"):
-    """A `BatchNorm2d` whose `num_features` are its first input's channels; it becomes a `BatchNorm2d` then."""
+    """A `BatchNorm2d` whose `num_features` are its first input's channels; it becomes a `BatchNorm2d` then.
+
+    Parameters
+    ----------
+    eps : float, default 1e-5
+        Added to the variance.
+    momentum : float or None, default 0.1
+        Share of the batch's statistics in the new running statistics; None averages over all batches.
+    affine : bool, default True
+        Whether to scale and shift by parameters.
+    track_running_stats : bool, default True
+        Whether to keep running statistics.
+    device : device, optional
+        Where parameters and buffers are; by default, the default device.
+    dtype : dtype, optional
+        Data type of parameters and buffers; by default, the default data type.
+    bias : bool, default True
+        Whether to shift, if `affine`.
+    """
 
 
 class LazyBatchNorm3d(_LazyBatchNorm, batch_norm.BatchNorm3d, size="num_features"):
-    """A `BatchNorm3d` whose `num_features` are its first input's channels; it becomes a `BatchNorm3d` then."""
+    """A `BatchNorm3d` whose `num_features` are its first input's channels; it becomes a `BatchNorm3d` then.
+
+    Parameters
+    ----------
+    eps : float, default 1e-5
+        Added to the variance.
+    momentum : float or None, default 0.1
+        Share of the batch's statistics in the new running statistics; None averages over all batches.
+    affine : bool, default True
+        Whether to scale and shift by parameters.
+    track_running_stats : bool, default True
+        Whether to keep running statistics.
+    device : device, optional
+        Where parameters and buffers are; by default, the default device.
+    dtype : dtype, optional
+        Data type of parameters and buffers; by default, the default data type.
+    bias : bool, default True
+        Whether to shift, if `affine`.
+    """
 
 
 class LazyInstanceNorm1d(_LazyInstanceNorm, batch_norm.InstanceNorm1d, size="num_features"):
     """An `InstanceNorm1d` whose `num_features` are its first input's channels; it becomes an `InstanceNorm1d` then.
 
     Unlike `InstanceNorm1d`, it has a scale and running statistics by default.
+
+    Parameters
+    ----------
+    eps : float, default 1e-5
+        Added to the variance.
+    momentum : float, default 0.1
+        Share of the batch's statistics in the new running statistics.
+    affine : bool, default True
+        Whether to scale and shift by parameters.
+    track_running_stats : bool, default True
+        Whether to keep running statistics.
+    device : device, optional
+        Where parameters and buffers are; by default, the default device.
+    dtype : dtype, optional
+        Data type of parameters and buffers; by default, the default data type.
+    bias : bool, default True
+        Whether to shift, if `affine`.
     """
 
 
@@ -209,6 +451,23 @@ class LazyInstanceNorm2d(_LazyInstanceNorm, batch_norm.InstanceNorm2d, size="num
     """An `InstanceNorm2d` whose `num_features` are its first input's channels; it becomes an `InstanceNorm2d` then.
 
     Unlike `InstanceNorm2d`, it has a scale and running statistics by default.
+
+    Parameters
+    ----------
+    eps : float, default 1e-5
+        Added to the variance.
+    momentum : float, default 0.1
+        Share of the batch's statistics in the new running statistics.
+    affine : bool, default True
+        Whether to scale and shift by parameters.
+    track_running_stats : bool, default True
+        Whether to keep running statistics.
+    device : device, optional
+        Where parameters and buffers are; by default, the default device.
+    dtype : dtype, optional
+        Data type of parameters and buffers; by default, the default data type.
+    bias : bool, default True
+        Whether to shift, if `affine`.
     """
 
 
@@ -216,4 +475,21 @@ class LazyInstanceNorm3d(_LazyInstanceNorm, batch_norm.InstanceNorm3d, size="num
     """An `InstanceNorm3d` whose `num_features` are its first input's channels; it becomes an `InstanceNorm3d` then.
 
     Unlike `InstanceNorm3d`, it has a scale and running statistics by default.
+
+    Parameters
+    ----------
+    eps : float, default 1e-5
+        Added to the variance.
+    momentum : float, default 0.1
+        Share of the batch's statistics in the new running statistics.
+    affine : bool, default True
+        Whether to scale and shift by parameters.
+    track_running_stats : bool, default True
+        Whether to keep running statistics.
+    device : device, optional
+        Where parameters and buffers are; by default, the default device.
+    dtype : dtype, optional
+        Data type of parameters and buffers; by default, the default data type.
+    bias : bool, default True
+        Whether to shift, if `affine`.
     """

@@ -14,19 +14,60 @@ __all__ = ["Bilinear", "Identity", "Linear"]
 
 
 class Identity(Module):
-    """Return the input; the constructor ignores all arguments, so that it can replace any layer."""
+    """Return the input; the constructor ignores all arguments, so that it can replace any layer.
+
+    Parameters
+    ----------
+    *args : object
+        Ignored.
+    **kwargs : object
+        Ignored.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the input.
+
+        Parameters
+        ----------
+        x : Tensor
+            Of any shape.
+
+        Returns
+        -------
+        Tensor
+            The same object.
+        """
         return x
 
 
 class Linear(Module):
-    """Compute `x @ weight.T + bias`.
+    """Compute ``x @ weight.T + bias``.
 
-    Shapes: x (..., in_features), result (..., out_features), weight (out_features, in_features), bias (out_features,).
+    The weight has shape (out_features, in_features), the bias (out_features,). Both are drawn from U(-a, a) with
+    a = 1/sqrt(in_features).
+
+    Parameters
+    ----------
+    in_features : int
+        Size of the input's last dimension.
+    out_features : int
+        Size of the result's last dimension.
+    bias : bool, default True
+        Whether to add a bias.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> layer = sg.nn.Linear(20, 30)
+    >>> layer(sg.randn(128, 20)).shape
+    (128, 30)
     """
 
     weight: Parameter
@@ -50,17 +91,54 @@ class Linear(Module):
         init.uniform_by_fan((self.weight, self.bias), self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the affine map of the input.
+
+        Parameters
+        ----------
+        x : Tensor
+            Of shape (..., in_features).
+
+        Returns
+        -------
+        Tensor
+            Of shape (..., out_features).
+        """
         return matrix_products.linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
+        """Return the options to show in the layer's representation.
+
+        Returns
+        -------
+        str
+            Names and values.
+        """
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 class Bilinear(Module):
-    """Compute x1 A x2 + b, with one matrix A for each output.
+    """Compute ``x1 @ A @ x2 + b``, with one matrix A for each output.
 
-    Shapes: x1 (..., in1_features), x2 (..., in2_features), result (..., out_features), weight (out_features,
-    in1_features, in2_features), bias (out_features,).
+    The weight has shape (out_features, in1_features, in2_features), the bias (out_features,). Both are drawn from
+    U(-a, a) with a = 1/sqrt(in1_features).
+
+    Parameters
+    ----------
+    in1_features, in2_features : int
+        Size of the last dimension of the first and of the second input.
+    out_features : int
+        Size of the result's last dimension.
+    bias : bool, default True
+        Whether to add a bias.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Raises
+    ------
+    ArgumentError
+        If `in1_features` is less than 1.
     """
 
     weight: Parameter
@@ -85,9 +163,30 @@ class Bilinear(Module):
         init.uniform_by_fan((self.weight, self.bias), self.in1_features)
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """Return the bilinear map of two inputs.
+
+        Parameters
+        ----------
+        x1 : Tensor
+            Of shape (..., in1_features).
+        x2 : Tensor
+            Of shape (..., in2_features).
+
+        Returns
+        -------
+        Tensor
+            Of shape (..., out_features).
+        """
         return bilinear(x1, x2, self.weight, self.bias)
 
     def extra_repr(self) -> str:
+        """Return the options to show in the layer's representation.
+
+        Returns
+        -------
+        str
+            Names and values.
+        """
         return (
             f"in1_features={self.in1_features}, in2_features={self.in2_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}"

@@ -75,7 +75,13 @@ class LoRALayer(Module):
             self.weight.add_(self._out_in(self.lora_B.weight @ self.lora_A.weight), alpha=scaling)
 
     def unloaded(self) -> Module:
-        """Merge, and return a layer of the class `base_class` with the merged weight, without adapters."""
+        """Merge, and return a layer of the class `base_class` with the merged weight, without adapters.
+
+        Returns
+        -------
+        Module
+            The layer.
+        """
         self.merge()
         base = self.base_class.__new__(self.base_class)
         ours = ("rank", "scaling", "merged")
@@ -97,7 +103,23 @@ class LoRALayer(Module):
         return matrix_products.linear(mul(down, self.scaling), self.lora_B.weight, residual=base)
 
     def state_dict(self, **options: Any) -> dict[str, Any]:
-        """Return the module's state. Raises GraphError while merged, because loading such a state would merge twice."""
+        """Return the module's state.
+
+        Parameters
+        ----------
+        **options : object
+            Those of `Module.state_dict`.
+
+        Returns
+        -------
+        dict
+            Parameters and persistent buffers by path.
+
+        Raises
+        ------
+        GraphError
+            While merged, because loading such a state would merge twice.
+        """
         if self.merged:
             raise GraphError(
                 f"{type(self).__name__}: got state_dict() while merged; unmerge() first, or take the adapters away for "
@@ -111,20 +133,60 @@ class LoRALayer(Module):
 
 
 class LoRALinear(LoRALayer):
-    """Compute `x @ weight.T + bias + scaling · B(A(dropout(x)))`; only A and B are trained.
+    """Compute ``x @ weight.T + bias + scaling * B(A(dropout(x)))``; only A and B are trained.
 
-    Shapes: x (..., in_features), result (..., out_features), lora_A.weight (rank, in_features), lora_B.weight
-    (out_features, rank); B begins with zeros.
+    The weight of ``lora_A`` has shape (rank, in_features), that of ``lora_B`` (out_features, rank); B begins with
+    zeros.
+
+    Parameters
+    ----------
+    base : Module
+        Layer whose weight, bias and hooks are taken.
+    rank : int
+        Rank of the adapters.
+    alpha : float, optional
+        The adapters' result is multiplied by ``alpha / rank``; by default, the rank.
+    dropout : float, default 0.0
+        Probability of dropping an element of the adapters' input.
     """
 
     base_class = Linear
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's result.
+
+        Parameters
+        ----------
+        x : Tensor
+            Of shape (..., in_features).
+
+        Returns
+        -------
+        Tensor
+            Of shape (..., out_features).
+
+        Raises
+        ------
+        GraphError
+            In a training step while merged, in which adapters get no gradient.
+        """
         return self._product(x)
 
 
 class LoRAConv1D(LoRALayer):
-    """GPT-2's `Conv1D` with adapters; its weight is transposed, and it may end in an activation."""
+    """GPT-2's `Conv1D` with adapters; its weight is transposed, and it may end in an activation.
+
+    Parameters
+    ----------
+    base : Module
+        Layer whose weight, bias and hooks are taken.
+    rank : int
+        Rank of the adapters.
+    alpha : float, optional
+        The adapters' result is multiplied by ``alpha / rank``; by default, the rank.
+    dropout : float, default 0.0
+        Probability of dropping an element of the adapters' input.
+    """
 
     base_class = Conv1D
     activation: str | None
@@ -134,7 +196,25 @@ class LoRAConv1D(LoRALayer):
         return transpose(weight, 0, 1)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return the layer's result, plus `residual` if that is given."""
+        """Return the layer's result, plus `residual` if that is given.
+
+        Parameters
+        ----------
+        x : Tensor
+            Of shape (..., in_features).
+        residual : Tensor, optional
+            Of the shape of the result.
+
+        Returns
+        -------
+        Tensor
+            Of shape (..., out_features).
+
+        Raises
+        ------
+        GraphError
+            In a training step while merged, in which adapters get no gradient.
+        """
         result = self._product(x)
         if self.activation is not None:
             result = call(self.activation, result)
@@ -148,18 +228,49 @@ def lora(
     model: Module, rank: int = 8, alpha: float | None = None, dropout: float = 0.0,
     target: str | Sequence[str] | None = None,
 ) -> Module:  # fmt: skip
-    """Freeze a model and add adapters of a given rank to its linear layers, in place; return the model.
+    """Freeze a model and add adapters of a given rank to its linear layers, in place.
 
-    A layer computes base(x) + (alpha / rank) · B(A(dropout(x))); `alpha` defaults to the rank. Only A and B require
-    gradients: `optimizer = AdamW(p for p in model.parameters() if p.requires_grad)`. Frozen weights get no gradients
-    and are kept for backward only if the layer's input needs a gradient; only `merge` and `unmerge` write to them.
-    `lora_state_dict` returns the adapters alone.
-    `target` chooses among `Linear` layers and GPT-2's `Conv1D` layers. None chooses all. A list of names such as
-    "attn.c_proj" chooses layers whose path ends in one of the names. A string is one name, or a regular expression that
-    matches whole paths. Layers whose weight is tied to another layer's weight stay unchanged. If the model itself is
-    adapted, its replacement is returned.
-    Raises ArgumentError, before anything changes, for a rank below 1, a name that no layer has, a model without layers
-    to adapt, or a model that has adapters. Source: Hu et al. 2021, equation 3.
+    A layer computes ``base(x) + alpha / rank * B(A(dropout(x)))``. Only A and B require gradients; give the optimizer
+    ``(p for p in model.parameters() if p.requires_grad)``. Frozen weights get no gradients and are kept for backward
+    only if the layer's input needs a gradient; only `merge` and `unmerge` write to them. `lora_state_dict` returns the
+    adapters alone. Layers whose weight is tied to another layer's weight stay unchanged.
+
+    Parameters
+    ----------
+    model : Module
+        The model.
+    rank : int, default 8
+        Rank of the adapters, from 1 on.
+    alpha : float, optional
+        Factor of the adapters' results, before they are divided by the rank; by default, the rank.
+    dropout : float, default 0.0
+        Probability of dropping an element of the adapters' inputs, from 0 to below 1.
+    target : str or sequence of str, optional
+        Which `Linear` layers and `Conv1D` layers of GPT-2 to adapt; all, by default. A list of names such as
+        "attn.c_proj" chooses layers whose path ends in one of the names. A string is one name, or a regular expression
+        that matches whole paths.
+
+    Returns
+    -------
+    Module
+        The model, or its replacement if the model itself is adapted.
+
+    Raises
+    ------
+    ArgumentError
+        For a rank below 1, a name that no layer has, a model without layers to adapt, or a model that has adapters;
+        nothing has changed then.
+
+    Notes
+    -----
+    Source: Hu et al. 2021, equation 3.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> model = sg.nn.lora(sg.nn.Sequential(sg.nn.Linear(4, 3)), rank=2)
+    >>> [name for name, p in model.named_parameters() if p.requires_grad]
+    ['0.lora_A.weight', '0.lora_B.weight']
     """
     if not isinstance(rank, int) or rank < 1:
         raise ArgumentError(f"lora: got rank {rank!r}; wanted an integer from 1 on")
@@ -174,12 +285,34 @@ def lora(
 
 
 def merge_lora(model: Module) -> Module:
-    """Merge all adapters into the layers' weights and remove the adapters, in place; return the model, still frozen."""
+    """Merge all adapters into the layers' weights and remove the adapters, in place.
+
+    Parameters
+    ----------
+    model : Module
+        A model that `lora` returned.
+
+    Returns
+    -------
+    Module
+        The model, or its replacement if the model itself was adapted; it is still frozen.
+    """
     return _replaced(model, {layer: layer.unloaded() for _, layer in list(_layers(model))})
 
 
 def lora_state_dict(model: Module) -> dict[str, Tensor]:
-    """Return the adapters' weights by path, such as "h.0.attn.c_attn.lora_A.weight"; they share the model's memory."""
+    """Return the adapters' weights by path.
+
+    Parameters
+    ----------
+    model : Module
+        A model that `lora` returned.
+
+    Returns
+    -------
+    dict
+        Tensors that share the model's memory, by paths such as "h.0.attn.c_attn.lora_A.weight".
+    """
     return {
         f"{path}.{name}.weight" if path else f"{name}.weight": getattr(layer, name).weight.detach()
         for path, layer in _layers(model)
@@ -188,10 +321,21 @@ def lora_state_dict(model: Module) -> dict[str, Tensor]:
 
 
 def load_lora_state_dict(model: Module, state_dict: Mapping[str, Any]) -> None:
-    """Load the result of `lora_state_dict` into a model's adapters; names may have the prefix of peft's files.
+    """Load the result of `lora_state_dict` into a model's adapters.
 
-    Raises StateDictError, before anything is copied, for keys that are missing, unexpected or of another shape; the
-    error lists these keys. Raises GraphError while a layer is merged.
+    Parameters
+    ----------
+    model : Module
+        A model that `lora` returned.
+    state_dict : mapping
+        Tensors or arrays by path; names may have the prefix of peft's files.
+
+    Raises
+    ------
+    StateDictError
+        If keys are missing, unexpected or of another shape; the error lists these keys, and nothing was copied.
+    GraphError
+        While a layer is merged.
     """
     if any(layer.merged for _, layer in _layers(model)):
         raise GraphError("load_lora_state_dict: got a merged model; unmerge() its layers first")

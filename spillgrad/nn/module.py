@@ -33,7 +33,28 @@ def _is_inexact(dtype: Any) -> bool:
 class Module(ModuleCalls, ModuleState):
     """The base of layers and models; assigning parameters, buffers and sub-modules to attributes registers them.
 
-    Subclasses call `super().__init__()` first and define `forward`.
+    Subclasses call ``super().__init__()`` first and define `forward`.
+
+    Attributes
+    ----------
+    training : bool
+        Whether the module is in training mode, as at first; `train` and `eval` set it.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> class Doubled(sg.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.linear = sg.nn.Linear(3, 2)
+    ...
+    ...     def forward(self, x):
+    ...         return 2 * self.linear(x)
+    >>> model = Doubled()
+    >>> [name for name, _ in model.named_parameters()]
+    ['linear.weight', 'linear.bias']
+    >>> model(sg.ones(5, 3)).shape
+    (5, 2)
     """
 
     # The number of changes to the children of any module. While it is unchanged, cached paths of sub-modules are valid.
@@ -65,7 +86,24 @@ class Module(ModuleCalls, ModuleState):
     # -- attributes
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
-        """Register a parameter under a name; None reserves the name for a parameter that the module does not have."""
+        """Register a parameter under a name.
+
+        Parameters
+        ----------
+        name : str
+            Name of the attribute; not empty, and without a dot.
+        param : Parameter or None
+            The parameter; None reserves the name for a parameter that the module does not have.
+
+        Raises
+        ------
+        TypeError
+            If `param` is no parameter, or `name` no text.
+        KeyError
+            If the name is not allowed, or another attribute has it.
+        AttributeError
+            If the constructor of `Module` has not run.
+        """
         self._register("parameter", Parameter, name, param)
 
     def _new_parameters(self, device: Any, dtype: Any, **shapes: tuple[int, ...] | None) -> None:
@@ -75,9 +113,23 @@ class Module(ModuleCalls, ModuleState):
             self.register_parameter(name, parameter)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """Register a tensor that is state but is not trained; `state_dict` leaves it out unless it is `persistent`.
+        """Register a tensor that is state but is not trained.
 
-        Raises TypeError for a sparse tensor that is persistent: files hold dense ones.
+        Parameters
+        ----------
+        name : str
+            Name of the attribute; not empty, and without a dot.
+        tensor : Tensor or None
+            The buffer; None reserves the name for a buffer that the module does not have.
+        persistent : bool, default True
+            Whether `state_dict` includes the buffer.
+
+        Raises
+        ------
+        TypeError
+            If `tensor` is no tensor, or is sparse and persistent: files hold dense ones.
+        KeyError
+            If the name is not allowed, or another attribute has it.
         """
         if getattr(tensor, "is_sparse", False) and persistent:
             raise TypeError(
@@ -90,7 +142,22 @@ class Module(ModuleCalls, ModuleState):
             self._transient_buffers.add(name)
 
     def register_module(self, name: str, module: "Module | None") -> None:
-        """Register a sub-module under a name."""
+        """Register a sub-module under a name.
+
+        Parameters
+        ----------
+        name : str
+            Name of the attribute; not empty, and without a dot.
+        module : Module or None
+            The sub-module; None reserves the name for a sub-module that the module does not have.
+
+        Raises
+        ------
+        TypeError
+            If `module` is no module.
+        KeyError
+            If the name is not allowed, or another attribute has it.
+        """
         self._register("module", Module, name, module)
         Module._structure_version += 1
 
@@ -177,9 +244,21 @@ class Module(ModuleCalls, ModuleState):
     def named_modules(
         self, memo: "set[Module] | None" = None, prefix: str = "", remove_duplicate: bool = True
     ) -> "Iterator[tuple[str, Module]]":
-        """Yield (path, module) for this module and all below it; with `remove_duplicate`, a shared module only once.
+        """Yield this module and all below it with their paths.
 
-        Modules in `memo` are left out; with `remove_duplicate`, yielded modules are added to `memo`.
+        Parameters
+        ----------
+        memo : set of Module, optional
+            Modules to leave out; with `remove_duplicate`, yielded modules are added to it.
+        prefix : str, default ""
+            Beginning of the paths.
+        remove_duplicate : bool, default True
+            Whether a shared module is yielded only once.
+
+        Returns
+        -------
+        iterator of (str, Module)
+            Pairs of a path, such as "layers.0", and a module. The path of this module is `prefix`.
         """
         return self._walk(set() if memo is None else memo, prefix, remove_duplicate)
 
@@ -194,36 +273,111 @@ class Module(ModuleCalls, ModuleState):
                 yield from child._walk(seen, f"{path}.{name}" if path else name, remove_duplicate)
 
     def modules(self, remove_duplicate: bool = True) -> "Iterator[Module]":
-        """Yield this module and all below it; with `remove_duplicate`, a shared module only once."""
+        """Yield this module and all below it.
+
+        Parameters
+        ----------
+        remove_duplicate : bool, default True
+            Whether a shared module is yielded only once.
+
+        Returns
+        -------
+        iterator of Module
+            The modules in order of registration.
+        """
         return (module for _, module in self.named_modules(remove_duplicate=remove_duplicate))
 
     def named_children(self) -> "Iterator[tuple[str, Module]]":
-        """Yield (name, module) for the modules directly below this module; a shared module only once."""
+        """Yield the modules directly below this module with their names; a shared module only once.
+
+        Returns
+        -------
+        iterator of (str, Module)
+            Pairs of a name and a module.
+        """
         unique = {module: name for name, module in reversed(self._modules.items()) if module is not None}
         return ((name, module) for module, name in reversed(unique.items()))
 
     def children(self) -> "Iterator[Module]":
-        """Yield the modules directly below this module; a shared module only once."""
+        """Yield the modules directly below this module; a shared module only once.
+
+        Returns
+        -------
+        iterator of Module
+            The modules in order of registration.
+        """
         return (module for _, module in self.named_children())
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """Yield (path, parameter); with `remove_duplicate`, a shared parameter only once, under its first path."""
+        """Yield the parameters with their paths.
+
+        Parameters
+        ----------
+        prefix : str, default ""
+            Beginning of the paths.
+        recurse : bool, default True
+            Whether to include those of sub-modules.
+        remove_duplicate : bool, default True
+            Whether a shared parameter is yielded only once, under its first path.
+
+        Returns
+        -------
+        iterator of (str, Parameter)
+            Pairs of a path, such as "layers.0.weight", and what is there.
+        """
         return self._named_tensors("_parameters", prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
-        """Yield the parameters; a shared parameter only once."""
+        """Yield the parameters; a shared parameter only once.
+
+        Parameters
+        ----------
+        recurse : bool, default True
+            Whether to include those of sub-modules.
+
+        Returns
+        -------
+        iterator of Parameter
+            The parameters in order of registration.
+        """
         return (parameter for _, parameter in self.named_parameters(recurse=recurse))
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield (path, buffer); with `remove_duplicate`, a shared buffer only once, under its first path."""
+        """Yield the buffers with their paths.
+
+        Parameters
+        ----------
+        prefix : str, default ""
+            Beginning of the paths.
+        recurse : bool, default True
+            Whether to include those of sub-modules.
+        remove_duplicate : bool, default True
+            Whether a shared buffer is yielded only once, under its first path.
+
+        Returns
+        -------
+        iterator of (str, Tensor)
+            Pairs of a path, such as "layers.0.weight", and what is there.
+        """
         return self._named_tensors("_buffers", prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
-        """Yield the buffers; a shared buffer only once."""
+        """Yield the buffers; a shared buffer only once.
+
+        Parameters
+        ----------
+        recurse : bool, default True
+            Whether to include those of sub-modules.
+
+        Returns
+        -------
+        iterator of Tensor
+            The buffers in order of registration.
+        """
         return (buffer for _, buffer in self.named_buffers(recurse=recurse))
 
     def _named_tensors(
@@ -240,7 +394,23 @@ class Module(ModuleCalls, ModuleState):
                 yield f"{path}.{name}" if path else name, tensor
 
     def get_submodule(self, target: str) -> "Module":
-        """Return the module at a path such as "layers.0" ("" is this module). Raises AttributeError if none exists."""
+        """Return the module at a path.
+
+        Parameters
+        ----------
+        target : str
+            Path, such as "layers.0"; "" is this module.
+
+        Returns
+        -------
+        Module
+            The module there.
+
+        Raises
+        ------
+        AttributeError
+            If no module is there.
+        """
         module: Any = self
         for name in target.split(".") if target else ():
             if not hasattr(module, name):
@@ -253,7 +423,21 @@ class Module(ModuleCalls, ModuleState):
     def set_submodule(self, target: str, module: "Module") -> None:
         """Replace the module at a path.
 
-        Raises ArgumentError for the path "", AttributeError if no module is there, TypeError if `module` is no module.
+        Parameters
+        ----------
+        target : str
+            Path, such as "layers.0".
+        module : Module
+            The new module.
+
+        Raises
+        ------
+        ArgumentError
+            If the path is "".
+        AttributeError
+            If no module is there.
+        TypeError
+            If `module` is no module.
         """
         if not target:
             raise ArgumentError("set_submodule: got the path ''; a module cannot replace itself")
@@ -264,11 +448,43 @@ class Module(ModuleCalls, ModuleState):
         parent.register_module(name, module)
 
     def get_parameter(self, target: str) -> Parameter:
-        """Return the parameter at a path such as "layers.0.weight". Raises AttributeError if none is there."""
+        """Return the parameter at a path.
+
+        Parameters
+        ----------
+        target : str
+            Path, such as "layers.0.weight".
+
+        Returns
+        -------
+        Parameter
+            The parameter there.
+
+        Raises
+        ------
+        AttributeError
+            If no parameter is there.
+        """
         return self._registered(target, "_parameters", "an nn.Parameter")  # type: ignore[no-any-return]
 
     def get_buffer(self, target: str) -> Tensor:
-        """Return the buffer at a path such as "norm.running_mean". Raises AttributeError if none is there."""
+        """Return the buffer at a path.
+
+        Parameters
+        ----------
+        target : str
+            Path, such as "norm.running_mean".
+
+        Returns
+        -------
+        Tensor
+            The buffer there.
+
+        Raises
+        ------
+        AttributeError
+            If no buffer is there.
+        """
         return self._registered(target, "_buffers", "a buffer")  # type: ignore[no-any-return]
 
     def _registered(self, target: str, registry: str, kind: str) -> Any:
@@ -283,28 +499,73 @@ class Module(ModuleCalls, ModuleState):
     # -- modes and conversions
 
     def train(self, mode: bool = True) -> Self:
-        """Set training mode, or evaluation mode if `mode` is false, for this module and all below it."""
+        """Set training mode, or evaluation mode, for this module and all below it.
+
+        Parameters
+        ----------
+        mode : bool, default True
+            True for training mode, False for evaluation mode.
+
+        Returns
+        -------
+        Module
+            This module.
+        """
         for module in self.modules():
             module.training = mode
         return self
 
     def eval(self) -> Self:
-        """Set evaluation mode for this module and all below it."""
+        """Set evaluation mode for this module and all below it.
+
+        Returns
+        -------
+        Module
+            This module.
+        """
         return self.train(False)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Set whether the parameters require gradients."""
+        """Set whether the parameters require gradients.
+
+        Parameters
+        ----------
+        requires_grad : bool, default True
+            Whether they require gradients.
+
+        Returns
+        -------
+        Module
+            This module.
+        """
         for parameter in self.parameters():
             parameter.requires_grad_(requires_grad)
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set the parameters' gradients to None, or fill them with zeros."""
+        """Set the parameters' gradients to None, or fill them with zeros.
+
+        Parameters
+        ----------
+        set_to_none : bool, default True
+            Whether to set them to None.
+        """
         for parameter in self.parameters():
             parameter.clear_grad(set_to_zero=not set_to_none)
 
     def apply(self, fn: "Callable[[Module], None]") -> Self:
-        """Call `fn` on every module below, then on this one."""
+        """Call a function on every module below, then on this one.
+
+        Parameters
+        ----------
+        fn : callable
+            Takes a module.
+
+        Returns
+        -------
+        Module
+            This module.
+        """
         for child in self.children():
             child.apply(fn)
         fn(self)
@@ -315,8 +576,33 @@ class Module(ModuleCalls, ModuleState):
     ) -> Self:  # fmt: skip
         """Move parameters and buffers to a device, convert those that are not integers to a dtype, or both, in place.
 
-        The arguments are those of `Tensor.to`. Complex tensors are converted, too. Raises DtypeError for a dtype that
-        is neither floating-point nor complex.
+        Parameters
+        ----------
+        *args : object
+            A dtype, a device, both, or a tensor that has them, as in `Tensor.to`.
+        dtype : dtype, optional
+            Floating-point or complex data type; by default, data types stay. Complex tensors are converted, too.
+        device : device, optional
+            New device; by default, tensors stay where they are.
+        non_blocking : bool, default False
+            Accepted for PyTorch's programs.
+        memory_format : object, optional
+            Accepted for PyTorch's programs.
+
+        Returns
+        -------
+        Module
+            This module.
+
+        Raises
+        ------
+        DtypeError
+            If `dtype` is neither floating-point nor complex.
+
+        Warns
+        -----
+        UserWarning
+            If `dtype` is complex, as in PyTorch.
         """
         dtype, device = wanted(args, dtype, device)
         dtype = None if dtype is None else dtypes.as_dtype(dtype)
@@ -332,48 +618,128 @@ class Module(ModuleCalls, ModuleState):
         )
 
     def float(self) -> Self:
-        """Convert floating-point parameters and buffers to float32; complex ones stay."""
+        """Convert floating-point parameters and buffers to float32, in place; complex ones stay.
+
+        Returns
+        -------
+        Module
+            This module.
+        """
         return self._convert_floats("float32")
 
     def double(self) -> Self:
-        """Convert floating-point parameters and buffers to float64; complex ones stay."""
+        """Convert floating-point parameters and buffers to float64, in place; complex ones stay.
+
+        Returns
+        -------
+        Module
+            This module.
+        """
         return self._convert_floats("float64")
 
     def half(self) -> Self:
-        """Convert floating-point parameters and buffers to float16; complex ones stay."""
+        """Convert floating-point parameters and buffers to float16, in place; complex ones stay.
+
+        Returns
+        -------
+        Module
+            This module.
+        """
         return self._convert_floats("float16")
 
     def bfloat16(self) -> Self:
-        """Convert floating-point parameters and buffers to bfloat16; complex ones stay."""
+        """Convert floating-point parameters and buffers to bfloat16, in place; complex ones stay.
+
+        Returns
+        -------
+        Module
+            This module.
+        """
         return self._convert_floats("bfloat16")
 
     def _convert_floats(self, dtype: str) -> Self:
         return self._convert(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
     def cuda(self, device: Any = None) -> Self:
-        """Move parameters and buffers to a CUDA device. Raises DeviceError if there is no CUDA device."""
+        """Move parameters and buffers to a CUDA device, in place.
+
+        Parameters
+        ----------
+        device : device, optional
+            The device; by default, the current CUDA device.
+
+        Returns
+        -------
+        Module
+            This module.
+
+        Raises
+        ------
+        DeviceError
+            If there is no CUDA device.
+        """
         return self.to("cuda" if device is None else device)
 
     def share_memory(self) -> Self:
-        """Return the module: threads share its memory anyway, and a forked process has it copy-on-write."""
+        """Return the module: threads share its memory anyway, and a forked process has it copy-on-write.
+
+        Returns
+        -------
+        Module
+            This module.
+        """
         for tensor in (*self.parameters(), *self.buffers()):
             tensor.share_memory_()
         return self
 
     def to_empty(self, *, device: Any, recurse: bool = True) -> Self:
-        """Give parameters and buffers new, uninitialised memory on a device; `recurse` includes sub-modules."""
+        """Give parameters and buffers new, uninitialised memory on a device.
+
+        Parameters
+        ----------
+        device : device
+            Where the memory is.
+        recurse : bool, default True
+            Whether to include those of sub-modules.
+
+        Returns
+        -------
+        Module
+            This module.
+        """
         for tensor in (*self.parameters(recurse), *self.buffers(recurse)):
             tensor.data = creation.empty(tensor.shape, dtype=tensor.dtype, device=device)
         return self
 
     def cpu(self) -> Self:
-        """Move parameters and buffers to the host's memory."""
+        """Move parameters and buffers to the host's memory, in place.
+
+        Returns
+        -------
+        Module
+            This module.
+        """
         return self.to("cpu")
 
     def type(self, dst_type: Any) -> Self:
-        """Convert all parameters and buffers, integers too, to a dtype or to a type such as "torch.DoubleTensor".
+        """Convert all parameters and buffers, integers too, in place.
 
-        Raises DtypeError, before anything changes, if integers would have to require a gradient.
+        Parameters
+        ----------
+        dst_type : dtype or str
+            Data type, or a type such as "torch.DoubleTensor".
+
+        Returns
+        -------
+        Module
+            This module.
+
+        Raises
+        ------
+        DtypeError
+            If integers would have to require a gradient; nothing has changed then.
+        OperandError
+            If `dst_type` is None.
         """
         if dst_type is None:
             raise OperandError("nn.Module.type: got None; give a dtype such as 'float64'")
@@ -398,7 +764,13 @@ class Module(ModuleCalls, ModuleState):
     # -- display
 
     def extra_repr(self) -> str:
-        """Hook for subclasses: return the options to show in the module's representation; the base class shows none."""
+        """Return the options to show in the module's representation; subclasses define it, the base class shows none.
+
+        Returns
+        -------
+        str
+            Options, such as "in_features=2, out_features=3".
+        """
         return ""
 
     def __repr__(self) -> str:

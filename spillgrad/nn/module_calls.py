@@ -63,7 +63,20 @@ class ModuleCalls:
     _submodule_paths: "Callable[[], dict[ModuleCalls, str]]"  # which `Module` defines
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the module's result; every subclass defines it."""
+        """Compute the module's result; every subclass defines it.
+
+        Parameters
+        ----------
+        *args : object
+            Arguments of the call.
+        **kwargs : object
+            Keyword arguments of the call.
+
+        Returns
+        -------
+        object
+            The result.
+        """
         raise NotImplementedError(
             f'Module [{type(self).__name__}] is missing the required "forward" function; define it, or call its '
             "sub-modules"
@@ -145,9 +158,21 @@ class ModuleCalls:
     def register_forward_pre_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
     ) -> RemovableHandle:
-        """Call `hook(module, args)` before forward; a result other than None replaces the arguments.
+        """Call ``hook(module, args)`` before forward; a result other than None replaces the arguments.
 
-        With `with_kwargs`, the call is `hook(module, args, kwargs)`, and the result None or (args, kwargs).
+        Parameters
+        ----------
+        hook : callable
+            The hook.
+        prepend : bool, default False
+            Whether it is called before the module's other hooks.
+        with_kwargs : bool, default False
+            Whether the call is ``hook(module, args, kwargs)``, and the result None or (args, kwargs).
+
+        Returns
+        -------
+        RemovableHandle
+            Its `remove()` removes the hook.
         """
         called = hook if with_kwargs else functools.partial(call_before, hook)
         return self._forward_pre_hooks.add(called, first=prepend)
@@ -155,10 +180,24 @@ class ModuleCalls:
     def register_forward_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False, always_call: bool = False,
     ) -> RemovableHandle:  # fmt: skip
-        """Call `hook(module, args, output)` after forward; a result other than None replaces the output.
+        """Call ``hook(module, args, output)`` after forward; a result other than None replaces the output.
 
-        With `with_kwargs`, the call is `hook(module, args, kwargs, output)`. With `always_call`, the hook is also
-        called if forward or an earlier hook raises, with None for the output; its exceptions then become warnings.
+        Parameters
+        ----------
+        hook : callable
+            The hook.
+        prepend : bool, default False
+            Whether it is called before the module's other hooks.
+        with_kwargs : bool, default False
+            Whether the call is ``hook(module, args, kwargs, output)``.
+        always_call : bool, default False
+            Whether the hook is also called if forward or an earlier hook raises, with None for the output; its
+            exceptions then become warnings.
+
+        Returns
+        -------
+        RemovableHandle
+            Its `remove()` removes the hook.
         """
         called = hook if with_kwargs else functools.partial(call_after, hook)
         handle = self._forward_hooks.add(called, first=prepend)
@@ -167,19 +206,43 @@ class ModuleCalls:
         return handle
 
     def register_full_backward_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
-        """Call `hook(module, grad_input, grad_output)` when the gradients of the module's arguments are computed.
+        """Call ``hook(module, grad_input, grad_output)`` when the gradients of the module's arguments are computed.
 
-        `grad_input` has an entry for each positional argument: a gradient, zeros for a tensor without a gradient, as in
-        PyTorch, or None for other arguments. A result of the hook other than None replaces `grad_input`. The hook is
-        called only if the module's result is a tensor, or a tuple or list with tensors.
+        A result other than None replaces `grad_input`. The hook is called only if the module's result is a tensor, or a
+        tuple or list with tensors.
+
+        Parameters
+        ----------
+        hook : callable
+            The hook. Its argument `grad_input` has an entry for each positional argument: a gradient, zeros for a
+            tensor without a gradient, as in PyTorch, or None for other arguments.
+        prepend : bool, default False
+            Whether it is called before the module's other hooks.
+
+        Returns
+        -------
+        RemovableHandle
+            Its `remove()` removes the hook.
         """
         return self._backward_hooks.add(hook, first=prepend)
 
     register_backward_hook = register_full_backward_hook
 
     def register_full_backward_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
-        """Call `hook(module, grad_output)` when the gradients of the module's results are computed.
+        """Call ``hook(module, grad_output)`` when the gradients of the module's results are computed.
 
-        A result of the hook other than None replaces `grad_output`.
+        A result other than None replaces `grad_output`.
+
+        Parameters
+        ----------
+        hook : callable
+            The hook.
+        prepend : bool, default False
+            Whether it is called before the module's other hooks.
+
+        Returns
+        -------
+        RemovableHandle
+            Its `remove()` removes the hook.
         """
         return self._backward_pre_hooks.add(hook, first=prepend)

@@ -47,11 +47,23 @@ class ModuleState:
     _optional: ClassVar[frozenset[str]] = frozenset()  # names that a state dict may lack
 
     def get_extra_state(self) -> Any:
-        """Return further state of this module; `state_dict` includes it if a subclass defines this method."""
+        """Return further state of this module; `state_dict` includes it if a subclass defines this method.
+
+        Returns
+        -------
+        object
+            The state.
+        """
         raise NotImplementedError(f"{type(self).__name__}: defines no get_extra_state; define it with set_extra_state")
 
     def set_extra_state(self, state: Any) -> None:
-        """Load what `get_extra_state` returned; a subclass defines both methods or neither."""
+        """Load what `get_extra_state` returned; a subclass defines both methods or neither.
+
+        Parameters
+        ----------
+        state : object
+            The state.
+        """
         raise NotImplementedError(f"{type(self).__name__}: defines no set_extra_state; define it with get_extra_state")
 
     def state_dict(
@@ -59,8 +71,19 @@ class ModuleState:
     ) -> dict[str, Any]:
         """Return the parameters and persistent buffers by path; a shared tensor is under each of its paths.
 
-        The tensors share the module's memory; they are detached from the graph unless `keep_vars` is true. If
-        `destination` is given, the tensors are added to it. Paths begin with `prefix`.
+        Parameters
+        ----------
+        destination : dict, optional
+            Where the tensors are added; by default, a new dictionary.
+        prefix : str, default ""
+            Beginning of the paths.
+        keep_vars : bool, default False
+            Whether the tensors are the parameters themselves; otherwise, they are detached from the graph.
+
+        Returns
+        -------
+        dict
+            Tensors that share the module's memory.
         """
         found = {} if destination is None else destination
         for hook in list(self._state_dict_pre_hooks.values()):
@@ -91,10 +114,28 @@ class ModuleState:
     ) -> IncompatibleKeys:
         """Copy tensors or arrays into the parameters and buffers of the same paths.
 
-        With `assign`, the tensors replace the parameters and buffers instead. Raises StateDictError, before anything is
-        copied, that lists all keys with a wrong shape and, if `strict`, all missing and unexpected keys. Hooks after
-        loading may change the lists of missing and unexpected keys, so with such hooks these keys are checked after the
-        copying. Raises OperandError for anything but a dictionary.
+        Parameters
+        ----------
+        state_dict : mapping
+            Tensors or arrays by path.
+        strict : bool, default True
+            Whether missing and unexpected keys are an error.
+        assign : bool, default False
+            Whether the tensors replace the parameters and buffers instead.
+
+        Returns
+        -------
+        IncompatibleKeys
+            The `missing_keys`, which the state dict lacks, and the `unexpected_keys`, which the module lacks.
+
+        Raises
+        ------
+        StateDictError
+            If there are keys with a wrong shape or, if `strict`, missing or unexpected keys; the error lists them all,
+            and nothing was copied. With hooks after loading, which may change the lists of missing and unexpected keys,
+            these keys are checked after the copying.
+        OperandError
+            If `state_dict` is no dictionary.
         """
         if not isinstance(state_dict, Mapping):
             raise OperandError(f"load_state_dict: Expected state_dict to be dict-like, got {type(state_dict)}")
@@ -176,28 +217,65 @@ class ModuleState:
             self.register_buffer(name, value, persistent=name not in self._transient_buffers)
 
     def register_state_dict_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call `hook(module, prefix, keep_vars)` before `state_dict` collects this module's state."""
+        """Call ``hook(module, prefix, keep_vars)`` before `state_dict` collects this module's state.
+
+        Parameters
+        ----------
+        hook : callable
+            The hook.
+
+        Returns
+        -------
+        RemovableHandle
+            Its `remove()` removes the hook.
+        """
         return self._state_dict_pre_hooks.add(hook)
 
     def register_state_dict_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call `hook(module, state_dict, prefix, metadata)` after `state_dict` collected this module's state.
+        """Call ``hook(module, state_dict, prefix, metadata)`` after `state_dict` collected this module's state.
 
-        The hook may change the dictionary in place, or return another dictionary; the metadata are empty.
+        Parameters
+        ----------
+        hook : callable
+            The hook. It may change the dictionary in place, or return another dictionary; the metadata are empty.
+
+        Returns
+        -------
+        RemovableHandle
+            Its `remove()` removes the hook.
         """
         return self._state_dict_hooks.add(hook)
 
     def register_load_state_dict_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call `hook(module, state_dict, prefix, metadata, strict, missing, unexpected, errors)` before loading.
+        """Call ``hook(module, state_dict, prefix, metadata, strict, missing, unexpected, errors)`` before loading.
 
-        The hook may change in place the three lists and `state_dict`, a copy of the given dictionary, for example to
-        rename keys; the metadata are empty.
+        Parameters
+        ----------
+        hook : callable
+            The hook. It may change in place the three lists and `state_dict`, a copy of the given dictionary, for
+            example to rename keys; the metadata are empty.
+
+        Returns
+        -------
+        RemovableHandle
+            Its `remove()` removes the hook.
         """
         return self._load_pre_hooks.add(hook)
 
     def register_load_state_dict_post_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call `hook(module, incompatible_keys)` after loading; the hook may change the lists of keys in place.
+        """Call ``hook(module, incompatible_keys)`` after loading; the hook may change the lists of keys in place.
 
         Strict loading raises StateDictError for the keys that are in the lists when all hooks have run.
+
+        Parameters
+        ----------
+        hook : callable
+            The hook.
+
+        Returns
+        -------
+        RemovableHandle
+            Its `remove()` removes the hook.
         """
         return self._load_post_hooks.add(hook)
 

@@ -16,11 +16,48 @@ __all__ = ["MultiheadAttention"]
 class MultiheadAttention(Module):
     """Attend from queries to keys and values with several heads; each head uses an equal part of the embedding.
 
-    With `add_bias_kv`, there is one more key and value, which are trained; with `add_zero_attn`, one more of zeros.
+    Parameters
+    ----------
+    embed_dim : int
+        Size of queries and results.
+    num_heads : int
+        Number of heads; it divides `embed_dim`.
+    dropout : float, default 0.0
+        Probability of dropping an attention weight in training.
+    bias : bool, default True
+        Whether the projections add biases.
+    add_bias_kv : bool, default False
+        Whether there is one more key and value, which are trained.
+    add_zero_attn : bool, default False
+        Whether there is one more key and value of zeros.
+    kdim : int, optional
+        Size of keys; by default, `embed_dim`.
+    vdim : int, optional
+        Size of values; by default, `embed_dim`.
+    batch_first : bool, default False
+        Whether the batch is the first dimension; otherwise, the position is first.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
 
-    Shapes: query (T, N, embed_dim), key (S, N, kdim), value (S, N, vdim), result (T, N, embed_dim); with `batch_first`
-    N comes first; without a batch N is left out.
+    Raises
+    ------
+    ArgumentError
+        If `num_heads` does not divide `embed_dim`.
+
+    Notes
+    -----
     Source: Vaswani et al. 2017, "Attention is all you need", section 3.2.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> layer = sg.nn.MultiheadAttention(8, num_heads=2, batch_first=True)
+    >>> x = sg.zeros(3, 5, 8)
+    >>> result, weights = layer(x, x, x)
+    >>> result.shape, weights.shape
+    ((3, 5, 8), (3, 5, 5))
     """
 
     in_proj_weight: Parameter | None
@@ -81,13 +118,33 @@ class MultiheadAttention(Module):
         need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """Return (result, attention weights); without `need_weights`, return None as the weights.
+        """Return what the queries attend to, and the attention weights.
 
-        With `average_attn_weights`, the weights are averaged over the heads; otherwise, there is one matrix for each
-        head. True in a mask means "not attended"; a mask of numbers is added to the scores. If `attn_mask` is given,
-        `is_causal` is ignored.
-        Shapes: key_padding_mask (N, S), attn_mask (T, S) or (N · num_heads, T, S), weights (N, T, S) or
-        (N, num_heads, T, S).
+        Parameters
+        ----------
+        query : Tensor
+            Of shape (T, N, embed_dim); with `batch_first`, N comes first; without a batch, N is left out.
+        key : Tensor
+            Of shape (S, N, kdim), likewise.
+        value : Tensor
+            Of shape (S, N, vdim), likewise.
+        key_padding_mask : Tensor, optional
+            Of shape (N, S): True means that a key is not attended; numbers are added to the scores.
+        need_weights : bool, default True
+            Whether to return the weights.
+        attn_mask : Tensor, optional
+            Of shape (T, S) or (N · num_heads, T, S): True means "not attended"; numbers are added to the scores.
+        average_attn_weights : bool, default True
+            Whether the weights are averaged over the heads; otherwise, there is one matrix for each head.
+        is_causal : bool, default False
+            Whether later keys are not attended; ignored if `attn_mask` is given.
+
+        Returns
+        -------
+        Tensor
+            Result of the shape of `query`.
+        Tensor or None
+            Weights of shape (N, T, S) or (N, num_heads, T, S); None without `need_weights`.
         """
         batched = query.ndim == 3
         self_attention = query is key is value
@@ -113,4 +170,11 @@ class MultiheadAttention(Module):
         return result if self.batch_first else result.transpose(0, 1), weights
 
     def extra_repr(self) -> str:
+        """Return the options to show in the layer's representation.
+
+        Returns
+        -------
+        str
+            Names and values.
+        """
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, batch_first={self.batch_first}"

@@ -32,8 +32,33 @@ class Affine(Module):
 class LayerNorm(Affine):
     """Normalise the last dimensions to mean 0 and variance 1, then scale and shift.
 
-    Shapes: x (..., *normalized_shape), result the same, weight and bias normalized_shape.
+    The parameters `weight` and `bias` have the shape `normalized_shape`; they begin as ones and zeros.
+
+    Parameters
+    ----------
+    normalized_shape : int or sequence of int
+        Sizes of the last dimensions, over which statistics are taken.
+    eps : float, default 1e-5
+        Added to the variance.
+    elementwise_affine : bool, default True
+        Whether to scale and shift by parameters.
+    bias : bool, default True
+        Whether to shift, if `elementwise_affine`.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Notes
+    -----
     Source: Ba, Kiros, Hinton 2016, "Layer normalization".
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> layer = sg.nn.LayerNorm(2)
+    >>> layer(sg.tensor([[1.0, 3.0]])).tolist()
+    [[-0.9999949932098389, 0.9999949932098389]]
     """
 
     def __init__(
@@ -49,9 +74,28 @@ class LayerNorm(Affine):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised input.
+
+        Parameters
+        ----------
+        x : Tensor
+            Of shape ``(..., *normalized_shape)``.
+
+        Returns
+        -------
+        Tensor
+            Of the shape of `x`.
+        """
         return normalization.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
+        """Return the options to show in the layer's representation.
+
+        Returns
+        -------
+        str
+            Names and values.
+        """
         return (
             f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}, "
             f"bias={self.bias is not None}"
@@ -61,8 +105,23 @@ class LayerNorm(Affine):
 class RMSNorm(Affine):
     """Divide by the root mean square of the last dimensions, then scale.
 
-    `eps` None means the machine epsilon of the input's dtype.
-    Shapes: x (..., *normalized_shape), result the same, weight normalized_shape.
+    The parameter `weight` has the shape `normalized_shape`; it begins as ones.
+
+    Parameters
+    ----------
+    normalized_shape : int or sequence of int
+        Sizes of the last dimensions, over which statistics are taken.
+    eps : float, optional
+        Added to the mean square; by default, the machine epsilon of the input's dtype.
+    elementwise_affine : bool, default True
+        Whether to scale by a parameter.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Notes
+    -----
     Source: Zhang, Sennrich 2019, "Root mean square layer normalization".
     """
 
@@ -78,16 +137,60 @@ class RMSNorm(Affine):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the input divided by its root mean square.
+
+        Parameters
+        ----------
+        x : Tensor
+            Of shape ``(..., *normalized_shape)``.
+
+        Returns
+        -------
+        Tensor
+            Of the shape of `x`.
+        """
         return normalization.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:
+        """Return the options to show in the layer's representation.
+
+        Returns
+        -------
+        str
+            Names and values.
+        """
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
 
 
 class GroupNorm(Affine):
     """Normalise groups of channels of each sample to mean 0 and variance 1, then scale and shift each channel.
 
-    Shapes: x (N, num_channels, ...), result the same, weight and bias (num_channels,).
+    The parameters `weight` and `bias` have the shape (num_channels,); they begin as ones and zeros.
+
+    Parameters
+    ----------
+    num_groups : int
+        Number of groups; it divides the number of channels.
+    num_channels : int
+        Number of channels.
+    eps : float, default 1e-5
+        Added to the variance.
+    affine : bool, default True
+        Whether to scale and shift by parameters.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+    bias : bool, default True
+        Whether to shift, if `affine`.
+
+    Raises
+    ------
+    ArgumentError
+        If `num_groups` does not divide `num_channels`.
+
+    Notes
+    -----
     Source: Wu, He 2018, "Group normalization".
     """
 
@@ -109,9 +212,28 @@ class GroupNorm(Affine):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised input.
+
+        Parameters
+        ----------
+        x : Tensor
+            Of shape (N, num_channels, ...).
+
+        Returns
+        -------
+        Tensor
+            Of the shape of `x`.
+        """
         return channel_norm.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
+        """Return the options to show in the layer's representation.
+
+        Returns
+        -------
+        str
+            Names and values.
+        """
         return (
             f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}, "
             f"bias={self.bias is not None}"
@@ -119,9 +241,23 @@ class GroupNorm(Affine):
 
 
 class LocalResponseNorm(FunctionLayer):
-    """Divide each element by (k + alpha · mean square in `size` neighbouring channels) ** beta.
+    """Divide each element by ``(k + alpha * mean_square) ** beta``, with the mean square of neighbouring channels.
 
-    Shapes: x (N, C, ...), result the same.
+    The input has shape (N, C, ...), the result the same.
+
+    Parameters
+    ----------
+    size : int
+        Number of neighbouring channels.
+    alpha : float, default 1e-4
+        Factor of the mean square.
+    beta : float, default 0.75
+        Exponent.
+    k : float, default 1.0
+        Added before the power is taken.
+
+    Notes
+    -----
     Source: Krizhevsky, Sutskever, Hinton 2012, "ImageNet classification with deep convolutional neural networks".
     """
 
@@ -132,4 +268,11 @@ class LocalResponseNorm(FunctionLayer):
     k: float = 1.0
 
     def extra_repr(self) -> str:
+        """Return the options to show in the layer's representation.
+
+        Returns
+        -------
+        str
+            Names and values.
+        """
         return f"{self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k}"

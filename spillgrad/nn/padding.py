@@ -51,90 +51,261 @@ class _ConstantPad(_Pad):
 
 
 class CircularPad1d(_Pad):
-    """Pad the last dimension with the elements of its opposite end."""
+    """Pad the last dimension with the elements of its opposite end.
+
+    Parameters
+    ----------
+    padding : int or sequence of int
+        One width for all sides, or the widths (before, after).
+
+    Raises
+    ------
+    ArgumentError
+        If there is another number of widths.
+    """
 
     _dims, _mode = 1, "circular"
 
 
 class ReflectionPad1d(_Pad):
-    """Pad the last dimension with its mirror image."""
+    """Pad the last dimension with its mirror image.
+
+    Parameters
+    ----------
+    padding : int or sequence of int
+        One width for all sides, or the widths (before, after).
+
+    Raises
+    ------
+    ArgumentError
+        If there is another number of widths.
+    """
 
     _dims, _mode = 1, "reflect"
 
 
 class ReplicationPad1d(_Pad):
-    """Pad the last dimension with copies of its edge elements."""
+    """Pad the last dimension with copies of its edge elements.
+
+    Parameters
+    ----------
+    padding : int or sequence of int
+        One width for all sides, or the widths (before, after).
+
+    Raises
+    ------
+    ArgumentError
+        If there is another number of widths.
+    """
 
     _dims, _mode = 1, "replicate"
 
 
 class ZeroPad1d(_Pad):
-    """Pad the last dimension with zeros."""
+    """Pad the last dimension with zeros.
+
+    Parameters
+    ----------
+    padding : int or sequence of int
+        One width for all sides, or the widths (before, after).
+
+    Raises
+    ------
+    ArgumentError
+        If there is another number of widths.
+    """
 
     _dims, _mode = 1, "constant"
 
 
 class ConstantPad1d(_ConstantPad):
-    """Pad the last dimension with `value`."""
+    """Pad the last dimension with `value`.
+
+    Parameters
+    ----------
+    padding : int or sequence of int
+        One width for all sides, or the widths (before, after).
+    value : float
+        Value of the padding.
+
+    Raises
+    ------
+    ArgumentError
+        If there is another number of widths.
+    """
 
     _dims = 1
 
 
 class CircularPad2d(_Pad):
-    """Pad the last two dimensions with the elements of their opposite ends."""
+    """Pad the last two dimensions with the elements of their opposite ends.
+
+    Parameters
+    ----------
+    padding : int or sequence of int
+        One width for all sides, or the widths (left, right, above, below).
+
+    Raises
+    ------
+    ArgumentError
+        If there is another number of widths.
+    """
 
     _dims, _mode = 2, "circular"
 
 
 class ReflectionPad2d(_Pad):
-    """Pad the last two dimensions with their mirror image."""
+    """Pad the last two dimensions with their mirror image.
+
+    Parameters
+    ----------
+    padding : int or sequence of int
+        One width for all sides, or the widths (left, right, above, below).
+
+    Raises
+    ------
+    ArgumentError
+        If there is another number of widths.
+    """
 
     _dims, _mode = 2, "reflect"
 
 
 class ReplicationPad2d(_Pad):
-    """Pad the last two dimensions with copies of their edge elements."""
+    """Pad the last two dimensions with copies of their edge elements.
+
+    Parameters
+    ----------
+    padding : int or sequence of int
+        One width for all sides, or the widths (left, right, above, below).
+
+    Raises
+    ------
+    ArgumentError
+        If there is another number of widths.
+    """
 
     _dims, _mode = 2, "replicate"
 
 
 class ZeroPad2d(_Pad):
-    """Pad the last two dimensions with zeros."""
+    """Pad the last two dimensions with zeros.
+
+    Parameters
+    ----------
+    padding : int or sequence of int
+        One width for all sides, or the widths (left, right, above, below).
+
+    Raises
+    ------
+    ArgumentError
+        If there is another number of widths.
+    """
 
     _dims, _mode = 2, "constant"
 
 
 class ConstantPad2d(_ConstantPad):
-    """Pad the last two dimensions with `value`."""
+    """Pad the last two dimensions with `value`.
+
+    Parameters
+    ----------
+    padding : int or sequence of int
+        One width for all sides, or the widths (left, right, above, below).
+    value : float
+        Value of the padding.
+
+    Raises
+    ------
+    ArgumentError
+        If there is another number of widths.
+    """
 
     _dims = 2
 
 
 class CircularPad3d(_Pad):
-    """Pad the last three dimensions with the elements of their opposite ends."""
+    """Pad the last three dimensions with the elements of their opposite ends.
+
+    Parameters
+    ----------
+    padding : int or sequence of int
+        One width for all sides, or the widths (left, right, above, below, front, back).
+
+    Raises
+    ------
+    ArgumentError
+        If there is another number of widths.
+    """
 
     _dims, _mode = 3, "circular"
 
 
 class ReflectionPad3d(_Pad):
-    """Pad the last three dimensions with their mirror image."""
+    """Pad the last three dimensions with their mirror image.
+
+    Parameters
+    ----------
+    padding : int or sequence of int
+        One width for all sides, or the widths (left, right, above, below, front, back).
+
+    Raises
+    ------
+    ArgumentError
+        If there is another number of widths.
+    """
 
     _dims, _mode = 3, "reflect"
 
 
 class ReplicationPad3d(_Pad):
-    """Pad the last three dimensions with copies of their edge elements."""
+    """Pad the last three dimensions with copies of their edge elements.
+
+    Parameters
+    ----------
+    padding : int or sequence of int
+        One width for all sides, or the widths (left, right, above, below, front, back).
+
+    Raises
+    ------
+    ArgumentError
+        If there is another number of widths.
+    """
 
     _dims, _mode = 3, "replicate"
 
 
 class ZeroPad3d(_Pad):
-    """Pad the last three dimensions with zeros."""
+    """Pad the last three dimensions with zeros.
+
+    Parameters
+    ----------
+    padding : int or sequence of int
+        One width for all sides, or the widths (left, right, above, below, front, back).
+
+    Raises
+    ------
+    ArgumentError
+        If there is another number of widths.
+    """
 
     _dims, _mode = 3, "constant"
 
 
 class ConstantPad3d(_ConstantPad):
-    """Pad the last three dimensions with `value`."""
+    """Pad the last three dimensions with `value`.
+
+    Parameters
+    ----------
+    padding : int or sequence of int
+        One width for all sides, or the widths (left, right, above, below, front, back).
+    value : float
+        Value of the padding.
+
+    Raises
+    ------
+    ArgumentError
+        If there is another number of widths.
+    """
 
     _dims = 3

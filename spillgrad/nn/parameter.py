@@ -14,7 +14,15 @@ __all__ = ["Buffer", "Parameter", "UninitializedBuffer", "UninitializedParameter
 
 
 class Parameter(Tensor):
-    """A leaf tensor that modules register when it is assigned to one of their attributes; shares memory with `data`."""
+    """A leaf tensor that modules register when it is assigned to one of their attributes.
+
+    Parameters
+    ----------
+    data : Tensor or array_like, default ()
+        Its elements; a tensor's memory is shared.
+    requires_grad : bool, default True
+        Whether backward computes its gradient.
+    """
 
     def __init__(self, data: Any = (), requires_grad: bool = True) -> None:
         self._share(data, requires_grad)
@@ -26,7 +34,12 @@ class Parameter(Tensor):
 class Buffer(Tensor):
     """A tensor that modules register as a buffer when it is assigned to one of their attributes.
 
-    It shares memory with `data`. State dicts leave it out unless it is `persistent`.
+    Parameters
+    ----------
+    data : Tensor or array_like, default ()
+        Its elements; a tensor's memory is shared.
+    persistent : bool, default True
+        Whether state dicts include it.
     """
 
     persistent = True
@@ -56,7 +69,14 @@ class _Uninitialized(Tensor):
     def materialize(self, shape: Any, device: Any = None, dtype: Any = None) -> None:
         """Become an ordinary parameter or buffer of a shape, whose elements are not set.
 
-        `device` and `dtype` replace those that the tensor was made with or converted to.
+        Parameters
+        ----------
+        shape : int or sequence of int
+            The shape.
+        device : device, optional
+            Where the memory is; by default, where the tensor was made for or moved to.
+        dtype : dtype, optional
+            Data type; by default, the one that the tensor was made with or converted to.
         """
         empty = vars(self).pop("_empty")
         made = creation.empty(
@@ -140,9 +160,18 @@ class _Uninitialized(Tensor):
 
 
 class UninitializedParameter(_Uninitialized, Parameter):
-    """A parameter whose shape is not known yet; `materialize(shape)` makes it a `Parameter`.
+    """A parameter whose shape is not known yet; ``materialize(shape)`` makes it a `Parameter`.
 
     It can be converted to another dtype or device, copied, pickled and registered. Anything else raises ArgumentError.
+
+    Parameters
+    ----------
+    requires_grad : bool, default True
+        Whether backward will compute its gradient.
+    device : device, optional
+        Where the memory will be; by default, the default device.
+    dtype : dtype, optional
+        Data type that the elements will have; by default, the default data type.
     """
 
     cls_to_become = Parameter
@@ -153,7 +182,19 @@ class UninitializedParameter(_Uninitialized, Parameter):
 
 
 class UninitializedBuffer(_Uninitialized, Buffer):
-    """A buffer whose shape is not known yet; `materialize(shape)` makes it a tensor (see `UninitializedParameter`)."""
+    """A buffer whose shape is not known yet; ``materialize(shape)`` makes it a tensor (see `UninitializedParameter`).
+
+    Parameters
+    ----------
+    requires_grad : bool, default False
+        Whether backward will compute its gradient.
+    device : device, optional
+        Where the memory will be; by default, the default device.
+    dtype : dtype, optional
+        Data type that the elements will have; by default, the default data type.
+    persistent : bool, default True
+        Whether state dicts include it.
+    """
 
     cls_to_become = Tensor
 

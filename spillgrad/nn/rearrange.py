@@ -10,7 +10,21 @@ __all__ = ["ChannelShuffle", "Flatten", "Fold", "PixelShuffle", "PixelUnshuffle"
 
 
 class Flatten(FunctionLayer):
-    """Join the dimensions from `start_dim` to `end_dim` into one."""
+    """Join the dimensions from `start_dim` to `end_dim` into one.
+
+    Parameters
+    ----------
+    start_dim : int, default 1
+        First dimension to join.
+    end_dim : int, default -1
+        Last dimension to join.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.nn.Flatten()(sg.zeros(2, 3, 4)).shape
+    (2, 12)
+    """
 
     _function = shape.flatten
     start_dim: int = 1
@@ -18,7 +32,15 @@ class Flatten(FunctionLayer):
 
 
 class Unflatten(FunctionLayer):
-    """Split one dimension into several dimensions of the sizes `unflattened_size`."""
+    """Split one dimension into several dimensions.
+
+    Parameters
+    ----------
+    dim : int
+        Dimension to split.
+    unflattened_size : sequence of int
+        Sizes of the new dimensions; one of them may be -1, and follows from the others.
+    """
 
     dim: int
     unflattened_size: Sequence[int]
@@ -27,32 +49,82 @@ class Unflatten(FunctionLayer):
         self.unflattened_size = tuple(self.unflattened_size)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the input with the dimension split.
+
+        Parameters
+        ----------
+        x : Tensor
+            Of any shape that has the dimension.
+
+        Returns
+        -------
+        Tensor
+            Of the shape of `x`, with `unflattened_size` in place of the dimension's size.
+        """
         return shape.unflatten(x, self.dim, self.unflattened_size)
 
 
 class PixelShuffle(FunctionLayer):
-    """Rearrange r² channels as r × r pixels. Shapes: (..., C r², H, W) gives (..., C, H r, W r)."""
+    """Rearrange r² channels as r × r pixels.
+
+    The input has shape (..., C r², H, W), the result (..., C, H r, W r).
+
+    Parameters
+    ----------
+    upscale_factor : int
+        The factor r.
+    """
 
     _function = rearrange.pixel_shuffle
     upscale_factor: int
 
 
 class PixelUnshuffle(FunctionLayer):
-    """Rearrange r × r pixels as r² channels. Shapes: (..., C, H r, W r) gives (..., C r², H, W)."""
+    """Rearrange r × r pixels as r² channels.
+
+    The input has shape (..., C, H r, W r), the result (..., C r², H, W).
+
+    Parameters
+    ----------
+    downscale_factor : int
+        The factor r.
+    """
 
     _function = rearrange.pixel_unshuffle
     downscale_factor: int
 
 
 class ChannelShuffle(FunctionLayer):
-    """Interleave groups of channels. Shapes: (N, C, ...)."""
+    """Interleave groups of channels.
+
+    The input has shape (N, C, ...), the result the same.
+
+    Parameters
+    ----------
+    groups : int
+        Number of groups.
+    """
 
     _function = rearrange.channel_shuffle
     groups: int
 
 
 class Unfold(FunctionLayer):
-    """Return the sliding windows of images as columns. Shapes: (N, C, H, W) gives (N, C · kernel elements, windows)."""
+    """Return the sliding windows of images as columns.
+
+    The input has shape (N, C, H, W), the result (N, C · kernel elements, windows).
+
+    Parameters
+    ----------
+    kernel_size : int or sequence of int
+        Size of the window.
+    dilation : int or sequence of int, default 1
+        Distance between elements of a window.
+    padding : int or sequence of int, default 0
+        Width of padding on both sides.
+    stride : int or sequence of int, default 1
+        Distance between windows.
+    """
 
     _function = sliding_windows.unfold_image
     kernel_size: int | Sequence[int]
@@ -62,7 +134,23 @@ class Unfold(FunctionLayer):
 
 
 class Fold(FunctionLayer):
-    """Add windows, one in each column, into images, at the positions from which `Unfold` takes them."""
+    """Add windows, one in each column, into images, at the positions from which `Unfold` takes them.
+
+    The input has shape (N, C · kernel elements, windows), the result (N, C, H, W).
+
+    Parameters
+    ----------
+    output_size : int or sequence of int
+        Height and width of the images.
+    kernel_size : int or sequence of int
+        Size of the window.
+    dilation : int or sequence of int, default 1
+        Distance between elements of a window.
+    padding : int or sequence of int, default 0
+        Width of padding on both sides.
+    stride : int or sequence of int, default 1
+        Distance between windows.
+    """
 
     _function = sliding_windows.fold
     output_size: int | Sequence[int]

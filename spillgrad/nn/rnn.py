@@ -17,7 +17,45 @@ __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNBase", "RNNCell", "R
 
 
 class RNNBase(Module):
-    """The base of recurrent networks: several layers and directions, run over padded or packed sequences."""
+    """The base of recurrent networks: several layers and directions, run over padded or packed sequences.
+
+    All parameters are drawn from U(-a, a) with a = 1/sqrt(hidden_size).
+
+    Parameters
+    ----------
+    mode : {"RNN_TANH", "RNN_RELU", "LSTM", "GRU"}
+        Kind of the step.
+    input_size : int
+        Size of an element of a sequence.
+    hidden_size : int
+        Size of the hidden state.
+    num_layers : int, default 1
+        Number of layers, each of which runs over the results of the one before.
+    bias : bool, default True
+        Whether to add biases.
+    batch_first : bool, default False
+        Whether input and output have the batch as first dimension; otherwise, time is first.
+    dropout : float, default 0.0
+        Probability of dropping an element of a layer's results in training, except those of the last layer.
+    bidirectional : bool, default False
+        Whether each layer runs over the sequences in both directions.
+    proj_size : int, default 0
+        Size to which hidden states are projected, below `hidden_size`; 0 for no projection.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Raises
+    ------
+    ArgumentError
+        If a size is less than 1, `dropout` is outside [0, 1], or `proj_size` is not for this kind.
+
+    Warns
+    -----
+    UserWarning
+        If there is dropout and one layer, after which nothing is dropped.
+    """
 
     def __init__(
         self, mode: str, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True,
@@ -117,7 +155,30 @@ class RNNBase(Module):
         return states
 
     def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:
-        """Return the last layer's hidden states at all time steps, and all layers' states after the last time step."""
+        """Return the last layer's hidden states at all time steps, and all layers' states after the last time step.
+
+        Parameters
+        ----------
+        input : Tensor or PackedSequence
+            Of shape (T, N, input_size), or (N, T, input_size) with `batch_first`, or (T, input_size).
+        hx : Tensor or tuple of Tensor, optional
+            First states of shape (num_layers · directions, N, hidden_size), or without N; an LSTM's are a pair (h, c).
+            By default, zeros.
+
+        Returns
+        -------
+        Tensor or PackedSequence
+            Hidden states of shape (T, N, directions · hidden_size), with the first dimensions of `input`.
+        Tensor or tuple of Tensor
+            Last states, of the shapes of `hx`.
+
+        Raises
+        ------
+        ShapeError
+            If the input or a state has another shape, or there is no time step.
+        ArgumentError
+            If an LSTM gets other than two states.
+        """
         if isinstance(input, PackedSequence):
             return self._run_packed(input, hx)
         name = type(self).__name__
@@ -183,6 +244,13 @@ class RNNBase(Module):
         return data, [join_split.stack(parts) for parts in zip(*ends, strict=True)]
 
     def extra_repr(self) -> str:
+        """Return the options to show in the layer's representation.
+
+        Returns
+        -------
+        str
+            Names and values.
+        """
         shown = [f"{self.input_size}, {self.hidden_size}"]
         defaults = {
             "proj_size": 0, "num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False
@@ -192,10 +260,47 @@ class RNNBase(Module):
 
 
 class RNN(RNNBase):
-    """Run h = tanh(W_ih x + b_ih + W_hh h + b_hh) over sequences; `nonlinearity="relu"` replaces tanh by relu.
+    """Run ``h = tanh(W_ih x + b_ih + W_hh h + b_hh)`` over sequences.
 
-    Shapes: input (T, N, input_size), or (N, T, input_size) with `batch_first`, or (T, input_size), or a PackedSequence;
-    h_0 and h_n (num_layers · directions, N, hidden_size); output (T, N, directions · hidden_size).
+    The input has shape (T, N, input_size), or (N, T, input_size) with `batch_first`, or (T, input_size), or is a
+    `PackedSequence`. The states have shape (num_layers · directions, N, hidden_size), the output
+    (T, N, directions · hidden_size).
+
+    Parameters
+    ----------
+    input_size : int
+        Size of an element of a sequence.
+    hidden_size : int
+        Size of the hidden state.
+    num_layers : int, default 1
+        Number of layers, each of which runs over the results of the one before.
+    nonlinearity : {"tanh", "relu"}, default "tanh"
+        Function of the step.
+    bias : bool, default True
+        Whether to add biases.
+    batch_first : bool, default False
+        Whether input and output have the batch as first dimension; otherwise, time is first.
+    dropout : float, default 0.0
+        Probability of dropping an element of a layer's results in training, except those of the last layer.
+    bidirectional : bool, default False
+        Whether each layer runs over the sequences in both directions.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Raises
+    ------
+    ArgumentError
+        If a size is less than 1, or `dropout` is outside [0, 1].
+
+    Warns
+    -----
+    UserWarning
+        If there is dropout and one layer, after which nothing is dropped.
+
+    Notes
+    -----
     Source: Elman 1990, "Finding structure in time".
     """
 
@@ -214,10 +319,54 @@ class RNN(RNNBase):
 
 
 class LSTM(RNNBase):
-    """Run a long short-term memory over sequences; with `proj_size`, project its hidden states to that width.
+    """Run a long short-term memory over sequences.
 
-    Shapes: as in `RNN`; the states are pairs (h, c), and c has the width hidden_size even with `proj_size`.
+    Shapes are as in `RNN`; the states are pairs (h, c), and c has the width `hidden_size` even with `proj_size`.
+
+    Parameters
+    ----------
+    input_size : int
+        Size of an element of a sequence.
+    hidden_size : int
+        Size of the hidden state.
+    num_layers : int, default 1
+        Number of layers, each of which runs over the results of the one before.
+    bias : bool, default True
+        Whether to add biases.
+    batch_first : bool, default False
+        Whether input and output have the batch as first dimension; otherwise, time is first.
+    dropout : float, default 0.0
+        Probability of dropping an element of a layer's results in training, except those of the last layer.
+    bidirectional : bool, default False
+        Whether each layer runs over the sequences in both directions.
+    proj_size : int, default 0
+        Size to which hidden states are projected, below `hidden_size`; 0 for no projection.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Raises
+    ------
+    ArgumentError
+        If a size is less than 1, or `dropout` is outside [0, 1].
+
+    Warns
+    -----
+    UserWarning
+        If there is dropout and one layer, after which nothing is dropped.
+
+    Notes
+    -----
     Source: Hochreiter, Schmidhuber 1997, "Long short-term memory"; Sak, Senior, Beaufays 2014.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> net = sg.nn.LSTM(input_size=3, hidden_size=4, batch_first=True)
+    >>> output, (h, c) = net(sg.zeros(2, 5, 3))
+    >>> output.shape, h.shape
+    ((2, 5, 4), (1, 2, 4))
     """
 
     def __init__(
@@ -231,8 +380,43 @@ class LSTM(RNNBase):
 
 
 class GRU(RNNBase):
-    """Run a gated recurrent unit over sequences. Shapes: as in `RNN`.
+    """Run a gated recurrent unit over sequences.
 
+    Shapes are as in `RNN`.
+
+    Parameters
+    ----------
+    input_size : int
+        Size of an element of a sequence.
+    hidden_size : int
+        Size of the hidden state.
+    num_layers : int, default 1
+        Number of layers, each of which runs over the results of the one before.
+    bias : bool, default True
+        Whether to add biases.
+    batch_first : bool, default False
+        Whether input and output have the batch as first dimension; otherwise, time is first.
+    dropout : float, default 0.0
+        Probability of dropping an element of a layer's results in training, except those of the last layer.
+    bidirectional : bool, default False
+        Whether each layer runs over the sequences in both directions.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Raises
+    ------
+    ArgumentError
+        If a size is less than 1, or `dropout` is outside [0, 1].
+
+    Warns
+    -----
+    UserWarning
+        If there is dropout and one layer, after which nothing is dropped.
+
+    Notes
+    -----
     Source: Cho et al. 2014, "Learning phrase representations using RNN encoder-decoder".
     """
 
@@ -246,7 +430,23 @@ class GRU(RNNBase):
 
 
 class RNNCellBase(Module):
-    """The base of `RNNCell`, `LSTMCell` and `GRUCell`: the parameters and the initial state."""
+    """The base of `RNNCell`, `LSTMCell` and `GRUCell`: the parameters and the initial state.
+
+    All parameters are drawn from U(-a, a) with a = 1/sqrt(hidden_size).
+
+    Parameters
+    ----------
+    input_size : int
+        Size of the input.
+    hidden_size : int
+        Size of the hidden state.
+    bias : bool, default True
+        Whether to add biases.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+    """
 
     _gates: ClassVar[int]
     weight_ih: Parameter
@@ -275,12 +475,40 @@ class RNNCellBase(Module):
         return creation.zeros(*input.shape[:-1], self.hidden_size, dtype=input.dtype, device=input.device)
 
     def extra_repr(self) -> str:
+        """Return the options to show in the layer's representation.
+
+        Returns
+        -------
+        str
+            Names and values.
+        """
         plain = "" if self.bias else f", bias={self.bias}"
         return f"{self.input_size}, {self.hidden_size}{plain}"
 
 
 class RNNCell(RNNCellBase):
-    """One step of `RNN`. Shapes: input (N, input_size) or (input_size,), hx and result (N, hidden_size)."""
+    """Do one step of `RNN`.
+
+    Parameters
+    ----------
+    input_size : int
+        Size of the input.
+    hidden_size : int
+        Size of the hidden state.
+    bias : bool, default True
+        Whether to add biases.
+    nonlinearity : {"tanh", "relu"}, default "tanh"
+        Function of the step.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Raises
+    ------
+    ArgumentError
+        For another nonlinearity.
+    """
 
     _gates = 1
 
@@ -294,29 +522,106 @@ class RNNCell(RNNCellBase):
         self.nonlinearity = nonlinearity
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """Return the state after one step.
+
+        Parameters
+        ----------
+        input : Tensor
+            Of shape (N, input_size) or (input_size,).
+        hx : Tensor, optional
+            Hidden state of shape (N, hidden_size) or (hidden_size,); by default, zeros.
+
+        Returns
+        -------
+        Tensor
+            The new hidden state, of the same shape.
+        """
         cell = recurrent.rnn_tanh_cell if self.nonlinearity == "tanh" else recurrent.rnn_relu_cell
         hx = self._begin(input) if hx is None else hx
         return cell(input, hx, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
 
     def extra_repr(self) -> str:
+        """Return the options to show in the layer's representation.
+
+        Returns
+        -------
+        str
+            Names and values.
+        """
         return super().extra_repr() + ("" if self.nonlinearity == "tanh" else f", nonlinearity={self.nonlinearity}")
 
 
 class LSTMCell(RNNCellBase):
-    """One step of `LSTM`. Shapes: input (N, input_size) or (input_size,), hx and result pairs of (N, hidden_size)."""
+    """Do one step of `LSTM`.
+
+    Parameters
+    ----------
+    input_size : int
+        Size of the input.
+    hidden_size : int
+        Size of the hidden state.
+    bias : bool, default True
+        Whether to add biases.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+    """
 
     _gates = 4
 
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Return the state after one step.
+
+        Parameters
+        ----------
+        input : Tensor
+            Of shape (N, input_size) or (input_size,).
+        hx : tuple of Tensor, optional
+            Hidden state and cell state, each of shape (N, hidden_size) or (hidden_size,); by default, zeros.
+
+        Returns
+        -------
+        tuple of Tensor
+            The new hidden state and cell state, of the same shapes.
+        """
         hx = (self._begin(input), self._begin(input)) if hx is None else hx
         return recurrent.lstm_cell(input, hx, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
 
 
 class GRUCell(RNNCellBase):
-    """One step of `GRU`. Shapes: input (N, input_size) or (input_size,), hx and result (N, hidden_size)."""
+    """Do one step of `GRU`.
+
+    Parameters
+    ----------
+    input_size : int
+        Size of the input.
+    hidden_size : int
+        Size of the hidden state.
+    bias : bool, default True
+        Whether to add biases.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+    """
 
     _gates = 3
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """Return the state after one step.
+
+        Parameters
+        ----------
+        input : Tensor
+            Of shape (N, input_size) or (input_size,).
+        hx : Tensor, optional
+            Hidden state of shape (N, hidden_size) or (hidden_size,); by default, zeros.
+
+        Returns
+        -------
+        Tensor
+            The new hidden state, of the same shape.
+        """
         hx = self._begin(input) if hx is None else hx
         return recurrent.gru_cell(input, hx, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)

@@ -83,9 +83,44 @@ class _Layer(Module):
 
 
 class TransformerEncoderLayer(_Layer):
-    """Self-attention and a feed-forward network, each added to its input and normalised.
+    """Compute self-attention and a feed-forward network, each added to its input and normalised.
 
-    Shapes: src and result (S, N, d_model), or (N, S, d_model) with `batch_first`, or (S, d_model).
+    Parameters
+    ----------
+    d_model : int
+        Size of the model.
+    nhead : int
+        Number of heads of attention; it divides `d_model`.
+    dim_feedforward : int, default 2048
+        Size of the feed-forward network's hidden layer.
+    dropout : float, default 0.1
+        Probability of dropping an element in training.
+    activation : {"relu", "gelu"} or callable, default "relu"
+        Function in the feed-forward network.
+    layer_norm_eps : float, default 1e-5
+        Added to variances by the normalisations.
+    batch_first : bool, default False
+        Whether the batch is the first dimension; otherwise, the position is first.
+    norm_first : bool, default False
+        Whether to normalise before attention and feed-forward network instead of after.
+    bias : bool, default True
+        Whether linear layers and normalisations add biases.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Raises
+    ------
+    ArgumentError
+        For another name of an activation, or a number of heads that does not divide `d_model`.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> layer = sg.nn.TransformerEncoderLayer(d_model=8, nhead=2, dim_feedforward=16, batch_first=True)
+    >>> layer(sg.zeros(3, 5, 8)).shape
+    (3, 5, 8)
     """
 
     _attentions = ("self_attn",)
@@ -94,17 +129,63 @@ class TransformerEncoderLayer(_Layer):
         self, src: Tensor, src_mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Return the layer's result; masks are as in `MultiheadAttention`."""
+        """Return the layer's result.
+
+        Parameters
+        ----------
+        src : Tensor
+            Of shape (S, N, d_model); with `batch_first`, N comes first; without a batch, N is left out.
+        src_mask : Tensor, optional
+            Of shape (S, S), a mask of self-attention, as `attn_mask` in `MultiheadAttention`.
+        src_key_padding_mask : Tensor, optional
+            Of shape (N, S), the padding of `src`.
+        is_causal : bool, default False
+            Whether later positions are not attended; ignored if `src_mask` is given.
+
+        Returns
+        -------
+        Tensor
+            Of the shape of `src`.
+        """
         masks = src_mask, src_key_padding_mask, is_causal
         x = self._with(1, src, lambda y: _attended(self.self_attn, y, y, *masks))
         return self._with(2, x, self._feed_forward)
 
 
 class TransformerDecoderLayer(_Layer):
-    """Self-attention, attention to an encoder's result `memory`, and a feed-forward network.
+    """Compute self-attention, attention to an encoder's result, and a feed-forward network.
 
     Each of the three is added to its input and normalised.
-    Shapes: tgt and result (T, N, d_model), memory (S, N, d_model), or with `batch_first` N first, or without N.
+
+    Parameters
+    ----------
+    d_model : int
+        Size of the model.
+    nhead : int
+        Number of heads of attention; it divides `d_model`.
+    dim_feedforward : int, default 2048
+        Size of the feed-forward network's hidden layer.
+    dropout : float, default 0.1
+        Probability of dropping an element in training.
+    activation : {"relu", "gelu"} or callable, default "relu"
+        Function in the feed-forward network.
+    layer_norm_eps : float, default 1e-5
+        Added to variances by the normalisations.
+    batch_first : bool, default False
+        Whether the batch is the first dimension; otherwise, the position is first.
+    norm_first : bool, default False
+        Whether to normalise before attention and feed-forward network instead of after.
+    bias : bool, default True
+        Whether linear layers and normalisations add biases.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Raises
+    ------
+    ArgumentError
+        For another name of an activation, or a number of heads that does not divide `d_model`.
     """
 
     _attentions = ("self_attn", "multihead_attn")
@@ -114,7 +195,32 @@ class TransformerDecoderLayer(_Layer):
         tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
         tgt_is_causal: bool = False, memory_is_causal: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Return the layer's result; masks are as in `MultiheadAttention`."""
+        """Return the layer's result.
+
+        Parameters
+        ----------
+        tgt : Tensor
+            Of shape (T, N, d_model); with `batch_first`, N comes first; without a batch, N is left out.
+        memory : Tensor
+            Of shape (S, N, d_model), likewise: the encoder's result.
+        tgt_mask : Tensor, optional
+            Of shape (T, T), a mask of self-attention, as `attn_mask` in `MultiheadAttention`.
+        memory_mask : Tensor, optional
+            Of shape (T, S), a mask of attention to `memory`.
+        tgt_key_padding_mask : Tensor, optional
+            Of shape (N, T), the padding of `tgt`.
+        memory_key_padding_mask : Tensor, optional
+            Of shape (N, S), the padding of `memory`.
+        tgt_is_causal : bool, default False
+            Whether later positions of `tgt` are not attended; ignored if `tgt_mask` is given.
+        memory_is_causal : bool, default False
+            Whether later positions of `memory` are not attended; ignored if `memory_mask` is given.
+
+        Returns
+        -------
+        Tensor
+            Of the shape of `tgt`.
+        """
         own = tgt_mask, tgt_key_padding_mask, tgt_is_causal
         others = memory_mask, memory_key_padding_mask, memory_is_causal
         x = self._with(1, tgt, lambda y: _attended(self.self_attn, y, y, *own))
@@ -136,7 +242,21 @@ class _Stack(Module):
 
 
 class TransformerEncoder(_Stack):
-    """Run copies of an encoder layer one after the other, then the layer `norm` if it is given."""
+    """Run copies of an encoder layer one after the other, then a normalisation if it is given.
+
+    Parameters
+    ----------
+    encoder_layer : Module
+        Layer to copy.
+    num_layers : int
+        Number of copies.
+    norm : Module, optional
+        Layer that runs last.
+    enable_nested_tensor : bool, default True
+        Accepted for PyTorch's programs.
+    mask_check : bool, default True
+        Accepted for PyTorch's programs.
+    """
 
     def __init__(
         self, encoder_layer: Module, num_layers: int, norm: Module | None = None, enable_nested_tensor: bool = True,
@@ -148,12 +268,39 @@ class TransformerEncoder(_Stack):
         self, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
         is_causal: bool | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return the result of the last layer, or of `norm` if it is given; masks are as in the layers."""
+        """Return the result of the last layer, or of `norm` if it is given.
+
+        Parameters
+        ----------
+        src : Tensor
+            Of shape (S, N, d_model); with `batch_first`, N comes first; without a batch, N is left out.
+        mask : Tensor, optional
+            Of shape (S, S), a mask of self-attention, as `attn_mask` in `MultiheadAttention`.
+        src_key_padding_mask : Tensor, optional
+            Of shape (N, S), the padding of `src`.
+        is_causal : bool, optional
+            Whether later positions are not attended; ignored if `mask` is given.
+
+        Returns
+        -------
+        Tensor
+            Of the shape of `src`.
+        """
         return self._run(src, mask, src_key_padding_mask, is_causal=bool(is_causal))
 
 
 class TransformerDecoder(_Stack):
-    """Run copies of a decoder layer one after the other, then the layer `norm` if it is given."""
+    """Run copies of a decoder layer one after the other, then a normalisation if it is given.
+
+    Parameters
+    ----------
+    decoder_layer : Module
+        Layer to copy.
+    num_layers : int
+        Number of copies.
+    norm : Module, optional
+        Layer that runs last.
+    """
 
     def __init__(self, decoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
         super().__init__(decoder_layer, num_layers, norm)
@@ -163,7 +310,32 @@ class TransformerDecoder(_Stack):
         tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
         tgt_is_causal: bool | None = None, memory_is_causal: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Return the result of the last layer, or of `norm` if it is given; masks are as in the layers."""
+        """Return the result of the last layer, or of `norm` if it is given.
+
+        Parameters
+        ----------
+        tgt : Tensor
+            Of shape (T, N, d_model); with `batch_first`, N comes first; without a batch, N is left out.
+        memory : Tensor
+            Of shape (S, N, d_model), likewise: the encoder's result.
+        tgt_mask : Tensor, optional
+            Of shape (T, T), a mask of self-attention, as `attn_mask` in `MultiheadAttention`.
+        memory_mask : Tensor, optional
+            Of shape (T, S), a mask of attention to `memory`.
+        tgt_key_padding_mask : Tensor, optional
+            Of shape (N, T), the padding of `tgt`.
+        memory_key_padding_mask : Tensor, optional
+            Of shape (N, S), the padding of `memory`.
+        tgt_is_causal : bool, optional
+            Whether later positions of `tgt` are not attended; ignored if `tgt_mask` is given.
+        memory_is_causal : bool, default False
+            Whether later positions of `memory` are not attended; ignored if `memory_mask` is given.
+
+        Returns
+        -------
+        Tensor
+            Of the shape of `tgt`.
+        """
         return self._run(
             tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, bool(tgt_is_causal),
             memory_is_causal,
@@ -173,7 +345,45 @@ class TransformerDecoder(_Stack):
 class Transformer(Module):
     """An encoder and a decoder.
 
-    Shapes: src (S, N, d_model), tgt and result (T, N, d_model), or with `batch_first` N first, or without N.
+    Matrices are drawn by `init.xavier_uniform_`.
+
+    Parameters
+    ----------
+    d_model : int, default 512
+        Size of the model.
+    nhead : int, default 8
+        Number of heads of attention; it divides `d_model`.
+    num_encoder_layers : int, default 6
+        Number of the encoder's layers.
+    num_decoder_layers : int, default 6
+        Number of the decoder's layers.
+    dim_feedforward : int, default 2048
+        Size of the feed-forward network's hidden layer.
+    dropout : float, default 0.1
+        Probability of dropping an element in training.
+    activation : {"relu", "gelu"} or callable, default "relu"
+        Function in the feed-forward network.
+    custom_encoder : Module, optional
+        Encoder to use instead.
+    custom_decoder : Module, optional
+        Decoder to use instead.
+    layer_norm_eps : float, default 1e-5
+        Added to variances by the normalisations.
+    batch_first : bool, default False
+        Whether the batch is the first dimension; otherwise, the position is first.
+    norm_first : bool, default False
+        Whether to normalise before attention and feed-forward network instead of after.
+    bias : bool, default True
+        Whether linear layers and normalisations add biases.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default data type.
+
+    Raises
+    ------
+    ArgumentError
+        For another name of an activation, or a number of heads that does not divide `d_model`.
     """
 
     def __init__(
@@ -206,7 +416,38 @@ class Transformer(Module):
         tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
         src_is_causal: bool | None = None, tgt_is_causal: bool | None = None, memory_is_causal: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Return the decoder's result for `tgt`; the decoder attends to the encoder's result for `src`."""
+        """Return the decoder's result for `tgt`; the decoder attends to the encoder's result for `src`.
+
+        Parameters
+        ----------
+        src : Tensor
+            Of shape (S, N, d_model); with `batch_first`, N comes first; without a batch, N is left out.
+        tgt : Tensor
+            Of shape (T, N, d_model), likewise.
+        src_mask : Tensor, optional
+            Of shape (S, S), a mask of the encoder's self-attention, as `attn_mask` in `MultiheadAttention`.
+        tgt_mask : Tensor, optional
+            Of shape (T, T), a mask of the decoder's self-attention.
+        memory_mask : Tensor, optional
+            Of shape (T, S), a mask of attention to the encoder's result.
+        src_key_padding_mask : Tensor, optional
+            Of shape (N, S), the padding of `src` in the encoder.
+        tgt_key_padding_mask : Tensor, optional
+            Of shape (N, T), the padding of `tgt`.
+        memory_key_padding_mask : Tensor, optional
+            Of shape (N, S), the padding of `src` in the decoder.
+        src_is_causal : bool, optional
+            Whether later positions of `src` are not attended; ignored if `src_mask` is given.
+        tgt_is_causal : bool, optional
+            Whether later positions of `tgt` are not attended; ignored if `tgt_mask` is given.
+        memory_is_causal : bool, default False
+            Whether the decoder does not attend to later positions of `src`; ignored if `memory_mask` is given.
+
+        Returns
+        -------
+        Tensor
+            Of the shape of `tgt`.
+        """
         memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
         return self.decoder(  # type: ignore[no-any-return]
             tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal,
@@ -215,5 +456,20 @@ class Transformer(Module):
 
     @staticmethod
     def generate_square_subsequent_mask(sz: int, device: Any = None, dtype: Any = None) -> Tensor:
-        """Return a mask to add to scores that hides later positions: minus infinity above the diagonal, 0 elsewhere."""
+        """Return a mask to add to scores that hides later positions: minus infinity above the diagonal, 0 elsewhere.
+
+        Parameters
+        ----------
+        sz : int
+            Number of positions.
+        device : device, optional
+            Where the result is; by default, the default device.
+        dtype : dtype, optional
+            Data type of the result; by default, the default data type.
+
+        Returns
+        -------
+        Tensor
+            Of shape (sz, sz).
+        """
         return creation.full((sz, sz), float("-inf"), dtype=dtype, device=device).triu(1)  # type: ignore[no-any-return]

@@ -9,9 +9,27 @@ __all__ = ["Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d"]
 
 
 class Upsample(FunctionLayer):
-    """Resize images to a given size or by a given factor (see `functional.interpolate`).
+    """Resize images to a given size or by a given factor.
 
-    Shapes: x (N, C, L), (N, C, H, W) or (N, C, D, H, W), result the same with other sizes.
+    The input has shape (N, C, L), (N, C, H, W) or (N, C, D, H, W), the result the same with other sizes.
+
+    Parameters
+    ----------
+    size : int or sequence of int, optional
+        Size of the result; one of `size` and `scale_factor` is given.
+    scale_factor : float or sequence of float, optional
+        Factor of the input's size.
+    mode : str, default "nearest"
+        "nearest", "nearest-exact" or "area" for any input, "linear" for signals, "bilinear" or "bicubic" for images,
+        "trilinear" for volumes.
+    align_corners : bool, optional
+        Whether the centres of the corner elements keep their places; by default, the outer corners of the image do.
+    recompute_scale_factor : bool, optional
+        Whether coordinates are computed from the sizes; by default, from `scale_factor` itself.
+
+    See Also
+    --------
+    spillgrad.nn.functional.interpolate : The function.
     """
 
     _function = interpolate
@@ -28,12 +46,27 @@ class Upsample(FunctionLayer):
             self.scale_factor = float(self.scale_factor)
 
     def extra_repr(self) -> str:
+        """Return the options to show in the layer's representation.
+
+        Returns
+        -------
+        str
+            Names and values.
+        """
         chosen = f"size={self.size}" if self.scale_factor is None else f"scale_factor={self.scale_factor}"
         return f"{chosen}, mode={self.mode!r}"
 
 
 class UpsamplingNearest2d(Upsample):
-    """Enlarge images by repeating elements."""
+    """Enlarge images by repeating elements.
+
+    Parameters
+    ----------
+    size : int or sequence of int, optional
+        Size of the result; one of `size` and `scale_factor` is given.
+    scale_factor : float or sequence of float, optional
+        Factor of the input's size.
+    """
 
     def __init__(
         self, size: int | Sequence[int] | None = None, scale_factor: float | Sequence[float] | None = None
@@ -42,7 +75,15 @@ class UpsamplingNearest2d(Upsample):
 
 
 class UpsamplingBilinear2d(Upsample):
-    """Enlarge images by bilinear interpolation; the centres of the corner elements stay where they are."""
+    """Enlarge images by bilinear interpolation; the centres of the corner elements stay where they are.
+
+    Parameters
+    ----------
+    size : int or sequence of int, optional
+        Size of the result; one of `size` and `scale_factor` is given.
+    scale_factor : float or sequence of float, optional
+        Factor of the input's size.
+    """
 
     def __init__(
         self, size: int | Sequence[int] | None = None, scale_factor: float | Sequence[float] | None = None

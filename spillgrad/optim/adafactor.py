@@ -13,9 +13,37 @@ from spillgrad.tensor import Tensor
 class Adafactor(Optimizer):
     """Scale each element's step by the mean squares of its row and of its column; of a vector, by its own.
 
-    Its state of a matrix is one row and one column. `eps` are the least root mean square of gradients (by default that
-    of the dtype) and of parameters, which scale the step; `d` is the largest root mean square of an update. `foreach`
-    is accepted for PyTorch's programs. Raises DtypeError for complex parameters.
+    Its state of a matrix is one row and one column.
+
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-2
+        Largest learning rate; it also falls with the root of the number of steps.
+    beta2_decay : float, default -0.8
+        Exponent of the number of steps in the share of a new gradient; not positive.
+    eps : tuple, default (None, 1e-3)
+        Least root mean square of gradients (None means the machine epsilon of the dtype) and of parameters, which scale
+        the step.
+    d : float, default 1.0
+        Largest root mean square of an update, from 1 on.
+    weight_decay : float, default 0.0
+        Share of a parameter that a step takes away, as a multiple of the learning rate.
+    foreach : bool, optional
+        Accepted for PyTorch's programs.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range.
+    DtypeError
+        For complex parameters.
+
+    Notes
+    -----
     Source: Shazeer, Stern 2018, "Adafactor: adaptive learning rates with sublinear memory cost", algorithm 4.
     """
 
@@ -37,6 +65,18 @@ class Adafactor(Optimizer):
         super().__init__(params, options)
 
     def check_parameter(self, param: Tensor) -> None:
+        """Raise an error for a parameter that is complex.
+
+        Parameters
+        ----------
+        param : Tensor
+            A parameter that is being added.
+
+        Raises
+        ------
+        DtypeError
+            For a complex parameter.
+        """
         if param.is_complex():
             raise ComplexDtypeError(
                 f"Adafactor: got {param.dtype}; Adafactor does not support complex parameters; give it to another "
@@ -44,9 +84,34 @@ class Adafactor(Optimizer):
             )
 
     def state_tensors(self, group: Group) -> int:
+        """Return how many tensors of a parameter's size the state of each parameter of a group will hold.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        int
+            The number.
+        """
         return 1  # of vectors; of others less
 
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+        """Update one parameter in place.
+
+        Parameters
+        ----------
+        param : Tensor
+            The parameter.
+        grad : Tensor
+            Its gradient.
+        state : dict
+            Its state; empty at its first update.
+        group : dict
+            Options of the group.
+        """
         if not state:
             state["step"] = 0
             if grad.ndim > 1:

@@ -25,19 +25,81 @@ class _Moments(FormulaOptimizer):
         super().__init__(params, {**defaults, **options, "maximize": maximize}, **accepted)
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state: "exp_avg" and "exp_avg_sq".
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return "exp_avg", "exp_avg_sq"
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         decoupled = (group["decoupled_weight_decay"],) if "decoupled_weight_decay" in group else ()
         return group["lr"], *group["betas"], group["eps"], group["weight_decay"], *decoupled, state["step"]
 
 
 class Adam(_Moments):
-    """Scale each element's step by running moments of its gradient; weight decay is added to the gradient.
+    """Scale each element's step by running moments of its gradient.
 
-    With `amsgrad`, the largest second moment so far counts; with `decoupled_weight_decay`, it is `AdamW`.
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-3
+        Learning rate.
+    betas : tuple of float, default (0.9, 0.999)
+        Shares that the running means of gradients and of their squares keep at each step, from 0 to below 1.
+    eps : float, default 1e-8
+        Added to the divisor.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    amsgrad : bool, default False
+        Whether the largest second moment so far counts.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    decoupled_weight_decay : bool, default False
+        Whether weight decay shrinks the parameters directly, apart from the gradient, as in `AdamW`.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Kingma, Ba 2014, "Adam: a method for stochastic optimization", algorithm 1; `amsgrad`: Reddi et al. 2018,
     "On the convergence of Adam and beyond", algorithm 2.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> model = sg.nn.Linear(3, 1)
+    >>> optimizer = sg.optim.Adam(model.parameters(), lr=1e-3)
+    >>> model(sg.ones(4, 3)).sum().backward()
+    >>> optimizer.step()
+    >>> optimizer.zero_grad()
     """
 
     def __init__(
@@ -49,22 +111,96 @@ class Adam(_Moments):
         super().__init__(params, lr, betas, eps, weight_decay, maximize, accepted, **options)
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         if group["amsgrad"]:
             return updates.amsgrad
         return updates.adamw if group["decoupled_weight_decay"] else updates.adam
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state; with `amsgrad`, "max_exp_avg_sq" is one of them.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ())
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         *options, decoupled, step = super().numbers(state, group)
         return (*options, decoupled, step) if group["amsgrad"] else (*options, step)
 
 
 class AdamW(Adam):
-    """Adam whose weight decay shrinks the parameters directly, apart from the gradient.
+    """Scale steps as `Adam` does; weight decay shrinks the parameters directly, apart from the gradient.
 
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-3
+        Learning rate.
+    betas : tuple of float, default (0.9, 0.999)
+        Shares that the running means of gradients and of their squares keep at each step, from 0 to below 1.
+    eps : float, default 1e-8
+        Added to the divisor.
+    weight_decay : float, default 1e-2
+        Share of a parameter that a step takes away, as a multiple of the learning rate.
+    amsgrad : bool, default False
+        Whether the largest second moment so far counts.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Loshchilov, Hutter 2017, "Decoupled weight decay regularization", algorithm 2.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> weight = sg.nn.Parameter(sg.ones(2))
+    >>> optimizer = sg.optim.AdamW([weight], lr=0.1, weight_decay=0.5)
+    >>> weight.sum().backward()
+    >>> optimizer.step()
+    >>> weight.tolist()
+    [0.8500000238418579, 0.8500000238418579]
     """
 
     def __init__(
@@ -83,8 +219,36 @@ class AdamW(Adam):
 
 
 class NAdam(_Moments):
-    """Adam with Nesterov's momentum, which grows over the first steps by the rate `momentum_decay`.
+    """Scale steps as `Adam` does, with Nesterov's momentum, which grows over the first steps.
 
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 2e-3
+        Learning rate.
+    betas : tuple of float, default (0.9, 0.999)
+        Shares that the running means of gradients and of their squares keep at each step, from 0 to below 1.
+    eps : float, default 1e-8
+        Added to the divisor.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    momentum_decay : float, default 4e-3
+        Rate at which the momentum grows.
+    decoupled_weight_decay : bool, default False
+        Whether weight decay shrinks the parameters directly, apart from the gradient.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Dozat 2016, "Incorporating Nesterov momentum into Adam", algorithm 2.
     """
 
@@ -98,9 +262,35 @@ class NAdam(_Moments):
         super().__init__(params, lr, betas, eps, weight_decay, maximize, accepted, **options)
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         return updates.nadam
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         steps = (state["step"], state["step"] + 1)
         mu, mu_next = (group["betas"][0] * (1 - 0.5 * 0.96 ** (step * group["momentum_decay"])) for step in steps)
         state["mu_product"] = state.get("mu_product", 1.0) * mu
@@ -108,8 +298,34 @@ class NAdam(_Moments):
 
 
 class RAdam(_Moments):
-    """Adam that adapts steps only once the variance of the second moment is known.
+    """Scale steps as `Adam` does, but only once the variance of the second moment is known.
 
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-3
+        Learning rate.
+    betas : tuple of float, default (0.9, 0.999)
+        Shares that the running means of gradients and of their squares keep at each step, from 0 to below 1.
+    eps : float, default 1e-8
+        Added to the divisor.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    decoupled_weight_decay : bool, default False
+        Whether weight decay shrinks the parameters directly, apart from the gradient.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Liu et al. 2020, "On the variance of the adaptive learning rate and beyond", algorithm 2.
     """
 
@@ -123,12 +339,48 @@ class RAdam(_Moments):
         )
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         return updates.radam
 
 
 class Adamax(_Moments):
-    """Adam with the largest gradient, which decays, in place of the second moment.
+    """Scale steps as `Adam` does, with the largest gradient, which decays, in place of the second moment.
 
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 2e-3
+        Learning rate.
+    betas : tuple of float, default (0.9, 0.999)
+        Shares that the running mean of gradients and the largest gradient keep at each step, from 0 to below 1.
+    eps : float, default 1e-8
+        Added to the divisor.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Kingma, Ba 2014, "Adam: a method for stochastic optimization", algorithm 2.
     """
 
@@ -139,7 +391,31 @@ class Adamax(_Moments):
         super().__init__(params, lr, betas, eps, weight_decay, maximize, accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         return updates.adamax
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state: "exp_avg" and "exp_inf".
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return "exp_avg", "exp_inf"

@@ -16,6 +16,32 @@ __all__ = ["ASGD", "Adadelta", "Adagrad", "RMSprop", "Rprop"]
 class Adagrad(FormulaOptimizer):
     """Divide each element's step by the root of the sum of its squared gradients.
 
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-2
+        Learning rate.
+    lr_decay : float, default 0.0
+        Rate at which the learning rate falls with the steps.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    initial_accumulator_value : float, default 0.0
+        First value of the sums.
+    eps : float, default 1e-10
+        Added to the divisor.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Duchi et al. 2011, "Adaptive subgradient methods for online learning and stochastic optimization".
     """
 
@@ -31,21 +57,97 @@ class Adagrad(FormulaOptimizer):
         super().__init__(params, {**options, "maximize": maximize}, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         return updates.adagrad
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state: "sum".
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return ("sum",)
 
     def first_value(self, name: str, group: Group) -> float:
+        """Return the number that a tensor of state is filled with before the first update.
+
+        Parameters
+        ----------
+        name : str
+            Name of the tensor.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        float
+            The number.
+        """
         return float(group["initial_accumulator_value"])
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         return group["lr"], group["lr_decay"], group["weight_decay"], group["eps"], state["step"]
 
 
 class Adadelta(FormulaOptimizer):
     """Scale each element's step by the ratio of its former changes and gradients, each a root mean square.
 
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1.0
+        Factor of the steps.
+    rho : float, default 0.9
+        Share that the running means keep at each step, from 0 to 1.
+    eps : float, default 1e-6
+        Added to the mean squares.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Zeiler 2012, "ADADELTA: an adaptive learning rate method", algorithm 1.
     """
 
@@ -59,18 +161,84 @@ class Adadelta(FormulaOptimizer):
         super().__init__(params, {**options, "rho": rho, "maximize": maximize}, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         return updates.adadelta
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state: "square_avg" and "acc_delta".
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return "square_avg", "acc_delta"
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         return group["lr"], group["rho"], group["eps"], group["weight_decay"]
 
 
 class RMSprop(FormulaOptimizer):
-    """Divide each gradient by its running root mean square, or with `centered` by its running standard deviation.
+    """Divide each gradient by its running root mean square, or by its running standard deviation.
 
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-2
+        Learning rate.
+    alpha : float, default 0.99
+        Share that the running means keep at each step.
+    eps : float, default 1e-8
+        Added to the divisor.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    momentum : float, default 0.0
+        Share of the last step that the next one repeats.
+    centered : bool, default False
+        Whether to divide by the standard deviation.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Hinton 2012, "Neural networks for machine learning", lecture 6e; centered: Graves 2013, "Generating
     sequences with recurrent neural networks", eqs. 38 to 45.
     """
@@ -86,25 +254,99 @@ class RMSprop(FormulaOptimizer):
         super().__init__(params, {**options, "centered": centered, "maximize": maximize}, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         return updates.rmsprop
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            "square_avg", "momentum_buffer" with a momentum, and "grad_avg" if centered.
+        """
         momentum = ("momentum_buffer",) if group["momentum"] > 0 else ()
         return "square_avg", *momentum, *(("grad_avg",) if group["centered"] else ())
 
     def arrays(self, state: State, group: Group) -> list[Tensor | None]:
+        """Return the tensors of state that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        list of Tensor
+            The tensors, in the order of the formula; None for one that is not used.
+        """
         used = self.state_names(group)
         return [state[name] if name in used else None for name in ("square_avg", "momentum_buffer", "grad_avg")]
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         return tuple([group[name] for name in ("lr", "alpha", "eps", "weight_decay", "momentum")])
 
 
 class Rprop(FormulaOptimizer):
     """Move each element by a step of its own, which grows while the gradient's sign stays, and shrinks when it changes.
 
-    `etas` are the factors by which it shrinks and grows, `step_sizes` its least and largest size. It is for gradients
-    of the whole data, not of batches.
+    It is for gradients of the whole data, not of batches.
+
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-2
+        First size of the steps.
+    etas : tuple of float, default (0.5, 1.2)
+        Factors by which a step shrinks and grows: one between 0 and 1, and one above 1.
+    step_sizes : tuple of float, default (1e-6, 50.0)
+        Least and largest size of a step.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Riedmiller, Braun 1993, "A direct adaptive method for faster backpropagation learning: the RPROP algorithm".
     """
 
@@ -119,22 +361,101 @@ class Rprop(FormulaOptimizer):
         super().__init__(params, options, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         return updates.rprop
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state: "prev" and "step_size".
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return "prev", "step_size"
 
     def first_value(self, name: str, group: Group) -> float:
+        """Return the number that a tensor of state is filled with before the first update.
+
+        Parameters
+        ----------
+        name : str
+            Name of the tensor.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        float
+            The number.
+        """
         return float(group["lr"]) if name == "step_size" else 0.0
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         return *group["etas"], *group["step_sizes"]
 
 
 class ASGD(FormulaOptimizer):
-    """Gradient descent whose learning rate falls, and which averages the parameters from step `t0` on.
+    """Descend by gradients at a falling learning rate, and average the parameters.
 
     The average of a parameter is in its state as "ax".
+
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-2
+        First learning rate.
+    lambd : float, default 1e-4
+        Rate at which the parameters and the learning rate fall.
+    alpha : float, default 0.75
+        Exponent of the fall of the learning rate.
+    t0 : float, default 1e6
+        Step from which the parameters are averaged.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Polyak, Juditsky 1992, "Acceleration of stochastic approximation by averaging".
     """
 
@@ -147,16 +468,65 @@ class ASGD(FormulaOptimizer):
         super().__init__(params, options, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         return updates.asgd
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state: "ax".
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return ("ax",)
 
     def begin(self, param: Tensor, state: State, group: Group) -> None:
+        """Make the state of a parameter.
+
+        Parameters
+        ----------
+        param : Tensor
+            The parameter.
+        state : dict
+            Its state, which is filled.
+        group : dict
+            Options of the group.
+        """
         super().begin(param, state, group)
         state.update(eta=group["lr"], mu=1.0)
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         found = group["weight_decay"], group["lambd"], state["eta"], state["mu"]
         step, lr = state["step"], group["lr"]  # for the next update
         state["eta"] = lr / (1 + group["lambd"] * lr * step) ** group["alpha"]

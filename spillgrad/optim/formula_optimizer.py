@@ -43,36 +43,137 @@ class FormulaOptimizer(Optimizer):
         super().__init__(params, defaults)
 
     def function(self, group: Group) -> Callable[..., Update]:
-        """Return the function that makes the updates of a group's parameters."""
+        """Return the function that makes the updates of a group's parameters.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        callable
+            The function.
+        """
         raise NotImplementedError(f"{type(self).__name__}: defines no function")
 
     def state_names(self, group: Group) -> tuple[str, ...]:
-        """Return the names of a parameter's tensors of state, in the order of the formula."""
+        """Return the names of a parameter's tensors of state.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return ()
 
     def first_value(self, name: str, group: Group) -> float:
-        """Return the number that a tensor of state is filled with before the first update."""
+        """Return the number that a tensor of state is filled with before the first update.
+
+        Parameters
+        ----------
+        name : str
+            Name of the tensor.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        float
+            The number.
+        """
         return 0.0
 
     def arrays(self, state: State, group: Group) -> list[Tensor | None]:
-        """Return the tensors of state that the function gets."""
+        """Return the tensors of state that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        list of Tensor
+            The tensors, in the order of the formula; None for one that is not used.
+        """
         return [state[name] for name in self.state_names(group)]
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
-        """Return the numbers of an update; `state` may be changed."""
+        """Return the numbers that an update takes.
+
+        Parameters
+        ----------
+        state : dict
+            State of the parameter; it may be changed.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of float
+            The numbers, in the order of the formula.
+        """
         raise NotImplementedError(f"{type(self).__name__}: defines no numbers")
 
     def state_tensors(self, group: Group) -> int:
+        """Return how many tensors of a parameter's size the state of each parameter of a group will hold.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        int
+            The number.
+        """
         return len(self.state_names(group))
 
     def begin(self, param: Tensor, state: State, group: Group) -> None:
-        """Make the state of a parameter."""
+        """Make the state of a parameter.
+
+        Parameters
+        ----------
+        param : Tensor
+            The parameter.
+        state : dict
+            Its state, which is filled.
+        group : dict
+            Options of the group.
+        """
         state["step"] = 0
         for name in self.state_names(group):
             first = self.first_value(name, group)
             state[name] = creation.full_like(param, complex(first, first) if param.is_complex() else first)
 
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending:
+        """Return a pending update of one parameter, which runs together with others.
+
+        Parameters
+        ----------
+        param : Tensor
+            The parameter.
+        grad : Tensor
+            Its gradient.
+        state : dict
+            Its state; empty at its first update.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        Pending
+            The update.
+        """
         if not state:
             self.begin(param, state, group)
         state["step"] = state.get("step", 0) + 1

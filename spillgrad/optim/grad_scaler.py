@@ -19,14 +19,45 @@ _LARGEST_SCALE = float(dtypes.finfo("float32").max)  # scaled losses in float32 
 class GradScaler:
     """Scale losses, and skip the steps of an optimizer whose gradients overflowed.
 
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
     After a skipped step the scale is multiplied by `backoff_factor`; after `growth_interval` steps in a row that were
-    not skipped, by `growth_factor`. If not `enabled`, all methods pass on what they are given. On device "cuda",
-    without a CUDA device, it warns and is not enabled, as in PyTorch.
-    Raises ArgumentError for factors that do not grow and shrink, and for another device.
+    not skipped, by `growth_factor`.
+
+    Parameters
+    ----------
+    device : {"cuda", "cpu"}, default "cuda"
+        Device of the training.
+    init_scale : float, default 65536.0
+        First scale.
+    growth_factor : float, default 2.0
+        Factor of a growing scale, above 1.
+    backoff_factor : float, default 0.5
+        Factor after a skipped step, below 1.
+    growth_interval : int, default 2000
+        Number of steps after which the scale grows.
+    enabled : bool, default True
+        Whether to scale; if not, all methods pass on what they are given.
+
+    Raises
+    ------
+    ArgumentError
+        For factors that do not grow and shrink, and for another device.
+
+    Warns
+    -----
+    UserWarning
+        If `device` is "cuda" and there is no CUDA device: the scaler is not enabled then, as in PyTorch.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> model = sg.nn.Linear(2, 1)
+    >>> optimizer = sg.optim.SGD(model.parameters(), lr=0.1)
+    >>> scaler = sg.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+    >>> scaler.scale(model(sg.ones(2)).sum()).backward()
+    >>> scaler.step(optimizer)
+    >>> scaler.update()
+    >>> scaler.get_scale()
+    16.0
     """
 
     def __init__(
@@ -52,7 +83,23 @@ class GradScaler:
         self._stepped: set[int] = set()
 
     def scale(self, outputs: Any) -> Any:
-        """Return the scaled tensor, or the scaled tensors of an iterable."""
+        """Return the scaled tensor, or the scaled tensors of an iterable.
+
+        Parameters
+        ----------
+        outputs : Tensor, list or tuple
+            A loss, or losses.
+
+        Returns
+        -------
+        Tensor, list or tuple
+            The losses times the scale.
+
+        Raises
+        ------
+        ArgumentError
+            For anything else.
+        """
         if not self._enabled:
             return outputs
         if isinstance(outputs, Tensor):
@@ -64,9 +111,19 @@ class GradScaler:
     def unscale_(self, optimizer: Any) -> None:
         """Divide the gradients of an optimizer's parameters by the scale, before they are clipped, for example.
 
-        Raises GraphError if that was done since the last `update`. Raises ArgumentError for gradients in float16, in
-        which unscaled ones would become zero. Raises UnsupportedError if backward itself updates the parameters, as
-        with `disk_offload(step_in_backward=True)`.
+        Parameters
+        ----------
+        optimizer : Optimizer
+            The optimizer.
+
+        Raises
+        ------
+        GraphError
+            If that was done since the last `update`.
+        ArgumentError
+            For gradients in float16, in which unscaled ones would become zero.
+        UnsupportedError
+            If backward itself updates the parameters, as with ``disk_offload(step_in_backward=True)``.
         """
         if not self._enabled:
             return
@@ -98,8 +155,26 @@ class GradScaler:
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Unscale the gradients unless that was done, and let the optimizer step if all are finite.
 
-        Returns what the optimizer's step returned; None if it was skipped. Raises GraphError for a second step without
-        `update`. Raises ArgumentError for a closure.
+        Parameters
+        ----------
+        optimizer : Optimizer
+            The optimizer.
+        *args : object
+            Arguments of its step.
+        **kwargs : object
+            Keyword arguments of its step.
+
+        Returns
+        -------
+        object
+            What the optimizer's step returned; None if it was skipped.
+
+        Raises
+        ------
+        GraphError
+            For a second step without `update`.
+        ArgumentError
+            For a closure.
         """
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
@@ -113,9 +188,17 @@ class GradScaler:
         return None if self._overflowed[id(optimizer)] else optimizer.step(*args, **kwargs)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Set the scale for the next iteration: to `new_scale`, or by what happened in this one.
+        """Set the scale for the next iteration.
 
-        Raises GraphError if no optimizer's gradients were unscaled since the last `update`.
+        Parameters
+        ----------
+        new_scale : float or Tensor, optional
+            The scale; by default, it follows from what happened in this iteration.
+
+        Raises
+        ------
+        GraphError
+            If no optimizer's gradients were unscaled since the last `update`.
         """
         if not self._enabled:
             return
@@ -136,39 +219,93 @@ class GradScaler:
         self._stepped.clear()
 
     def get_scale(self) -> float:
-        """Return the scale; 1.0 if not enabled."""
+        """Return the scale.
+
+        Returns
+        -------
+        float
+            The scale; 1.0 if not enabled.
+        """
         return self._scale if self._enabled else 1.0
 
     def is_enabled(self) -> bool:
-        """Return whether losses are scaled."""
+        """Return whether losses are scaled.
+
+        Returns
+        -------
+        bool
+            Whether they are.
+        """
         return self._enabled
 
     def get_growth_factor(self) -> float:
-        """Return the factor of a growing scale."""
+        """Return the factor of a growing scale.
+
+        Returns
+        -------
+        float
+            The factor.
+        """
         return self._growth_factor
 
     def set_growth_factor(self, new_factor: float) -> None:
-        """Set the factor of a growing scale."""
+        """Set the factor of a growing scale.
+
+        Parameters
+        ----------
+        new_factor : float
+            The factor.
+        """
         self._growth_factor = new_factor
 
     def get_backoff_factor(self) -> float:
-        """Return the factor after a skipped step."""
+        """Return the factor after a skipped step.
+
+        Returns
+        -------
+        float
+            The factor.
+        """
         return self._backoff_factor
 
     def set_backoff_factor(self, new_factor: float) -> None:
-        """Set the factor after a skipped step."""
+        """Set the factor after a skipped step.
+
+        Parameters
+        ----------
+        new_factor : float
+            The factor.
+        """
         self._backoff_factor = new_factor
 
     def get_growth_interval(self) -> int:
-        """Return the number of steps after which the scale grows."""
+        """Return the number of steps after which the scale grows.
+
+        Returns
+        -------
+        int
+            The number.
+        """
         return self._growth_interval
 
     def set_growth_interval(self, new_interval: int) -> None:
-        """Set the number of steps after which the scale grows."""
+        """Set the number of steps after which the scale grows.
+
+        Parameters
+        ----------
+        new_interval : int
+            The number.
+        """
         self._growth_interval = new_interval
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scale, the factors and the count of steps since the scale changed; {} if not enabled."""
+        """Return what the scaler needs to continue.
+
+        Returns
+        -------
+        dict
+            The scale, the factors, and the count of steps since the scale changed; empty if not enabled.
+        """
         if not self._enabled:
             return {}
         return {
@@ -180,7 +317,18 @@ class GradScaler:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a state that `state_dict` returned. Raises ArgumentError for one that was not enabled."""
+        """Continue from a state that `state_dict` returned.
+
+        Parameters
+        ----------
+        state_dict : dict
+            The state.
+
+        Raises
+        ------
+        ArgumentError
+            For the state of a scaler that was not enabled.
+        """
         if not self._enabled:
             return
         if not state_dict:

@@ -20,14 +20,38 @@ _LEAST_BRACKET = 1e-9
 
 
 class LBFGS(Optimizer):
-    """Minimise along directions made of the last `history_size` steps and changes of the gradient.
+    """Minimise along directions made of the last steps and changes of the gradient.
 
-    `step(closure)` needs a closure that computes the loss and its gradients anew. It does up to `max_iter` iterations
-    and `max_eval` evaluations, until the gradient is below `tolerance_grad` or the change below `tolerance_change`.
-    Each has the learning rate as its length, or with `line_search_fn="strong_wolfe"` one that fulfils Wolfe's strong
-    conditions. Complex parameters count as their real and imaginary parts. The state takes `2 * history_size` times the
-    memory of all parameters, and stays in RAM.
+    A step iterates until the gradient is below `tolerance_grad` or the change below `tolerance_change`. Complex
+    parameters count as their real and imaginary parts. The state takes ``2 * history_size`` times the memory of all
+    parameters, and stays in RAM.
 
+    Parameters
+    ----------
+    params : iterable
+        Parameters or (name, parameter) pairs; only one group.
+    lr : float, default 1.0
+        Length of an iteration's change along its direction.
+    max_iter : int, default 20
+        Largest number of iterations of a step.
+    max_eval : int, optional
+        Largest number of evaluations of a step; by default, 1.25 times `max_iter`.
+    tolerance_grad : float, default 1e-7
+        Largest element of a gradient that counts as none.
+    tolerance_change : float, default 1e-9
+        Change that counts as none.
+    history_size : int, default 100
+        Number of changes that make a direction.
+    line_search_fn : {"strong_wolfe"}, optional
+        Whether lengths fulfil Wolfe's strong conditions; by default, they are the learning rate.
+
+    Raises
+    ------
+    ArgumentError
+        If the learning rate is negative, or there are several groups.
+
+    Notes
+    -----
     Source: Nocedal, Wright 2006, "Numerical optimization", algorithms 7.4, 3.5 and 3.6.
     """
 
@@ -55,7 +79,25 @@ class LBFGS(Optimizer):
         self._params: list[Tensor] = self.param_groups[0]["params"]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do up to `max_iter` iterations; return the loss at the beginning."""
+        """Do up to `max_iter` iterations.
+
+        Parameters
+        ----------
+        closure : callable
+            Computes the loss and its gradients anew, and returns the loss.
+
+        Returns
+        -------
+        object
+            The loss at the beginning.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no closure.
+        GraphError
+            If the parameters are offloaded.
+        """
         if closure is None:
             raise ArgumentError("LBFGS: got no closure; step needs one that computes the loss and its gradients")
         if self.step_context is not Optimizer.step_context:

@@ -14,10 +14,39 @@ _RULES = (None, "original", "match_rms_adamw")
 class Muon(Optimizer):
     """Step against the orthogonal matrix that is nearest to the momentum of a gradient; weights decay apart from it.
 
-    That is found in bfloat16, by `ns_steps` iterations of Newton and Schulz with a polynomial of these coefficients;
-    its singular values end near 1. The parameters are matrices: give others to another optimizer. `adjust_lr_fn` says
-    how the step depends on their shape: "original", or "match_rms_adamw" for AdamW's learning rates.
-    Raises ArgumentError for parameters that are no matrices, DtypeError for complex ones.
+    That matrix is found in bfloat16, by iterations of Newton and Schulz with a polynomial; its singular values end near
+    1. The parameters are matrices: give others to another optimizer.
+
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-3
+        Learning rate.
+    weight_decay : float, default 0.1
+        Share of a parameter that a step takes away, as a multiple of the learning rate.
+    momentum : float, default 0.95
+        Share that the running mean of gradients keeps at each step.
+    nesterov : bool, default True
+        Whether to mix the momentum with the gradient once more, as Nesterov does.
+    ns_coefficients : tuple of float, default (3.4445, -4.775, 2.0315)
+        The three coefficients of the polynomial.
+    eps : float, default 1e-7
+        Least norm to divide by.
+    ns_steps : int, default 5
+        Number of iterations, below 100.
+    adjust_lr_fn : {"original", "match_rms_adamw"}, optional
+        How the step depends on the shape: "match_rms_adamw" is for AdamW's learning rates; "original" is the default.
+
+    Raises
+    ------
+    ArgumentError
+        For parameters that are no matrices, and for an option out of its range.
+    DtypeError
+        For complex parameters.
+
+    Notes
+    -----
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
     """
 
@@ -43,6 +72,20 @@ class Muon(Optimizer):
         super().__init__(params, options)
 
     def check_parameter(self, param: Tensor) -> None:
+        """Raise an error for a parameter that is no real matrix.
+
+        Parameters
+        ----------
+        param : Tensor
+            A parameter that is being added.
+
+        Raises
+        ------
+        ArgumentError
+            For a parameter that is no matrix.
+        DtypeError
+            For a complex parameter.
+        """
         if param.ndim != 2:
             raise ArgumentError(
                 "Muon only supports 2D parameters whereas we found a parameter with size: "
@@ -54,9 +97,34 @@ class Muon(Optimizer):
             )
 
     def state_tensors(self, group: Group) -> int:
+        """Return how many tensors of a parameter's size the state of each parameter of a group will hold.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        int
+            The number.
+        """
         return 1
 
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+        """Update one parameter in place.
+
+        Parameters
+        ----------
+        param : Tensor
+            The parameter.
+        grad : Tensor
+            Its gradient.
+        state : dict
+            Its state; empty at its first update.
+        group : dict
+            Options of the group.
+        """
         if not state:
             state["momentum_buffer"] = creation.zeros_like(grad)
         buffer, momentum, lr = state["momentum_buffer"], group["momentum"], float(group["lr"])

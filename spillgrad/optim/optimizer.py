@@ -67,12 +67,34 @@ _of_all = {when: HookDict() for when in _HOOKS[:2]}
 
 
 def register_optimizer_step_pre_hook(hook: Callable[..., Any]) -> RemovableHandle:
-    """Call `hook(optimizer, args, kwargs)` before each step of every optimizer; it may return other arguments."""
+    """Call ``hook(optimizer, args, kwargs)`` before each step of every optimizer; it may return other arguments.
+
+    Parameters
+    ----------
+    hook : callable
+        The hook.
+
+    Returns
+    -------
+    RemovableHandle
+        Its `remove()` removes the hook.
+    """
     return _of_all["before step"].add(hook)
 
 
 def register_optimizer_step_post_hook(hook: Callable[..., Any]) -> RemovableHandle:
-    """Call `hook(optimizer, args, kwargs)` after each step of every optimizer."""
+    """Call ``hook(optimizer, args, kwargs)`` after each step of every optimizer.
+
+    Parameters
+    ----------
+    hook : callable
+        The hook.
+
+    Returns
+    -------
+    RemovableHandle
+        Its `remove()` removes the hook.
+    """
     return _of_all["after step"].add(hook)
 
 
@@ -104,11 +126,28 @@ class Optimizer:
     """Updates parameters from their gradients.
 
     Subclasses define `update`, which updates one parameter, and `state_tensors`, the number of tensors of its size that
-    they keep; or, as in PyTorch, `step` alone, which then works in RAM only. `param_groups` are dicts of "params" and
-    options, of parameters given with names also of "param_names". `state` maps each parameter to a dict that its
-    updates use.
-    Raises OperandError for parameters that are no collection of tensors or groups, ArgumentError for none of them, for
-    results of operations, and for a parameter given twice.
+    they keep; or, as in PyTorch, `step` alone, which then works in RAM only.
+
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    defaults : mapping
+        Options of groups that do not have them.
+
+    Attributes
+    ----------
+    param_groups : list of dict
+        Groups: "params" and options; of parameters given with names, also "param_names".
+    state : dict
+        For each parameter, a dict that its updates use.
+
+    Raises
+    ------
+    OperandError
+        For parameters that are no collection of tensors or groups.
+    ArgumentError
+        For no parameters, for results of operations, and for a parameter given twice.
     """
 
     step_context = StepContext()
@@ -143,7 +182,20 @@ class Optimizer:
             self.add_param_group(group)
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add parameters with options of their own; the optimizer's defaults fill in the rest."""
+        """Add parameters with options of their own.
+
+        Parameters
+        ----------
+        param_group : dict
+            Has "params", a tensor or an iterable of tensors, and options; the optimizer's defaults fill in the rest.
+
+        Raises
+        ------
+        OperandError
+            If it is no dict, or the parameters are a set or no tensors.
+        ArgumentError
+            If a parameter is the result of an operation or was given before, or an option is missing.
+        """
         name = type(self).__name__
         if not isinstance(param_group, dict):
             raise OperandError(f"{name}: param_group must be a dict, but got {type(param_group)}; give its 'params'")
@@ -184,22 +236,64 @@ class Optimizer:
         self.param_groups.append(param_group)
 
     def check_parameter(self, param: Tensor) -> None:
-        """Raise an error for a parameter that the optimizer cannot update; a subclass may define it."""
+        """Raise an error for a parameter that the optimizer cannot update; a subclass may define it.
+
+        Parameters
+        ----------
+        param : Tensor
+            A parameter that is being added.
+        """
 
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending | None:
         """Update one parameter in place, or return a pending update that runs together with others.
 
-        `state` is empty at a parameter's first update.
+        Parameters
+        ----------
+        param : Tensor
+            The parameter.
+        grad : Tensor
+            Its gradient.
+        state : dict
+            Its state; empty at its first update.
+        group : dict
+            Options of its group.
+
+        Returns
+        -------
+        Pending or None
+            The pending update; None if the parameter was updated.
         """
         raise NotImplementedError(f"{type(self).__name__}: defines no update")
 
     def state_tensors(self, group: Group) -> int:
-        """Return how many tensors of a parameter's size the state of each parameter of a group will hold."""
+        """Return how many tensors of a parameter's size the state of each parameter of a group will hold.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        int
+            The number.
+        """
         return 0
 
     @_with_hooks
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Call `closure`, if given; update every parameter that has a gradient; return the closure's result."""
+        """Update every parameter that has a gradient.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            Called first, to compute the loss and its gradients.
+
+        Returns
+        -------
+        object
+            The closure's result; None without one.
+        """
         result = None
         if closure is not None:
             with enable_grad():
@@ -215,7 +309,15 @@ class Optimizer:
                     yield self._update(param, group)
 
     def step_parameter(self, param: Tensor, group: Group) -> None:
-        """Update one parameter of a group, if it has a gradient."""
+        """Update one parameter of a group, if it has a gradient.
+
+        Parameters
+        ----------
+        param : Tensor
+            The parameter.
+        group : dict
+            Its group.
+        """
         self._opt_called = True
         with no_grad(), self.step_context.around_update(param):
             run([self._update(param, group)])
@@ -228,37 +330,123 @@ class Optimizer:
         return pending._replace(maximize=True) if pending is not None and group.get("maximize") else pending
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call `hook(optimizer, args, kwargs)` before each step; it may return the arguments to use instead."""
+        """Call ``hook(optimizer, args, kwargs)`` before each step; it may return the arguments to use instead.
+
+        Parameters
+        ----------
+        hook : callable
+            The hook.
+
+        Returns
+        -------
+        RemovableHandle
+            Its `remove()` removes the hook.
+        """
         return self._hooks["before step"].add(hook)
 
     def register_step_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call `hook(optimizer, args, kwargs)` after each step."""
+        """Call ``hook(optimizer, args, kwargs)`` after each step.
+
+        Parameters
+        ----------
+        hook : callable
+            The hook.
+
+        Returns
+        -------
+        RemovableHandle
+            Its `remove()` removes the hook.
+        """
         return self._hooks["after step"].add(hook)
 
     def register_state_dict_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
-        """Call `hook(optimizer)` before `state_dict`."""
+        """Call ``hook(optimizer)`` before `state_dict`.
+
+        Parameters
+        ----------
+        hook : callable
+            The hook.
+        prepend : bool, default False
+            Whether it is called before the other hooks.
+
+        Returns
+        -------
+        RemovableHandle
+            Its `remove()` removes the hook.
+        """
         return self._hooks["before state_dict"].add(hook, first=prepend)
 
     def register_state_dict_post_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
-        """Call `hook(optimizer, state_dict)` after `state_dict`; it may return another one."""
+        """Call ``hook(optimizer, state_dict)`` after `state_dict`; it may return another one.
+
+        Parameters
+        ----------
+        hook : callable
+            The hook.
+        prepend : bool, default False
+            Whether it is called before the other hooks.
+
+        Returns
+        -------
+        RemovableHandle
+            Its `remove()` removes the hook.
+        """
         return self._hooks["after state_dict"].add(hook, first=prepend)
 
     def register_load_state_dict_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
-        """Call `hook(optimizer, state_dict)` before `load_state_dict`; it may return another one to load."""
+        """Call ``hook(optimizer, state_dict)`` before `load_state_dict`; it may return another one to load.
+
+        Parameters
+        ----------
+        hook : callable
+            The hook.
+        prepend : bool, default False
+            Whether it is called before the other hooks.
+
+        Returns
+        -------
+        RemovableHandle
+            Its `remove()` removes the hook.
+        """
         return self._hooks["before loading"].add(hook, first=prepend)
 
     def register_load_state_dict_post_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
-        """Call `hook(optimizer)` after `load_state_dict`."""
+        """Call ``hook(optimizer)`` after `load_state_dict`.
+
+        Parameters
+        ----------
+        hook : callable
+            The hook.
+        prepend : bool, default False
+            Whether it is called before the other hooks.
+
+        Returns
+        -------
+        RemovableHandle
+            Its `remove()` removes the hook.
+        """
         return self._hooks["after loading"].add(hook, first=prepend)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set all gradients to None, or fill them with zeros."""
+        """Set all gradients to None, or fill them with zeros.
+
+        Parameters
+        ----------
+        set_to_none : bool, default True
+            Whether to set them to None.
+        """
         for group in self.param_groups:
             for param in group["params"]:
                 param.clear_grad(set_to_zero=not set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return state and options; parameters are numbered in order. Tensors share memory with the optimizer's."""
+        """Return state and options; parameters are numbered in order.
+
+        Returns
+        -------
+        dict
+            Has "state", by the numbers of parameters, and "param_groups"; tensors share memory with the optimizer's.
+        """
         for hook in list(self._hooks["before state_dict"].values()):
             hook(self)
         params = [param for group in self.param_groups for param in group["params"]]
@@ -275,7 +463,18 @@ class Optimizer:
         return state_dict
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise StateDictError when groups, options or shapes in a state dict are not this optimizer's."""
+        """Raise an error when groups, options or shapes in a state dict are not this optimizer's.
+
+        Parameters
+        ----------
+        state_dict : mapping
+            State of an optimizer.
+
+        Raises
+        ------
+        StateDictError
+            If something does not fit.
+        """
         sizes = [len(group["params"]) for group in self.param_groups]
         saved_sizes = [len(group["params"]) for group in state_dict["param_groups"]]
         name = f"{type(self).__name__}.load_state_dict"
@@ -310,10 +509,18 @@ class Optimizer:
         return dict(zip(numbers, params, strict=True))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load the state and options that `state_dict` returned, by the order of parameters; tensors are copied.
+        """Load the state and options that `state_dict` returned, by the order of parameters.
 
-        The state of spillgrad's own optimizers takes the dtypes of the parameters.
-        Raises StateDictError, before anything changes, when groups, options or shapes are not this optimizer's.
+        Parameters
+        ----------
+        state_dict : mapping
+            State of an optimizer of this kind; tensors are copied. The state of spillgrad's own optimizers takes the
+            dtypes of the parameters.
+
+        Raises
+        ------
+        StateDictError
+            If groups, options or shapes are not this optimizer's; nothing has changed then.
         """
         for hook in list(self._hooks["before loading"].values()):
             state_dict = hook(self, state_dict) or state_dict

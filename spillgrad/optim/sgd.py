@@ -14,8 +14,44 @@ from spillgrad_kernels.tables import optim as updates
 class SGD(FormulaOptimizer):
     """Step against the gradient; with `momentum`, against its running sum.
 
+    Parameters
+    ----------
+    params : iterable
+        Parameters, (name, parameter) pairs, or groups: dicts of "params" and options of their own.
+    lr : float, default 1e-3
+        Learning rate.
+    momentum : float, default 0.0
+        Share of the running sum that the next one keeps.
+    dampening : float, default 0.0
+        Share of a gradient that the running sum leaves out.
+    weight_decay : float, default 0.0
+        Multiple of the parameter that is added to its gradient.
+    nesterov : bool, default False
+        Whether to add the gradient once more, as Nesterov does; it needs a momentum and no dampening.
+    maximize : bool, default False
+        Whether to step along the gradient instead of against it.
+    **accepted : object
+        PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is out of its range, there are no parameters, or one is given twice.
+
+    Notes
+    -----
     Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning", in PyTorch's
     form: the velocity is a sum of gradients, scaled by the learning rate when it is used.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> weight = sg.nn.Parameter(sg.tensor([1.0, 2.0]))
+    >>> optimizer = sg.optim.SGD([weight], lr=0.5)
+    >>> (weight * weight).sum().backward()
+    >>> optimizer.step()
+    >>> weight.tolist()
+    [0.0, 0.0]
     """
 
     def __init__(
@@ -32,9 +68,39 @@ class SGD(FormulaOptimizer):
         super().__init__(params, options, **accepted)
 
     def state_names(self, group: Group) -> tuple[str, ...]:
+        """Return the names of a parameter's tensors of state: "momentum_buffer", with a momentum.
+
+        Parameters
+        ----------
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        tuple of str
+            The names, in the order of the formula.
+        """
         return ("momentum_buffer",) if group["momentum"] else ()
 
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending:
+        """Return a pending update of one parameter, which runs together with others.
+
+        Parameters
+        ----------
+        param : Tensor
+            The parameter.
+        grad : Tensor
+            Its gradient.
+        state : dict
+            Its state; empty at its first update.
+        group : dict
+            Options of the group.
+
+        Returns
+        -------
+        Pending
+            The update.
+        """
         is_first, buffer = not state, None
         if group["momentum"]:
             buffer = state.setdefault("momentum_buffer", None)

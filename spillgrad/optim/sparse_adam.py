@@ -8,7 +8,20 @@ __all__ = ["SparseAdam"]
 
 
 class SparseAdam:
-    """Raise UnsupportedError: the gradients of embeddings are dense here."""
+    """Raise UnsupportedError: the gradients of embeddings are dense here.
+
+    Parameters
+    ----------
+    *arguments : object
+        Those of PyTorch's optimizer.
+    **options : object
+        Those of PyTorch's optimizer.
+
+    Raises
+    ------
+    UnsupportedError
+        Always; its message says what to use instead.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         raise UnsupportedError(

@@ -26,14 +26,36 @@ AverageOfMany = Callable[[list[Tensor], list[Tensor], Any], None]
 
 
 def get_ema_avg_fn(decay: float = 0.999) -> Average:
-    """Return a function of an average, a tensor and a count: the average's share `decay` of both."""
+    """Return a function that lets an average decay: of the new average, it has the share `decay`.
+
+    Parameters
+    ----------
+    decay : float, default 0.999
+        Share that the average keeps, from 0 to 1.
+
+    Returns
+    -------
+    callable
+        Takes an average, a tensor and the number of tensors in the average; returns the new average.
+
+    Raises
+    ------
+    ArgumentError
+        If `decay` is out of its range.
+    """
     if not 0 <= decay <= 1:
         raise ArgumentError(f"Invalid decay value {decay} provided. Please provide a value in [0,1] range.")
     return lambda averaged, current, count: decay * averaged + (1 - decay) * current
 
 
 def get_swa_avg_fn() -> Average:
-    """Return a function of the average of `count` tensors, a tensor and the count: the average of all of them."""
+    """Return a function that averages all tensors alike.
+
+    Returns
+    -------
+    callable
+        Takes an average, a tensor and the number of tensors in the average; returns the new average.
+    """
     return lambda averaged, current, count: averaged + (current - averaged) / (count + 1)
 
 
@@ -47,23 +69,75 @@ def _in_place(average: Average) -> AverageOfMany:
 
 
 def get_ema_multi_avg_fn(decay: float = 0.999) -> AverageOfMany:
-    """Return `get_ema_avg_fn(decay)` as a function of lists of averages and of tensors; it changes the averages."""
+    """Return ``get_ema_avg_fn(decay)`` as a function of lists that changes the averages.
+
+    Parameters
+    ----------
+    decay : float, default 0.999
+        Share that the average keeps, from 0 to 1.
+
+    Returns
+    -------
+    callable
+        Takes a list of averages, which it changes, a list of tensors, and the number of tensors in the averages.
+
+    Raises
+    ------
+    ArgumentError
+        If `decay` is out of its range.
+    """
     return _in_place(get_ema_avg_fn(decay))
 
 
 def get_swa_multi_avg_fn() -> AverageOfMany:
-    """Return `get_swa_avg_fn()` as a function of lists of averages and of tensors; it changes the averages."""
+    """Return ``get_swa_avg_fn()`` as a function of lists that changes the averages.
+
+    Returns
+    -------
+    callable
+        Takes a list of averages, which it changes, a list of tensors, and the number of tensors in the averages.
+    """
     return _in_place(get_swa_avg_fn())
 
 
 class AveragedModel(Module):
     """A copy of a model whose parameters are averages: of all that `update_parameters` was given, or by a function.
 
-    `avg_fn(average, parameter, n_averaged)` returns the new average; `multi_avg_fn` gets lists of tensors of one dtype
-    and device, and changes the averages in place. With `use_buffers`, buffers are averaged too, else copied. The state
-    dict does not have the functions.
-    Raises ArgumentError if both functions are given.
+    The state dict does not have the functions.
+
+    Parameters
+    ----------
+    model : Module
+        The model.
+    device : device, optional
+        Where the averages are; by default, where the model's parameters are.
+    avg_fn : callable, optional
+        ``avg_fn(average, parameter, n_averaged)`` returns the new average.
+    multi_avg_fn : callable, optional
+        Gets lists of averages and of parameters, of one dtype and device, and `n_averaged`; changes the averages in
+        place.
+    use_buffers : bool, default False
+        Whether buffers are averaged, too; otherwise, they are copied.
+
+    Raises
+    ------
+    ArgumentError
+        If both functions are given.
+
+    Notes
+    -----
     Source: Izmailov et al. 2018, "Averaging weights leads to wider optima and better generalization".
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> model = sg.nn.Linear(1, 1, bias=False)
+    >>> averaged = sg.optim.swa_utils.AveragedModel(model)
+    >>> for value in [1.0, 3.0]:
+    ...     _ = sg.nn.init.constant_(model.weight, value)
+    ...     averaged.update_parameters(model)
+    >>> averaged.module.weight.item()
+    2.0
     """
 
     n_averaged: Tensor
@@ -82,11 +156,30 @@ class AveragedModel(Module):
         self.avg_fn, self.multi_avg_fn, self.use_buffers = avg_fn, multi_avg_fn, use_buffers
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the averaged model computes."""
+        """Return what the averaged model computes.
+
+        Parameters
+        ----------
+        *args : object
+            Arguments of the model.
+        **kwargs : object
+            Keyword arguments of the model.
+
+        Returns
+        -------
+        object
+            The averaged model's result.
+        """
         return self.module(*args, **kwargs)
 
     def update_parameters(self, model: Module) -> None:
-        """Take the parameters of a model into the averages; the first ones are copied."""
+        """Take the parameters of a model into the averages; the first ones are copied.
+
+        Parameters
+        ----------
+        model : Module
+            A model like the one that was copied.
+        """
         with no_grad():
             self._average(self._tensors(self.module), self._tensors(model))
             if not self.use_buffers:
@@ -119,7 +212,14 @@ class AveragedModel(Module):
 def update_bn(loader: Iterable[Any], model: Module, device: Any = None) -> None:
     """Compute the statistics of a model's layers of batch normalization anew, in one pass over data.
 
-    Each batch is a tensor, or a list or tuple whose first element is the model's input.
+    Parameters
+    ----------
+    loader : iterable
+        Batches: each is a tensor, or a list or tuple whose first element is the model's input.
+    model : Module
+        The model.
+    device : device, optional
+        Where inputs are moved; by default, they stay.
     """
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     if not layers:
@@ -139,10 +239,29 @@ def update_bn(loader: Iterable[Any], model: Module, device: Any = None) -> None:
 
 
 class SWALR(LRScheduler):
-    """Go from the present learning rate to `swa_lr` in `anneal_epochs` steps, and stay there.
+    """Go from the present learning rate to `swa_lr` in some steps, and stay there.
 
-    `anneal_strategy` is "cos" or "linear". Source: Izmailov et al. 2018, "Averaging weights leads to wider optima and
-    better generalization".
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer whose learning rates are set.
+    swa_lr : float or sequence of float
+        Last rate, or one for each group.
+    anneal_epochs : int, default 10
+        Number of steps.
+    anneal_strategy : {"cos", "linear"}, default "cos"
+        Curve along which the rate goes.
+    last_epoch : int, default -1
+        Last step that was done, to go on from there; -1 begins anew.
+
+    Raises
+    ------
+    ArgumentError
+        For an unknown strategy, or a number of steps that is no integer from 0 on.
+
+    Notes
+    -----
+    Source: Izmailov et al. 2018, "Averaging weights leads to wider optima and better generalization".
     """
 
     def __init__(
@@ -167,6 +286,13 @@ class SWALR(LRScheduler):
         return done if self._anneal_strategy == "linear" else (1 - math.cos(math.pi * done)) / 2
 
     def get_lr(self) -> list[float]:
+        """Return the learning rate of each group at step `last_epoch`; users call `get_last_lr`.
+
+        Returns
+        -------
+        list of float
+            A rate for each group.
+        """
         self._warn_unless_in_step()
         step = self._step_count - 1
         if self.anneal_epochs == 0:

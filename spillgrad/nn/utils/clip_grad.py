@@ -81,10 +81,42 @@ def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:  # fmt: skip
-    """Scale all gradients in place so that their joint norm is at most `max_norm`; return the former norm.
+    """Scale all gradients in place so that their joint norm is at most `max_norm`.
 
-    With `error_if_nonfinite`, raises ArgumentError, before any gradient changes, if the norm is not finite. Raises
-    GraphError for parameters that are updated in backward.
+    Parameters
+    ----------
+    parameters : Tensor or iterable of Tensor
+        Parameters whose gradients are meant; those without a gradient are skipped.
+    max_norm : float
+        Largest joint norm.
+    norm_type : float, default 2.0
+        The p of the norm; infinity for the largest element.
+    error_if_nonfinite : bool, default False
+        Whether a norm that is not finite is an error.
+    foreach : bool, optional
+        Accepted for PyTorch's programs.
+
+    Returns
+    -------
+    Tensor
+        The norm before the scaling.
+
+    Raises
+    ------
+    ArgumentError
+        If the norm is not finite, with `error_if_nonfinite`; no gradient has changed then.
+    GraphError
+        For parameters that are updated in backward.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> weight = sg.nn.Parameter(sg.zeros(2))
+    >>> weight.grad = sg.tensor([3.0, 4.0])
+    >>> sg.nn.utils.clip_grad_norm_([weight], max_norm=1.0)
+    tensor(5.)
+    >>> weight.grad
+    tensor([0.6000, 0.8000])
     """
     gradients = _gradients("clip_grad_norm_", parameters)
     norms = [norm for some in _in_ram_at_once(gradients) for norm in _norms([g.array for g in some], norm_type)]
@@ -104,7 +136,29 @@ def get_total_norm(
     tensors: Tensor | Iterable[Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the joint norm of tensors. With `error_if_nonfinite`, raises ArgumentError if it is not finite."""
+    """Return the joint norm of tensors.
+
+    Parameters
+    ----------
+    tensors : Tensor or iterable of Tensor
+        The tensors.
+    norm_type : float, default 2.0
+        The p of the norm; infinity for the largest element.
+    error_if_nonfinite : bool, default False
+        Whether a norm that is not finite is an error.
+    foreach : bool, optional
+        Accepted for PyTorch's programs.
+
+    Returns
+    -------
+    Tensor
+        The norm, a tensor of no dimensions.
+
+    Raises
+    ------
+    ArgumentError
+        If the norm is not finite, with `error_if_nonfinite`.
+    """
     tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     total = total_norm(_norms([tensor.array for tensor in tensors], norm_type), norm_type)
     if error_if_nonfinite and not math.isfinite(total):
@@ -115,9 +169,23 @@ def get_total_norm(
 def clip_grads_with_norm_(
     parameters: Tensor | Iterable[Tensor], max_norm: float, total_norm: Tensor, foreach: bool | None = None
 ) -> None:
-    """Scale all gradients in place by what reduces `total_norm`, their joint norm, to `max_norm`.
+    """Scale all gradients in place by what reduces their joint norm to `max_norm`.
 
-    Raises GraphError for parameters that are updated in backward.
+    Parameters
+    ----------
+    parameters : Tensor or iterable of Tensor
+        Parameters whose gradients are meant; those without a gradient are skipped.
+    max_norm : float
+        Largest joint norm.
+    total_norm : Tensor
+        The gradients' joint norm.
+    foreach : bool, optional
+        Accepted for PyTorch's programs.
+
+    Raises
+    ------
+    GraphError
+        For parameters that are updated in backward.
     """
     by = factor(float(total_norm), max_norm)
     if by is not None:
@@ -136,7 +204,17 @@ def scale(gradients: Iterable[Tensor], by: float) -> None:
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
     """Clamp all gradients in place to [-clip_value, clip_value].
 
-    Raises GraphError for parameters that are updated in backward.
+    Parameters
+    ----------
+    parameters : Tensor or iterable of Tensor
+        Parameters whose gradients are meant; those without a gradient are skipped.
+    clip_value : float
+        Largest absolute value.
+
+    Raises
+    ------
+    GraphError
+        For parameters that are updated in backward.
     """
     with no_grad():
         for gradient in _gradients("clip_grad_value_", parameters):

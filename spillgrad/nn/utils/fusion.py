@@ -19,7 +19,30 @@ def fuse_conv_bn_weights(
     conv_w: Tensor, conv_b: Tensor | None, bn_rm: Tensor, bn_rv: Tensor, bn_eps: float, bn_w: Tensor | None,
     bn_b: Tensor | None, transpose: bool = False,
 ) -> tuple[Parameter, Parameter]:  # fmt: skip
-    """Return weight and bias of the convolution that does what a convolution and a batch normalization do."""
+    """Return weight and bias of the convolution that does what a convolution and a batch normalization do.
+
+    Parameters
+    ----------
+    conv_w : Tensor
+        Weight of the convolution.
+    conv_b : Tensor or None
+        Its bias; None means 0.
+    bn_rm, bn_rv : Tensor
+        Running mean and running variance of the normalization.
+    bn_eps : float
+        What it adds to the variance.
+    bn_w, bn_b : Tensor or None
+        Its scale and shift; None means 1 and 0.
+    transpose : bool, default False
+        Whether it is a transposed convolution.
+
+    Returns
+    -------
+    Parameter
+        Weight.
+    Parameter
+        Bias.
+    """
     bias = zeros_like(bn_rm) if conv_b is None else conv_b
     weight_of_norm = ones_like(bn_rm) if bn_w is None else bn_w
     bias_of_norm = zeros_like(bn_rm) if bn_b is None else bn_b
@@ -37,7 +60,28 @@ def fuse_linear_bn_weights(
     linear_w: Tensor, linear_b: Tensor | None, bn_rm: Tensor, bn_rv: Tensor, bn_eps: float, bn_w: Tensor | None,
     bn_b: Tensor | None,
 ) -> tuple[Parameter, Parameter]:  # fmt: skip
-    """Return weight and bias of the linear layer that does what a linear layer and a batch normalization do."""
+    """Return weight and bias of the linear layer that does what a linear layer and a batch normalization do.
+
+    Parameters
+    ----------
+    linear_w : Tensor
+        Weight of the linear layer.
+    linear_b : Tensor or None
+        Its bias; None means 0.
+    bn_rm, bn_rv : Tensor
+        Running mean and running variance of the normalization.
+    bn_eps : float
+        What it adds to the variance.
+    bn_w, bn_b : Tensor or None
+        Its scale and shift; None means 1 and 0.
+
+    Returns
+    -------
+    Parameter
+        Weight.
+    Parameter
+        Bias.
+    """
     return fuse_conv_bn_weights(linear_w, linear_b, bn_rm, bn_rv, bn_eps, bn_w, bn_b)
 
 
@@ -54,10 +98,48 @@ def _fused(name: str, layer: Any, bn: Any, transpose: bool) -> Any:
 
 
 def fuse_conv_bn_eval(conv: Any, bn: Any, transpose: bool = False) -> Any:
-    """Return a new convolution that does what `conv` and then `bn` do. Raises ArgumentError in training mode."""
+    """Return a new convolution that does what `conv` and then `bn` do.
+
+    Parameters
+    ----------
+    conv : Module
+        Convolution in evaluation mode.
+    bn : Module
+        Batch normalization in evaluation mode.
+    transpose : bool, default False
+        Whether it is a transposed convolution.
+
+    Returns
+    -------
+    Module
+        The convolution.
+
+    Raises
+    ------
+    ArgumentError
+        If a layer is in training mode, or `bn` has no running statistics.
+    """
     return _fused("fuse_conv_bn_eval", conv, bn, transpose)
 
 
 def fuse_linear_bn_eval(linear: Any, bn: Any) -> Any:
-    """Return a new linear layer that does what `linear` and then `bn` do. Raises ArgumentError in training mode."""
+    """Return a new linear layer that does what `linear` and then `bn` do.
+
+    Parameters
+    ----------
+    linear : Module
+        Linear layer in evaluation mode.
+    bn : Module
+        Batch normalization in evaluation mode.
+
+    Returns
+    -------
+    Module
+        The linear layer.
+
+    Raises
+    ------
+    ArgumentError
+        If a layer is in training mode, or `bn` has no running statistics.
+    """
     return _fused("fuse_linear_bn_eval", linear, bn, False)

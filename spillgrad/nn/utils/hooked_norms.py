@@ -78,10 +78,34 @@ def _require_first(who: str, module: Module, kind: type[_Computed], name: str) -
 
 
 def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Module:
-    """Train a weight's length `weight_g` and direction `weight_v` in place of the weight; return the module.
+    """Train a weight's length `weight_g` and direction `weight_v` in place of the weight.
 
-    There is a length for each index of dimension `dim`; one for all if `dim` is None. It warns, as PyTorch does, that
-    `parametrizations.weight_norm` is the newer form.
+    Parameters
+    ----------
+    module : Module
+        Module that has the weight.
+    name : str, default "weight"
+        Name of the weight.
+    dim : int or None, default 0
+        Dimension for each index of which there is a length; None for one length of all.
+
+    Returns
+    -------
+    Module
+        The module.
+
+    Raises
+    ------
+    ArgumentError
+        If the weight is normalised already.
+
+    Warns
+    -----
+    FutureWarning
+        At each call, as in PyTorch: `parametrizations.weight_norm` is the newer form.
+
+    Notes
+    -----
     Source: Salimans and Kingma 2016, "Weight normalization", equation 2.
     """
     warnings.warn(
@@ -111,7 +135,25 @@ def _removed(who: str, module: Module, kind: type[_Computed], name: str) -> Any:
 
 
 def remove_weight_norm(module: Module, name: str = "weight") -> Module:
-    """Make a weight of `weight_norm` a parameter again; return the module. Raises ArgumentError without one."""
+    """Make a weight of `weight_norm` a parameter again.
+
+    Parameters
+    ----------
+    module : Module
+        Module that has the weight.
+    name : str, default "weight"
+        Name of the weight.
+
+    Returns
+    -------
+    Module
+        The module.
+
+    Raises
+    ------
+    ArgumentError
+        If `weight_norm` was not applied to the weight.
+    """
     hook = _removed("weight_norm", module, WeightNorm, name)
     with no_grad():
         weight = hook.value(module)
@@ -125,9 +167,33 @@ def remove_weight_norm(module: Module, name: str = "weight") -> Module:
 def spectral_norm(
     module: Module, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None
 ) -> Module:
-    """Divide a weight by its largest singular value before each forward; return the module.
+    """Divide a weight by its largest singular value before each forward.
 
-    In training mode, each forward improves the singular vectors by `n_power_iterations`.
+    Parameters
+    ----------
+    module : Module
+        Module that has the weight.
+    name : str, default "weight"
+        Name of the weight.
+    n_power_iterations : int, default 1
+        Number of iterations that improve the singular vectors at each use in training mode.
+    eps : float, default 1e-12
+        Least norm to divide by.
+    dim : int, optional
+        Dimension that becomes the rows of the matrix; by default, that of the module's outputs.
+
+    Returns
+    -------
+    Module
+        The module.
+
+    Raises
+    ------
+    ArgumentError
+        If `n_power_iterations` is not positive, or the weight is normalised already.
+
+    Notes
+    -----
     Source: Miyato et al. 2018, "Spectral normalization for generative adversarial networks", algorithm 1.
     """
     if n_power_iterations <= 0:
@@ -149,7 +215,25 @@ def spectral_norm(
 
 
 def remove_spectral_norm(module: Module, name: str = "weight") -> Module:
-    """Make a weight of `spectral_norm` a parameter again; return the module. Raises ArgumentError without one."""
+    """Make a weight of `spectral_norm` a parameter again.
+
+    Parameters
+    ----------
+    module : Module
+        Module that has the weight.
+    name : str, default "weight"
+        Name of the weight.
+
+    Returns
+    -------
+    Module
+        The module.
+
+    Raises
+    ------
+    ArgumentError
+        If `spectral_norm` was not applied to the weight.
+    """
     hook = _removed("spectral_norm", module, SpectralNorm, name)
     training = module.training
     module.training = False

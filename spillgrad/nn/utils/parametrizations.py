@@ -30,10 +30,26 @@ class _WeightNorm(Module):
 
 
 def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Module:
-    """Train a weight's length (`original0`) and direction (`original1`) in place of the weight; return the module.
+    """Train a weight's length (`original0`) and direction (`original1`) in place of the weight.
 
-    There is a length for each index of dimension `dim`; one for all if `dim` is None. State dicts of the older
-    `nn.utils.weight_norm` can be loaded.
+    State dicts of the older `spillgrad.nn.utils.weight_norm` can be loaded.
+
+    Parameters
+    ----------
+    module : Module
+        Module that has the weight.
+    name : str, default "weight"
+        Name of the weight.
+    dim : int or None, default 0
+        Dimension for each index of which there is a length; None for one length of all.
+
+    Returns
+    -------
+    Module
+        The module.
+
+    Notes
+    -----
     Source: Salimans and Kingma 2016, "Weight normalization", equation 2.
     """
     register_parametrization(module, name, _WeightNorm(dim), unsafe=True)
@@ -84,9 +100,33 @@ class _SpectralNorm(Module):
 def spectral_norm(
     module: Module, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None
 ) -> Module:
-    """Divide a weight by its largest singular value at each use; return the module.
+    """Divide a weight by its largest singular value at each use.
 
-    In training mode, each use improves the singular vectors by `n_power_iterations`.
+    Parameters
+    ----------
+    module : Module
+        Module that has the weight.
+    name : str, default "weight"
+        Name of the weight.
+    n_power_iterations : int, default 1
+        Number of iterations that improve the singular vectors at each use in training mode.
+    eps : float, default 1e-12
+        Least norm to divide by.
+    dim : int, optional
+        Dimension that becomes the rows of the matrix; by default, that of the module's outputs.
+
+    Returns
+    -------
+    Module
+        The module.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such tensor, or `n_power_iterations` is not positive.
+
+    Notes
+    -----
     Source: Miyato et al. 2018, "Spectral normalization for generative adversarial networks", algorithm 1.
     """
     weight = getattr(module, name, None)
@@ -97,7 +137,24 @@ def spectral_norm(
 
 
 def orthogonal(module: Module, name: str = "weight", orthogonal_map: str | None = None, **options: Any) -> Module:
-    """Raise UnsupportedError: there is no such parametrization here."""
+    """Raise UnsupportedError: there is no such parametrization here.
+
+    Parameters
+    ----------
+    module : Module
+        Module that has the weight.
+    name : str, default "weight"
+        Name of the weight.
+    orthogonal_map : str, optional
+        PyTorch's name of a way to make a matrix orthogonal.
+    **options : object
+        Further options of PyTorch's function.
+
+    Raises
+    ------
+    UnsupportedError
+        Always; its message says what to use instead.
+    """
     raise UnsupportedError(
         "parametrizations.orthogonal: not here; give register_parametrization a module whose forward returns "
         "matrix_exp(A - A.mT) of a square weight A, which is orthogonal"

@@ -47,6 +47,21 @@ class ParametrizationList(ModuleList):
     """The parametrizations of one tensor, applied one after the other, and the tensors that they begin with.
 
     These are `original`, or `original0`, `original1`, … if the first parametrization takes several.
+
+    Parameters
+    ----------
+    modules : sequence of Module
+        The parametrizations, one or more.
+    original : Tensor
+        The tensor as it is; from it, the methods `right_inverse` of the parametrizations compute the tensors that they
+        begin with.
+    unsafe : bool, default False
+        Whether the parametrized tensor may have another shape or dtype than `original`.
+
+    Raises
+    ------
+    ArgumentError
+        If there are no modules, or a shape, dtype or type does not fit.
     """
 
     def __init__(self, modules: Sequence[Module], original: Tensor, unsafe: bool = False) -> None:
@@ -96,20 +111,53 @@ class ParametrizationList(ModuleList):
         return value
 
     def originals(self) -> list[Tensor]:
-        """Return the tensors that the first parametrization takes."""
+        """Return the tensors that the first parametrization takes.
+
+        Returns
+        -------
+        list of Tensor
+            The tensors.
+        """
         return [getattr(self, name) for name in self._names()]
 
     def _names(self) -> list[str]:
         return ["original"] if self.is_tensor else [f"original{i}" for i in range(self.ntensors)]
 
     def right_inverse(self, value: Tensor) -> None:
-        """Set the original tensors so that the parametrized tensor becomes `value`."""
+        """Set the original tensors so that the parametrized tensor becomes `value`.
+
+        Parameters
+        ----------
+        value : Tensor
+            New value of the parametrized tensor.
+
+        Raises
+        ------
+        ArgumentError
+            If a parametrization has no method `right_inverse`.
+        """
         with no_grad():
             for original, new in zip(self.originals(), self.originals_of(value).values(), strict=True):
                 original.data = new
 
     def originals_of(self, value: Tensor) -> dict[str, Tensor]:
-        """Return, by name, the original tensors of which the parametrized tensor would be `value`."""
+        """Return, by name, the original tensors of which the parametrized tensor would be `value`.
+
+        Parameters
+        ----------
+        value : Tensor
+            Value of the parametrized tensor.
+
+        Returns
+        -------
+        dict
+            Original tensors by name.
+
+        Raises
+        ------
+        ArgumentError
+            If a parametrization has no method `right_inverse`.
+        """
         found: Any = value
         for module in reversed(list(self)):
             if not hasattr(module, "right_inverse"):
@@ -121,6 +169,13 @@ class ParametrizationList(ModuleList):
         return dict(zip(self._names(), [found] if self.is_tensor else found, strict=True))
 
     def forward(self) -> Tensor:
+        """Return the parametrized tensor.
+
+        Returns
+        -------
+        Tensor
+            Result of the last parametrization.
+        """
         first, *others = self
         value: Tensor = first(*self.originals())
         for module in others:
@@ -165,7 +220,20 @@ def _property(name: str) -> property:
 
 
 def is_parametrized(module: Module, tensor_name: str | None = None) -> bool:
-    """Return whether a module has a parametrized tensor, or one of this name."""
+    """Return whether a module has a parametrized tensor, or one of a given name.
+
+    Parameters
+    ----------
+    module : Module
+        The module.
+    tensor_name : str, optional
+        Name of the tensor; by default, any tensor counts.
+
+    Returns
+    -------
+    bool
+        Whether there is one.
+    """
     found = vars(module).get("_modules", {}).get("parametrizations")
     if not isinstance(found, ModuleDict) or not isinstance(module, _Parametrized):
         return False
@@ -173,19 +241,61 @@ def is_parametrized(module: Module, tensor_name: str | None = None) -> bool:
 
 
 def type_before_parametrizations(module: Module) -> type:
-    """Return the class that a module had before its first parametrization."""
+    """Return the class that a module had before its first parametrization.
+
+    Parameters
+    ----------
+    module : Module
+        The module.
+
+    Returns
+    -------
+    type
+        The class.
+    """
     return type(module).__bases__[1] if isinstance(module, _Parametrized) else type(module)
 
 
 def register_parametrization(
     module: Module, tensor_name: str, parametrization: Module, *, unsafe: bool = False
 ) -> Module:
-    """Compute a parameter or buffer of a module by `parametrization` at each use; return the module.
+    """Compute a parameter or buffer of a module by a parametrization at each use.
 
-    The class of the module becomes a subclass. Its sub-module `parametrizations[tensor_name]` holds the tensors that
-    are trained. If `parametrization` has a method `right_inverse`, they are what it returns for the present value. If
-    the tensor is parametrized, the new parametrization takes what the former ones give.
-    Raises ArgumentError if there is no such tensor and, unless `unsafe`, if its shape or dtype would change.
+    The class of the module becomes a subclass. Its sub-module ``parametrizations[tensor_name]`` holds the tensors that
+    are trained.
+
+    Parameters
+    ----------
+    module : Module
+        Module that has the tensor.
+    tensor_name : str
+        Name of the parameter or buffer. If it is parametrized, the new parametrization takes what the former ones give.
+    parametrization : Module
+        Computes the tensor. If it has a method `right_inverse`, the trained tensors are what this returns for the
+        present value.
+    unsafe : bool, default False
+        Whether the tensor's shape or dtype may change.
+
+    Returns
+    -------
+    Module
+        The module.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such tensor or, unless `unsafe`, if its shape or dtype would change.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> class Positive(sg.nn.Module):
+    ...     def forward(self, x):
+    ...         return x.exp()
+    >>> layer = sg.nn.Linear(2, 2)
+    >>> parametrized = sg.nn.utils.parametrize.register_parametrization(layer, "weight", Positive())
+    >>> bool((layer.weight > 0).all())
+    True
     """
     parametrization.train(module.training)
     if is_parametrized(module, tensor_name):
@@ -214,10 +324,26 @@ def register_parametrization(
 
 
 def remove_parametrizations(module: Module, tensor_name: str, leave_parametrized: bool = True) -> Module:
-    """Make a parametrized tensor a parameter or buffer again; return the module.
+    """Make a parametrized tensor a parameter or buffer again.
 
-    It has its computed value; without `leave_parametrized`, the original one. Raises ArgumentError for a tensor that is
-    not parametrized, and for an original value that consists of several tensors.
+    Parameters
+    ----------
+    module : Module
+        Module that has the tensor.
+    tensor_name : str
+        Name of the tensor.
+    leave_parametrized : bool, default True
+        Whether the tensor has its computed value; otherwise, it has the original one.
+
+    Returns
+    -------
+    Module
+        The module.
+
+    Raises
+    ------
+    ArgumentError
+        If the tensor is not parametrized, or its original value consists of several tensors and is to be left.
     """
     if not is_parametrized(module, tensor_name):
         raise ArgumentError(f"Module {module} does not have a parametrization on {tensor_name}")

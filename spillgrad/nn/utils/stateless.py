@@ -24,13 +24,46 @@ def functional_call(
     tie_weights: bool = True,
     strict: bool = False,
 ) -> Any:
-    """Return `module(*args, **kwargs)`, computed with the given tensors in place of parameters and buffers.
+    """Return ``module(*args, **kwargs)``, computed with the given tensors in place of parameters and buffers.
 
-    The tensors are given by the names of `named_parameters` and `named_buffers`; the module's others stay. Gradients
-    flow to the given tensors. A tensor registered under several names is replaced under all, unless `tie_weights` is
-    False. For the name of a parametrized tensor, the originals are replaced by the `right_inverse` of the given one.
-    Other threads must not use the module during the call.
-    Raises StateDictError, if `strict`, unless the names are exactly the module's.
+    Gradients flow to the given tensors. Other threads must not use the module during the call.
+
+    Parameters
+    ----------
+    module : Module
+        The module.
+    parameter_and_buffer_dicts : mapping or sequence of mapping
+        Tensors by the names of `named_parameters` and `named_buffers`; the module's others stay. For the name of a
+        parametrized tensor, the originals are replaced by the `right_inverse` of the given one.
+    args : object, optional
+        Tuple of the arguments, or a single argument; by default, there are none.
+    kwargs : mapping, optional
+        Keyword arguments.
+    tie_weights : bool, default True
+        Whether a tensor that is registered under several names is replaced under all.
+    strict : bool, default False
+        Whether the names must be exactly the module's.
+
+    Returns
+    -------
+    object
+        The module's result.
+
+    Raises
+    ------
+    StateDictError
+        If `strict`, unless the names are exactly the module's.
+    ArgumentError
+        If several dictionaries have a name, or tied names have different tensors.
+    OperandError
+        If `parameter_and_buffer_dicts` is neither a dictionary nor a sequence of them.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> layer = sg.nn.Linear(2, 1, bias=False)
+    >>> sg.func.functional_call(layer, {"weight": sg.ones(1, 2)}, sg.tensor([3.0, 4.0])).tolist()
+    [7.0]
     """
     given = _merged(parameter_and_buffer_dicts)
     with _replaced(module, given, tie_weights, strict):

@@ -63,7 +63,25 @@ class _ComposedLR(LRScheduler):
 
 
 class SequentialLR(_ComposedLR):
-    """Follow the first schedule until step `milestones[0]`, then the second one from its beginning, and so on."""
+    """Follow the first schedule until step ``milestones[0]``, then the second one from its beginning, and so on.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer whose learning rates are set.
+    schedulers : sequence of LRScheduler
+        Schedules of this optimizer.
+    milestones : iterable of int
+        Steps at which the second schedule and each later one begin.
+    last_epoch : int, default -1
+        Last step that was done, to go on from there; -1 begins anew.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no schedule, one is of another optimizer or a `ReduceLROnPlateau`, or the number of milestones does
+        not fit.
+    """
 
     def __init__(
         self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Iterable[int], last_epoch: int = -1
@@ -103,7 +121,20 @@ class SequentialLR(_ComposedLR):
 
 
 class ChainedScheduler(_ComposedLR):
-    """Follow all schedules at once: each changes the learning rate that those before it set."""
+    """Follow all schedules at once: each changes the learning rate that those before it set.
+
+    Parameters
+    ----------
+    schedulers : sequence of LRScheduler
+        Schedules of one optimizer.
+    optimizer : Optimizer, optional
+        The optimizer; by default, that of the first schedule.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no schedule, or one is of another optimizer or a `ReduceLROnPlateau`.
+    """
 
     def __init__(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None = None) -> None:
         super().__init__(schedulers, optimizer)

@@ -15,8 +15,26 @@ def _between(low: float, high: float, done: float) -> float:
 
 
 class CosineAnnealingLR(LRScheduler):
-    """Go from the initial learning rate to `eta_min` and back along a cosine of half-period `T_max` steps.
+    """Go from the initial learning rate to `eta_min` and back along a cosine.
 
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer whose learning rates are set.
+    T_max : int
+        Half of the cosine's period, in steps, from 1 on.
+    eta_min : float, default 0.0
+        Least rate.
+    last_epoch : int, default -1
+        Last step that was done, to go on from there; -1 begins anew.
+
+    Raises
+    ------
+    ArgumentError
+        If `T_max` is less than 1.
+
+    Notes
+    -----
     Source: Loshchilov, Hutter 2016, "SGDR: stochastic gradient descent with warm restarts", eq. 5.
     """
 
@@ -30,6 +48,20 @@ class CosineAnnealingLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, base_lr: float) -> float:
+        """Return the learning rate of a group at step `last_epoch`.
+
+        Parameters
+        ----------
+        lr : float
+            Present rate of the group.
+        base_lr : float
+            Initial rate of the group.
+
+        Returns
+        -------
+        float
+            The rate.
+        """
         step, period = self.last_epoch, self.T_max
         if self._is_initial:
             return lr
@@ -47,8 +79,26 @@ class CosineAnnealingLR(LRScheduler):
 class CosineAnnealingWarmRestarts(LRScheduler):
     """Lower the learning rate along a half cosine to `eta_min`, then restart at the initial rate.
 
-    The first cycle has `T_0` steps, and each later one `T_mult` times as many as the one before.
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer whose learning rates are set.
+    T_0 : int
+        Number of steps of the first cycle.
+    T_mult : int, default 1
+        How many times as many steps each later cycle has as the one before.
+    eta_min : float, default 0.0
+        Least rate.
+    last_epoch : int, default -1
+        Last step that was done, to go on from there; -1 begins anew.
 
+    Raises
+    ------
+    ArgumentError
+        If `T_0` or `T_mult` is no integer from 1 on.
+
+    Notes
+    -----
     Source: Loshchilov, Hutter 2016, "SGDR: stochastic gradient descent with warm restarts", eq. 5.
     """
 
@@ -65,10 +115,35 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, base_lr: float) -> float:
+        """Return the learning rate of a group at step `last_epoch`.
+
+        Parameters
+        ----------
+        lr : float
+            Present rate of the group.
+        base_lr : float
+            Initial rate of the group.
+
+        Returns
+        -------
+        float
+            The rate.
+        """
         return _between(self.eta_min, base_lr, self.T_cur / self.T_i)
 
     def step(self, epoch: float | None = None) -> None:
-        """Count a step, or go to `epoch`, which may be a fraction, such as `epoch + batch / batches`; set the rates."""
+        """Count a step, or go to another one, and set the learning rates.
+
+        Parameters
+        ----------
+        epoch : float, optional
+            Step to go to, which may be a fraction, such as ``epoch + batch / batches``; by default, the next one.
+
+        Raises
+        ------
+        ArgumentError
+            If `epoch` is negative.
+        """
         if epoch is not None and epoch < 0:
             raise ArgumentError(f"CosineAnnealingWarmRestarts: Expected non-negative epoch, but got {epoch}")
         self._update_lr(epoch)
@@ -91,7 +166,26 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 
 
 class CosineWithWarmup(LRScheduler):
-    """Rise linearly over `warmup_steps`, then fall along a half cosine to `min_ratio` of the peak at `total_steps`."""
+    """Rise linearly to the initial learning rate, then fall along a half cosine.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer whose learning rates are set.
+    warmup_steps : int
+        Number of steps of the rise.
+    total_steps : int
+        Step at which the fall ends.
+    min_ratio : float, default 0.1
+        Last rate, as a share of the initial one.
+    last_epoch : int, default -1
+        Last step that was done, to go on from there; -1 begins anew.
+
+    Raises
+    ------
+    ArgumentError
+        If `warmup_steps` is negative, or greater than `total_steps`.
+    """
 
     def __init__(
         self,
@@ -111,6 +205,20 @@ class CosineWithWarmup(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def next_rate(self, lr: float, base_lr: float) -> float:
+        """Return the learning rate of a group at step `last_epoch`.
+
+        Parameters
+        ----------
+        lr : float
+            Present rate of the group.
+        base_lr : float
+            Initial rate of the group.
+
+        Returns
+        -------
+        float
+            The rate.
+        """
         step = self.last_epoch
         if step < self.warmup_steps:
             return base_lr * (step + 1) / (self.warmup_steps + 1)

@@ -41,10 +41,42 @@ class _MomentumSchedule(LRScheduler):
 class CyclicLR(_MomentumSchedule):
     """Raise the learning rate from `base_lr` to `max_lr` and lower it again, in cycles.
 
-    `mode` says how the height of cycles changes: "triangular" (not at all), "triangular2" (it halves each cycle) or
-    "exp_range" (times `gamma` each step); `scale_fn` is a function of its own, of the number of the cycle or, with
-    `scale_mode="iterations"`, of the step.
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer whose learning rates are set.
+    base_lr : float or sequence of float
+        Least rate, or one for each group.
+    max_lr : float or sequence of float
+        Largest rate of the first cycle, or one for each group.
+    step_size_up : int, default 2000
+        Number of steps of a rise.
+    step_size_down : int, optional
+        Number of steps of a fall; by default, that of a rise.
+    mode : {"triangular", "triangular2", "exp_range"}, default "triangular"
+        How the height of cycles changes: not at all, by half each cycle, or by `gamma` each step.
+    gamma : float, default 1.0
+        Factor of the height at each step in the mode "exp_range".
+    scale_fn : callable, optional
+        Returns the height as a share of the first one, in place of `mode`.
+    scale_mode : {"cycle", "iterations"}, default "cycle"
+        Whether `scale_fn` takes the number of the cycle or that of the step.
+    cycle_momentum : bool, default True
+        Whether to set the momentum, too: from `max_momentum` down to `base_momentum` and up again.
+    base_momentum : float or sequence of float, default 0.8
+        Least momentum, or one for each group.
+    max_momentum : float or sequence of float, default 0.9
+        Largest momentum, or one for each group.
+    last_epoch : int, default -1
+        Last step that was done, to go on from there; -1 begins anew.
 
+    Raises
+    ------
+    ArgumentError
+        For an unknown mode, a number of steps below 1, or an optimizer without momentum, with `cycle_momentum`.
+
+    Notes
+    -----
     Source: Smith 2015, "Cyclical learning rates for training neural networks".
     """
 
@@ -91,7 +123,18 @@ class CyclicLR(_MomentumSchedule):
         return share * self.scale_fn(cycle if self.scale_mode == "cycle" else self.last_epoch)
 
     def scale_fn(self, x: float) -> float:
-        """Return the height of the cycles in cycle `x`, or at step `x`, as a share of the first one's."""
+        """Return the height of the cycles as a share of the first one's.
+
+        Parameters
+        ----------
+        x : float
+            Number of the cycle, from 1 on, or of the step.
+
+        Returns
+        -------
+        float
+            The share.
+        """
         if self._scale_fn_custom is not None:
             return self._scale_fn_custom(x)
         if self.mode == "triangular":
@@ -99,6 +142,13 @@ class CyclicLR(_MomentumSchedule):
         return math.pow(0.5, x - 1) if self.mode == "triangular2" else math.pow(self.gamma, x)
 
     def get_lr(self) -> list[float]:
+        """Return the learning rate of each group at step `last_epoch`, and set the momentums.
+
+        Returns
+        -------
+        list of float
+            A rate for each group.
+        """
         self._warn_unless_in_step()
         height = self._height()
         if self.cycle_momentum:
@@ -119,10 +169,45 @@ def _phase(end: float, start_lr: str, end_lr: str, start_momentum: str, end_mome
 class OneCycleLR(_MomentumSchedule):
     """Raise the learning rate to `max_lr` in the first part of training, and lower it to almost nothing in the rest.
 
-    Training has `total_steps` steps, or `epochs * steps_per_epoch`; `pct_start` is the share of the first part. The
-    rate begins at `max_lr / div_factor` and ends at the `final_div_factor`-th part of that. With `three_phase`, it
-    falls as it rose, and then to the last rate.
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer whose learning rates are set.
+    max_lr : float or sequence of float
+        Largest rate, or one for each group.
+    total_steps : int, optional
+        Number of steps of the training; by default, ``epochs * steps_per_epoch``.
+    epochs : int, optional
+        Number of epochs.
+    steps_per_epoch : int, optional
+        Number of steps of an epoch.
+    pct_start : float, default 0.3
+        Share of the first part in the training, from 0 to 1.
+    anneal_strategy : {"cos", "linear"}, default "cos"
+        Curve along which the rate rises and falls.
+    cycle_momentum : bool, default True
+        Whether to set the momentum, too: from `max_momentum` down to `base_momentum` and up again.
+    base_momentum : float or sequence of float, default 0.85
+        Least momentum, or one for each group.
+    max_momentum : float or sequence of float, default 0.95
+        Largest momentum, or one for each group.
+    div_factor : float, default 25.0
+        The first rate is ``max_lr / div_factor``.
+    final_div_factor : float, default 1e4
+        The last rate is the first one divided by this.
+    three_phase : bool, default False
+        Whether the rate falls as it rose, and then to the last rate.
+    last_epoch : int, default -1
+        Last step that was done, to go on from there; -1 begins anew.
 
+    Raises
+    ------
+    ArgumentError
+        If the number of steps is not given, an option is out of its range, or the optimizer has no momentum, with
+        `cycle_momentum`.
+
+    Notes
+    -----
     Source: Smith, Topin 2017, "Super-convergence: very fast training of neural networks using large learning rates".
     """
 
@@ -185,6 +270,18 @@ class OneCycleLR(_MomentumSchedule):
         ]
 
     def get_lr(self) -> list[float]:
+        """Return the learning rate of each group at step `last_epoch`, and set the momentums.
+
+        Returns
+        -------
+        list of float
+            A rate for each group.
+
+        Raises
+        ------
+        ArgumentError
+            After the last step of the training.
+        """
         self._warn_unless_in_step()
         step, phases = self.last_epoch, self._schedule_phases
         if step > self.total_steps:

@@ -14,9 +14,41 @@ __all__ = ["ReduceLROnPlateau"]
 class ReduceLROnPlateau(LRScheduler):
     """Multiply the learning rate by `factor` when a quantity has not improved for more than `patience` steps.
 
-    `mode` is "min" or "max". A value is an improvement if it beats the best by `threshold`: a share of the best, or
-    with `threshold_mode="abs"` a difference. After a change, `cooldown` steps are not counted. Rates do not fall below
-    `min_lr`, nor by less than `eps`.
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer whose learning rates are set.
+    mode : {"min", "max"}, default "min"
+        Whether a smaller or a larger value is an improvement.
+    factor : float, default 0.1
+        Factor, below 1.
+    patience : int, default 10
+        Number of steps without an improvement that are let pass.
+    threshold : float, default 1e-4
+        By how much a value must beat the best one.
+    threshold_mode : {"rel", "abs"}, default "rel"
+        Whether `threshold` is a share of the best value or a difference.
+    cooldown : int, default 0
+        Number of steps after a change that are not counted.
+    min_lr : float or sequence of float, default 0
+        Least rate, or one for each group.
+    eps : float, default 1e-8
+        Least change: rates do not fall by less.
+
+    Raises
+    ------
+    ArgumentError
+        For an unknown mode, or a factor that is not below 1.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> optimizer = sg.optim.SGD([sg.nn.Parameter(sg.zeros(1))], lr=1.0)
+    >>> schedule = sg.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
+    >>> for loss in [3.0, 3.0, 3.0]:
+    ...     schedule.step(loss)
+    >>> schedule.get_last_lr()
+    [0.5]
     """
 
     def __init__(
@@ -44,7 +76,15 @@ class ReduceLROnPlateau(LRScheduler):
         self.cooldown_counter = self.num_bad_epochs = 0
 
     def step(self, metrics: Any, epoch: int | None = None) -> None:  # type: ignore[override]  # as in PyTorch
-        """Note the value of the quantity after a step, and lower the learning rates if it has not improved for long."""
+        """Note the value of the quantity after a step, and lower the learning rates if it has not improved for long.
+
+        Parameters
+        ----------
+        metrics : float or Tensor
+            The value.
+        epoch : int, optional
+            Number of the step, which PyTorch has deprecated; by default, the next one.
+        """
         value = float(metrics)
         if epoch is not None:
             self.warn_of_epoch()

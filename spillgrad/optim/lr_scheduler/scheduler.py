@@ -18,13 +18,29 @@ _BOOKKEEPING = {"_get_lr_called_within_step", "_is_initial", "verbose"}
 
 
 class LRScheduler:
-    """Sets each group's learning rate on construction and on each `step()`, which follows the optimizer's step.
+    """Sets each group's learning rate on construction and on each ``step()``, which follows the optimizer's step.
 
     A subclass defines `next_rate`, or `get_lr` for all groups at once. The next rate follows from the present one, as
-    in PyTorch, so that several schedules of one optimizer multiply. `last_epoch` counts the steps; with `last_epoch`
-    given, the schedule goes on from there, and the groups must have an "initial_lr".
+    in PyTorch, so that several schedules of one optimizer multiply.
 
-    Raises OperandError for what is no optimizer, MissingOptionError for groups without "initial_lr".
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer whose learning rates are set.
+    last_epoch : int, default -1
+        Last step that was done, to go on from there; -1 begins anew.
+
+    Attributes
+    ----------
+    last_epoch : int
+        Number of the step.
+
+    Raises
+    ------
+    OperandError
+        For what is no optimizer.
+    MissingOptionError
+        If it goes on from `last_epoch` and a group has no "initial_lr".
     """
 
     # Whether a schedule begins with the present rate even if it goes on from `last_epoch`, as these do in PyTorch.
@@ -59,11 +75,30 @@ class LRScheduler:
             self._is_initial = False
 
     def next_rate(self, lr: float, base_lr: float) -> float:
-        """Return the learning rate at step `last_epoch` of a group whose present rate is `lr`."""
+        """Return the learning rate of a group at step `last_epoch`.
+
+        Parameters
+        ----------
+        lr : float
+            Present rate of the group.
+        base_lr : float
+            Initial rate of the group.
+
+        Returns
+        -------
+        float
+            The rate.
+        """
         raise NotImplementedError(f"{type(self).__name__}: defines no next_rate, and no get_lr")
 
     def get_lr(self) -> list[float]:
-        """Return the learning rate of each group at step `last_epoch`; users call `get_last_lr()`."""
+        """Return the learning rate of each group at step `last_epoch`; users call `get_last_lr`.
+
+        Returns
+        -------
+        list of float
+            A rate for each group.
+        """
         self._warn_unless_in_step()
         present = [group["lr"] for group in self.optimizer.param_groups]
         if self._keeps_present_rate and self._is_initial and self.last_epoch != 0:
@@ -80,7 +115,18 @@ class LRScheduler:
             )
 
     def step(self, epoch: int | None = None) -> None:
-        """Count a step and set the learning rates. PyTorch has deprecated `epoch`, which names the step to go to."""
+        """Count a step and set the learning rates.
+
+        Parameters
+        ----------
+        epoch : int, optional
+            Step to go to, which PyTorch has deprecated; by default, the next one.
+
+        Warns
+        -----
+        UserWarning
+            If the optimizer has not stepped before the first step, or `epoch` is given.
+        """
         if self._step_count == 1 and not self.optimizer._opt_called:
             warnings.warn(
                 "Detected call of `lr_scheduler.step()` before `optimizer.step()`. You should call them in the "
@@ -127,15 +173,38 @@ class LRScheduler:
         self._last_lr = list(rates)
 
     def get_last_lr(self) -> list[float]:
-        """Return the learning rates that the schedule set last."""
+        """Return the learning rates that the schedule set last.
+
+        Returns
+        -------
+        list of float
+            A rate for each group.
+        """
         return self._last_lr
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the numbers that determine the schedule's position. Of a function, only attributes are kept."""
+        """Return the numbers that determine the schedule's position.
+
+        Returns
+        -------
+        dict
+            The state. Of a function, only attributes are kept.
+        """
         return {key: _plain(value) for key, value in vars(self).items() if key != "optimizer"}
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise StateDictError when the state is of another schedule."""
+        """Raise an error when the state is of another schedule.
+
+        Parameters
+        ----------
+        state_dict : mapping
+            State of a schedule.
+
+        Raises
+        ------
+        StateDictError
+            If it is of another schedule.
+        """
         own, given = self.state_dict(), state_dict.keys() - _BOOKKEEPING
         wanted = own.keys() - _BOOKKEEPING
         lists_fit = all(
@@ -156,7 +225,16 @@ class LRScheduler:
         """Continue from a state that `state_dict` returned, here or in PyTorch.
 
         The optimizer's state has the learning rates: load it, too.
-        Raises StateDictError when the state is of another schedule.
+
+        Parameters
+        ----------
+        state_dict : mapping
+            State of a schedule of this kind.
+
+        Raises
+        ------
+        StateDictError
+            If the state is of another schedule.
         """
         self.check_state_dict(state_dict)
         for key in self.state_dict().keys() & state_dict.keys():
