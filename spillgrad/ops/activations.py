@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops import docstrings
 from spillgrad.ops import inplace as in_place
 from spillgrad.ops.arithmetic import add, div, log, mul, neg, sub
 from spillgrad.ops.clamp_where import clamp
@@ -28,7 +29,7 @@ __all__ = [
     "softsign", "swish", "tanhshrink", "threshold", "threshold_",
 ]  # fmt: skip
 
-sigmoid = row_function("sigmoid", "Return 1 / (1 + exp(-x)) for each element.", in_place=True)
+sigmoid = row_function("sigmoid", "Return ``1 / (1 + exp(-x))`` for each element x.", in_place=True)
 
 
 @functools.cache
@@ -59,30 +60,34 @@ class _Activation(Protocol):
     def __call__(self, input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor: ...
 
 
-def _activation(name: str, doc: str) -> _Activation:
+def _activation(name: str, summary: str, source: str) -> _Activation:
     """Return the activation function of the table's row `name`, whose only operand is the input."""
 
     def function(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
         return _activated(name, input, inplace=inplace, out=out)
 
+    doc = docstrings.composed(
+        summary, docstrings.INPUT, docstrings.INPLACE, docstrings.OUT,
+        returns="Tensor\n    Of the shape of `input`.", notes=f"Source: {source}",
+    )  # fmt: skip
     return named(function, name, doc)
 
 
-silu = swish = _activation(
-    "silu", "Return x times sigmoid(x) for each element. Source: Elfwing et al. 2017, section 2."
-)
-mish = _activation("mish", "Return x tanh(softplus(x)) for each element. Source: Misra 2019.")
+silu = swish = _activation("silu", "Return ``x * sigmoid(x)`` for each element x.", "Elfwing et al. 2017, section 2.")
+mish = _activation("mish", "Return ``x * tanh(softplus(x))`` for each element x.", "Misra 2019.")
 selu = _activation(
-    "selu",
-    "Return elu, scaled so that mean 0 and variance 1 stay. Source: Klambauer et al. 2017, equation 2.",
+    "selu", "Return `elu`, scaled so that mean 0 and variance 1 stay.", "Klambauer et al. 2017, equation 2."
 )
 hardsigmoid = _activation(
-    "hardsigmoid", "Return x / 6 + 1/2 moved into [0, 1]. Source: Howard et al. 2019, section 5.2."
+    "hardsigmoid", "Return ``x / 6 + 1 / 2``, moved into [0, 1], for each element x.",
+    "Howard et al. 2019, section 5.2.",
+)  # fmt: skip
+hardswish = _activation(
+    "hardswish", "Return ``x * hardsigmoid(x)`` for each element x.", "Howard et al. 2019, section 5.2."
 )
-hardswish = _activation("hardswish", "Return x times hardsigmoid(x). Source: Howard et al. 2019, section 5.2.")
-softsign = row_function("softsign", "Return x / (1 + |x|) for each element.")
+softsign = row_function("softsign", "Return ``x / (1 + |x|)`` for each element x.")
 logsigmoid = log_sigmoid = row_function(
-    "log_sigmoid", "Return the logarithm of sigmoid(x), accurate where sigmoid itself underflows."
+    "log_sigmoid", "Return the logarithm of ``sigmoid(x)``, accurate where sigmoid itself underflows."
 )
 
 
@@ -143,7 +148,14 @@ def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def changed(input: Tensor, *numbers: Any, **options: Any) -> Tensor:
         return function(input, *numbers, **options, inplace=True)
 
-    return named(changed, f"{function.__name__}_", f"Do `{function.__name__}` in place; return the tensor.")
+    doc = docstrings.composed(
+        f"Do `{function.__name__}` in place; return the tensor.",
+        "input : Tensor\n    Tensor that takes the result.",
+        f"*numbers : float\n    Further arguments of `{function.__name__}`, by position.",
+        f"**options : Any\n    Further arguments of `{function.__name__}`, by name.",
+        returns="Tensor\n    `input` itself, changed.",
+    )
+    return named(changed, f"{function.__name__}_", doc)
 
 
 def relu6(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:

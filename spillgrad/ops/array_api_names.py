@@ -11,6 +11,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops import docstrings
 from spillgrad.ops.broadcast import common_shape
 from spillgrad.ops.convert import clone, to
 from spillgrad.ops.counting import unique
@@ -170,8 +171,16 @@ def _cumulative(name: str, function: Callable[..., Tensor], what: str, initial: 
         first = filled(x.device, (*x.shape[:axis], 1, *x.shape[axis + 1 :]), running.dtype, initial)
         return cat([Tensor.wrap(first), running], axis)
 
-    in_front = f"with a {initial} in front if `include_initial`"
-    return named(cumulative, name, f"Return the running {what} along a dimension (a vector needs none), {in_front}.")
+    doc = docstrings.composed(
+        f"Return the running {what} along a dimension.",
+        "x : Tensor\n    Of any shape.",
+        "axis : int, optional\n    Dimension; a vector needs none.",
+        "dtype : dtype, optional\n    Data type of the result; by default, that of `x`, or int64 for smaller integers.",
+        f"include_initial : bool, default False\n    Whether a {initial} is in front, so that the result has one more.",
+        returns="Tensor\n    Of the shape of `x`, one longer along `axis` with `include_initial`.",
+        raises="ArgumentError\n    If there is no `axis`, and `x` is not a vector.",
+    )
+    return named(cumulative, name, doc)
 
 
 cumulative_sum = _cumulative("cumulative_sum", cumsum, "sums", 0)
