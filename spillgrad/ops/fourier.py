@@ -269,22 +269,82 @@ def _frequencies(values: np.ndarray, dtype: Any, device: Any) -> Tensor:
 
 
 def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the frequencies of `fft` for n points that are `d` apart."""
+    """Return the frequencies that the elements of `fft` stand for.
+
+    Parameters
+    ----------
+    n : int
+        Number of points.
+    d : float, default 1.0
+        Distance of neighbouring points.
+    dtype : dtype, optional
+        Data type of the result; by default, the default floating-point dtype.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+
+    Returns
+    -------
+    Tensor
+        Of shape (n,).
+    """
     return _frequencies(np.fft.fftfreq(n, d), dtype, device)
 
 
 def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the frequencies of `rfft` for n points that are `d` apart."""
+    """Return the frequencies that the elements of `rfft` stand for.
+
+    Parameters
+    ----------
+    n : int
+        Number of points.
+    d : float, default 1.0
+        Distance of neighbouring points.
+    dtype : dtype, optional
+        Data type of the result; by default, the default floating-point dtype.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+
+    Returns
+    -------
+    Tensor
+        Of shape (n // 2 + 1,).
+    """
     return _frequencies(np.fft.rfftfreq(n, d), dtype, device)
 
 
 def fftshift(input: Tensor, dim: Dims = None) -> Tensor:
-    """Return the elements with frequency zero moved to the middle, along all dimensions by default."""
+    """Return the elements with frequency zero moved to the middle.
+
+    Parameters
+    ----------
+    input : Tensor
+        Result of a transform such as `fft`.
+    dim : int or sequence of int, optional
+        Dimensions to shift; by default, all.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+    """
     dims = normalize_dims("fft.fftshift", tuple(range(input.ndim)) if dim is None else dim, input.ndim)
     return roll(input, [input.shape[d] // 2 for d in dims], dims)
 
 
 def ifftshift(input: Tensor, dim: Dims = None) -> Tensor:
-    """Undo `fftshift`."""
+    """Undo `fftshift`.
+
+    Parameters
+    ----------
+    input : Tensor
+        Result of `fftshift`.
+    dim : int or sequence of int, optional
+        Dimensions to shift; by default, all.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+    """
     dims = normalize_dims("fft.ifftshift", tuple(range(input.ndim)) if dim is None else dim, input.ndim)
     return roll(input, [-(input.shape[d] // 2) for d in dims], dims)
