@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
-from spillgrad.array_api.wrapping import called
+from spillgrad.array_api.wrapping import DEVICE, DTYPE, X, called
 from spillgrad.errors import ArgumentError, ExportError
 from spillgrad.ops import array_api_names, convert, diagonals, join_split
 from spillgrad.ops import creation as ops
@@ -67,14 +67,18 @@ def _filled(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def function(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
         return make(shape=shape, dtype=dtype, device=device)
 
-    return declare(numpy=True)(called(function, make))
+    shape = "shape : int or tuple of int\n    Shape of the result."
+    dtype = "dtype : dtype, optional\n    Data type of the result; by default, the default floating-point dtype."
+    return declare(numpy=True)(called(function, make, shape, dtype, DEVICE, returns="Tensor\n    Of shape `shape`."))
 
 
 def _filled_like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def function(x: Tensor, /, *, dtype: Any = None, device: Any = None) -> Tensor:
         return make(x, dtype=dtype, device=device)
 
-    return declare(numpy=True)(called(function, make))
+    device = "device : Device or str, optional\n    Where the result is; by default, where `x` is."
+    returns = "Tensor\n    Of the shape of `x`."
+    return declare(numpy=True)(called(function, make, X, DTYPE, device, returns=returns))
 
 
 empty, ones, zeros = map(_filled, (ops.empty, ops.ones, ops.zeros))

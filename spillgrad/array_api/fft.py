@@ -7,22 +7,33 @@ from collections.abc import Callable
 from typing import Any
 
 from spillgrad.array_api.wrapping import called
-from spillgrad.ops import convert, fourier
+from spillgrad.ops import convert, docstrings, fourier
 from spillgrad.tensor import Tensor
+
+_X = "x : Tensor\n    Of at least one dimension."
+_NORM = """norm : {"backward", "forward", "ortho"}, default "backward"
+    Which transform is divided by the number of elements, or both by its square root."""
+_NAMES = {"input": "x", "dim": "axis"}
 
 
 def _along_one(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def transform(x: Tensor, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Tensor:
         return function(x, n, axis, norm)
 
-    return called(transform, function)
+    n = "n : int, optional\n    Number of elements, as in `sg.fft`."
+    axis = "axis : int, default -1\n    Dimension to transform."
+    return called(transform, function, _X, n, axis, _NORM, returns=docstrings.returns_of(function, _NAMES))
 
 
 def _along_several(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def transform(x: Tensor, /, *, s: Any = None, axes: Any = None, norm: str = "backward") -> Tensor:
         return function(x, s, axes, norm)
 
-    return called(transform, function)
+    s = "s : tuple of int, optional\n    Number of elements along each dimension, as in `sg.fft`."
+    axes = (
+        "axes : tuple of int, optional\n    Dimensions to transform; by default, the last, one for each of `s`, or all."
+    )
+    return called(transform, function, _X, s, axes, _NORM, returns=docstrings.returns_of(function, _NAMES))
 
 
 fft, ifft = _along_one(fourier.fft), _along_one(fourier.ifft)

@@ -15,9 +15,14 @@ from spillgrad.ops.decompositions import QR, SVD, Eigh
 from spillgrad.ops.solving import SignAndLogarithm
 from spillgrad.tensor import Tensor
 
-matmul, outer = map(binary, (products.matmul, products.outer))
-det, inv = map(unary, (solving.det, solving.inv))
-eigvalsh, svdvals = unary(decompositions.eigvalsh), unary(decompositions.svdvals)
+matmul = binary(
+    products.matmul,
+    operands="x1 : Tensor\n    Of shape (..., m, k) or (k,).\nx2 : Tensor\n    Of shape (..., k, n) or (k,).",
+)
+outer = binary(products.outer, operands="x1 : Tensor\n    Of shape (m,).\nx2 : Tensor\n    Of shape (n,).")
+_SQUARE = "x : Tensor\n    Of shape (..., n, n)."
+det, inv, eigvalsh = (unary(f, operand=_SQUARE) for f in (solving.det, solving.inv, decompositions.eigvalsh))
+svdvals = unary(decompositions.svdvals, operand="x : Tensor\n    Of shape (..., m, n).")
 
 
 @declare(numpy=True)

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from spillgrad.array_api.wrapping import called
+from spillgrad.array_api.wrapping import AXES, KEEPDIMS, REDUCED, X, called
 from spillgrad.dtypes import uint64
 from spillgrad.ops import array_api_names, comparison, convert, reduce, scan, shape, truth
-from spillgrad.ops.declaration import declare
+from spillgrad.ops.declaration import declare, named
 from spillgrad.tensor import Tensor
 
 __all__ = [
@@ -26,7 +26,7 @@ def _reduction(function: Callable[..., Tensor], name: str | None = None) -> Call
     def reduced(x: Tensor, /, *, axis: Any = None, keepdims: bool = False) -> Tensor:
         return _over(function, x, axis, keepdims)
 
-    return called(reduced, function, name)
+    return called(reduced, function, X, AXES, KEEPDIMS, returns=REDUCED, name=name)
 
 
 max = declare(numpy="max amax")(_reduction(reduce.amax, "max"))
@@ -52,7 +52,8 @@ def _total(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def total(x: Tensor, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
         return _as_total(x, dtype, lambda x: _over(function, x, axis, keepdims))
 
-    return declare(numpy=True)(called(total, function))
+    dtype = "dtype : dtype, optional\n    Data type of the result; by default, that of `x`, of integers 64 bits wide."
+    return declare(numpy=True)(called(total, function, X, AXES, dtype, KEEPDIMS, returns=REDUCED))
 
 
 sum, prod = _total(reduce.sum), _total(reduce.prod)
@@ -65,7 +66,8 @@ def _spread(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
         return _over(over, x, axis, keepdims)
 
-    return declare(numpy=True)(called(spread, function))
+    correction = "correction : float, default 0.0\n    What is subtracted from the number of elements in the divisor."
+    return declare(numpy=True)(called(spread, function, X, AXES, correction, KEEPDIMS, returns=REDUCED))
 
 
 std, var = _spread(reduce.std), _spread(reduce.var)
@@ -75,7 +77,7 @@ def _running(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def running(x: Tensor, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Tensor:
         return _as_total(x, dtype, lambda x: function(x, axis=axis, include_initial=include_initial))
 
-    return declare(numpy=True)(called(running, function))
+    return declare(numpy=True)(named(running, function.__name__, function.__doc__))
 
 
 cumulative_sum, cumulative_prod = _running(array_api_names.cumulative_sum), _running(array_api_names.cumulative_prod)

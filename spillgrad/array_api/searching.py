@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from spillgrad.array_api.wrapping import called, promoted
+from spillgrad.array_api.wrapping import KEEPDIMS, X, called, promoted
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops import (
     arithmetic,
@@ -27,7 +27,9 @@ def _position(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def position(x: Tensor, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
         return function(x, axis, keepdims)
 
-    return declare(numpy=True)(called(position, function))
+    axis = "axis : int, optional\n    Dimension to search; by default, the flattened tensor."
+    returns = "Tensor\n    Of int64, of the shape of `x` without `axis`."
+    return declare(numpy=True)(called(position, function, X, axis, KEEPDIMS, returns=returns))
 
 
 argmax, argmin = _position(reduce.argmax), _position(reduce.argmin)

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from spillgrad import dtypes
 from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops import docstrings
 from spillgrad.ops import inplace as in_place
 from spillgrad.ops.arithmetic import add, div, log, mul, neg, sub
 from spillgrad.ops.clamp_where import clamp
@@ -28,7 +29,7 @@ __all__ = [
     "softsign", "swish", "tanhshrink", "threshold", "threshold_",
 ]  # fmt: skip
 
-sigmoid = row_function("sigmoid", "Return 1 / (1 + exp(-x)) for each element.", in_place=True)
+sigmoid = row_function("sigmoid", "Return ``1 / (1 + exp(-x))`` for each element x.", in_place=True)
 
 
 @functools.cache
@@ -47,7 +48,28 @@ def _activated(name: str, input: Tensor, *numbers: float, inplace: bool, out: Te
 
 @declare(in_place=True)
 def relu(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Return each element, with negative elements replaced by 0."""
+    """Return each element, with negative elements replaced by 0.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    inplace : bool, default False
+        Whether to overwrite the input.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.relu(sg.tensor([-1.0, 0.0, 2.0])).tolist()
+    [0.0, 0.0, 2.0]
+    """
     if out is None and not inplace:  # the shortest path for the activation that is called most
         return OPERATIONS["relu"].run(input)  # type: ignore[no-any-return]
     return _activated("relu", input, inplace=inplace, out=out)
@@ -59,66 +81,185 @@ class _Activation(Protocol):
     def __call__(self, input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor: ...
 
 
-def _activation(name: str, doc: str) -> _Activation:
+def _activation(name: str, summary: str, source: str) -> _Activation:
     """Return the activation function of the table's row `name`, whose only operand is the input."""
 
     def function(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
         return _activated(name, input, inplace=inplace, out=out)
 
+    doc = docstrings.composed(
+        summary, docstrings.INPUT, docstrings.INPLACE, docstrings.OUT,
+        returns="Tensor\n    Of the shape of `input`.", notes=f"Source: {source}",
+    )  # fmt: skip
     return named(function, name, doc)
 
 
-silu = swish = _activation(
-    "silu", "Return x times sigmoid(x) for each element. Source: Elfwing et al. 2017, section 2."
-)
-mish = _activation("mish", "Return x tanh(softplus(x)) for each element. Source: Misra 2019.")
+silu = swish = _activation("silu", "Return ``x * sigmoid(x)`` for each element x.", "Elfwing et al. 2017, section 2.")
+mish = _activation("mish", "Return ``x * tanh(softplus(x))`` for each element x.", "Misra 2019.")
 selu = _activation(
-    "selu",
-    "Return elu, scaled so that mean 0 and variance 1 stay. Source: Klambauer et al. 2017, equation 2.",
+    "selu", "Return `elu`, scaled so that mean 0 and variance 1 stay.", "Klambauer et al. 2017, equation 2."
 )
 hardsigmoid = _activation(
-    "hardsigmoid", "Return x / 6 + 1/2 moved into [0, 1]. Source: Howard et al. 2019, section 5.2."
+    "hardsigmoid", "Return ``x / 6 + 1 / 2``, moved into [0, 1], for each element x.",
+    "Howard et al. 2019, section 5.2.",
+)  # fmt: skip
+hardswish = _activation(
+    "hardswish", "Return ``x * hardsigmoid(x)`` for each element x.", "Howard et al. 2019, section 5.2."
 )
-hardswish = _activation("hardswish", "Return x times hardsigmoid(x). Source: Howard et al. 2019, section 5.2.")
-softsign = row_function("softsign", "Return x / (1 + |x|) for each element.")
+softsign = row_function("softsign", "Return ``x / (1 + |x|)`` for each element x.")
 logsigmoid = log_sigmoid = row_function(
-    "log_sigmoid", "Return the logarithm of sigmoid(x), accurate where sigmoid itself underflows."
+    "log_sigmoid", "Return the logarithm of ``sigmoid(x)``, accurate where sigmoid itself underflows."
 )
 
 
 def gelu(input: Tensor, approximate: str = "none", *, out: Tensor | None = None) -> Tensor:
-    """Return x Φ(x), where Φ is the normal CDF; approximate="tanh" approximates Φ. Source: Hendrycks & Gimpel 2016."""
+    """Return x Φ(x) for each element x, where Φ is the cumulative distribution function of the normal distribution.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    approximate : {"none", "tanh"}, default "none"
+        Whether Φ is exact, or approximated by a hyperbolic tangent.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        If `approximate` is another word.
+
+    Notes
+    -----
+    Source: Hendrycks & Gimpel 2016.
+    """
     if approximate not in ("none", "tanh"):
         raise ArgumentError(f'gelu: got approximate={approximate!r}; accepted are "none" and "tanh"')
     return call("gelu" if approximate == "none" else "gelu_tanh", input, out=out)
 
 
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0, *, out: Tensor | None = None) -> Tensor:
-    """Return log(1 + exp(beta x)) / beta for each element x, or x itself if beta x exceeds `threshold`."""
+    """Return ``log(1 + exp(beta * x)) / beta`` for each element x.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    beta : float, default 1.0
+        Factor of the elements.
+    threshold : float, default 20.0
+        Above this ``beta * x``, the result is x itself.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+    """
     return call("softplus", input, float(beta), float(threshold), out=out)
 
 
 def tanhshrink(input: Tensor) -> Tensor:
-    """Return x - tanh(x) for each element."""
+    """Return ``x - tanh(x)`` for each element x.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+    """
     return sub(input, tanh(input))
 
 
 def leaky_relu(
     input: Tensor, negative_slope: float = 0.01, inplace: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
-    """Return each element, with negative elements multiplied by `negative_slope`."""
+    """Return each element, with negative elements multiplied by a small slope.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    negative_slope : float, default 0.01
+        Factor of negative elements.
+    inplace : bool, default False
+        Whether to overwrite the input.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+    """
     return _activated("leaky_relu", input, float(negative_slope), inplace=inplace, out=out)
 
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Return each element, with negative x replaced by alpha (exp(x) - 1). Source: Clevert et al. 2015, equation 16."""
+    """Return each element, with negative x replaced by ``alpha * (exp(x) - 1)``.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    alpha : float, default 1.0
+        The limit of the result for very negative x is -alpha.
+    inplace : bool, default False
+        Whether to overwrite the input.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Notes
+    -----
+    Source: Clevert et al. 2015, equation 16.
+    """
     return _activated("elu", input, float(alpha), inplace=inplace, out=out)
 
 
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Return each element, with negative x replaced by alpha (exp(x / alpha) - 1). Source: Barron 2017.
+    """Return each element, with negative x replaced by ``alpha * (exp(x / alpha) - 1)``.
 
-    The slope is continuous at 0 for every alpha. Raises ArgumentError for alpha 0.
+    The slope is continuous at 0 for every alpha.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    alpha : float, default 1.0
+        The limit of the result for very negative x is -alpha; not 0.
+    inplace : bool, default False
+        Whether to overwrite the input.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        If `alpha` is 0.
+
+    Notes
+    -----
+    Source: Barron 2017.
     """
     if alpha == 0:
         raise ArgumentError("celu: got alpha=0; it divides the input: give another number")
@@ -130,7 +271,28 @@ def hardtanh(
 ) -> Tensor:
     """Return each element clamped to [min_val, max_val]; elements at or beyond a bound have gradient 0.
 
-    Raises ArgumentError if min_val exceeds max_val.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    min_val : float, default -1.0
+        Lower bound.
+    max_val : float, default 1.0
+        Upper bound.
+    inplace : bool, default False
+        Whether to overwrite the input.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        If `min_val` exceeds `max_val`.
     """
     if min_val > max_val:
         raise ArgumentError(f"hardtanh: got min_val={min_val} and max_val={max_val}; the lower bound comes first")
@@ -143,22 +305,79 @@ def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def changed(input: Tensor, *numbers: Any, **options: Any) -> Tensor:
         return function(input, *numbers, **options, inplace=True)
 
-    return named(changed, f"{function.__name__}_", f"Do `{function.__name__}` in place; return the tensor.")
+    doc = docstrings.composed(
+        f"Do `{function.__name__}` in place; return the tensor.",
+        "input : Tensor\n    Tensor that takes the result.",
+        f"*numbers : float\n    Further arguments of `{function.__name__}`, by position.",
+        f"**options : Any\n    Further arguments of `{function.__name__}`, by name.",
+        returns="Tensor\n    `input` itself, changed.",
+    )
+    return named(changed, f"{function.__name__}_", doc)
 
 
 def relu6(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Return each element clamped to [0, 6]."""
+    """Return each element clamped to [0, 6].
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    inplace : bool, default False
+        Whether to overwrite the input.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+    """
     return hardtanh(input, 0, 6, inplace, out=out)
 
 
 @declare(method=True)
 def hardshrink(input: Tensor, lambd: float = 0.5, *, out: Tensor | None = None) -> Tensor:
-    """Return each element, with elements within [-lambd, lambd] replaced by 0."""
+    """Return each element, with elements within [-lambd, lambd] replaced by 0.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    lambd : float, default 0.5
+        Bound of what becomes 0.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+    """
     return call("hardshrink", input, float(lambd), out=out)
 
 
 def softshrink(input: Tensor, lambd: float = 0.5, *, out: Tensor | None = None) -> Tensor:
-    """Return each element moved towards 0 by `lambd`, but not past 0. Raises ArgumentError for a negative lambd."""
+    """Return each element moved towards 0, but not past 0.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    lambd : float, default 0.5
+        How far elements move; 0 or more.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        If `lambd` is negative.
+    """
     if lambd < 0:
         raise ArgumentError(f"softshrink: got lambd={lambd}; wanted a number from 0 on")
     return call("softshrink", input, float(lambd), out=out)
@@ -167,15 +386,53 @@ def softshrink(input: Tensor, lambd: float = 0.5, *, out: Tensor | None = None) 
 def threshold(
     input: Tensor, threshold: float, value: float, inplace: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
-    """Return each element, with elements not above `threshold` replaced by `value`."""
+    """Return each element, with elements not above a threshold replaced by a value.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    threshold : float
+        Bound above which elements stay.
+    value : float
+        What replaces the others.
+    inplace : bool, default False
+        Whether to overwrite the input.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+    """
     return _activated("threshold", input, threshold, value, inplace=inplace, out=out)
 
 
 @declare(method=True)
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
-    """Return each element, with negative elements multiplied by a learned slope. Source: He et al. 2015, equation 1.
+    """Return each element, with negative elements multiplied by a learned slope.
 
-    Shapes: input (N, C, ...) or (C,); weight (1,) or () for a common slope, or (C,) for a slope per channel.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, ...) or (C,).
+    weight : Tensor
+        Slopes: of shape (1,) or () for a common one, or (C,) for one for each channel.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If `weight` has more than one dimension, or another number of slopes.
+
+    Notes
+    -----
+    Source: He et al. 2015, equation 1.
     """
     if weight.ndim > 1:
         raise ShapeError(f"prelu: got weight {weight.shape}; wanted a vector with one slope, or one for each channel")
@@ -192,9 +449,34 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
 def rrelu(
     input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Tensor:
-    """Return each element, with negative elements multiplied by a slope drawn from U(lower, upper).
+    """Return each element, with negative elements multiplied by a random slope.
 
-    Without `training` the slope is (lower + upper) / 2. Source: Xu et al. 2015, section 2.4.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    lower : float, default 1 / 8
+        Least slope.
+    upper : float, default 1 / 3
+        Largest slope.
+    training : bool, default False
+        Whether each slope is drawn from U(lower, upper); otherwise it is ``(lower + upper) / 2``.
+    inplace : bool, default False
+        Whether to overwrite the input.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        If `lower` exceeds `upper`.
+
+    Notes
+    -----
+    Source: Xu et al. 2015, section 2.4.
     """
     if lower > upper:
         raise ArgumentError(f"rrelu: got lower={lower} and upper={upper}; the lower bound comes first")
@@ -213,7 +495,28 @@ def _uniform_like(input: Tensor) -> Tensor:
 def glu(input: Tensor, dim: int = -1, *, axis: int | None = None) -> Tensor:
     """Return the first half of a dimension times the sigmoid of its second half.
 
-    Raises ShapeError for a dimension of odd size. Source: Dauphin et al. 2016, equation 1.
+    Parameters
+    ----------
+    input : Tensor
+        Of even size in the dimension.
+    dim : int, default -1
+        Dimension to halve.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`, with half the size in the dimension.
+
+    Raises
+    ------
+    ShapeError
+        If the size of the dimension is odd.
+
+    Notes
+    -----
+    Source: Dauphin et al. 2016, equation 1.
     """
     dim = normalize_dim("glu", dim if axis is None else axis, input.ndim)
     if not input.ndim or input.shape[dim] % 2:
@@ -223,7 +526,24 @@ def glu(input: Tensor, dim: int = -1, *, axis: int | None = None) -> Tensor:
 
 
 def softmin(input: Tensor, dim: int = -1, dtype: Any = None, *, axis: int | None = None) -> Tensor:
-    """Return the softmax of -x along one dimension."""
+    """Return the softmax of ``-x`` along one dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dim : int, default -1
+        Dimension along which the result sums to 1.
+    dtype : dtype, optional
+        Data type of the result; by default, that of the input.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+    """
     return softmax(neg(input), dim, dtype, axis=axis)
 
 
@@ -232,7 +552,29 @@ def gumbel_softmax(
 ) -> Tensor:
     """Return a sample of the Gumbel-softmax distribution along one dimension.
 
-    With `hard` the result is one-hot, but has the gradient of the soft sample. Source: Jang et al. 2016.
+    Parameters
+    ----------
+    logits : Tensor
+        Unnormalized log probabilities, of any shape.
+    tau : float, default 1.0
+        Temperature: the lower, the closer a sample is to one-hot.
+    hard : bool, default False
+        Whether the result is one-hot; it has the gradient of the soft sample.
+    eps : float, default 1e-10
+        Has no effect.
+    dim : int, default -1
+        Dimension along which the result sums to 1.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `logits`.
+
+    Notes
+    -----
+    Source: Jang et al. 2016.
     """
     dim = normalize_dim("gumbel_softmax", dim if axis is None else axis, logits.ndim)
     uniform = clamp(_uniform_like(logits), dtypes.finfo(logits.dtype).tiny)

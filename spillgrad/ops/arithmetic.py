@@ -30,7 +30,23 @@ abs = absolute = common_function("abs", "Return the absolute value of each eleme
 
 @declare(method=True, numpy=True, standard=True)
 def positive(input: Tensor) -> Tensor:
-    """Return the input. Raises DtypeError for bool."""
+    """Return `input` itself.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    Tensor
+        `input` itself.
+
+    Raises
+    ------
+    DtypeError
+        If the dtype is bool.
+    """
     if input.dtype == dtypes.bool_:
         raise DtypeError("positive: got bool, which has no sign; convert with .to(int64)")
     return input
@@ -42,7 +58,37 @@ sgn = row_function("sgn", "Return the sign of each element; for a complex number
 
 @declare(in_place=True, numpy=True, standard=True)
 def add(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None = None) -> Tensor:
-    """Return input + alpha * other."""
+    """Return the elementwise sum.
+
+    With `alpha`, it is ``input + alpha * other``.
+
+    Parameters
+    ----------
+    input, other : Tensor or number
+        Their shapes broadcast, and their dtypes promote to one.
+    alpha : number, default 1
+        Factor of `other`.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to.
+
+    Raises
+    ------
+    ArgumentError
+        If `alpha` is complex, and the operands are real.
+    ShapeError
+        If the shapes do not broadcast.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.add(sg.tensor([1.0, 2.0]), 10, alpha=2).tolist()
+    [21.0, 22.0]
+    """
     if alpha == 1 and out is None:
         return OPERATIONS["add"].run(input, other)  # type: ignore[no-any-return]
     return call("add", input, other if alpha == 1 else _scaled("add", input, other, alpha), out=out)
@@ -50,7 +96,31 @@ def add(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None
 
 @declare(in_place=True, numpy=True, standard="subtract")
 def sub(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None = None) -> Tensor:
-    """Return input - alpha * other."""
+    """Return the elementwise difference.
+
+    With `alpha`, it is ``input - alpha * other``.
+
+    Parameters
+    ----------
+    input, other : Tensor or number
+        Their shapes broadcast, and their dtypes promote to one.
+    alpha : number, default 1
+        Factor of `other`.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to.
+
+    Raises
+    ------
+    ArgumentError
+        If `alpha` is complex, and the operands are real.
+    ShapeError
+        If the shapes do not broadcast.
+    """
     if alpha == 1 and out is None:
         return OPERATIONS["sub"].run(input, other)  # type: ignore[no-any-return]
     return call("sub", input, other if alpha == 1 else _scaled("sub", input, other, alpha), out=out)
@@ -69,7 +139,22 @@ def _scaled(name: str, input: Operand, other: Operand, alpha: Number) -> Tensor:
 
 
 def rsub(input: Operand, other: Operand, *, alpha: Number = 1, out: Tensor | None = None) -> Tensor:
-    """Return other - alpha * input."""
+    """Return ``other - alpha * input``.
+
+    Parameters
+    ----------
+    input, other : Tensor or number
+        Their shapes broadcast, and their dtypes promote to one.
+    alpha : number, default 1
+        Factor of `input`.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to.
+    """
     return sub(other, input, alpha=alpha, out=out)
 
 
@@ -78,7 +163,35 @@ mul = multiply = common_function("mul", "Return the elementwise product.", stand
 
 @declare(in_place=True, numpy=True, standard="divide")
 def div(input: Operand, other: Operand, *, rounding_mode: str | None = None, out: Tensor | None = None) -> Tensor:
-    """Return input / other; `rounding_mode` "floor" or "trunc" rounds the quotient, exactly for integers."""
+    """Return the elementwise quotient ``input / other``.
+
+    Parameters
+    ----------
+    input, other : Tensor or number
+        Their shapes broadcast, and their dtypes promote to one.
+    rounding_mode : {"floor", "trunc"}, optional
+        Whether the quotient is rounded down or towards 0, exactly for integers; by default, not at all.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to; without rounding, of integers, in the default dtype.
+
+    Raises
+    ------
+    ArgumentError
+        If `rounding_mode` is another word.
+    ShapeError
+        If the shapes do not broadcast.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.div(sg.tensor([7, -7]), 2, rounding_mode="floor").tolist()
+    [3, -4]
+    """
     if rounding_mode is None:
         return call("div", input, other, out=out)
     if rounding_mode == "floor":
@@ -107,19 +220,70 @@ reciprocal = common_function("reciprocal", "Return 1 / x for each element.")
 
 @declare(in_place=True)
 def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1, out: Tensor | None = None) -> Tensor:
-    """Return input + value * tensor1 * tensor2."""
+    """Return ``input + value * tensor1 * tensor2``.
+
+    Parameters
+    ----------
+    input : Tensor
+        First term; all shapes broadcast.
+    tensor1, tensor2 : Tensor
+        Factors.
+    value : number, default 1
+        Factor of the product.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to.
+    """
     return add(input, mul(tensor1, tensor2), alpha=value, out=out)
 
 
 @declare(in_place=True)
 def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1, out: Tensor | None = None) -> Tensor:
-    """Return input + value * tensor1 / tensor2."""
+    """Return ``input + value * tensor1 / tensor2``.
+
+    Parameters
+    ----------
+    input : Tensor
+        First term; all shapes broadcast.
+    tensor1, tensor2 : Tensor
+        Dividend and divisor.
+    value : number, default 1
+        Factor of the quotient.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to.
+    """
     return add(input, div(tensor1, tensor2), alpha=value, out=out)
 
 
 @declare(in_place=True)
 def lerp(input: Tensor, end: Tensor, weight: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Return input + weight * (end - input)."""
+    """Return ``input + weight * (end - input)``.
+
+    Parameters
+    ----------
+    input : Tensor
+        Result for the weight 0; all shapes broadcast.
+    end : Tensor
+        Result for the weight 1.
+    weight : Tensor or number
+        How far the result lies from `input` to `end`.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to.
+    """
     return call("lerp", input, end, weight, out=out)
 
 
@@ -130,7 +294,27 @@ rsqrt = row_function("rsqrt", "Return the reciprocal of the square root of each 
 
 @declare(in_place=True, numpy="power", standard=True)
 def pow(input: Operand, exponent: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Return input raised to `exponent`; the exponents 1, 2, 3, 0.5 and -1 are computed without a logarithm."""
+    """Return `input` raised to the power `exponent`.
+
+    For tensors of floating-point numbers, the exponents 1, 2, 3, 0.5 and -1 are computed without a logarithm.
+
+    Parameters
+    ----------
+    input, exponent : Tensor or number
+        Their shapes broadcast, and their dtypes promote to one.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not broadcast.
+    """
     if isinstance(input, Tensor) and dtypes.is_differentiable(input.dtype) and isinstance(exponent, int | float):
         if exponent == 1:
             return call("mul", input, 1, out=out)
@@ -147,7 +331,18 @@ def pow(input: Operand, exponent: Operand, *, out: Tensor | None = None) -> Tens
 
 @declare(in_place=True, numpy=True)
 def float_power(input: Operand, exponent: Operand) -> Tensor:
-    """Return input raised to `exponent`, computed in float64 or complex128."""
+    """Return `input` raised to the power `exponent`, computed in float64 or complex128.
+
+    Parameters
+    ----------
+    input, exponent : Tensor or number
+        Their shapes broadcast.
+
+    Returns
+    -------
+    Tensor
+        Of float64 or complex128, of the shape that the operands broadcast to.
+    """
     wide = dtypes.complex128 if dtypes.is_complex(result_type(input, exponent)) else dtypes.float64
     first, second = (
         to_dtype(value, wide) if isinstance(value, Tensor) else value
@@ -174,7 +369,22 @@ logaddexp2 = row_function("logaddexp2", "Return log2(2**input + 2**other) withou
 
 @declare(in_place=True, numpy=True)
 def ldexp(input: Tensor, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Return input times 2 to the power `other`."""
+    """Return `input` times 2 to the power `other`.
+
+    Parameters
+    ----------
+    input : Tensor
+        Factor.
+    other : Tensor or number
+        Exponent; the shapes broadcast.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to.
+    """
     if not isinstance(other, Tensor):
         return mul(input, 2.0**other, out=out)
     whole = not (dtypes.is_floating_point(other.dtype) or other.is_complex())
@@ -201,10 +411,23 @@ _frexp: Any = operation(
 
 @declare(method=True)
 def frexp(input: Tensor) -> MantissaAndExponent:
-    """Return the mantissas, from 0.5 up to below 1 or their negatives, and the exponents of 2, of int32.
+    """Return the mantissas and the exponents of 2 of floating-point numbers: ``input = mantissa * 2 ** exponent``.
 
-    input = mantissa * 2 ** exponent; the exponent of zero, of infinities and of NaN is 0.
-    Raises DtypeError for other than floating-point numbers.
+    Parameters
+    ----------
+    input : Tensor
+        Of floating-point numbers.
+
+    Returns
+    -------
+    MantissaAndExponent
+        Mantissas from 0.5 up to below 1, or their negatives, and exponents of int32. The exponent of zero, of
+        infinities and of NaN is 0.
+
+    Raises
+    ------
+    DtypeError
+        If the numbers are not floating-point numbers.
     """
     if not dtypes.is_floating_point(input.dtype):
         raise DtypeError(f"torch.frexp() only supports floating-point dtypes, got {input.dtype}")
@@ -219,7 +442,28 @@ frac = row_function("frac", "Return the fraction of each element, with its sign.
 
 @declare(in_place=True, numpy="rint")
 def round(input: Tensor, decimals: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Return each element rounded to the nearest multiple of 10**-decimals (by default an integer), halves to even."""
+    """Return each element rounded to the nearest integer, halves to even.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    decimals : int, default 0
+        The result is a multiple of ``10 ** -decimals``.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.round(sg.tensor([0.5, 1.5, 2.4])).tolist()
+    [0.0, 2.0, 2.0]
+    """
     if decimals == 0:
         return call("round", input, out=out)
     return call("div", call("round", input * 10.0**decimals), 10.0**decimals, out=out)
@@ -235,11 +479,47 @@ def _whole(name: str, function: Any, input: Tensor, other: Tensor | Number) -> T
 
 @declare(in_place=True, numpy=True)
 def gcd(input: Tensor, other: Tensor | Number) -> Tensor:
-    """Return the greatest common divisor of each pair of integers. Raises DtypeError for other dtypes."""
+    """Return the greatest common divisor of each pair of integers.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of integers.
+    other : Tensor or int
+        Of integers; the shapes broadcast.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to; without a gradient.
+
+    Raises
+    ------
+    DtypeError
+        If an operand is not of integers.
+    """
     return _whole("gcd", np.gcd, input, other)
 
 
 @declare(in_place=True, numpy=True)
 def lcm(input: Tensor, other: Tensor | Number) -> Tensor:
-    """Return the least common multiple of each pair of integers. Raises DtypeError for other dtypes."""
+    """Return the least common multiple of each pair of integers.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of integers.
+    other : Tensor or int
+        Of integers; the shapes broadcast.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to; without a gradient.
+
+    Raises
+    ------
+    DtypeError
+        If an operand is not of integers.
+    """
     return _whole("lcm", np.lcm, input, other)

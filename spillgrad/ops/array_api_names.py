@@ -11,6 +11,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.device.device import filled
 from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops import docstrings
 from spillgrad.ops.broadcast import common_shape
 from spillgrad.ops.convert import clone, to
 from spillgrad.ops.counting import unique
@@ -59,9 +60,28 @@ bitwise_invert = bitwise_not
 
 
 def asarray(obj: Any, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Tensor:
-    """Return `obj` as a tensor. copy=True always copies the data, copy=False never copies, None copies if necessary.
+    """Return data as a tensor, copied or not.
 
-    Raises ArgumentError for copy=False if the data must be copied.
+    Parameters
+    ----------
+    obj : Any
+        Tensor, array, number or nested list.
+    dtype : dtype, optional
+        Data type of the result; by default, that of the data.
+    device : Device or str, optional
+        Where the result is; by default, where the data is.
+    copy : bool, optional
+        True always copies the data, False never; None copies if necessary.
+
+    Returns
+    -------
+    Tensor
+        With the values of `obj`.
+
+    Raises
+    ------
+    ArgumentError
+        If `copy` is False, and the data must be copied.
     """
     if isinstance(obj, Tensor):
         result = as_tensor(obj, dtype, device)
@@ -78,20 +98,66 @@ def asarray(obj: Any, dtype: Any = None, device: Any = None, copy: bool | None =
 
 @declare(numpy=True)
 def astype(x: Tensor, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
-    """Return a copy of `x` with the given dtype and device; copy=False copies only if one of these changes."""
+    """Return a copy of a tensor with a dtype and a device.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of any shape.
+    dtype : dtype
+        Data type of the result.
+    copy : bool, default True
+        False copies only if the dtype or the device changes.
+    device : Device or str, optional
+        Where the result is; by default, where `x` is.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `x`.
+    """
     return to(x, dtype=dtypes.as_dtype(dtype), device=device, copy=copy)
 
 
 def can_cast(from_: Any, to: Any) -> bool:
-    """Return whether a dtype or tensor can be cast: to its own kind or a later one of bool, integer, real, complex."""
+    """Return whether a dtype can be cast: to its own kind or a later one of bool, integer, real, complex.
+
+    Parameters
+    ----------
+    from_ : dtype or Tensor
+        Dtype to cast, or a tensor that has it.
+    to : dtype
+        Dtype to cast to.
+
+    Returns
+    -------
+    bool
+        Whether it can.
+    """
     source = from_.dtype if isinstance(from_, Tensor) else dtypes.as_dtype(from_)
     return dtypes.category(source) <= dtypes.category(dtypes.as_dtype(to))
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:
-    """Return whether a dtype is of `kind`, which is a dtype, a name such as "real floating", or a tuple of kinds.
+    """Return whether a dtype is of a kind.
 
-    Raises DtypeError for an unknown name.
+    Parameters
+    ----------
+    dtype : dtype
+        Dtype in question.
+    kind : dtype, str or tuple
+        A dtype; "bool", "signed integer", "unsigned integer", "integral", "real floating", "complex floating" or
+        "numeric"; or a tuple of kinds.
+
+    Returns
+    -------
+    bool
+        Whether the dtype is of the kind, or of one of the kinds.
+
+    Raises
+    ------
+    DtypeError
+        If the name of a kind is unknown.
     """
     found = dtypes.as_dtype(dtype)
     if isinstance(kind, tuple):
@@ -109,13 +175,42 @@ def isdtype(dtype: Any, kind: Any) -> bool:
 
 
 def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
-    """Return a view with the dimensions in the order `axes`."""
+    """Return a view with the dimensions in another order.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of any shape.
+    axes : sequence of int
+        Dimensions in the wanted order.
+
+    Returns
+    -------
+    Tensor
+        View of the memory of `x`.
+    """
     return permute(x, tuple(axes))
 
 
 @declare(numpy=True)
 def matrix_transpose(x: Tensor, /) -> Tensor:
-    """Return a view with the last two dimensions swapped. Raises ShapeError for fewer than two dimensions."""
+    """Return a view with the last two dimensions swapped.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of shape (..., m, n).
+
+    Returns
+    -------
+    Tensor
+        Of shape (..., n, m).
+
+    Raises
+    ------
+    ShapeError
+        If `x` has fewer than two dimensions.
+    """
     if x.ndim < 2:
         raise ShapeError(f"matrix_transpose: got a tensor of shape {x.shape}; wanted at least two dimensions")
     return transpose(x, -2, -1)
@@ -123,35 +218,118 @@ def matrix_transpose(x: Tensor, /) -> Tensor:
 
 @declare(numpy=True)
 def expand_dims(x: Tensor, /, axis: int = 0) -> Tensor:
-    """Return a view with a new dimension of size 1 at `axis`."""
+    """Return a view with a new dimension of size 1.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of any shape.
+    axis : int, default 0
+        Place of the new dimension.
+
+    Returns
+    -------
+    Tensor
+        Of one dimension more.
+    """
     return unsqueeze(x, axis)
 
 
 @declare(numpy=True)
 def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
-    """Return views of the tensors in the shape that they broadcast to."""
+    """Return views of the tensors in the shape that they broadcast to.
+
+    Parameters
+    ----------
+    *arrays : Tensor
+        Tensors whose shapes broadcast.
+
+    Returns
+    -------
+    tuple of Tensor
+        A view of each.
+    """
     return broadcast_tensors(*arrays)
 
 
 def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
-    """Return the shape that `shapes` broadcast to; an int is a 1-d shape. Raises ShapeError if there is none."""
+    """Return the shape that shapes broadcast to.
+
+    Parameters
+    ----------
+    *shapes : tuple of int or int
+        An int is a 1-d shape.
+
+    Returns
+    -------
+    tuple of int
+        The common shape.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not broadcast.
+    """
     return common_shape("broadcast_shapes", shapes)
 
 
 @declare(numpy=True)
 def repeat(x: Tensor, repeats: Any, /, *, axis: int | None = None) -> Tensor:
-    """Return the elements, or the slices along `axis`, each repeated `repeats` times in a row."""
+    """Return the elements, or the slices along a dimension, each repeated in a row.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of any shape.
+    repeats : int or Tensor
+        How often: one number for all, or one for each.
+    axis : int, optional
+        Dimension of the slices; by default, the elements of the flattened tensor.
+
+    Returns
+    -------
+    Tensor
+        With the repeated elements or slices.
+    """
     return repeat_interleave(x, repeats, axis)
 
 
 @declare(numpy=True)
 def unstack(x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
-    """Return views of the slices along `axis`, each without that dimension."""
+    """Return views of the slices along a dimension, each without that dimension.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of at least one dimension.
+    axis : int, default 0
+        Dimension of the slices.
+
+    Returns
+    -------
+    tuple of Tensor
+        As many as the size of the dimension.
+    """
     return unbind(x, axis)
 
 
 def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
-    """Return the elements at `indices` along one dimension; the other dimensions broadcast."""
+    """Return the elements at indices along one dimension; the other dimensions broadcast.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of at least one dimension.
+    indices : Tensor
+        Of integers, with as many dimensions as `x`.
+    axis : int, default -1
+        Dimension of the indices.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `indices`, broadcast.
+    """
     return take_along_dim(x, indices, axis)
 
 
@@ -170,8 +348,16 @@ def _cumulative(name: str, function: Callable[..., Tensor], what: str, initial: 
         first = filled(x.device, (*x.shape[:axis], 1, *x.shape[axis + 1 :]), running.dtype, initial)
         return cat([Tensor.wrap(first), running], axis)
 
-    in_front = f"with a {initial} in front if `include_initial`"
-    return named(cumulative, name, f"Return the running {what} along a dimension (a vector needs none), {in_front}.")
+    doc = docstrings.composed(
+        f"Return the running {what} along a dimension.",
+        "x : Tensor\n    Of any shape.",
+        "axis : int, optional\n    Dimension; a vector needs none.",
+        "dtype : dtype, optional\n    Data type of the result; by default, that of `x`, or int64 for smaller integers.",
+        f"include_initial : bool, default False\n    Whether a {initial} is in front, so that the result has one more.",
+        returns="Tensor\n    Of the shape of `x`, one longer along `axis` with `include_initial`.",
+        raises="ArgumentError\n    If there is no `axis`, and `x` is not a vector.",
+    )
+    return named(cumulative, name, doc)
 
 
 cumulative_sum = _cumulative("cumulative_sum", cumsum, "sums", 0)
@@ -180,20 +366,53 @@ cumulative_prod = _cumulative("cumulative_prod", cumprod, "products", 1)
 
 @declare(numpy=True)
 def unique_values(x: Tensor, /) -> Tensor:
-    """Return the distinct elements in ascending order; every NaN counts as distinct."""
+    """Return the distinct elements in ascending order; every NaN counts as distinct.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    Tensor
+        Vector of the distinct elements.
+    """
     return unique_all(x).values
 
 
 @declare(numpy=True)
 def unique_counts(x: Tensor, /) -> UniqueCounts:
-    """Return the distinct elements and how often each occurs."""
+    """Return the distinct elements and how often each occurs.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    UniqueCounts
+        Vectors of values and counts.
+    """
     found = unique_all(x)
     return UniqueCounts(found.values, found.counts)
 
 
 @declare(numpy=True)
 def unique_inverse(x: Tensor, /) -> UniqueInverse:
-    """Return the distinct elements, and for each element of `x` the index of its value in the distinct elements."""
+    """Return the distinct elements, and for each element of `x` the index of its value in the distinct elements.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    UniqueInverse
+        Vector of values, and indices of the shape of `x`.
+    """
     found = unique_all(x)
     return UniqueInverse(found.values, found.inverse_indices)
 
@@ -202,8 +421,18 @@ def unique_inverse(x: Tensor, /) -> UniqueInverse:
 def unique_all(x: Tensor, /) -> UniqueAll:
     """Return the distinct elements, the index of the first occurrence of each, the inverse indices and the counts.
 
-    The inverse index of an element of `x` is the index of its value in the distinct elements. The gradient of a
-    distinct element goes to the first occurrence of the value in `x`.
+    The gradient of a distinct element goes to the first occurrence of the value in `x`.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    UniqueAll
+        Vectors of values, indices and counts, and inverse indices of the shape of `x`: the index of each element's
+        value in the distinct elements.
     """
     values, inverse, counts = unique(x, return_inverse=True, return_counts=True)
     first = filled(x.device, values.shape, np.int64, inverse.numel())

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad import dtypes
+from spillgrad.ops import docstrings
 from spillgrad.ops.arithmetic import div, mul, sign, sub
 from spillgrad.ops.array_casts import on_floats
 from spillgrad.ops.clamp_where import where
@@ -81,11 +82,12 @@ def _of_floats(name: str, operation: Callable[..., Tensor], doc: str) -> Callabl
         is_float = dtypes.category(input.dtype) > 1
         return operation(input if is_float else to_dtype(input, dtypes.get_default_dtype()))
 
-    return named(function, name, doc)
+    returns = "Tensor\n    Of the shape of `input`; of integers, in the default dtype."
+    return named(function, name, docstrings.composed(doc, docstrings.INPUT, returns=returns))
 
 
 i0 = _of_floats("i0", _i0, "Return the modified Bessel function of the first kind of order 0.")
-i0e = _of_floats("i0e", _i0e, "Return exp(-|x|) I0(x).")
+i0e = _of_floats("i0e", _i0e, "Return ``exp(-|x|)`` times `i0` of each element x.")
 i1 = _of_floats("i1", _i1, "Return the modified Bessel function of the first kind of order 1.")
-i1e = _of_floats("i1e", _i1e, "Return exp(-|x|) I1(x).")
+i1e = _of_floats("i1e", _i1e, "Return ``exp(-|x|)`` times `i1` of each element x.")
 declare(in_place=True, numpy=True)(i0)

@@ -20,9 +20,36 @@ __all__ = ["clamp", "clamp_max", "clamp_min", "clip", "fmax", "fmin", "maximum",
 def where(
     condition: Tensor, input: Operand | None = None, other: Operand | None = None, *, out: Tensor | None = None
 ) -> Any:  # fmt: skip
-    """Return the elements of `input` where `condition` holds, and those of `other` elsewhere.
+    """Return the elements of `input` where a condition holds, and those of `other` elsewhere.
 
-    With `condition` alone, return the indices of its true elements, as one index tensor per dimension.
+    Parameters
+    ----------
+    condition : Tensor
+        Of bool; without `input` and `other`, of any dtype.
+    input, other : Tensor or number, optional
+        Values to choose from, both or neither; all shapes broadcast.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        Of the shape that the operands broadcast to. With the condition alone, the indices of its true elements: a
+        vector for each dimension.
+
+    Raises
+    ------
+    ArgumentError
+        If one of `input` and `other` is given without the other.
+    DtypeError
+        If the condition is not of bool.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> x = sg.tensor([1.0, -2.0, 3.0])
+    >>> sg.where(x > 0, x, 0.0).tolist()
+    [1.0, 0.0, 3.0]
     """
     condition = condition if isinstance(condition, Tensor) else Tensor.wrap(np.asarray(condition))
     if (input is None) != (other is None):
@@ -53,9 +80,32 @@ fmin = row_function(
 def clamp(
     input: Tensor, min: Operand | None = None, max: Operand | None = None, *, out: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """Return each element clamped to [min, max]; the result is max if min exceeds max.
+    """Return each element clamped to [min, max]; the result is `max` if `min` exceeds `max`.
 
-    Raises ArgumentError if neither bound is given.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    min, max : Tensor or number, optional
+        Bounds, at least one; None is no bound. Shapes broadcast.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to.
+
+    Raises
+    ------
+    ArgumentError
+        If neither bound is given.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.clamp(sg.tensor([-2.0, 0.5, 3.0]), 0.0, 1.0).tolist()
+    [0.0, 0.5, 1.0]
     """
     if min is None and max is None:
         raise ArgumentError("clamp: got neither min nor max; give at least one")
@@ -76,13 +126,43 @@ def bounds(dtype: dtypes.DType) -> tuple[Number, Number]:
 
 @declare(in_place=True)
 def clamp_min(input: Tensor, min: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Return each element, with elements below `min` replaced by `min`."""
+    """Return each element, with elements below `min` replaced by `min`.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    min : Tensor or number
+        Lower bound.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to.
+    """
     return clamp(input, min, out=out)
 
 
 @declare(in_place=True)
 def clamp_max(input: Tensor, max: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Return each element, with elements above `max` replaced by `max`."""
+    """Return each element, with elements above `max` replaced by `max`.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    max : Tensor or number
+        Upper bound.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to.
+    """
     return clamp(input, None, max, out=out)
 
 
@@ -91,9 +171,27 @@ def nan_to_num(
     input: Tensor, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None,
     *, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return each element, NaN replaced by `nan`, and ±infinity by `posinf` and `neginf` (None: the finite limits).
+    """Return each element, with NaN and infinities replaced by numbers.
 
     Real and imaginary parts of complex numbers are replaced apart; the gradient is 0 where one of them is not finite.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    nan : float or None, default 0.0
+        What replaces NaN; None is 0.
+    posinf : float, optional
+        What replaces infinity; by default, the largest number of the dtype.
+    neginf : float, optional
+        What replaces -infinity; by default, the lowest number of the dtype.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
     """
     if input.is_complex():
         pairs = nan_to_num(view_as_real(input.detach()), nan, posinf, neginf)

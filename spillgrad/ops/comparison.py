@@ -36,7 +36,28 @@ signbit = row_function(
 
 @declare(method=True, numpy=True)
 def isclose(input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
-    """Return whether |input - other| <= atol + rtol |other|, elementwise; infinities are close only if equal."""
+    """Return whether elements are close: ``|input - other| <= atol + rtol * |other|``.
+
+    Infinities are close only if they are equal.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    other : Tensor or number
+        What `input` should be; the shapes broadcast.
+    rtol : float, default 1e-5
+        Tolerance relative to `other`.
+    atol : float, default 1e-8
+        Absolute tolerance.
+    equal_nan : bool, default False
+        Whether NaN is close to NaN.
+
+    Returns
+    -------
+    Tensor
+        Of bool, of the shape that the operands broadcast to.
+    """
 
     def are_close(*values: Any) -> Any:
         is_complex = any(x.dtype.kind == "c" if isinstance(x, ARRAYS) else isinstance(x, complex) for x in values)
@@ -51,17 +72,58 @@ def isclose(input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-
 
 @declare(method=True)
 def allclose(input: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
-    """Return whether all elements are close (see `isclose`)."""
+    """Return whether all elements are close (see `isclose`).
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    other : Tensor or number
+        What `input` should be; the shapes broadcast.
+    rtol : float, default 1e-5
+        Tolerance relative to `other`.
+    atol : float, default 1e-8
+        Absolute tolerance.
+    equal_nan : bool, default False
+        Whether NaN is close to NaN.
+
+    Returns
+    -------
+    bool
+        Whether no element differs by more.
+    """
     return bool(np.all(isclose(input, other, rtol, atol, equal_nan).array))
 
 
 @declare(method=True)
 def equal(input: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have the same shape and the same elements."""
+    """Return whether two tensors have the same shape and the same elements.
+
+    Parameters
+    ----------
+    input, other : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    bool
+        Whether they are equal.
+    """
     return input.shape == other.shape and bool(np.all(eq(input, other).array))
 
 
 @declare(method=True)
 def equal_all(x: Tensor, y: Tensor) -> Tensor:
-    """Return a tensor of one bool: whether two tensors have the same shape and the same elements (Paddle's name)."""
+    """Return whether two tensors have the same shape and the same elements, as a tensor (Paddle's name).
+
+    Parameters
+    ----------
+    x, y : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    Tensor
+        One bool.
+    """
     return Tensor.wrap(moved(np.array(equal(x, y)), x.device))

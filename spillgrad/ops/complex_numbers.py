@@ -38,9 +38,24 @@ _complex: Callable[..., Tensor] = operation(
 
 
 def complex(real: Tensor, imag: Tensor) -> Tensor:
-    """Return real + i imag.
+    """Return the complex numbers with these real and imaginary parts.
 
-    Shapes broadcast. Raises DtypeError unless both are float32 or both are float64, ShapeError.
+    Parameters
+    ----------
+    real, imag : Tensor
+        Both of float32 or both of float64; the shapes broadcast.
+
+    Returns
+    -------
+    Tensor
+        Of complex64 or complex128, of the shape that the parts broadcast to.
+
+    Raises
+    ------
+    DtypeError
+        If the dtypes differ, or are others.
+    ShapeError
+        If the shapes do not broadcast.
     """
     if real.dtype != imag.dtype or real.numpy_dtype not in (dtypes.float32, dtypes.float64):
         raise DtypeError(f"complex: got {real.dtype} and {imag.dtype}; wanted float32 twice, or float64")
@@ -52,31 +67,86 @@ def complex(real: Tensor, imag: Tensor) -> Tensor:
 
 @declare(method=True, numpy="conjugate", standard=True)
 def conj(input: Tensor) -> Tensor:
-    """Return the complex conjugates as a copy (in PyTorch, a view); return a real tensor itself."""
+    """Return the complex conjugates as a copy (in PyTorch, a view); return a real tensor itself.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+    """
     return conjugate(input)
 
 
 @declare(in_place=True)
 def conj_physical(input: Tensor) -> Tensor:
-    """Return the complex conjugates as a copy; return a real tensor itself."""
+    """Return the complex conjugates as a copy; return a real tensor itself.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+    """
     return conjugate(input)
 
 
 @declare(method=True)
 def is_conj(input: Tensor) -> bool:
-    """Return False: `conj` conjugates at once (PyTorch's `conj` only marks the tensor)."""
+    """Return False: `conj` conjugates at once (PyTorch's `conj` only marks the tensor).
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    bool
+        False.
+    """
     return False
 
 
 @declare(method=True)
 def is_neg(input: Tensor) -> bool:
-    """Return False: no tensor is only marked as negated."""
+    """Return False: no tensor is only marked as negated.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    bool
+        False.
+    """
     return False
 
 
 @declare(method=True, numpy=True)
 def isreal(input: Tensor) -> Tensor:
-    """Return whether elements have no imaginary part."""
+    """Return whether elements have no imaginary part.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    Tensor
+        Of bool, of the shape of `input`.
+    """
     if input.is_complex():
         return imag(input.detach()) == 0
     return ones_like(input, dtype=dtypes.bool_)
@@ -84,24 +154,77 @@ def isreal(input: Tensor) -> Tensor:
 
 @declare(method=True)
 def resolve_neg(input: Tensor) -> Tensor:
-    """Return the tensor itself: no tensor is only marked as negated."""
+    """Return the tensor itself: no tensor is only marked as negated.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    Tensor
+        `input` itself.
+    """
     return input
 
 
 @declare(method=True)
 def resolve_conj(input: Tensor) -> Tensor:
-    """Return the tensor itself: `conj` conjugates at once (PyTorch's `conj` only marks the tensor)."""
+    """Return the tensor itself: `conj` conjugates at once (PyTorch's `conj` only marks the tensor).
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    Tensor
+        `input` itself.
+    """
     return input
 
 
 def polar(abs: Tensor, angle: Tensor) -> Tensor:
-    """Return the complex numbers with these absolute values and angles. Raises as `complex` does."""
+    """Return the complex numbers with these absolute values and angles.
+
+    Parameters
+    ----------
+    abs : Tensor
+        Absolute values, of float32 or float64.
+    angle : Tensor
+        Angles in radians, of the same dtype.
+
+    Returns
+    -------
+    Tensor
+        Of complex64 or complex128.
+
+    Raises
+    ------
+    DtypeError
+        If the dtypes differ, or are others.
+    ShapeError
+        If the shapes do not broadcast.
+    """
     return complex(arithmetic.mul(abs, trigonometry.cos(angle)), arithmetic.mul(abs, trigonometry.sin(angle)))
 
 
 @declare(method=True, numpy=True)
 def angle(input: Tensor) -> Tensor:
-    """Return the angle of each element in radians; a real element has the angle π if negative, else 0."""
+    """Return the angle of each element in radians; a real element has the angle π if negative, else 0.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    Tensor
+        Real, of the shape of `input`.
+    """
     if input.is_complex():
         return trigonometry.atan2(imag(input), real(input))
     if dtypes.category(input.dtype) < 2:
@@ -112,7 +235,23 @@ def angle(input: Tensor) -> Tensor:
 
 @declare(method=True)
 def adjoint(input: Tensor) -> Tensor:
-    """Return the conjugate transpose of the last two dimensions. Raises ShapeError for fewer than two dimensions."""
+    """Return the conjugate transpose of the last two dimensions.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (..., m, n).
+
+    Returns
+    -------
+    Tensor
+        Of shape (..., n, m).
+
+    Raises
+    ------
+    ShapeError
+        If `input` has fewer than two dimensions.
+    """
     if input.ndim < 2:
         raise ShapeError(f"adjoint: got a tensor of shape {input.shape}; tensor.adjoint() is only for matrices")
     return conj(transpose(input, -2, -1))

@@ -50,9 +50,22 @@ _copied: Callable[..., Tensor] = operation("clone", lambda self: self.copy(), se
 
 
 def view_as_real(input: Tensor) -> Tensor:
-    """Return a view of the real and imaginary parts along a new last dimension. Raises DtypeError for a real tensor.
+    """Return a view of the real and imaginary parts along a new last dimension.
 
-    Shapes: input (...), result (..., 2).
+    Parameters
+    ----------
+    input : Tensor
+        Complex, of shape (...).
+
+    Returns
+    -------
+    Tensor
+        Of shape (..., 2).
+
+    Raises
+    ------
+    DtypeError
+        If `input` is real.
     """
     if not input.is_complex():
         raise DtypeError(f"view_as_real: got {input.dtype}; it is only supported for complex tensors")
@@ -62,8 +75,22 @@ def view_as_real(input: Tensor) -> Tensor:
 def view_as_complex(input: Tensor) -> Tensor:
     """Return a view of the pairs (real, imag) in the last dimension as complex numbers.
 
-    Shapes: input (..., 2), result (...). Raises DtypeError unless the input is float32 or float64. Raises ShapeError if
-    the last dimension has another size or stride, or the pairs do not lie at multiples of their size.
+    Parameters
+    ----------
+    input : Tensor
+        Of float32 or float64, of shape (..., 2).
+
+    Returns
+    -------
+    Tensor
+        Of shape (...).
+
+    Raises
+    ------
+    DtypeError
+        If `input` has another dtype.
+    ShapeError
+        If the last dimension has another size or stride, or the pairs do not lie at multiples of their size.
     """
     if input.dtype not in COMPLEX_OF:
         raise DtypeError(f"view_as_complex: got {input.dtype}; it is only supported for float32 and float64 tensors")
@@ -114,13 +141,40 @@ def from_part(part: Tensor, index: int) -> Tensor:
 
 @declare(numpy=True, standard=True)
 def real(input: Tensor) -> Tensor:
-    """Return a view of the real parts; return a real tensor itself."""
+    """Return a view of the real parts; return a real tensor itself.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+    """
     return _real(input) if input.is_complex() else input
 
 
 @declare(numpy=True, standard=True)
 def imag(input: Tensor) -> Tensor:
-    """Return a view of the imaginary parts. Raises DtypeError for a real tensor."""
+    """Return a view of the imaginary parts.
+
+    Parameters
+    ----------
+    input : Tensor
+        Complex, of any shape.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    DtypeError
+        If `input` is real.
+    """
     if not input.is_complex():
         raise DtypeError(f"imag: got {input.dtype}; it is not implemented for tensors with non-complex dtypes")
     return _imag(input)

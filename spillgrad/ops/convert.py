@@ -56,7 +56,20 @@ def warn_of_real_parts(source: dtypes.DType, target: dtypes.DType) -> None:
 
 @declare(method=True, numpy="copy")
 def clone(input: Tensor, *, memory_format: Any = None) -> Tensor:
-    """Return a copy with its own memory; gradients flow through. `memory_format` is accepted, and changes nothing."""
+    """Return a copy with its own memory; gradients flow through.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    memory_format : memory_format, optional
+        Accepted, and changes nothing.
+
+    Returns
+    -------
+    Tensor
+        Of the shape and dtype of `input`.
+    """
     return _clone(input)
 
 
@@ -64,7 +77,17 @@ def clone(input: Tensor, *, memory_format: Any = None) -> Tensor:
 def contiguous(input: Tensor, memory_format: Any = None) -> Tensor:
     """Return a copy in row-major memory, or the tensor itself if it is in row-major memory.
 
-    `memory_format` is accepted, and changes nothing: kernels gain nothing from another order.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    memory_format : memory_format, optional
+        Accepted, and changes nothing: kernels gain nothing from another order.
+
+    Returns
+    -------
+    Tensor
+        Of the shape and dtype of `input`.
     """
     return input if input.is_contiguous() else clone(input)
 
@@ -94,10 +117,29 @@ def to(
     input: Tensor, *arguments: Any, dtype: Any = None, device: Any = None, non_blocking: bool = False,
     copy: bool = False, memory_format: Any = None,
 ) -> Tensor:  # fmt: skip
-    """Return the tensor with the wanted dtype and device; without `copy`, the tensor itself if it has both.
+    """Return the tensor with the wanted dtype and device.
 
-    `arguments` are a dtype and a device in either order, or another tensor that has the wanted dtype and device.
-    `non_blocking` and `memory_format` are accepted, and change nothing.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    *arguments : Any
+        A dtype and a device in either order, or another tensor that has the wanted dtype and device.
+    dtype : dtype, optional
+        Wanted data type; by default, that of `input`.
+    device : Device or str, optional
+        Wanted device; by default, that of `input`.
+    non_blocking : bool, default False
+        Accepted, and changes nothing.
+    copy : bool, default False
+        Whether the result is a copy even if the tensor has the wanted dtype and device.
+    memory_format : memory_format, optional
+        Accepted, and changes nothing.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`: without `copy`, the tensor itself if nothing changes.
     """
     dtype, device = wanted(arguments, dtype, device)
     result = input if device is None else to_device(input, as_device(device))

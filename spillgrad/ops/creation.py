@@ -17,7 +17,7 @@ from spillgrad.device.device import empty as empty_array
 from spillgrad.device.memory_layout import require_dense
 from spillgrad.errors import ArgumentError, OperandError, ShapeError
 from spillgrad.generator import Generator, default_generator
-from spillgrad.ops import inplace
+from spillgrad.ops import docstrings, inplace
 from spillgrad.ops.array_casts import cast, of_number
 from spillgrad.ops.complex_views import REALS, real, view_as_real
 from spillgrad.ops.convert import to
@@ -353,12 +353,19 @@ def _like(make: Callable[..., Tensor], doc: str) -> Callable[..., Tensor]:
         place = input.device if device is None else device
         return make(input.shape, dtype=wanted, device=place, requires_grad=requires_grad, **options)
 
+    doc = docstrings.composed(
+        doc, docstrings.INPUT,
+        "dtype : dtype, optional\n    Data type of the result; by default, that of the input.",
+        "device : Device or str, optional\n    Where the result is; by default, where the input is.",
+        "requires_grad : bool, default False\n    Whether to record operations on the result.",
+        docstrings.OPTIONS, returns="Tensor\n    Of the shape of `input`.",
+    )  # fmt: skip
     return named(function, f"{make.__name__}_like", doc)
 
 
-zeros_like = _like(zeros, "Return zeros in the shape and dtype of `input`.")
-ones_like = _like(ones, "Return ones in the shape and dtype of `input`.")
-empty_like = _like(empty, "Return uninitialised memory in the shape and dtype of `input`.")
+zeros_like = _like(zeros, "Return a tensor of zeros, in the shape and dtype of `input`.")
+ones_like = _like(ones, "Return a tensor of ones, in the shape and dtype of `input`.")
+empty_like = _like(empty, "Return a tensor of uninitialised memory, in the shape and dtype of `input`.")
 
 
 def full_like(
@@ -434,8 +441,8 @@ def randn(
     return _random("randn", kernels.normal, sizes, size, shape, dtype, generator, device, requires_grad)
 
 
-rand_like = _like(rand, "Return uniform random values in the shape and dtype of `input`.")
-randn_like = _like(randn, "Return normal random values in the shape and dtype of `input`.")
+rand_like = _like(rand, "Return draws from [0, 1), in the shape and dtype of `input`.")
+randn_like = _like(randn, "Return draws from the standard normal distribution, in the shape and dtype of `input`.")
 
 
 @declare(method=True)

@@ -8,6 +8,7 @@ import numpy as np
 from spillgrad import dtypes
 from spillgrad.device.device import as_device, moved
 from spillgrad.errors import ArgumentError, ShapeError
+from spillgrad.ops import docstrings
 from spillgrad.ops.autocast import float32_in_autocast
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.declaration import declare, named
@@ -22,7 +23,7 @@ from spillgrad.tensor import Tensor
 __all__ = ["block_diag", "diag_embed", "diagflat", "trace", "tril", "tril_indices", "triu", "triu_indices"]
 
 
-def _triangle(name: str, function: Callable[..., np.ndarray], doc: str) -> Callable[..., Tensor]:
+def _triangle(name: str, function: Callable[..., np.ndarray], part: str) -> Callable[..., Tensor]:
     kept: Callable[..., Tensor] = operation(
         name, lambda self, diagonal: function(self, diagonal), self=lambda g, diagonal: kept(g, diagonal)
     )
@@ -32,11 +33,18 @@ def _triangle(name: str, function: Callable[..., np.ndarray], doc: str) -> Calla
             raise ShapeError(f"{name}: got a tensor of shape {input.shape}; wanted at least two dimensions")
         return kept(input, diagonal)
 
+    doc = docstrings.composed(
+        f"Return the {part} triangle of matrices, with zeros elsewhere.",
+        "input : Tensor\n    Of shape (..., m, n).",
+        "diagonal : int, default 0\n    Outermost diagonal that stays: 0 is the main one, 1 the next above it.",
+        returns="Tensor\n    Of the shape of `input`.",
+        raises="ShapeError\n    If `input` has fewer than two dimensions.",
+    )
     return declare(in_place=True)(named(triangle, name, doc))
 
 
-tril = _triangle("tril", np.tril, "Return the lower triangle of matrices, zeros above the given diagonal.")
-triu = _triangle("triu", np.triu, "Return the upper triangle of matrices, zeros below the given diagonal.")
+tril = _triangle("tril", np.tril, "lower")
+triu = _triangle("triu", np.triu, "upper")
 
 
 def block_diag(*tensors: Tensor) -> Tensor:

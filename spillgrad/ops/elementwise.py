@@ -16,7 +16,7 @@ from spillgrad import dtypes
 from spillgrad.autograd.core.grad_mode import is_recording, state
 from spillgrad.device.device import CPU, CUDA, Device
 from spillgrad.errors import DeviceError, GraphError, OperandError, ShapeError
-from spillgrad.ops import inplace, operation_source
+from spillgrad.ops import docstrings, inplace, operation_source
 from spillgrad.ops.array_casts import as_own, run_formula
 from spillgrad.ops.broadcast import common_shape, shape_error, sum_to
 from spillgrad.ops.call_plan import CallPlan, Planned, computed_dtype, new_plan
@@ -199,7 +199,10 @@ def row_function(
     name: str, doc: str, *, method: Names = False, in_place: Names = False, numpy: Names = False,
     standard: Names = False,
 ) -> Callable[..., Tensor]:  # fmt: skip
-    """Make the function of tensors for a row with one or two operands, `declare` its further names, and return it."""
+    """Make the function of tensors for a row with one or two operands, `declare` its further names, and return it.
+
+    `doc` is the first line of its docstring.
+    """
     operation = OPERATIONS[name]
     if len(operation.parameters) == 1:
 
@@ -211,7 +214,26 @@ def row_function(
             return operation.run(input, other) if out is None else call(name, input, other, out=out)
 
     function.__module__ = sys._getframe(1).f_globals["__name__"]  # where unpickling finds it, as for namedtuples
-    return declare(method=method, in_place=in_place, numpy=numpy, standard=standard)(named(function, name, doc))
+    named(function, name, _docstring(doc, len(operation.parameters), ROWS[name].result))
+    return declare(method=method, in_place=in_place, numpy=numpy, standard=standard)(function)
+
+
+_RESULTS = {"same": "", "float": "; of integers, in the default dtype", "bool": ", of bool", "real": "; real"}
+_RAISES = """DtypeError
+    If the operation does not take the dtype, or `out` cannot hold that of the result.
+ShapeError
+    If {}`out` has another shape than the result.
+GraphError
+    If `out` is given, and a gradient would have to be recorded."""
+
+
+def _docstring(summary: str, count: int, result: str) -> str:
+    """Return the docstring of a function of one or two operands; `result` says what the dtype is (see `Row`)."""
+    shape = "Of the shape of `input`" if count == 1 else "Of the shape that the operands broadcast to"
+    returns = f"Tensor\n    {shape}{_RESULTS[result]}."
+    operands = docstrings.INPUT if count == 1 else docstrings.OPERANDS
+    raises = _RAISES.format("" if count == 1 else "the shapes do not broadcast, or ")
+    return docstrings.composed(summary, operands, docstrings.OUT, returns=returns, raises=raises)
 
 
 # As `row_function`; also declares the function's name as a method, in place, in NumPy and in the standard.

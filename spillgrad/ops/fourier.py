@@ -2,13 +2,14 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.device.device import as_device, moved
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
+from spillgrad.ops import docstrings
 from spillgrad.ops.arithmetic import mul
 from spillgrad.ops.complex_views import COMPLEX_OF, conjugate, real
 from spillgrad.ops.convert import to_dtype
@@ -162,11 +163,54 @@ def _inverse_hermitian(name: str, input: Tensor, s: Any, dim: Dims, norm: Any, d
     return conjugate(_half(name, input, s, dim, _other_way(name, norm), default))
 
 
+class _Kind(NamedTuple):
+    """What the docstrings of transforms say of the input, of the numbers of elements and of the result."""
+
+    input: str
+    size: str
+    sizes: str
+    returns: str
+
+
+_SIZE = "Number of elements to transform: further ones are dropped, missing ones are 0. By default, all."
+_SIZES = "Numbers of elements to transform along each dimension: further ones are dropped, missing ones are 0."
+_KINDS = {
+    _transform: _Kind("Of real or complex numbers.", _SIZE, _SIZES, "Complex, of the shape of the data transformed."),
+    _half: _Kind("Of real numbers.", _SIZE, _SIZES, "Complex; the last dimension transformed has n // 2 + 1 elements."),
+    _real: _Kind(
+        "Half a spectrum, of complex numbers.",
+        "Number of elements of the result; by default, ``2 * (size - 1)``.",
+        "Sizes of the result; by default, the last is ``2 * (size - 1)``, and the others are those of the input.",
+        "Real, with these sizes.",
+    ),
+}
+_KINDS |= {_inverse: _KINDS[_transform], _hermitian: _KINDS[_real], _inverse_hermitian: _KINDS[_half]}
+_NORM = """norm : {"backward", "forward", "ortho"}, optional
+    Which transform is divided by the number of elements: "backward", the default, the inverse one; "forward" the
+    other; "ortho" both by its square root."""
+_RAISES = """ShapeError
+    If there is no dimension, or no element to transform.
+DtypeError
+    If the dtype has no such transform.
+ArgumentError
+    If `norm` is another word, or the numbers of sizes and dimensions differ."""
+
+
+def _docstring(summary: str, kind: _Kind, *parameters: str) -> str:
+    return docstrings.composed(
+        summary, f"input : Tensor\n    {kind.input}", *parameters, _NORM, returns=f"Tensor\n    {kind.returns}",
+        raises=_RAISES,
+    )  # fmt: skip
+
+
 def _along_one(name: str, transform: Callable[..., Tensor], doc: str) -> Callable[..., Tensor]:
     def function(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
         return transform(f"fft.{name}", input, n, dim, norm, None)
 
-    return named(function, name, doc)
+    kind = _KINDS[transform]
+    size = f"n : int, optional\n    {kind.size}"
+    dimension = "dim : int, default -1\n    Dimension to transform."
+    return named(function, name, _docstring(doc, kind, size, dimension))
 
 
 def _along_several(
@@ -175,62 +219,46 @@ def _along_several(
     def function(input: Tensor, s: Any = None, dim: Dims = default, norm: str | None = None) -> Tensor:
         return transform(f"fft.{name}", input, s, dim, norm, default)
 
-    return named(function, name, doc)
+    kind = _KINDS[transform]
+    size = f"s : sequence of int, optional\n    {kind.sizes}"
+    which = "default (-2, -1)" if default else "optional"
+    more = "" if default else "; by default, the last ones, as many as `s` has, or all"
+    dimensions = f"dim : int or sequence of int, {which}\n    Dimensions to transform{more}."
+    return named(function, name, _docstring(doc, kind, size, dimensions))
 
 
 def _along_two(name: str, transform: Callable[..., Tensor], doc: str) -> Callable[..., Tensor]:
     return _along_several(name, transform, doc, (-2, -1))
 
 
-_FFT = """Return the Fourier transform along a dimension, trimmed or filled up to `n` before.
-
-    `norm` says which transform is divided by n: "backward" the inverse, "forward" this one, "ortho" both by its root.
-    Shapes: a real or complex input gives a complex result of its shape, with n along `dim`.
-    Raises ShapeError, DtypeError, ArgumentError.
-    """
-_HFFT = """Return the real Fourier transform of a sequence that is its own reversed conjugate, given half of it.
-
-    It has n elements, by default 2 · (size - 1). See `fft`.
-    """
-fft = _along_one("fft", _transform, _FFT)
-ifft = _along_one("ifft", _inverse, "Return the inverse Fourier transform along a dimension (see `fft`).")
-rfft = _along_one(
-    "rfft", _half, "Return the first n // 2 + 1 elements of the Fourier transform of real numbers (see `fft`)."
-)
-irfft = _along_one(
-    "irfft", _real, "Return the real numbers whose `rfft` this is; n of them, by default 2 · (size - 1)."
-)
-hfft = _along_one("hfft", _hermitian, _HFFT)
-ihfft = _along_one(
-    "ihfft", _inverse_hermitian, "Return the numbers whose `hfft` these real ones are: the first n // 2 + 1 of them."
-)
-fft2 = _along_two("fft2", _transform, "Return the Fourier transform over two dimensions (see `fft`).")
-ifft2 = _along_two("ifft2", _inverse, "Return the inverse Fourier transform over two dimensions (see `fft`).")
-rfft2 = _along_two(
-    "rfft2", _half, "Return half the Fourier transform of real numbers over two dimensions (see `rfft`)."
-)
-irfft2 = _along_two("irfft2", _real, "Return the real numbers whose `rfft2` this is (see `irfft`).")
+fft = _along_one("fft", _transform, "Return the Fourier transform along a dimension.")
+ifft = _along_one("ifft", _inverse, "Return the inverse Fourier transform along a dimension.")
+rfft = _along_one("rfft", _half, "Return the first half of the Fourier transform of real numbers.")
+irfft = _along_one("irfft", _real, "Return the real numbers whose `rfft` this is.")
+hfft = _along_one(
+    "hfft", _hermitian,
+    "Return the real Fourier transform of a sequence that is its own reversed conjugate, given half of it.",
+)  # fmt: skip
+ihfft = _along_one("ihfft", _inverse_hermitian, "Return half of the numbers whose `hfft` these real ones are.")
+fft2 = _along_two("fft2", _transform, "Return the Fourier transform over two dimensions.")
+ifft2 = _along_two("ifft2", _inverse, "Return the inverse Fourier transform over two dimensions.")
+rfft2 = _along_two("rfft2", _half, "Return half the Fourier transform of real numbers over two dimensions.")
+irfft2 = _along_two("irfft2", _real, "Return the real numbers whose `rfft2` this is.")
 hfft2 = _along_two(
-    "hfft2", _hermitian, "Return the real Fourier transform over two dimensions of half a spectrum (see `hfft`)."
+    "hfft2",
+    _hermitian,
+    "Return the real Fourier transform over two dimensions, given half a sequence (see `hfft`).",
 )
-ihfft2 = _along_two("ihfft2", _inverse_hermitian, "Return the numbers whose `hfft2` these real ones are (see `ihfft`).")
-fftn = _along_several(
-    "fftn", _transform, "Return the Fourier transform over several dimensions, all by default (see `fft`)."
-)
-ifftn = _along_several(
-    "ifftn", _inverse, "Return the inverse Fourier transform over several dimensions, all by default (see `fft`)."
-)
-rfftn = _along_several(
-    "rfftn", _half, "Return half the Fourier transform of real numbers over several dimensions (see `rfft`)."
-)
-irfftn = _along_several("irfftn", _real, "Return the real numbers whose `rfftn` this is (see `irfft`).")
+ihfft2 = _along_two("ihfft2", _inverse_hermitian, "Return half of the numbers whose `hfft2` these real ones are.")
+fftn = _along_several("fftn", _transform, "Return the Fourier transform over several dimensions.")
+ifftn = _along_several("ifftn", _inverse, "Return the inverse Fourier transform over several dimensions.")
+rfftn = _along_several("rfftn", _half, "Return half the Fourier transform of real numbers over several dimensions.")
+irfftn = _along_several("irfftn", _real, "Return the real numbers whose `rfftn` this is.")
 hfftn = _along_several(
     "hfftn", _hermitian,
-    "Return the real Fourier transform over several dimensions, all by default, of half a spectrum (see `hfft`).",
+    "Return the real Fourier transform over several dimensions, given half a sequence (see `hfft`).",
 )  # fmt: skip
-ihfftn = _along_several(
-    "ihfftn", _inverse_hermitian, "Return the numbers whose `hfftn` these real ones are (see `ihfft`)."
-)
+ihfftn = _along_several("ihfftn", _inverse_hermitian, "Return half of the numbers whose `hfftn` these real ones are.")
 for _function in (fft2, ifft2, rfft2, irfft2):
     declare(numpy=f"fft.{_function.__name__}")(_function)
 
@@ -241,22 +269,82 @@ def _frequencies(values: np.ndarray, dtype: Any, device: Any) -> Tensor:
 
 
 def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the frequencies of `fft` for n points that are `d` apart."""
+    """Return the frequencies that the elements of `fft` stand for.
+
+    Parameters
+    ----------
+    n : int
+        Number of points.
+    d : float, default 1.0
+        Distance of neighbouring points.
+    dtype : dtype, optional
+        Data type of the result; by default, the default floating-point dtype.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+
+    Returns
+    -------
+    Tensor
+        Of shape (n,).
+    """
     return _frequencies(np.fft.fftfreq(n, d), dtype, device)
 
 
 def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the frequencies of `rfft` for n points that are `d` apart."""
+    """Return the frequencies that the elements of `rfft` stand for.
+
+    Parameters
+    ----------
+    n : int
+        Number of points.
+    d : float, default 1.0
+        Distance of neighbouring points.
+    dtype : dtype, optional
+        Data type of the result; by default, the default floating-point dtype.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+
+    Returns
+    -------
+    Tensor
+        Of shape (n // 2 + 1,).
+    """
     return _frequencies(np.fft.rfftfreq(n, d), dtype, device)
 
 
 def fftshift(input: Tensor, dim: Dims = None) -> Tensor:
-    """Return the elements with frequency zero moved to the middle, along all dimensions by default."""
+    """Return the elements with frequency zero moved to the middle.
+
+    Parameters
+    ----------
+    input : Tensor
+        Result of a transform such as `fft`.
+    dim : int or sequence of int, optional
+        Dimensions to shift; by default, all.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+    """
     dims = normalize_dims("fft.fftshift", tuple(range(input.ndim)) if dim is None else dim, input.ndim)
     return roll(input, [input.shape[d] // 2 for d in dims], dims)
 
 
 def ifftshift(input: Tensor, dim: Dims = None) -> Tensor:
-    """Undo `fftshift`."""
+    """Undo `fftshift`.
+
+    Parameters
+    ----------
+    input : Tensor
+        Result of `fftshift`.
+    dim : int or sequence of int, optional
+        Dimensions to shift; by default, all.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+    """
     dims = normalize_dims("fft.ifftshift", tuple(range(input.ndim)) if dim is None else dim, input.ndim)
     return roll(input, [-(input.shape[d] // 2) for d in dims], dims)

@@ -17,6 +17,7 @@ from spillgrad.autograd.core.grad_mode import is_recording
 from spillgrad.autograd.core.node import Edge, Node, OutputMeta
 from spillgrad.device.device import filled
 from spillgrad.errors import DtypeError, GraphError, ShapeError
+from spillgrad.ops import docstrings
 from spillgrad.ops.array_casts import assign, by_parts, cast, contiguous, of_number
 from spillgrad.ops.broadcast import sum_to
 from spillgrad.ops.complex_views import as_numbers, as_pairs, view_as_real
@@ -66,7 +67,7 @@ def in_place_form(name: str, function: Callable[..., Tensor]) -> Callable[..., T
     def method(self: Tensor, *arguments: Any, **options: Any) -> Tensor:
         return change(self, name, function, *arguments, **options)
 
-    return named(method, name, f"Do `{name.rstrip('_')}` in place; return the tensor.")
+    return named(method, name, docstrings.in_place(name.rstrip("_")))
 
 
 def is_recorded(tensor: Tensor, *others: Any) -> bool:
