@@ -587,12 +587,19 @@ def hsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
     input : Tensor
         Of at least one dimension.
     indices_or_sections : int or sequence of int
-        Number of equal pieces, or the indices where pieces begin, as in `tensor_split`.
+        Number of equal pieces, or the indices where all pieces but the first begin.
 
     Returns
     -------
     tuple of Tensor
         Views of the pieces.
+
+    Raises
+    ------
+    ShapeError
+        For a tensor of no dimensions.
+    ArgumentError
+        If the dimension does not divide into this number of pieces; `tensor_split` takes any number.
     """
     return _pieces_along("hsplit", input, indices_or_sections, min(1, input.ndim - 1), 1)
 
@@ -606,12 +613,19 @@ def vsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
     input : Tensor
         Of at least two dimensions.
     indices_or_sections : int or sequence of int
-        Number of equal pieces, or the indices where pieces begin, as in `tensor_split`.
+        Number of equal pieces, or the indices where all pieces but the first begin.
 
     Returns
     -------
     tuple of Tensor
         Views of the pieces.
+
+    Raises
+    ------
+    ShapeError
+        For a tensor of fewer dimensions.
+    ArgumentError
+        If the dimension does not divide into this number of pieces; `tensor_split` takes any number.
     """
     return _pieces_along("vsplit", input, indices_or_sections, 0, 2)
 
@@ -625,12 +639,19 @@ def dsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
     input : Tensor
         Of at least three dimensions.
     indices_or_sections : int or sequence of int
-        Number of equal pieces, or the indices where pieces begin, as in `tensor_split`.
+        Number of equal pieces, or the indices where all pieces but the first begin.
 
     Returns
     -------
     tuple of Tensor
         Views of the pieces.
+
+    Raises
+    ------
+    ShapeError
+        For a tensor of fewer dimensions.
+    ArgumentError
+        If the dimension does not divide into this number of pieces; `tensor_split` takes any number.
     """
     return _pieces_along("dsplit", input, indices_or_sections, 2, 3)
 
