@@ -177,7 +177,7 @@ def max_pool2d(
     dilation : int or sequence of int, default 1
         Distance between the elements of a window.
     ceil_mode : bool, default False
-        Whether a window may reach beyond the end, so that every element is in one.
+        Whether to add a window that begins inside and reaches beyond the end.
     return_indices : bool, default False
         Whether to return the indices of the elements, too.
 
@@ -190,7 +190,7 @@ def max_pool2d(
     Raises
     ------
     ShapeError
-        For other numbers of dimensions, or if a window sees nothing but padding.
+        For other numbers of dimensions, if no window fits, or if a window sees nothing but padding.
     ArgumentError
         If a size is out of range, or more than half of a window may be padding.
     DtypeError
@@ -227,7 +227,7 @@ def max_pool1d(
     dilation : int or sequence of int, default 1
         Distance between the elements of a window.
     ceil_mode : bool, default False
-        Whether a window may reach beyond the end, so that every element is in one.
+        Whether to add a window that begins inside and reaches beyond the end.
     return_indices : bool, default False
         Whether to return the indices of the elements, too.
 
@@ -239,7 +239,7 @@ def max_pool1d(
     Raises
     ------
     ShapeError
-        For other numbers of dimensions, or if a window sees nothing but padding.
+        For other numbers of dimensions, if no window fits, or if a window sees nothing but padding.
     ArgumentError
         If a size is out of range, or more than half of a window may be padding.
     DtypeError
@@ -287,7 +287,7 @@ def avg_pool2d(
     padding : int or sequence of int, default 0
         Zeros added at both ends, at most half a window.
     ceil_mode : bool, default False
-        Whether a window may reach beyond the end, so that every element is in one.
+        Whether to add a window that begins inside and reaches beyond the end.
     count_include_pad : bool, default True
         Whether added zeros count as elements of a window.
     divisor_override : int, optional
@@ -301,7 +301,7 @@ def avg_pool2d(
     Raises
     ------
     ShapeError
-        For other numbers of dimensions.
+        For other numbers of dimensions, or if no window fits.
     ArgumentError
         If a size is out of range, more than half of a window may be padding, or the divisor is 0.
     DtypeError
@@ -329,7 +329,7 @@ def avg_pool1d(
     padding : int or sequence of int, default 0
         Zeros added at both ends, at most half a window.
     ceil_mode : bool, default False
-        Whether a window may reach beyond the end, so that every element is in one.
+        Whether to add a window that begins inside and reaches beyond the end.
     count_include_pad : bool, default True
         Whether added zeros count as elements of a window.
 
@@ -341,7 +341,7 @@ def avg_pool1d(
     Raises
     ------
     ShapeError
-        For other numbers of dimensions.
+        For other numbers of dimensions, or if no window fits.
     ArgumentError
         If a size is out of range, or more than half of a window may be padding.
     DtypeError
@@ -552,7 +552,7 @@ def lp_pool2d(
     stride : int or sequence of int, optional
         Distance between windows; by default, the size of a window.
     ceil_mode : bool, default False
-        Whether a window may reach beyond the end, so that every element is in one.
+        Whether to add a window that begins inside and reaches beyond the end.
 
     Returns
     -------
@@ -562,9 +562,9 @@ def lp_pool2d(
     Raises
     ------
     ShapeError
-        For other numbers of dimensions.
+        For other numbers of dimensions, or if no window fits.
     DtypeError
-        For integers and complex numbers.
+        For complex numbers.
 
     Notes
     -----
@@ -589,7 +589,7 @@ def lp_pool1d(
     stride : int or sequence of int, optional
         Distance between windows; by default, the size of a window.
     ceil_mode : bool, default False
-        Whether a window may reach beyond the end, so that every element is in one.
+        Whether to add a window that begins inside and reaches beyond the end.
 
     Returns
     -------
@@ -599,9 +599,9 @@ def lp_pool1d(
     Raises
     ------
     ShapeError
-        For other numbers of dimensions.
+        For other numbers of dimensions, or if no window fits.
     DtypeError
-        For integers and complex numbers.
+        For complex numbers.
 
     Notes
     -----

@@ -107,7 +107,7 @@ def max_pool3d(
     dilation : int or sequence of int, default 1
         Distance between the elements of a window.
     ceil_mode : bool, default False
-        Whether a window may reach beyond the end, so that every element is in one.
+        Whether to add a window that begins inside and reaches beyond the end.
     return_indices : bool, default False
         Whether to return the indices of the elements, too.
 
@@ -120,7 +120,7 @@ def max_pool3d(
     Raises
     ------
     ShapeError
-        For other numbers of dimensions, or if a box sees nothing but padding.
+        For other numbers of dimensions, if no box fits, or if a box sees nothing but padding.
     ArgumentError
         If a size is out of range, or more than half of a window may be padding.
     DtypeError
@@ -151,7 +151,7 @@ def avg_pool3d(
     padding : int or sequence of int, default 0
         Zeros added at both ends, at most half a window.
     ceil_mode : bool, default False
-        Whether a window may reach beyond the end, so that every element is in one.
+        Whether to add a window that begins inside and reaches beyond the end.
     count_include_pad : bool, default True
         Whether added zeros count as elements of a window.
     divisor_override : int, optional
@@ -165,7 +165,7 @@ def avg_pool3d(
     Raises
     ------
     ShapeError
-        For other numbers of dimensions.
+        For other numbers of dimensions, or if no window fits.
     ArgumentError
         If a size is out of range, more than half of a window may be padding, or the divisor is 0.
     DtypeError
@@ -268,7 +268,7 @@ def lp_pool3d(
     stride : int or sequence of int, optional
         Distance between windows; by default, the size of a window.
     ceil_mode : bool, default False
-        Whether a window may reach beyond the end, so that every element is in one.
+        Whether to add a window that begins inside and reaches beyond the end.
 
     Returns
     -------
@@ -278,9 +278,9 @@ def lp_pool3d(
     Raises
     ------
     ShapeError
-        For other numbers of dimensions.
+        For other numbers of dimensions, or if no window fits.
     DtypeError
-        For integers and complex numbers.
+        For complex numbers.
 
     Notes
     -----
