@@ -107,16 +107,53 @@ _igammac: Callable[..., Tensor] = operation(
 
 @declare(in_place=True)
 def igamma(input: Operand, other: Operand) -> Tensor:
-    """Return the regularized lower incomplete gamma function of `input` (a) and `other` (x); both are broadcast.
+    """Return the regularized lower incomplete gamma function.
 
-    It has a derivative by `other` only: backward raises GraphError if `input` needs a gradient.
+    Parameters
+    ----------
+    input : Tensor or float
+        The parameter a; not both operands are numbers.
+    other : Tensor or float
+        The argument x; broadcasts with `input`.
+
+    Returns
+    -------
+    Tensor
+        Of the broadcast shape.
+
+    Raises
+    ------
+    DtypeError
+        If the common dtype is not of floating-point numbers.
+    GraphError
+        In backward, if `input` needs a gradient: there is a derivative by `other` only.
     """
     return _of_pair("igamma", _igamma, input, other)
 
 
 @declare(in_place=True)
 def igammac(input: Operand, other: Operand) -> Tensor:
-    """Return the regularized upper incomplete gamma function, 1 - igamma(input, other)."""
+    """Return the regularized upper incomplete gamma function, 1 - igamma(input, other).
+
+    Parameters
+    ----------
+    input : Tensor or float
+        The parameter a; not both operands are numbers.
+    other : Tensor or float
+        The argument x; broadcasts with `input`.
+
+    Returns
+    -------
+    Tensor
+        Of the broadcast shape.
+
+    Raises
+    ------
+    DtypeError
+        If the common dtype is not of floating-point numbers.
+    GraphError
+        In backward, if `input` needs a gradient: there is a derivative by `other` only.
+    """
     return _of_pair("igammac", _igammac, input, other)
 
 

@@ -76,10 +76,37 @@ def _check_slices(name: str, input: Tensor, dim: int, index: Tensor) -> tuple[in
 
 @declare(in_place=True)
 def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """Return `input` with the slices at the positions `index` of one dimension replaced by those of `source`.
+    """Return `input` with the slices at some positions of one dimension replaced.
 
-    Shapes: index (n,); source as input, with n in place of dimension `dim`. If an index appears twice, one of its
-    slices in `source` is kept, and all of these slices receive the gradient, as in PyTorch.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dim : int
+        Dimension of the slices.
+    index : Tensor
+        Of shape (n,), of integers from 0 on: the positions.
+    source : Tensor
+        The new slices: as `input`, with n in place of the size of `dim`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DimensionError
+        If a position or the dimension is out of range.
+    DtypeError
+        If the index does not hold integers, or the dtypes of `input` and `source` differ.
+
+    Notes
+    -----
+    If an index appears twice, one of its slices in `source` is kept, and all of these slices receive the gradient, as
+    in PyTorch.
     """
     dim, wanted = _check_slices("index_copy", input, dim, index)
     require_one_dtype("index_copy", input=input, source=source)
@@ -95,7 +122,33 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
 
 @declare(in_place=True)
 def index_fill(input: Tensor, dim: int, index: Tensor, value: Tensor | Number) -> Tensor:
-    """Return `input` with the slices at the positions `index` of one dimension replaced by one value."""
+    """Return `input` with the slices at some positions of one dimension replaced by one value.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dim : int
+        Dimension of the slices.
+    index : Tensor
+        Of shape (n,), of integers from 0 on: the positions.
+    value : Tensor or float
+        The value; a tensor has no dimensions.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If the value is a tensor with dimensions.
+    DimensionError
+        If a position or the dimension is out of range.
+    DtypeError
+        If the index does not hold integers, or a tensor `value` has another dtype than `input`.
+    """
     dim, wanted = _check_slices("index_fill", input, dim, index)
     if isinstance(value, Tensor) and value.ndim:
         raise ShapeError(f"index_fill: got a value of shape {value.shape}; wanted one number: index_copy takes slices")
@@ -112,10 +165,34 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Tensor | Number) -
 
 @declare(in_place=True)
 def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Any, accumulate: bool = False) -> Tensor:
-    """Return a copy of `input` with the elements at `indices` replaced by `values`; `accumulate` adds `values` instead.
+    """Return a copy of `input` with the elements at some indices replaced or added to.
 
-    Each of `indices` is an index tensor, a bool mask, or None for a whole dimension. Raises DimensionError if an index
-    is out of range, ShapeError if `values` do not broadcast to the shape of `input[indices]`.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    indices : sequence of Tensor or None
+        For each dimension an index tensor or a bool mask; None takes the whole dimension.
+    values : Tensor or float
+        What is written; broadcasts to the shape of ``input[indices]``.
+    accumulate : bool, default False
+        Whether to add `values` to the elements instead.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    DimensionError
+        If an index is out of range.
+    ShapeError
+        If `values` do not broadcast.
+    DtypeError
+        If the dtypes of `input` and `values` differ.
+    OperandError
+        If `indices` is no sequence of tensors and None.
     """
     if not isinstance(indices, tuple | list) or not all(i is None or isinstance(i, Tensor) for i in indices):
         raise OperandError("index_put: wanted a tuple of index tensors (or None), one for each dimension")
@@ -126,7 +203,33 @@ def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Any, accu
 
 @declare(in_place=True)
 def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    """Return `input` with `source` written at positions `index` of the flattened input; `accumulate` adds instead."""
+    """Return `input` with values written at, or added at, positions of the flattened input.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    index : Tensor
+        Of any shape, of integers: the positions; -1 is the last element.
+    source : Tensor
+        With as many elements as `index`.
+    accumulate : bool, default False
+        Whether to add the values instead.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If the numbers of elements differ.
+    DimensionError
+        If a position is out of range.
+    DtypeError
+        If the index does not hold integers, or the dtypes of `input` and `source` differ.
+    """
     count = input.numel()
     if isinstance(index, Tensor) and index.dtype.kind == "i":
         index = Tensor.wrap(np.where(index.array < 0, index.array + count, index.array))
@@ -139,9 +242,28 @@ def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) 
 
 @declare(in_place=True)
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """Return `input` with the elements where `mask` holds replaced by the first elements of `source`, in order.
+    """Return `input` with the elements where a mask holds replaced by the first elements of a tensor, in order.
 
-    Raises ShapeError when `source` has too few elements.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    mask : Tensor
+        Of bool, of a shape that broadcasts with that of `input`.
+    source : Tensor
+        Of any shape, with at least as many elements as the mask has places, and of the dtype of `input`.
+
+    Returns
+    -------
+    Tensor
+        Of the broadcast shape.
+
+    Raises
+    ------
+    ShapeError
+        If `source` has too few elements, or the mask does not broadcast.
+    DtypeError
+        If the mask is not of bool, or dtypes differ.
     """
     shape = masked_shape("masked_scatter", input, mask)
     require_one_dtype("masked_scatter", input=input, source=source)
@@ -238,11 +360,40 @@ _fold: Callable[..., Tensor] = operation("scatter_reduce", _folded, joint=(("sel
 def scatter_reduce(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """Return `input` with the elements of `src` folded into the elements at `index` along one dimension.
+    """Return `input` with elements folded into those at indices along one dimension.
 
-    `reduce` is "sum", "prod", "mean", "amax" or "amin"; without `include_self`, the old elements at `index` do not
-    count. Equal extremes share the gradient.
-    Shapes: index as input, smaller or equal except along `dim`; src at least as large as index.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dim : int
+        Dimension that the indices count along.
+    index : Tensor
+        Of integers from 0 on, with as many dimensions as `input`; no larger than it, except along `dim`.
+    src : Tensor
+        What is folded in, at least as large as `index`.
+    reduce : {"sum", "prod", "mean", "amax", "amin"}
+        How elements for one index are folded.
+    include_self : bool, default True
+        Whether the old elements at `index` count, too.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DimensionError
+        If an index or the dimension is out of range.
+    ArgumentError
+        For another `reduce`.
+
+    Notes
+    -----
+    Equal extremes share the gradient.
     """
     if reduce not in ("sum", "mean", *_FOLDS):
         raise ArgumentError(
@@ -275,9 +426,36 @@ def scatter_reduce(
 def index_reduce(
     input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """Return `input` with the slices of `source` folded into the slices at the positions `index` of one dimension.
+    """Return `input` with slices folded into those at some positions of one dimension.
 
-    `reduce` is "prod", "mean", "amax" or "amin". Shapes: index (n,); source as input, with n in place of `dim`.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dim : int
+        Dimension of the slices.
+    index : Tensor
+        Of shape (n,), of integers from 0 on: the positions.
+    source : Tensor
+        As `input`, with n in place of the size of `dim`.
+    reduce : {"prod", "mean", "amax", "amin"}
+        How slices for one position are folded.
+    include_self : bool, default True
+        Whether the old slices at `index` count, too.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DimensionError
+        If a position or the dimension is out of range.
+    ArgumentError
+        For another `reduce`.
     """
     dim, wanted = _check_slices("index_reduce", input, dim, index)
     if source.shape != wanted:
@@ -304,7 +482,29 @@ def _with_part(name: str, input: Tensor, src: Tensor, part: Callable[[Tensor], T
 
 @declare(method=True)
 def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
-    """Return `input` with the slice `select(input, dim, index)` replaced by `src`."""
+    """Return `input` with the slice at an index along a dimension replaced.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least one dimension.
+    src : Tensor
+        Of the shape of ``select(input, dim, index)``.
+    dim : int
+        Dimension of the slice.
+    index : int
+        Index of the slice; negative numbers count from the end.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If `src` has another shape.
+    """
     return _with_part("select_scatter", input, src, lambda x: select(x, dim, index))
 
 
@@ -312,14 +512,64 @@ def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
 def slice_scatter(
     input: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
-    """Return `input` with the slices start:end:step of one dimension replaced by `src`."""
+    """Return `input` with some slices along one dimension replaced.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least one dimension.
+    src : Tensor
+        As `input`, but along `dim` of the size of the slices.
+    dim : int, default 0
+        Dimension of the slices.
+    start : int, optional
+        First index; by default, 0.
+    end : int, optional
+        Index behind the last one; by default, the size of the dimension.
+    step : int, default 1
+        Distance between indices.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If `src` has another shape.
+    """
     index = (slice(None),) * normalize_dim("slice_scatter", dim, input.ndim) + (slice(start, end, step),)
     return _with_part("slice_scatter", input, src, lambda x: getitem_setitem.getitem(x, index))
 
 
 @declare(method=True)
 def diagonal_scatter(input: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Return `input` with the diagonal of two dimensions replaced by `src`."""
+    """Return `input` with the diagonal of two dimensions replaced.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least two dimensions.
+    src : Tensor
+        Of the shape of ``diagonal(input, offset, dim1, dim2)``.
+    offset : int, default 0
+        Which diagonal; positive numbers are above the main one, negative numbers below.
+    dim1 : int, default 0
+        Dimension of the rows.
+    dim2 : int, default 1
+        Dimension of the columns.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If `src` has another shape.
+    """
     return _with_part("diagonal_scatter", input, src, lambda x: diagonal(x, offset, dim1, dim2))
 
 

@@ -115,9 +115,34 @@ _index_add: Callable[..., Tensor] = operation(
 
 @declare(method=True)
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Return the slices of `input` at the positions `index` of one dimension.
+    """Return the slices at some positions of one dimension.
 
-    Shapes: index (n,); the result is as input, with n in place of dimension `dim`.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dim : int
+        Dimension of the slices.
+    index : Tensor
+        Of shape (n,), of integers from 0 on: the positions.
+
+    Returns
+    -------
+    Tensor
+        A copy, as `input`, with n in place of the size of `dim`.
+
+    Raises
+    ------
+    DimensionError
+        If a position or the dimension is out of range, or the index has more than one dimension.
+    DtypeError
+        If the index does not hold integers.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.index_select(sg.tensor([[1, 2, 3], [4, 5, 6]]), 1, sg.tensor([2, 0])).tolist()
+    [[3, 1], [6, 4]]
     """
     dim = normalize_dim("index_select", dim, input.ndim)
     if not input.ndim:
@@ -132,9 +157,34 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
 
 @declare(in_place=True)
 def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Number = 1) -> Tensor:
-    """Return `input` with alpha times the slices of `source` added at the positions `index` of one dimension.
+    """Return `input` with multiples of slices added at some positions of one dimension.
 
-    Shapes: index (n,); source as input, with n in place of dimension `dim`.
+    Parameters
+    ----------
+    input : Tensor
+        Of at least one dimension.
+    dim : int
+        Dimension of the slices.
+    index : Tensor
+        Of shape (n,), of integers from 0 on: the positions; repeated ones add up.
+    source : Tensor
+        As `input`, with n in place of the size of `dim`.
+    alpha : float, default 1
+        Factor of `source`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DimensionError
+        If a position or the dimension is out of range.
+    DtypeError
+        If the index does not hold integers, or the dtypes of `input` and `source` differ.
     """
     dim = normalize_dim("index_add", dim, input.ndim)
     check_index("index_add", index, input.shape[dim], dim, input.shape)
@@ -239,9 +289,39 @@ def used_part(name: str, input: Tensor, index: Tensor, src: Tensor) -> Tensor:
 
 @declare(method=True)
 def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Return the elements at `index` along `dim`; in the other dimensions, each has the position of its index.
+    """Return the elements at indices along one dimension.
 
-    Shapes: index as input, smaller or equal except along `dim`; the result is as index.
+    In the other dimensions, each element has the position of its index.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dim : int
+        Dimension that the indices count along.
+    index : Tensor
+        Of integers from 0 on, with as many dimensions as `input`; no larger than it, except along `dim`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `index`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DimensionError
+        If an index or the dimension is out of range.
+    DtypeError
+        If the index does not hold integers.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> x = sg.tensor([[1, 2], [3, 4]])
+    >>> sg.gather(x, 1, sg.tensor([[1], [0]])).tolist()
+    [[2], [3]]
     """
     if not input.ndim and isinstance(index, Tensor) and index.ndim <= 1:
         normalize_dim("gather", dim, 0)
@@ -253,9 +333,39 @@ def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
 def scatter(
     input: Tensor, dim: int, index: Tensor, src: Tensor | Number | None = None, *, value: Number | None = None
 ) -> Tensor:
-    """Return `input` with the elements at `index` along one dimension replaced by those of `src`, or by one number.
+    """Return `input` with the elements at indices along one dimension replaced.
 
-    Shapes: index as input, smaller or equal except along `dim`; src at least as large as index.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dim : int
+        Dimension that the indices count along.
+    index : Tensor
+        Of integers from 0 on, with as many dimensions as `input`; no larger than it, except along `dim`.
+    src : Tensor or float, optional
+        New elements, at least as large as `index`; or one number for all.
+    value : float, optional
+        One number for all elements, instead of `src`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DimensionError
+        If an index or the dimension is out of range.
+    DtypeError
+        If the index does not hold integers, or the dtypes of `input` and `src` differ.
+    ArgumentError
+        If neither `src` nor `value` is given.
+
+    Notes
+    -----
     If an index appears twice, one of its values is kept, and all of these values receive the gradient, as in PyTorch.
     """
     dim = check_places("scatter", input, dim, index)
@@ -269,9 +379,33 @@ def scatter(
 
 @declare(in_place=True)
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    """Return `input` with the elements of `src` added at `index` along one dimension; repeated indices add up.
+    """Return `input` with elements added at indices along one dimension.
 
-    Shapes: index as input, smaller or equal except along `dim`; src at least as large as index.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dim : int
+        Dimension that the indices count along.
+    index : Tensor
+        Of integers from 0 on, with as many dimensions as `input`; no larger than it, except along `dim`. Elements of
+        repeated indices add up.
+    src : Tensor
+        What is added, at least as large as `index`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DimensionError
+        If an index or the dimension is out of range.
+    DtypeError
+        If the index does not hold integers, or the dtypes of `input` and `src` differ.
     """
     dim = check_places("scatter_add", input, dim, index)
     return _scatter_add(input, dim, index, used_part("scatter_add", input, index, src))
@@ -279,7 +413,27 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
 @declare(method=True)
 def take(input: Tensor, index: Tensor) -> Tensor:
-    """Return the elements at positions `index` of the flattened input, in the index's shape; -1 is the last element."""
+    """Return the elements at positions of the flattened input.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    index : Tensor
+        Of any shape, of integers: the positions; -1 is the last element.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `index`.
+
+    Raises
+    ------
+    DimensionError
+        If a position is out of range.
+    DtypeError
+        If the index does not hold integers.
+    """
     count = input.numel()
     if isinstance(index, Tensor) and index.dtype.kind == "i":
         index = Tensor.wrap(np.where(index.array < 0, index.array + count, index.array))
@@ -289,7 +443,29 @@ def take(input: Tensor, index: Tensor) -> Tensor:
 
 @declare(method=True)
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
-    """Return the elements at `indices` along `dim` (None: of the flattened input); the other dimensions broadcast."""
+    """Return the elements at indices along one dimension; the other dimensions broadcast.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    indices : Tensor
+        Of integers from 0 on, with as many dimensions as `input` unless `dim` is None.
+    dim : int, optional
+        Dimension that the indices count along; by default, they count in the flattened input.
+
+    Returns
+    -------
+    Tensor
+        Of the size of `indices` along `dim`, and of the broadcast sizes elsewhere; of the flattened input, a vector.
+
+    Raises
+    ------
+    ShapeError
+        If the other dimensions do not broadcast.
+    DimensionError
+        If an index or the dimension is out of range.
+    """
     if dim is None:
         return gather(flatten(input), 0, flatten(indices))
     dim = normalize_dim("take_along_dim", dim, input.ndim)
@@ -341,7 +517,36 @@ _masked_fill: Operation = operation(
 
 @declare(in_place=True)
 def masked_fill(input: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
-    """Return `input` with the elements where `mask` holds replaced by one value; the mask broadcasts."""
+    """Return `input` with the elements where a mask holds replaced by one value.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    mask : Tensor
+        Of bool, of a shape that broadcasts with that of `input`.
+    value : Tensor or float
+        The value; a tensor of no dimensions gets a gradient.
+
+    Returns
+    -------
+    Tensor
+        Of the broadcast shape.
+
+    Raises
+    ------
+    ShapeError
+        If the value is a tensor with dimensions, or the mask does not broadcast.
+    DtypeError
+        If the mask is not of bool.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> x = sg.tensor([1.0, -2.0, 3.0])
+    >>> sg.masked_fill(x, x < 0, 0.0).tolist()
+    [1.0, 0.0, 3.0]
+    """
     check_mask("masked_fill", mask)
     if isinstance(value, Tensor):
         if value.ndim:
@@ -358,7 +563,27 @@ def masked_fill(input: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
 
 @declare(method=True)
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
-    """Return the elements where `mask` holds, as a vector; both operands broadcast."""
+    """Return the elements where a mask holds, as a vector.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    mask : Tensor
+        Of bool, of a shape that broadcasts with that of `input`.
+
+    Returns
+    -------
+    Tensor
+        Of one dimension: a copy of the elements, in row-major order.
+
+    Raises
+    ------
+    ShapeError
+        If the mask does not broadcast.
+    DtypeError
+        If the mask is not of bool.
+    """
     shape = masked_shape("masked_select", input, mask)
     return getitem(expand_to(input, shape), expand_to(mask, shape))
 
@@ -366,7 +591,20 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
 @declare(method=True)
 @or_by_host
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
-    """Return the indices of the nonzero elements: a row per element, or with `as_tuple` a tensor per dimension."""
+    """Return the indices of the nonzero elements.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    as_tuple : bool, default False
+        Whether to return a vector of indices for each dimension.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        Of int64: a row of indices for each nonzero element, or with `as_tuple` a vector for each dimension.
+    """
     if as_tuple:
         return tuple(Tensor.wrap(index) for index in np.nonzero(np.atleast_1d(input.array)))
     return Tensor.wrap(np.argwhere(input.array))
@@ -375,14 +613,45 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
 @declare(method=True, numpy=True)
 @or_by_host
 def argwhere(input: Tensor) -> Tensor:
-    """Return the indices of the nonzero elements, a row per element."""
+    """Return the indices of the nonzero elements.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    Tensor
+        Of int64, with a row of indices for each nonzero element.
+    """
     return Tensor.wrap(np.argwhere(input.array))
 
 
 @declare(numpy=True)
 @or_by_host
 def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
-    """Convert indices into a flattened tensor of `shape` to an index tensor per dimension. Raises DimensionError."""
+    """Convert indices in a flattened tensor to indices in its dimensions.
+
+    Parameters
+    ----------
+    indices : Tensor
+        Of any shape, of integers from 0 on.
+    shape : int or sequence of int
+        Shape of the tensor.
+
+    Returns
+    -------
+    tuple of Tensor
+        For each dimension a tensor of the shape of `indices`.
+
+    Raises
+    ------
+    DimensionError
+        If an index is out of range.
+    DtypeError
+        If `indices` does not hold integers.
+    """
     sizes = shape_arguments((shape,))
     check_index("unravel_index", indices, math.prod(sizes), 0, sizes)
     return tuple(Tensor.wrap(as_own(part)) for part in np.unravel_index(indices.array, sizes))
@@ -414,7 +683,29 @@ place_diagonal: Callable[..., Tensor] = operation(
 
 @declare(method=True)
 def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Return a view of the diagonals of two dimensions, as the last dimension; `offset` > 0 is above the main one."""
+    """Return a view of the diagonals of two dimensions, as the last dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least two dimensions.
+    offset : int, default 0
+        Which diagonal; positive numbers are above the main one, negative numbers below.
+    dim1 : int, default 0
+        Dimension of the rows.
+    dim2 : int, default 1
+        Dimension of the columns.
+
+    Returns
+    -------
+    Tensor
+        A view with one dimension less.
+
+    Raises
+    ------
+    DimensionError
+        If the two dimensions are equal or out of range.
+    """
     first, second = (normalize_dim("diagonal", dim, input.ndim) for dim in (dim1, dim2))
     if input.ndim < 2 or first == second:
         raise DimensionError(
@@ -425,7 +716,25 @@ def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Te
 
 @declare(method=True, numpy=True)
 def diag(input: Tensor, diagonal: int = 0) -> Tensor:
-    """Return the matrix with a vector on its diagonal and zeros elsewhere, or a copy of the diagonal of a matrix."""
+    """Return the matrix with a vector on its diagonal, or the diagonal of a matrix.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of one or two dimensions.
+    diagonal : int, default 0
+        Which diagonal; positive numbers are above the main one, negative numbers below.
+
+    Returns
+    -------
+    Tensor
+        Of a vector, the square matrix with zeros elsewhere; of a matrix, a copy of its diagonal.
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions.
+    """
     if input.ndim == 2:
         return clone(_diagonal(input, diagonal, 0, 1))
     if input.ndim != 1:

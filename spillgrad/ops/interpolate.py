@@ -150,15 +150,40 @@ def interpolate(
     mode: str = "nearest", align_corners: bool | None = None, recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return images of size `size`, or of the input's size times `scale_factor`.
+    """Return signals, images or volumes in another size.
 
-    The modes are "nearest", "nearest-exact" and "area" for any input, "linear" for signals, "bilinear" and "bicubic"
-    for images, "trilinear" for volumes. With `align_corners`, the centres of the corner elements keep their places,
-    else the outer corners of the image keep theirs. With `antialias`, "bilinear" and "bicubic" sum over all elements
-    that a result element covers in a smaller image. Coordinates are computed from `scale_factor` itself, or with
-    `recompute_scale_factor` from the sizes.
-    Shapes: input (N, C, L), (N, C, H, W) or (N, C, D, H, W), result the same with other sizes.
-    Raises ShapeError, DtypeError, ArgumentError.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, L), (N, C, H, W) or (N, C, D, H, W), of floating-point numbers.
+    size : int or sequence of int, optional
+        Size of the result: one for all dimensions, or one for each.
+    scale_factor : float or sequence of float, optional
+        Instead of `size`, the factor of the input's size: one for all dimensions, or one for each.
+    mode : {"nearest", "nearest-exact", "area", "linear", "bilinear", "bicubic", "trilinear"}, default "nearest"
+        The first three are for any input, "linear" is for signals, "bilinear" and "bicubic" for images, "trilinear" for
+        volumes.
+    align_corners : bool, optional
+        Whether the centres of the corner elements keep their places, for the modes that interpolate; by default, the
+        outer corners of the image keep theirs.
+    recompute_scale_factor : bool, optional
+        Whether coordinates are computed from the sizes instead of `scale_factor` itself.
+    antialias : bool, default False
+        Whether "bilinear" and "bicubic" sum over all elements that a result element covers in a smaller image.
+
+    Returns
+    -------
+    Tensor
+        As the input, with other sizes behind the first two dimensions.
+
+    Raises
+    ------
+    ShapeError
+        If the mode does not take the input's dimensions, or a size is 0.
+    DtypeError
+        For integers and complex numbers.
+    ArgumentError
+        For another mode, options that the mode does not take, or not exactly one of `size` and `scale_factor`.
     """
     name = "interpolate"
     require_floats(name, input.dtype)

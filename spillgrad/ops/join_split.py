@@ -89,9 +89,36 @@ def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
-    """Return tensors joined along an existing dimension. Empty 1-D tensors are left out, whatever the other shapes.
+    """Return tensors joined along an existing dimension.
 
-    Raises ArgumentError for an empty list, ShapeError if other dimensions than `dim` differ.
+    Empty tensors of one dimension are left out, whatever the other shapes.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        Of one shape, except along `dim`.
+    dim : int, default 0
+        Dimension along which they are joined.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        Its size along `dim` is the sum of the tensors' sizes.
+
+    Raises
+    ------
+    ArgumentError
+        For an empty list.
+    ShapeError
+        If other dimensions than `dim` differ, or a tensor has no dimensions.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.cat([sg.tensor([1, 2]), sg.tensor([3])]).tolist()
+    [1, 2, 3]
     """
     parts = _of_one_dtype("cat", tensors)
     parts = [x for x in parts if x.shape != (0,)] or parts[:1]
@@ -115,7 +142,32 @@ concat = concatenate = cat
 def stack(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
     """Return tensors of one shape joined along a new dimension.
 
-    Raises ArgumentError for an empty list, ShapeError if shapes differ.
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        Of one shape.
+    dim : int, default 0
+        Position of the new dimension in the result.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        With one dimension more, of as many indices as there are tensors.
+
+    Raises
+    ------
+    ArgumentError
+        For an empty list.
+    ShapeError
+        If shapes differ.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.stack([sg.tensor([1, 2]), sg.tensor([3, 4])], dim=1).tolist()
+    [[1, 3], [2, 4]]
     """
     parts = _of_one_dtype("stack", tensors)
     dim = normalize_dim("stack", dim if axis is None else axis, parts[0].ndim + 1)
@@ -130,14 +182,46 @@ def stack(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -
 
 @declare(numpy=True)
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return tensors joined along the second dimension; 1-D tensors are joined along the first."""
+    """Return tensors joined along the second dimension; vectors are joined along the first.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        Those of no dimensions count as vectors of one element.
+
+    Returns
+    -------
+    Tensor
+        Of at least one dimension.
+
+    Raises
+    ------
+    ShapeError
+        If other dimensions differ.
+    """
     parts = [x if x.ndim else reshape(x, 1) for x in tensors]
     return cat(parts, 0 if parts and parts[0].ndim == 1 else 1)
 
 
 @declare(numpy="vstack")
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return tensors joined along the first dimension; 1-D tensors count as rows."""
+    """Return tensors joined along the first dimension.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        Those of fewer than two dimensions count as rows.
+
+    Returns
+    -------
+    Tensor
+        Of at least two dimensions.
+
+    Raises
+    ------
+    ShapeError
+        If other dimensions than the first differ.
+    """
     return cat([x if x.ndim > 1 else reshape(x, (1, -1)) for x in tensors])
 
 
@@ -145,7 +229,25 @@ row_stack = vstack
 
 
 def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
-    """Return views in the shape of the grid; vector i lies along dimension i. "xy" swaps the first two dimensions."""
+    """Return views of vectors in the shape of a grid; vector i lies along dimension i.
+
+    Parameters
+    ----------
+    *tensors : Tensor
+        Vectors, or one list of vectors; a tensor of no dimensions counts as a vector of one element.
+    indexing : {"ij", "xy"}, default "ij"
+        With "xy", the first two dimensions of the grid are swapped.
+
+    Returns
+    -------
+    tuple of Tensor
+        For each vector a view in the shape of the grid.
+
+    Raises
+    ------
+    ArgumentError
+        For another `indexing`.
+    """
     if indexing not in ("ij", "xy"):
         raise ArgumentError(f'meshgrid: got indexing={indexing!r}; accepted are "ij" and "xy"')
     vectors = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else tensors
@@ -156,9 +258,30 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
 
 @declare(method=True)
 def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
-    """Return a view of the slices `start` to `start + length - 1` along one dimension.
+    """Return a view of consecutive slices along one dimension.
 
-    Raises ArgumentError if the dimension does not have all these indices.
+    Parameters
+    ----------
+    input : Tensor
+        Of at least one dimension.
+    dim : int
+        Dimension of the slices.
+    start : int
+        Index of the first slice; negative numbers count from the end.
+    length : int
+        Number of slices.
+
+    Returns
+    -------
+    Tensor
+        A view with size `length` along `dim`.
+
+    Raises
+    ------
+    ArgumentError
+        If the dimension does not have all these indices.
+    DimensionError
+        If the dimension is out of range.
     """
     dim = normalize_dim("narrow", dim, input.ndim)
     size = input.shape[dim]
@@ -195,10 +318,44 @@ def split(
     input: Tensor, split_size_or_sections: int | Sequence[int] | None = None, dim: int = 0, *,
     axis: int | None = None, split_size: int | Sequence[int] | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return views of consecutive pieces: each of the given size (the last may be smaller), or of the sizes in a list.
+    """Return views of consecutive pieces along a dimension.
 
-    `split_size` is what PyTorch's method calls the size or sizes, `split_size_or_sections` what its function does.
+    Parameters
+    ----------
+    input : Tensor
+        Of at least one dimension.
+    split_size_or_sections : int or sequence of int
+        Size of all pieces, of which the last may be smaller, or a list of their sizes.
+    dim : int, default 0
+        Dimension to split.
+    axis : int, optional
+        Another name of `dim`.
+    split_size : int or sequence of int, optional
+        What PyTorch's method calls the size or sizes.
+
+    Returns
+    -------
+    tuple of Tensor
+        Views of the pieces.
+
+    Raises
+    ------
+    ArgumentError
+        If sizes do not sum to that of the dimension, or the size of pieces is not positive.
+    DimensionError
+        For a tensor of no dimensions, or a dimension out of range.
+    OperandError
+        If no size is given.
+
+    Notes
+    -----
     All pieces are outputs of one operation, so that backward joins their gradients instead of padding and adding them.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> [piece.tolist() for piece in sg.split(sg.arange(5), 2)]
+    [[0, 1], [2, 3], [4]]
     """
     if split_size_or_sections is None:
         split_size_or_sections = split_size
@@ -224,7 +381,27 @@ def split(
 
 @declare(method=True)
 def split_with_sizes(input: Tensor, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
-    """Return views of consecutive pieces of the given sizes."""
+    """Return views of consecutive pieces of given sizes.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least one dimension.
+    split_sizes : sequence of int
+        Sizes of the pieces, which sum to that of the dimension.
+    dim : int, default 0
+        Dimension to split.
+
+    Returns
+    -------
+    tuple of Tensor
+        Views of the pieces.
+
+    Raises
+    ------
+    ArgumentError
+        If sizes do not sum to that of the dimension.
+    """
     return split(input, list(split_sizes), dim)
 
 
@@ -250,7 +427,31 @@ def _whole(self: np.ndarray, sizes: Shape, dim: int) -> np.ndarray:
 
 @declare(method=True)
 def chunk(input: Tensor, chunks: int, dim: int = 0, *, axis: int | None = None) -> tuple[Tensor, ...]:
-    """Return views of at most `chunks` pieces of equal size (the last may be smaller)."""
+    """Return views of a number of pieces along a dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least one dimension.
+    chunks : int
+        Number of pieces; there may be fewer.
+    dim : int, default 0
+        Dimension to split.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    tuple of Tensor
+        Views of equal size; the last may be smaller.
+
+    Raises
+    ------
+    ArgumentError
+        For less than one piece.
+    DimensionError
+        For a tensor of no dimensions, or a dimension out of range.
+    """
     dim = normalize_dim("chunk", dim if axis is None else axis, input.ndim)
     if not input.ndim:
         raise DimensionError("chunk: chunk expects at least a 1-dimensional tensor, got one without dimensions")
@@ -262,7 +463,27 @@ def chunk(input: Tensor, chunks: int, dim: int = 0, *, axis: int | None = None) 
 
 @declare(method=True)
 def unbind(input: Tensor, dim: int = 0, *, axis: int | None = None) -> tuple[Tensor, ...]:
-    """Return views of the slices along a dimension, without that dimension; all are outputs of one operation."""
+    """Return views of the slices along a dimension, without that dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least one dimension.
+    dim : int, default 0
+        Dimension to take apart.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    tuple of Tensor
+        A view for each index; all are outputs of one operation.
+
+    Raises
+    ------
+    DimensionError
+        For a tensor of no dimensions, or a dimension out of range.
+    """
     dim = normalize_dim("unbind", dim if axis is None else axis, input.ndim)
     if not input.ndim:
         raise DimensionError("unbind: got a 0-d tensor; it has no dimension to take apart")
@@ -284,14 +505,56 @@ def _unbind(count: int) -> Operation:
 
 @declare(method=True)
 def select(input: Tensor, dim: int, index: int) -> Tensor:
-    """Return a view of the slice at `index` along a dimension, without that dimension."""
+    """Return a view of the slice at an index along a dimension, without that dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least one dimension.
+    dim : int
+        Dimension to take the slice from.
+    index : int
+        Index of the slice; negative numbers count from the end.
+
+    Returns
+    -------
+    Tensor
+        A view with one dimension less.
+
+    Raises
+    ------
+    DimensionError
+        If the dimension or the index is out of range.
+    """
     dim = normalize_dim("select", dim, input.ndim)
     return getitem(input, (slice(None),) * dim + (index,))
 
 
 @declare(method=True)
 def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """Return views of consecutive pieces: a given number of nearly equal size, or those between given indices."""
+    """Return views of consecutive pieces: of nearly equal size, or between given indices.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least one dimension.
+    indices_or_sections : int, sequence of int or Tensor
+        Number of pieces, whose sizes differ by at most 1, or the indices where all pieces but the first begin.
+    dim : int, default 0
+        Dimension to split.
+
+    Returns
+    -------
+    tuple of Tensor
+        Views of the pieces.
+
+    Raises
+    ------
+    ArgumentError
+        For less than one piece.
+    DimensionError
+        If the dimension is out of range.
+    """
     dim = normalize_dim("tensor_split", dim, input.ndim)
     given = indices_or_sections.tolist() if isinstance(indices_or_sections, Tensor) else indices_or_sections
     size = input.shape[dim] if input.ndim else 0
@@ -317,36 +580,139 @@ def _pieces_along(name: str, input: Tensor, indices_or_sections: Any, dim: int, 
 
 @declare(method=True, numpy=True)
 def hsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    """Return views of pieces along the second dimension, or the only dimension of a vector (see `tensor_split`)."""
+    """Return views of pieces along the second dimension, or along the only dimension of a vector.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least one dimension.
+    indices_or_sections : int or sequence of int
+        Number of equal pieces, or the indices where all pieces but the first begin.
+
+    Returns
+    -------
+    tuple of Tensor
+        Views of the pieces.
+
+    Raises
+    ------
+    ShapeError
+        For a tensor of no dimensions.
+    ArgumentError
+        If the dimension does not divide into this number of pieces; `tensor_split` takes any number.
+    """
     return _pieces_along("hsplit", input, indices_or_sections, min(1, input.ndim - 1), 1)
 
 
 @declare(method=True, numpy=True)
 def vsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    """Return views of pieces along the first dimension (see `tensor_split`)."""
+    """Return views of pieces along the first dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least two dimensions.
+    indices_or_sections : int or sequence of int
+        Number of equal pieces, or the indices where all pieces but the first begin.
+
+    Returns
+    -------
+    tuple of Tensor
+        Views of the pieces.
+
+    Raises
+    ------
+    ShapeError
+        For a tensor of fewer dimensions.
+    ArgumentError
+        If the dimension does not divide into this number of pieces; `tensor_split` takes any number.
+    """
     return _pieces_along("vsplit", input, indices_or_sections, 0, 2)
 
 
 @declare(method=True, numpy=True)
 def dsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    """Return views of pieces along the third dimension (see `tensor_split`)."""
+    """Return views of pieces along the third dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least three dimensions.
+    indices_or_sections : int or sequence of int
+        Number of equal pieces, or the indices where all pieces but the first begin.
+
+    Returns
+    -------
+    tuple of Tensor
+        Views of the pieces.
+
+    Raises
+    ------
+    ShapeError
+        For a tensor of fewer dimensions.
+    ArgumentError
+        If the dimension does not divide into this number of pieces; `tensor_split` takes any number.
+    """
     return _pieces_along("dsplit", input, indices_or_sections, 2, 3)
 
 
 @declare(numpy=True)
 def dstack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return tensors joined along the third dimension, which `atleast_3d` adds if it is missing."""
+    """Return tensors joined along the third dimension.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        Dimensions that are missing are added as by `atleast_3d`.
+
+    Returns
+    -------
+    Tensor
+        Of at least three dimensions.
+
+    Raises
+    ------
+    ShapeError
+        If other dimensions than the third differ.
+    """
     return cat([atleast_3d(x) for x in tensors], 2)
 
 
 @declare(numpy=True)
 def column_stack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return tensors joined along the second dimension; 0-d and 1-D tensors count as columns."""
+    """Return tensors joined along the second dimension.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        Those of fewer than two dimensions count as columns.
+
+    Returns
+    -------
+    Tensor
+        Of at least two dimensions.
+
+    Raises
+    ------
+    ShapeError
+        If other dimensions than the second differ.
+    """
     return cat([x if x.ndim > 1 else reshape(x, (-1, 1)) for x in tensors], 1)
 
 
 def cartesian_prod(*tensors: Tensor) -> Tensor:
-    """Return all combinations of one element from each vector; each row of the result is a combination."""
+    """Return all combinations of one element from each vector.
+
+    Parameters
+    ----------
+    *tensors : Tensor
+        Of shapes (n1,), (n2,), and so on.
+
+    Returns
+    -------
+    Tensor
+        Of shape (n1 n2 ..., vectors): each row is a combination. One vector alone is returned as it is.
+    """
     if len(tensors) == 1:
         return tensors[0]
     return stack([flatten(grid) for grid in meshgrid(*tensors)], 1)

@@ -26,10 +26,36 @@ __all__ = [
 def binary_cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
 ) -> Tensor:
-    """Return the negative log probability of `target` (probabilities) under the probabilities `input`.
+    """Return the negative log probability of targets under given probabilities.
 
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape: probabilities.
+    target : Tensor
+        Of the shape of `input`: probabilities.
+    weight : Tensor, optional
+        Factors of the losses; broadcasts to their shape.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether to return the mean of the losses, their sum, or the losses themselves.
+
+    Returns
+    -------
+    Tensor
+        Of no dimensions; with the reduction "none", of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        For an input outside [0, 1] on the host; values on a device are not checked.
+    ShapeError
+        If the shapes of `input` and `target` differ.
+    DtypeError
+        For complex numbers.
+
+    Notes
+    -----
     Logarithms are limited to at least -100, and their derivative to at most 1e12.
-    Shapes: target as input; weight broadcasts. Raises ArgumentError for an input outside [0, 1] on the host.
     """
     require_alike("binary_cross_entropy", input, target)
     refuse_complex_operands("binary_cross_entropy", input, target, weight)
@@ -52,8 +78,29 @@ def _kl_div(input: Any, target: Any, log_target: bool) -> Any:
 def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """Return the Kullback-Leibler divergence of the distribution `target` from the distribution `input`.
 
-    `input` holds logarithms of probabilities; `target` holds probabilities, or with `log_target` their logarithms.
-    "mean" divides the sum by the number of elements, "batchmean" by the first size, as the divergence is defined.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape: logarithms of probabilities.
+    target : Tensor
+        Of the shape of `input`: probabilities, or their logarithms.
+    reduction : {"mean", "batchmean", "sum", "none"}, default "mean"
+        "mean" divides the sum by the number of elements, "batchmean" by the first size, as the divergence is defined;
+        "none" returns the elements.
+    log_target : bool, default False
+        Whether `target` holds logarithms.
+
+    Returns
+    -------
+    Tensor
+        Of no dimensions; with the reduction "none", of the shape of `input`.
+
+    Raises
+    ------
+    DtypeError
+        For complex numbers.
+    ArgumentError
+        For another reduction.
     """
     refuse_complex_operands("kl_div", input, target)
     losses: Tensor = _kl_div(input, target, log_target)
@@ -76,10 +123,32 @@ def poisson_nll_loss(
     input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, eps: float = 1e-8,
     reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """Return the negative log probability of the counts `target` under Poisson distributions of the rates `input`.
+    """Return the negative log probability of counts under Poisson distributions.
 
-    `input` holds logarithms of rates, unless `log_input` is False. With `full`, the loss includes Stirling's
-    approximation of the logarithm of the factorial.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape: the rates, or their logarithms.
+    target : Tensor
+        Of the shape of `input`: the counts.
+    log_input : bool, default True
+        Whether `input` holds logarithms of rates.
+    full : bool, default False
+        Whether the loss includes Stirling's approximation of the logarithm of the factorial.
+    eps : float, default 1e-08
+        Added to rates before their logarithm is taken.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether to return the mean of the losses, their sum, or the losses themselves.
+
+    Returns
+    -------
+    Tensor
+        Of no dimensions; with the reduction "none", of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        For another reduction.
     """
     return reduced("poisson_nll_loss", _poisson_nll_loss(input, target, log_input, full, float(eps)), reduction)
 
@@ -93,12 +162,34 @@ def _gaussian_nll_loss(input: Any, target: Any, var: Any, constant: Any) -> Any:
 def gaussian_nll_loss(
     input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Tensor:
-    """Return the negative log density of `target` under normal distributions of means `input` and variances `var`.
+    """Return the negative log density of targets under normal distributions.
 
-    Variances below `eps` are raised to `eps`; their gradients are the gradients of the raised variances. With `full`,
-    the loss includes the constant log(2π) / 2.
-    Shapes: var has the shape of input, but its last size may be 1, or its last dimension missing. Raises ArgumentError
-    for a negative variance, ShapeError for another shape.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape: the means.
+    target : Tensor
+        Of a shape that broadcasts with that of `input`.
+    var : Tensor or float
+        Variances of the shape of `input`, but its last size may be 1, or its last dimension missing; or one number.
+    full : bool, default False
+        Whether the loss includes the constant log(2π) / 2.
+    eps : float, default 1e-06
+        Smallest variance. Variances below are raised to it; their gradients are the gradients of the raised variances.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether to return the mean of the losses, their sum, or the losses themselves.
+
+    Returns
+    -------
+    Tensor
+        Of no dimensions; with the reduction "none", of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        For a negative variance, or an `eps` that is not positive.
+    ShapeError
+        If `var` has another shape.
     """
     if not isinstance(var, Tensor):
         var = mul(input.detach() * 0 + 1, var)
@@ -121,7 +212,27 @@ def gaussian_nll_loss(
 
 @float32_in_autocast
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return log(1 + exp(-target * input)); targets are 1 or -1."""
+    """Return log(1 + exp(-target * input)).
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    target : Tensor
+        Of the shape of `input`: 1 or -1.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether to return the mean of the losses, their sum, or the losses themselves.
+
+    Returns
+    -------
+    Tensor
+        Of no dimensions; with the reduction "none", of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes of `input` and `target` differ.
+    """
     require_alike("soft_margin_loss", input, target)
     margins = mul(input, target)
     losses = log1p(exp(-margins)) if margins.is_complex() else -logsigmoid(margins)
@@ -132,7 +243,31 @@ def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> 
 def multilabel_soft_margin_loss(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
 ) -> Tensor:
-    """Return the binary cross entropy of the logits `input`, averaged over the last dimension before the reduction."""
+    """Return the binary cross entropy of logits, averaged over classes.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (..., C): the logits.
+    target : Tensor
+        Of the shape of `input`: 1 for the classes of a row, 0 for the others.
+    weight : Tensor, optional
+        Factors of the classes' losses; broadcasts to the shape of `input`.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether to return the mean of the losses, their sum, or the losses themselves.
+
+    Returns
+    -------
+    Tensor
+        Of no dimensions; with the reduction "none", of shape (...).
+
+    Raises
+    ------
+    ShapeError
+        If the shapes of `input` and `target` differ.
+    DtypeError
+        For integers and complex numbers.
+    """
     require_alike("multilabel_soft_margin_loss", input, target)
     if not input.is_floating_point():
         raise DtypeError(f"multilabel_soft_margin_loss: got an input of {input.dtype}; wanted floating-point logits")

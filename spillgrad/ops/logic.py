@@ -55,7 +55,20 @@ logical_xor = _logical("xor", np.logical_xor)
 
 @declare(in_place=True, numpy=True, standard=True)
 def logical_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return whether each element is zero: the logical not of its truth value."""
+    """Return whether each element is zero: the logical not of its truth value.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of bool, and of the shape of `input`.
+    """
     if type(input) is Symbol:
         return record("logical_not", (input,))  # type: ignore[no-any-return]
     return deliver("logical_not", by_numpy("logical_not", np.logical_not, input), out)
@@ -72,7 +85,25 @@ bitwise_xor = _bitwise(
 
 @declare(in_place=True, numpy="invert", standard="bitwise_invert")
 def bitwise_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return the bits of integers inverted, or the logical not of bools. Raises DtypeError for other dtypes."""
+    """Return the bits of integers inverted, or the logical not of bools.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of integers or bool.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape and dtype of `input`.
+
+    Raises
+    ------
+    DtypeError
+        For other dtypes.
+    """
     if type(input) is Symbol:
         return record("bitwise_not", (input,))  # type: ignore[no-any-return]
     if dtypes.category(input.dtype) > 1:

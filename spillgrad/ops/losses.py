@@ -103,12 +103,47 @@ def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """Return the negative log probability that softmax of the logits `input` gives to the target classes.
+    """Return the negative log probability that softmax of logits gives to target classes.
 
-    Shapes: input (C,), (N, C) or (N, C, d1, …); target is class indices in the shape of input without C, or
-    probabilities in the shape of input; weight (C,).
-    For class indices, "mean" averages over targets other than `ignore_index`, weighted by the `weight` of their class.
-    Raises ShapeError, DtypeError, ArgumentError, and DimensionError for a class outside [0, C).
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (C,), (N, C) or (N, C, d1, ...): the logits.
+    target : Tensor
+        Class indices, of the shape of `input` without C; or probabilities, of the shape of `input`.
+    weight : Tensor, optional
+        Of shape (C,): the weight of each class.
+    ignore_index : int, default -100
+        Class index whose targets have no loss.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether to return the mean of the losses, their sum, or the losses themselves. For class indices, the mean is
+        over targets other than `ignore_index`, weighted by the `weight` of their class.
+    label_smoothing : float, default 0.0
+        Share of the probability of each target that is spread evenly over all classes.
+
+    Returns
+    -------
+    Tensor
+        Of no dimensions; with the reduction "none", of the shape of `input` without C.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DtypeError
+        If the logits are not floating-point numbers, or dtypes do not fit.
+    DimensionError
+        For a class outside [0, C).
+    ArgumentError
+        For another reduction, or a `label_smoothing` outside [0, 1].
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> logits = sg.tensor([[2.0, 0.0], [0.0, 2.0]])
+    >>> loss = sg.nn.functional.cross_entropy(logits, sg.tensor([0, 1]))
+    >>> round(loss.item(), 4)
+    0.1269
     """
     if not 0 <= label_smoothing <= 1:
         raise ArgumentError(f"cross_entropy: got label_smoothing={label_smoothing}; wanted a number from 0 to 1")
@@ -251,14 +286,47 @@ def linear_cross_entropy(
     input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None, *,
     ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """Return the cross entropy of the logits `linear(input, weight, bias)` without ever holding all logits.
+    """Return the cross entropy of ``linear(input, weight, bias)`` without ever holding all logits.
 
-    Logits exist for one block of rows at a time. If a gradient is recorded and no hook but `save_on_disk` sees saved
-    tensors, the reductions "mean" and "sum" compute the gradients in forward and save these. Otherwise the inputs are
-    saved, and backward computes the logits again.
-    Shapes: input (..., k), weight (C, k), bias (C,), target (...): class indices. "mean" averages over targets other
-    than `ignore_index`.
-    Raises ShapeError, DtypeError, ArgumentError, and DimensionError for a class outside [0, C).
+    Logits exist for one block of rows at a time.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (..., k).
+    weight : Tensor
+        Of shape (C, k).
+    target : Tensor
+        Of shape (...): class indices.
+    bias : Tensor, optional
+        Of shape (C,).
+    ignore_index : int, default -100
+        Class index whose targets have no loss.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether to return the mean over targets other than `ignore_index`, the sum, or the losses themselves.
+    label_smoothing : float, default 0.0
+        Share of the probability of each target that is spread evenly over all classes.
+
+    Returns
+    -------
+    Tensor
+        Of no dimensions; with the reduction "none", of shape (...).
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DtypeError
+        If dtypes do not fit.
+    DimensionError
+        For a class outside [0, C).
+    ArgumentError
+        For another reduction, or a `label_smoothing` outside [0, 1].
+
+    Notes
+    -----
+    If a gradient is recorded and no hook but `save_on_disk` sees saved tensors, the reductions "mean" and "sum" compute
+    the gradients in forward and save these. Otherwise the inputs are saved, and backward computes the logits again.
     """
     name = "linear_cross_entropy"
     if not 0 <= label_smoothing <= 1:
@@ -361,9 +429,35 @@ def _target_weights(classes: Tensor, weight: Tensor | None, ignore_index: int) -
 def nll_loss(
     input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
-    """Return the negative of the log probabilities that `input` gives to the target classes.
+    """Return the negative of the log probabilities that are given to target classes.
 
-    Shapes and the mean are as in `cross_entropy`.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (C,), (N, C) or (N, C, d1, ...): log probabilities.
+    target : Tensor
+        Class indices, of the shape of `input` without C.
+    weight : Tensor, optional
+        Of shape (C,): the weight of each class.
+    ignore_index : int, default -100
+        Class index whose targets have no loss.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether to return the mean of the losses, their sum, or the losses themselves. The mean is over targets other
+        than `ignore_index`, weighted by the `weight` of their class.
+
+    Returns
+    -------
+    Tensor
+        Of no dimensions; with the reduction "none", of the shape of `input` without C.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DtypeError
+        If `input` does not hold floating-point numbers, or `target` no integers.
+    DimensionError
+        For a class outside [0, C).
     """
     _check_class_weight("nll_loss", input, weight)
     rows, classes = _class_rows("nll_loss", input, target, ignore_index)

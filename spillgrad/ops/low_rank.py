@@ -21,10 +21,27 @@ __all__ = ["pca_lowrank", "svd_lowrank"]
 
 @float32_in_autocast
 def svd_lowrank(A: Tensor, q: int | None = 6, niter: int | None = 2, M: Tensor | None = None) -> SVDWithV:
-    """Return (U, S, V) of the q largest singular values of A, or of A - M: A is about U diag(S) Vᴴ.
+    """Return the largest singular values of a matrix and their vectors: A is about ``U diag(S) Vᴴ``.
 
-    `niter` steps of a power iteration make it more exact. Random vectors follow `manual_seed`.
-    Shapes: A (..., m, n), U (..., m, q), S (..., q), V (..., n, q).
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., m, n).
+    q : int, default 6
+        Number of singular values.
+    niter : int, default 2
+        Number of steps of a power iteration; more steps are more exact.
+    M : Tensor, optional
+        Subtracted from `A` first.
+
+    Returns
+    -------
+    named tuple of Tensor
+        U of shape (..., m, q), S of shape (..., q) and V of shape (..., n, q).
+
+    Notes
+    -----
+    Random vectors follow `manual_seed`.
     """
     q, steps = 6 if q is None else q, 2 if niter is None else niter
     A = A if M is None else A - M
@@ -39,10 +56,33 @@ def svd_lowrank(A: Tensor, q: int | None = 6, niter: int | None = 2, M: Tensor |
 
 
 def pca_lowrank(A: Tensor, q: int | None = None, center: bool = True, niter: int = 2) -> SVDWithV:
-    """Return (U, S, V) of the q largest principal components of the rows of A: the columns of V are their directions.
+    """Return the largest principal components of the rows of a matrix.
 
-    `q` is by default 6, or the size of A if that is smaller; without `center`, the mean row is not subtracted before.
-    Shapes: A (..., m, n), U (..., m, q), S (..., q), V (..., n, q). Raises ArgumentError for a larger q.
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., m, n).
+    q : int, optional
+        Number of components; by default 6, or the smaller of m and n if that is less.
+    center : bool, default True
+        Whether the mean row is subtracted first.
+    niter : int, default 2
+        Number of steps of a power iteration; more steps are more exact.
+
+    Returns
+    -------
+    named tuple of Tensor
+        U of shape (..., m, q), S of shape (..., q), and V of shape (..., n, q), whose columns are the directions of the
+        components.
+
+    Raises
+    ------
+    ArgumentError
+        If `q` is larger than m or n, or a number is negative.
+
+    Notes
+    -----
+    Random vectors follow `manual_seed`.
     """
     most = min(A.shape[-2:])
     q = min(6, most) if q is None else q

@@ -178,10 +178,30 @@ def _require_regular(name: str, first_zero: np.ndarray) -> None:
 
 @float32_in_autocast
 def lu_factor(A: Tensor, *, pivot: bool = True) -> Factors:
-    """Return the packed LU factorization of matrices, and the exchanges of rows, for `lu_solve`.
+    """Return the packed LU factorization of matrices, and the exchanges of rows.
 
-    Shapes: A (..., m, n), LU the same, pivots (..., min(m, n)), of int32.
-    Raises ShapeError, DtypeError; LinAlgError if a pivot is zero; UnsupportedError without `pivot`.
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., m, n).
+    pivot : bool, default True
+        Whether rows are exchanged; must be True.
+
+    Returns
+    -------
+    named tuple of Tensor
+        LU of shape (..., m, n), and pivots of shape (..., min(m, n)), of int32, for `linalg.lu_solve`.
+
+    Raises
+    ------
+    ShapeError
+        For fewer than two dimensions.
+    DtypeError
+        For integers and bool.
+    LinAlgError
+        If a pivot is zero.
+    UnsupportedError
+        If `pivot` is False.
     """
     found = _factors("linalg.lu_factor", A, pivot)
     _require_regular("linalg.lu_factor", first_zero_pivot(found.LU))
@@ -190,7 +210,34 @@ def lu_factor(A: Tensor, *, pivot: bool = True) -> Factors:
 
 @float32_in_autocast
 def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> FactorsAndInfo:
-    """Return what `lu_factor` does, and the number of the first pivot that is zero; raise only if `check_errors`."""
+    """Return the packed LU factorization of matrices, the exchanges of rows, and where a pivot is zero.
+
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., m, n).
+    pivot : bool, default True
+        Whether rows are exchanged; must be True.
+    check_errors : bool, default False
+        Whether to raise an error for a pivot that is zero.
+
+    Returns
+    -------
+    named tuple of Tensor
+        LU and pivots as from `linalg.lu_factor`, and info of shape (...): the number of the first pivot that is zero,
+        counted from 1, else 0.
+
+    Raises
+    ------
+    ShapeError
+        For fewer than two dimensions.
+    DtypeError
+        For integers and bool.
+    LinAlgError
+        If a pivot is zero and `check_errors` is True.
+    UnsupportedError
+        If `pivot` is False.
+    """
     found = _factors("linalg.lu_factor_ex", A, pivot)
     first_zero = first_zero_pivot(found.LU)
     if check_errors:
@@ -200,9 +247,28 @@ def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -
 
 @float32_in_autocast
 def lu(A: Tensor, *, pivot: bool = True) -> PLU:
-    """Return P, L and U with P L U = A. Shapes: A (..., m, n), P (..., m, m), L (..., m, k), U (..., k, n).
+    """Return P, L and U with ``P L U = A``.
 
-    Raises ShapeError, DtypeError; UnsupportedError without `pivot`.
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., m, n).
+    pivot : bool, default True
+        Whether rows are exchanged; must be True.
+
+    Returns
+    -------
+    named tuple of Tensor
+        P of shape (..., m, m), L of shape (..., m, k) and U of shape (..., k, n), where k is the smaller of m and n.
+
+    Raises
+    ------
+    ShapeError
+        For fewer than two dimensions.
+    DtypeError
+        For integers and bool.
+    UnsupportedError
+        If `pivot` is False.
     """
     return unpacked(*_factors("linalg.lu", A, pivot))
 
@@ -221,10 +287,32 @@ def unpacked(LU: Tensor, pivots: Tensor, data: bool = True, exchanges: bool = Tr
 
 @float32_in_autocast
 def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
-    """Return X with A X = B, given the factorization of A; without `left`, X with X A = B.
+    """Return X with ``A X = B``, given the factorization of A.
 
-    With `adjoint`, Aᴴ takes the place of A. Shapes: LU (..., n, n), pivots (..., n), B (..., n, k), result as B.
-    Raises ShapeError, DtypeError.
+    Parameters
+    ----------
+    LU : Tensor
+        Of shape (..., n, n), from `linalg.lu_factor`.
+    pivots : Tensor
+        Of shape (..., n), from `linalg.lu_factor`.
+    B : Tensor
+        Of shape (..., n, k); of shape (..., k, n) if `left` is False.
+    left : bool, default True
+        Whether to solve ``A X = B`` instead of ``X A = B``.
+    adjoint : bool, default False
+        Whether Aᴴ takes the place of A.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `B`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DtypeError
+        For integers and bool.
     """
     name = "linalg.lu_solve"
     require_matrices(name, LU, B)

@@ -28,14 +28,48 @@ __all__ = [
 def margin_ranking_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
-    """Return max(0, margin - target * (input1 - input2)): target 1 wants input1 > input2, -1 wants input1 < input2."""
+    """Return max(0, margin - target * (input1 - input2)).
+
+    Parameters
+    ----------
+    input1, input2 : Tensor
+        Of shapes that broadcast.
+    target : Tensor
+        1 wants input1 > input2, -1 wants input1 < input2.
+    margin : float, default 0.0
+        Difference from which on there is no loss.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether to return the mean of the losses, their sum, or the losses themselves.
+
+    Returns
+    -------
+    Tensor
+        Of no dimensions; with the reduction "none", of the broadcast shape.
+    """
     losses: Any = clamp_min(margin - target * (input1 - input2), 0.0)
     return reduced("margin_ranking_loss", losses, reduction)
 
 
 @float32_in_autocast
 def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean") -> Tensor:
-    """Return the distances `input` where the target is 1, and max(0, margin - input) where it is -1."""
+    """Return distances where the target is 1, and max(0, margin - distance) where it is -1.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape: the distances.
+    target : Tensor
+        Of the shape of `input`: 1 or -1.
+    margin : float, default 1.0
+        Distance from which on targets of -1 have no loss.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether to return the mean of the losses, their sum, or the losses themselves.
+
+    Returns
+    -------
+    Tensor
+        Of no dimensions; with the reduction "none", of the shape of `input`.
+    """
     alike, apart = where(target != -1, input, 0.0), where(target != 1, clamp_min(margin - input, 0.0), 0.0)
     return reduced("hinge_embedding_loss", alike + apart, reduction)
 
@@ -44,9 +78,28 @@ def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, red
 def cosine_embedding_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
-    """Return 1 - cos(input1, input2) where the target is 1, and max(0, cos - margin) where it is -1.
+    """Return 1 - cos where the target is 1, and max(0, cos - margin) where it is -1.
 
-    Shapes: inputs (N, D), target (N,); or (D,) and ().
+    Parameters
+    ----------
+    input1, input2 : Tensor
+        Of shape (N, D) or (D,); cos is the cosine of the angle between their rows.
+    target : Tensor
+        Of shape (N,) or (): 1 or -1.
+    margin : float, default 0.0
+        Largest cosine without loss for targets of -1.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether to return the mean of the losses, their sum, or the losses themselves.
+
+    Returns
+    -------
+    Tensor
+        Of no dimensions; with the reduction "none", of the shape of `target`.
+
+    Raises
+    ------
+    ShapeError
+        For other shapes.
     """
     if input1.shape != input2.shape or input1.ndim not in (1, 2) or target.shape != input1.shape[:-1]:
         raise ShapeError(
@@ -65,11 +118,30 @@ def triplet_margin_with_distance_loss(
     distance_function: Callable[[Tensor, Tensor], Tensor] | None = None, margin: float = 1.0, swap: bool = False,
     reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """Return max(0, margin + distance(anchor, positive) - distance(anchor, negative)).
+    """Return max(0, margin + distance(anchor, positive) - distance(anchor, negative)) for any distance.
 
-    `distance_function` gives the distance of two tensors; None is `pairwise_distance`. With `swap`,
-    distance(positive, negative) replaces distance(anchor, negative) where it is smaller.
-    Raises ArgumentError unless `margin` is positive.
+    Parameters
+    ----------
+    anchor, positive, negative : Tensor
+        What `distance_function` takes.
+    distance_function : callable, optional
+        Gives the distance of two tensors; by default, `pairwise_distance`.
+    margin : float, default 1.0
+        Difference of distances from which on there is no loss.
+    swap : bool, default False
+        Whether distance(positive, negative) replaces distance(anchor, negative) where it is smaller.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether to return the mean of the losses, their sum, or the losses themselves.
+
+    Returns
+    -------
+    Tensor
+        Of no dimensions; with the reduction "none", of the shape of the distances.
+
+    Raises
+    ------
+    ArgumentError
+        If `margin` is not positive.
     """
     if not margin > 0:
         raise ArgumentError(f"triplet_margin_loss: got margin={margin}; wanted a positive number")
@@ -86,8 +158,35 @@ def triplet_margin_loss(
     anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6,
     swap: bool = False, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """Return max(0, margin + distance(anchor, positive) - distance(anchor, negative)) with the distance by the p-norm.
+    """Return max(0, margin + distance(anchor, positive) - distance(anchor, negative)).
 
+    Parameters
+    ----------
+    anchor, positive, negative : Tensor
+        Of shape (..., D): the vectors.
+    margin : float, default 1.0
+        Difference of distances from which on there is no loss.
+    p : float, default 2.0
+        Order of the norm that is the distance.
+    eps : float, default 1e-06
+        Added to the differences of vectors.
+    swap : bool, default False
+        Whether distance(positive, negative) replaces distance(anchor, negative) where it is smaller.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether to return the mean of the losses, their sum, or the losses themselves.
+
+    Returns
+    -------
+    Tensor
+        Of no dimensions; with the reduction "none", of shape (...).
+
+    Raises
+    ------
+    ArgumentError
+        If `margin` is not positive.
+
+    Notes
+    -----
     Source: Balntas et al. 2016, section 3.
     """
     return triplet_margin_with_distance_loss(
@@ -101,9 +200,38 @@ def multi_margin_loss(
     input: Tensor, target: Tensor, p: int = 1, margin: float = 1.0, weight: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """Return the sum over non-target classes i of max(0, margin - input[target] + input[i])**p, divided by C.
+    """Return the sum over non-target classes i of ``max(0, margin - input[target] + input[i])**p``, divided by C.
 
-    Shapes: input (N, C) or (C,), target (N,) or (): class indices, weight (C,).
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C) or (C,), of floating-point numbers.
+    target : Tensor
+        Of shape (N,) or (): class indices.
+    p : {1, 2}, default 1
+        Power of the differences.
+    margin : float, default 1.0
+        Difference from which on there is no loss.
+    weight : Tensor, optional
+        Of shape (C,): the weight of each class.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether to return the mean of the losses, their sum, or the losses themselves.
+
+    Returns
+    -------
+    Tensor
+        Of no dimensions; with the reduction "none", of the shape of `target`.
+
+    Raises
+    ------
+    ArgumentError
+        For another `p`.
+    ShapeError
+        If shapes do not fit.
+    DimensionError
+        For a class outside [0, C).
+    DtypeError
+        For integers and complex numbers.
     """
     require_floats("multi_margin_loss", input.dtype)
     if p not in (1, 2):
@@ -128,9 +256,30 @@ def multi_margin_loss(
 @float32_in_autocast
 @by_host
 def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the sum over target classes j and non-target classes i of max(0, 1 - input[j] + input[i]), divided by C.
+    """Return the sum over target classes j and other classes i of ``max(0, 1 - input[j] + input[i])``, divided by C.
 
-    Shapes: input and target (N, C) or (C,); a row of `target` lists its target classes, up to the first -1.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C) or (C,), of floating-point numbers.
+    target : Tensor
+        Of the shape of `input`; a row lists its target classes, up to the first -1.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether to return the mean of the losses, their sum, or the losses themselves.
+
+    Returns
+    -------
+    Tensor
+        Of no dimensions; with the reduction "none", of shape (N,) or ().
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DimensionError
+        For a class outside [0, C).
+    DtypeError
+        For integers and complex numbers.
     """
     require_floats("multilabel_margin_loss", input.dtype)
     if input.ndim not in (1, 2) or target.shape != input.shape:

@@ -132,10 +132,39 @@ def _other_gradient(g: Tensor, self: Tensor, other_shape: tuple[int, ...]) -> Te
 
 @declare(method=True, numpy=True)
 def matmul(input: Tensor, other: Tensor) -> Tensor:
-    """Return the matrix product over the last two dimensions; leading dimensions broadcast, 1-D operands are vectors.
+    """Return the matrix product over the last two dimensions.
 
-    Shapes: (..., m, k) and (..., k, n) give (..., m, n); (k,) with (k,) gives a 0-d tensor.
-    Raises ShapeError if inner sizes differ or batches do not broadcast, DtypeError if dtypes differ.
+    Leading dimensions broadcast; operands of one dimension are vectors. ``a @ b`` is this product.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (..., m, k), or (k,); or a sparse matrix.
+    other : Tensor
+        Of shape (..., k, n), or (k,), and of the dtype of `input`; or a sparse matrix.
+
+    Returns
+    -------
+    Tensor
+        Of shape (..., m, n), without m or n for a vector; of two vectors, a tensor of no dimensions.
+
+    Raises
+    ------
+    ShapeError
+        If inner sizes differ, batches do not broadcast, or an operand has no dimensions.
+    DtypeError
+        If dtypes differ.
+    OperandError
+        If an operand is a number.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> a = sg.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> sg.matmul(a, sg.tensor([1.0, 1.0])).tolist()
+    [3.0, 7.0]
+    >>> (a @ a).tolist()
+    [[7.0, 10.0], [15.0, 22.0]]
     """
     if not isinstance(input, Tensor) or not isinstance(other, Tensor):
         if hasattr(input, "times_dense"):  # a sparse matrix
@@ -194,14 +223,54 @@ def _require_dims(name: str, operands: tuple[tuple[Tensor, int], ...]) -> None:
 
 @declare(method=True)
 def mm(input: Tensor, mat2: Tensor) -> Tensor:
-    """Return the product of two matrices. Raises ShapeError for anything else."""
+    """Return the product of two matrices.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (m, k).
+    mat2 : Tensor
+        Of shape (k, n), and of the dtype of `input`.
+
+    Returns
+    -------
+    Tensor
+        Of shape (m, n).
+
+    Raises
+    ------
+    ShapeError
+        For anything else than two matrices whose inner sizes agree; `matmul` takes any dimensions.
+    DtypeError
+        If dtypes differ.
+    """
     _require_dims("mm", ((input, 2), (mat2, 2)))
     return matmul(input, mat2)
 
 
 @declare(method=True)
 def bmm(input: Tensor, mat2: Tensor) -> Tensor:
-    """Return the products of two equally long batches of matrices. Raises ShapeError for anything else."""
+    """Return the products of two equally long batches of matrices.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (b, m, k).
+    mat2 : Tensor
+        Of shape (b, k, n), and of the dtype of `input`.
+
+    Returns
+    -------
+    Tensor
+        Of shape (b, m, n).
+
+    Raises
+    ------
+    ShapeError
+        For other shapes; `matmul` broadcasts batches.
+    DtypeError
+        If dtypes differ.
+    """
     _require_dims("bmm", ((input, 3), (mat2, 3)))
     if input.shape[0] != mat2.shape[0]:
         raise ShapeError(f"bmm: got {input.shape} and {mat2.shape}; batches must be equally long: matmul broadcasts")
@@ -211,7 +280,27 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
 @declare(method=True)
 @float32_in_autocast
 def mv(input: Tensor, vec: Tensor) -> Tensor:
-    """Return the product of a matrix and a vector. Raises ShapeError for anything else."""
+    """Return the product of a matrix and a vector.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (m, k).
+    vec : Tensor
+        Of shape (k,), and of the dtype of `input`.
+
+    Returns
+    -------
+    Tensor
+        Of shape (m,).
+
+    Raises
+    ------
+    ShapeError
+        For other shapes.
+    DtypeError
+        If dtypes differ.
+    """
     _require_dims("mv", ((input, 2), (vec, 1)))
     return matmul(input, vec)
 
@@ -219,7 +308,27 @@ def mv(input: Tensor, vec: Tensor) -> Tensor:
 @declare(method=True)
 @float32_in_autocast
 def dot(input: Tensor, tensor: Tensor) -> Tensor:
-    """Return the dot product of two vectors. Raises ShapeError for anything else."""
+    """Return the dot product of two vectors.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (n,).
+    tensor : Tensor
+        Of shape (n,), and of the dtype of `input`; not conjugated.
+
+    Returns
+    -------
+    Tensor
+        Of no dimensions.
+
+    Raises
+    ------
+    ShapeError
+        For anything else than two vectors of one length.
+    DtypeError
+        If dtypes differ.
+    """
     _require_dims("dot", ((input, 1), (tensor, 1)))
     return matmul(input, tensor)
 
@@ -239,21 +348,93 @@ def _added_to(input: Tensor, product: Tensor, beta: Number, alpha: Number) -> Te
 @declare(in_place=True)
 @half_in_autocast
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """Return beta * input + alpha * mat1 @ mat2; if beta is 0, the values of `input` are ignored, even NaN."""
+    """Return ``beta * input + alpha * mat1 @ mat2``.
+
+    Parameters
+    ----------
+    input : Tensor
+        Broadcasts to (m, n).
+    mat1 : Tensor
+        Of shape (m, k).
+    mat2 : Tensor
+        Of shape (k, n).
+    beta : float, default 1
+        Factor of `input`; if it is 0, the values of `input` are ignored, even NaN.
+    alpha : float, default 1
+        Factor of the product.
+
+    Returns
+    -------
+    Tensor
+        Of shape (m, n).
+
+    Raises
+    ------
+    ShapeError
+        For other shapes.
+    """
     return _added_to(input, mm(mat1, mat2), beta, alpha)
 
 
 @declare(in_place=True)
 @half_in_autocast
 def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """Return beta * input + alpha * batch1 @ batch2 for batches of matrices (see `addmm`)."""
+    """Return ``beta * input + alpha * batch1 @ batch2`` for batches of matrices.
+
+    Parameters
+    ----------
+    input : Tensor
+        Broadcasts to (b, m, n).
+    batch1 : Tensor
+        Of shape (b, m, k).
+    batch2 : Tensor
+        Of shape (b, k, n).
+    beta : float, default 1
+        Factor of `input`; if it is 0, the values of `input` are ignored, even NaN.
+    alpha : float, default 1
+        Factor of the products.
+
+    Returns
+    -------
+    Tensor
+        Of shape (b, m, n).
+
+    Raises
+    ------
+    ShapeError
+        For other shapes.
+    """
     return _added_to(input, bmm(batch1, batch2), beta, alpha)
 
 
 @declare(in_place=True)
 @half_in_autocast
 def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """Return beta * input + alpha * the sum over the batch of batch1 @ batch2 (see `addmm`)."""
+    """Return ``beta * input + alpha *`` the sum over the batch of ``batch1 @ batch2``.
+
+    Parameters
+    ----------
+    input : Tensor
+        Broadcasts to (m, n).
+    batch1 : Tensor
+        Of shape (b, m, k).
+    batch2 : Tensor
+        Of shape (b, k, n).
+    beta : float, default 1
+        Factor of `input`; if it is 0, the values of `input` are ignored, even NaN.
+    alpha : float, default 1
+        Factor of the sum.
+
+    Returns
+    -------
+    Tensor
+        Of shape (m, n).
+
+    Raises
+    ------
+    ShapeError
+        For other shapes.
+    """
     _require_dims("addbmm", ((batch1, 3), (batch2, 3)))
     if batch1.shape[0] != batch2.shape[0]:
         raise ShapeError(f"addbmm: got {batch1.shape} and {batch2.shape}; batches must be equally long")
@@ -265,13 +446,61 @@ def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, a
 @declare(in_place=True)
 @float32_in_autocast
 def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """Return beta * input + alpha * mat @ vec for a matrix and a vector (see `addmm`)."""
+    """Return ``beta * input + alpha * mat @ vec`` for a matrix and a vector.
+
+    Parameters
+    ----------
+    input : Tensor
+        Broadcasts to (m,).
+    mat : Tensor
+        Of shape (m, k).
+    vec : Tensor
+        Of shape (k,).
+    beta : float, default 1
+        Factor of `input`; if it is 0, the values of `input` are ignored, even NaN.
+    alpha : float, default 1
+        Factor of the product.
+
+    Returns
+    -------
+    Tensor
+        Of shape (m,).
+
+    Raises
+    ------
+    ShapeError
+        For other shapes.
+    """
     return _added_to(input, mv(mat, vec), beta, alpha)
 
 
 @declare(in_place=True)
 def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """Return beta * input + alpha * the outer product of two vectors (see `addmm`)."""
+    """Return ``beta * input + alpha *`` the outer product of two vectors.
+
+    Parameters
+    ----------
+    input : Tensor
+        Broadcasts to (m, n).
+    vec1 : Tensor
+        Of shape (m,).
+    vec2 : Tensor
+        Of shape (n,).
+    beta : float, default 1
+        Factor of `input`; if it is 0, the values of `input` are ignored, even NaN.
+    alpha : float, default 1
+        Factor of the product.
+
+    Returns
+    -------
+    Tensor
+        Of shape (m, n).
+
+    Raises
+    ------
+    ShapeError
+        For other shapes.
+    """
     return _added_to(input, outer(vec1, vec2), beta, alpha)
 
 
@@ -344,13 +573,41 @@ def linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return activation(input @ weight.T + bias) + residual.
+    """Return ``activation(input @ weight.T + bias) + residual``.
 
-    The kernel of the product also applies the activation ("relu", "silu", "gelu" or "gelu_tanh"), or, if there is no
-    activation, adds `residual`: neither needs a separate pass over memory. Gradients and saved tensors are those of the
-    separate operations.
-    Shapes: input (..., k), weight (n, k), bias (n,), residual and the result (..., n).
-    Raises ShapeError if shapes do not fit, DtypeError if dtypes differ, ArgumentError for another activation.
+    The kernel of the product also applies the activation, or, if there is none, adds `residual`: neither needs a
+    separate pass over memory.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (..., k).
+    weight : Tensor
+        Of shape (n, k), and of the dtype of `input`.
+    bias : Tensor, optional
+        Of shape (n,).
+    activation : {"relu", "silu", "gelu", "gelu_tanh"}, optional
+        Function of the sum; none, by default.
+    residual : Tensor, optional
+        Of shape (..., n), added last.
+
+    Returns
+    -------
+    Tensor
+        Of shape (..., n).
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DtypeError
+        If dtypes differ.
+    ArgumentError
+        For another activation.
+
+    Notes
+    -----
+    Gradients and saved tensors are those of the separate operations.
     """
     if activation is None and residual is None:
         if bias is None:
@@ -427,7 +684,25 @@ def _add_residual(product: Any, other: Any) -> Any:
 
 @declare(method=True)
 def outer(input: Tensor, vec2: Tensor) -> Tensor:
-    """Return the outer product of two vectors. Raises ShapeError for anything else."""
+    """Return the outer product of two vectors.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (m,).
+    vec2 : Tensor
+        Of shape (n,).
+
+    Returns
+    -------
+    Tensor
+        Of shape (m, n): the product of each element of `input` and each of `vec2`.
+
+    Raises
+    ------
+    ShapeError
+        For anything else than two vectors.
+    """
     _require_dims("outer", ((input, 1), (vec2, 1)))
     return mul(unsqueeze(input, 1), unsqueeze(vec2, 0))
 

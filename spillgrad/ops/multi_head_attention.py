@@ -131,12 +131,63 @@ def multi_head_attention_forward(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Return what `nn.MultiheadAttention` returns, given its parameters: the result, and the weights or None.
 
-    `static_k` and `static_v` (N · heads, S, E / heads) take the place of the projected keys and values. `is_causal`
-    says that `attn_mask` is the causal one.
-    Shapes: query (T, N, E), key (S, N, …), value (S, N, …), result (T, N, E), weights (N, T, S), or (N, heads, T, S)
-    unless they are averaged; without a batch N is left out.
-    Raises ArgumentError for another width than `embed_dim_to_check`, one that the heads do not divide, and for
-    `is_causal` without a mask.
+    Without a batch, N is left out of all shapes. S counts keys, T counts queries.
+
+    Parameters
+    ----------
+    query : Tensor
+        Of shape (T, N, E).
+    key, value : Tensor
+        Of shape (S, N, ...).
+    embed_dim_to_check : int
+        The width E.
+    num_heads : int
+        Number of heads; a divisor of E.
+    in_proj_weight : Tensor, optional
+        The three projections of queries, keys and values, one below the other.
+    in_proj_bias : Tensor, optional
+        The biases of the three projections.
+    bias_k, bias_v : Tensor, optional
+        Key and value that are added to all others.
+    add_zero_attn : bool
+        Whether a key and a value of zeros are added.
+    dropout_p : float
+        Probability of dropping a weight, in training.
+    out_proj_weight : Tensor
+        Projection of the result.
+    out_proj_bias : Tensor, optional
+        Bias of the result.
+    training : bool, default True
+        Whether to drop weights.
+    key_padding_mask : Tensor, optional
+        Of shape (N, S): True, or -inf, for keys to ignore.
+    need_weights : bool, default True
+        Whether to return the weights.
+    attn_mask : Tensor, optional
+        Of shape (T, S) or (N heads, T, S): True for pairs to ignore, or numbers to add.
+    use_separate_proj_weight : bool, default False
+        Whether the next three replace `in_proj_weight`.
+    q_proj_weight, k_proj_weight, v_proj_weight : Tensor, optional
+        Projections of queries, keys and values.
+    static_k, static_v : Tensor, optional
+        Of shape (N heads, S, E / heads): they take the place of the projected keys and values.
+    average_attn_weights : bool, default True
+        Whether to average the weights over the heads.
+    is_causal : bool, default False
+        Whether `attn_mask` is the causal one.
+
+    Returns
+    -------
+    result : Tensor
+        Of shape (T, N, E).
+    weights : Tensor or None
+        Of shape (N, T, S), or (N, heads, T, S) unless they are averaged.
+
+    Raises
+    ------
+    ArgumentError
+        For another width than `embed_dim_to_check`, one that the heads do not divide, and for `is_causal` without a
+        mask.
     """
     if query.shape[-1] != embed_dim_to_check or embed_dim_to_check % num_heads:
         raise ArgumentError(

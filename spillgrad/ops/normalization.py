@@ -70,13 +70,67 @@ def _along(name: str, function: Any, input: Tensor, dim: int, dtype: Any) -> Ten
 
 @declare(method=True)
 def softmax(input: Tensor, dim: int = -1, dtype: Any = None, *, axis: int | None = None) -> Tensor:
-    """Return exp(x) / sum(exp(x)) along one dimension, without overflow; `dtype` converts the input first."""
+    """Return exp(x) / sum(exp(x)) along one dimension, without overflow.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of floating-point numbers, unless `dtype` is given.
+    dim : int, default -1
+        Dimension along which the result sums to 1.
+    dtype : dtype, optional
+        Data type to which the input is converted first; by default, that of the input.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    DtypeError
+        For integers.
+    DimensionError
+        If the dimension is out of range.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.softmax(sg.tensor([0.0, 0.0]), dim=0).tolist()
+    [0.5, 0.5]
+    """
     return _along("softmax", _softmax, input, dim if axis is None else axis, dtype)
 
 
 @declare(method=True)
 def log_softmax(input: Tensor, dim: int = -1, dtype: Any = None, *, axis: int | None = None) -> Tensor:
-    """Return log(softmax(x)) along one dimension, accurate where softmax itself underflows."""
+    """Return log(softmax(x)) along one dimension, accurate where softmax itself underflows.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of floating-point numbers, unless `dtype` is given.
+    dim : int, default -1
+        Dimension along which the exponentials of the result sum to 1.
+    dtype : dtype, optional
+        Data type to which the input is converted first; by default, that of the input.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    DtypeError
+        For integers.
+    DimensionError
+        If the dimension is out of range.
+    """
     return _along("log_softmax", _log_softmax, input, dim if axis is None else axis, dtype)
 
 
@@ -138,8 +192,40 @@ def layer_norm(
 ) -> Tensor:  # fmt: skip
     """Return each row shifted to mean 0 and scaled to variance 1, then multiplied by `weight` and added to `bias`.
 
-    Shapes: a row is the trailing dimensions, of shape `normalized_shape`; weight and bias have that shape.
+    Parameters
+    ----------
+    input : Tensor
+        Of floating-point numbers; a row is its trailing dimensions.
+    normalized_shape : int or sequence of int
+        Shape of a row.
+    weight : Tensor, optional
+        Of the shape of a row.
+    bias : Tensor, optional
+        Of the shape of a row.
+    eps : float, default 1e-05
+        Added to the variance.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DtypeError
+        For integers and complex numbers.
+
+    Notes
+    -----
     Source: Ba et al. 2016.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.layer_norm(sg.tensor([[1.0, 3.0]]), 2, eps=0.0).tolist()
+    [[-1.0, 1.0]]
     """
     require_floats("layer_norm", input.dtype)
     shape = _checked_rows("layer_norm", input, normalized_shape, weight=weight, bias=bias)
@@ -204,9 +290,34 @@ def rms_norm(
 ) -> Tensor:
     """Return each row scaled to mean square 1, then multiplied by `weight`.
 
-    `eps` is by default the machine epsilon of float64 if the input is float64 or complex128, of float32 if not. As in
-    PyTorch, complex numbers are squared as they are, without absolute value; their weight may be real.
-    Shapes: a row is the trailing dimensions, of shape `normalized_shape`; the weight has that shape.
+    Parameters
+    ----------
+    input : Tensor
+        Of floating-point or complex numbers; a row is its trailing dimensions.
+    normalized_shape : int or sequence of int
+        Shape of a row.
+    weight : Tensor, optional
+        Of the shape of a row; may be real for complex numbers.
+    eps : float, optional
+        Added to the mean square; by default, the machine epsilon of float64 if the input is float64 or complex128, of
+        float32 if not.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DtypeError
+        For integers.
+
+    Notes
+    -----
+    As in PyTorch, complex numbers are squared as they are, without absolute value.
+
     Source: Zhang & Sennrich 2019.
     """
     require_inexact("rms_norm", input.dtype)

@@ -33,9 +33,32 @@ Order = int | float | str | None
 def vector_norm(
     x: Tensor, ord: float = 2, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    """Return (sum |x|**ord)**(1/ord) over dimensions, by default over all.
+    """Return ``(sum |x|**ord)**(1/ord)`` over dimensions.
 
-    `ord` may also be inf, -inf, or 0, which counts the nonzero elements. Raises DtypeError, ArgumentError.
+    Parameters
+    ----------
+    x : Tensor
+        Of any shape, of floating-point or complex numbers, unless `dtype` is given.
+    ord : float, default 2
+        Order of the norm; inf and -inf give the largest and the smallest absolute value, 0 counts the nonzero elements.
+    dim : int or sequence of int, optional
+        Dimension, or dimensions, to reduce; all, by default.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    dtype : dtype, optional
+        Data type to which the input is converted first; by default, that of the input.
+
+    Returns
+    -------
+    Tensor
+        Of real numbers, without the reduced dimensions unless `keepdim`.
+
+    Raises
+    ------
+    DtypeError
+        For integers and bool.
+    ArgumentError
+        If `ord` is a name.
     """
     if isinstance(ord, str):
         raise ArgumentError(f"linalg.vector_norm: got ord {ord!r}; wanted a number: matrix_norm takes names")
@@ -45,12 +68,36 @@ def vector_norm(
 def matrix_norm(
     A: Tensor, ord: Order = "fro", dim: Sequence[int] = (-2, -1), keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    """Return the norm `ord` of matrices: "fro", "nuc", 1, 2, inf, -1, -2 or -inf.
+    """Return a norm of matrices.
 
-    Norm 1 is the largest column sum of absolute values, inf is the largest row sum, 2 is the largest singular value;
-    norms -1, -inf and -2 are the smallest of these. "nuc" is the sum of the singular values.
-    Shapes: the matrices' rows and columns are in the dimensions `dim` of A. Raises ShapeError, DtypeError,
-    ArgumentError.
+    Parameters
+    ----------
+    A : Tensor
+        Of at least two dimensions.
+    ord : {"fro", "nuc", 1, 2, inf, -1, -2, -inf}, default "fro"
+        "fro" is the root of the sum of squares, "nuc" the sum of the singular values, 1 the largest column sum of
+        absolute values, inf the largest row sum, 2 the largest singular value; -1, -inf and -2 are the smallest of
+        these.
+    dim : sequence of int, default (-2, -1)
+        Dimensions of the matrices' rows and columns.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    dtype : dtype, optional
+        Data type to which the input is converted first; by default, that of the input.
+
+    Returns
+    -------
+    Tensor
+        Of real numbers, without the two dimensions unless `keepdim`.
+
+    Raises
+    ------
+    ShapeError
+        For fewer than two dimensions.
+    DtypeError
+        For integers and bool.
+    ArgumentError
+        For another norm, or other than two dimensions.
     """
     name = "linalg.matrix_norm"
     A = A if dtype is None else to_dtype(A, dtype)
@@ -80,7 +127,30 @@ def norm(
 ) -> Tensor:
     """Return a matrix norm if `ord` is given and there are two dimensions, else a vector norm.
 
-    Without `ord`, the norm is the square root of the sum of squares. Raises as `vector_norm` and `matrix_norm` do.
+    Parameters
+    ----------
+    A : Tensor
+        Of any shape.
+    ord : float or str, optional
+        A norm of `linalg.vector_norm` or `linalg.matrix_norm`; by default, the root of the sum of squares.
+    dim : int or sequence of int, optional
+        One dimension for a vector norm, two for a matrix norm; all, by default.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    dtype : dtype, optional
+        Data type to which the input is converted first; by default, that of the input.
+
+    Returns
+    -------
+    Tensor
+        Of real numbers, without the reduced dimensions unless `keepdim`.
+
+    Raises
+    ------
+    ArgumentError
+        For another norm, or if `ord` is given and there are neither one nor two dimensions.
+    DtypeError
+        For integers and bool.
     """
     if ord is None:
         return vector_norm(A, 2, dim, keepdim, dtype=dtype)
@@ -98,11 +168,29 @@ def norm(
 @float32_in_autocast
 @by_host
 def cond(A: Tensor, p: Order = None) -> Tensor:
-    """Return the condition number of matrices: by default the largest singular value over the smallest.
+    """Return the condition number of matrices.
 
-    If `p` is -2, it is the smallest over the largest. With any other norm `p`, it is the norm of A times the norm of
-    the inverse of A, infinite for a singular matrix.
-    Shapes: A (..., m, n), square if `p` is not None, 2 or -2. Raises ShapeError, DtypeError, ArgumentError.
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., m, n); square unless `p` is None, 2 or -2.
+    p : {2, -2, 1, -1, inf, -inf, "fro", "nuc"}, optional
+        By default, and with 2, the result is the largest singular value over the smallest; with -2, the smallest over
+        the largest. With any other norm of `linalg.matrix_norm`, it is the norm of A times the norm of its inverse.
+
+    Returns
+    -------
+    Tensor
+        Of shape (...), of real numbers; infinite for a singular matrix.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DtypeError
+        For integers and bool.
+    ArgumentError
+        For another norm, or singular matrices in a batch with a `p` other than None, 2 and -2.
     """
     require_matrices("linalg.cond", A)
     if p in (None, 2, -2):
@@ -122,7 +210,22 @@ def cond(A: Tensor, p: Order = None) -> Tensor:
 def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
     """Return the product of several matrices, multiplied in the order that takes the fewest operations.
 
-    The first and the last tensor may be vectors. Raises ShapeError, ArgumentError.
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        At least two matrices, whose inner sizes agree; the first and the last may be vectors.
+
+    Returns
+    -------
+    Tensor
+        A matrix, without the rows or columns of a vector at that end.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    ArgumentError
+        For fewer than two tensors.
     """
     matrices = list(tensors)
     if len(matrices) < 2:
@@ -176,7 +279,31 @@ def _in_best_order(matrices: list[Tensor]) -> Tensor:
 
 @declare(in_place=True)
 def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
-    """Return the tensor, but scale each slice along `dim` whose p-norm exceeds `maxnorm` to just below `maxnorm`."""
+    """Return the tensor with slices whose norm is too large scaled to just below the largest norm.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least two dimensions.
+    p : float
+        Order of the norm; positive.
+    dim : int
+        Dimension whose indices count the slices.
+    maxnorm : float
+        Largest norm, from 0 on.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        For fewer than two dimensions.
+    ArgumentError
+        If `p` is not positive, or `maxnorm` is negative.
+    """
     dim = normalize_dim("renorm", dim, input.ndim)
     if input.ndim < 2:
         raise ShapeError(f"renorm: got a tensor of shape {input.shape}; input needs at least 2 dimensions")
@@ -188,15 +315,50 @@ def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
 
 
 def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
-    """Return the dot products of vectors along a dimension, those of x conjugated.
+    """Return the dot products of vectors along a dimension, those of `x` conjugated.
 
-    Raises ShapeError if shapes do not broadcast.
+    Parameters
+    ----------
+    x, y : Tensor
+        Of shapes that broadcast.
+    dim : int, default -1
+        Dimension of the vectors.
+
+    Returns
+    -------
+    Tensor
+        Of the broadcast shape without `dim`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not broadcast.
     """
     return sum(conjugate(x) * y, dim)
 
 
 def vander(x: Tensor, *, N: int | None = None) -> Tensor:
-    """Return the powers 0 to N - 1 of each element; N is by default n. Shapes: x (..., n), result (..., n, N)."""
+    """Return the powers 0 to N - 1 of each element.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of shape (..., n), of floating-point or complex numbers.
+    N : int, optional
+        Number of powers, at least 2; by default, n.
+
+    Returns
+    -------
+    Tensor
+        Of shape (..., n, N).
+
+    Raises
+    ------
+    ArgumentError
+        For fewer than two powers.
+    DtypeError
+        For integers and bool.
+    """
     require_inexact("linalg.vander", x.dtype)
     count = x.shape[-1] if N is None else int(N)
     if count < 2:

@@ -31,9 +31,21 @@ class SVDWithV(NamedTuple):
 
 @declare(method=True)
 def svd(input: Tensor, some: bool = True, compute_uv: bool = True) -> Any:
-    """Return the named tuple (U, S, V) with input = U diag(S) Vᴴ; `linalg.svd` returns Vᴴ.
+    """Return the singular value decomposition of matrices: ``input = U diag(S) Vᴴ``.
 
-    Without `some`, U and V are square. Without `compute_uv`, they are zeros, and only S has a gradient.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (..., m, n).
+    some : bool, default True
+        Whether U and V have only the columns that S needs; else they are square.
+    compute_uv : bool, default True
+        Whether to compute U and V; else they are zeros, and only S has a gradient.
+
+    Returns
+    -------
+    named tuple of Tensor
+        (U, S, V); `linalg.svd` returns Vᴴ instead.
     """
     if compute_uv:
         u, s, vh = decompositions.svd(input, full_matrices=not some)
@@ -70,14 +82,56 @@ eig, lstsq, matrix_rank, solve, symeig = (_removed(name, newer) for name, newer 
 
 @declare(method=True)
 def lu(A: Tensor, pivot: bool = True, get_infos: bool = False) -> Any:
-    """Return (LU, pivots), as `linalg.lu_factor_ex` does, and with `get_infos` its info, too."""
+    """Return the packed LU factorization of matrices, and the exchanges of rows.
+
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., m, n).
+    pivot : bool, default True
+        Whether rows are exchanged; must be True.
+    get_infos : bool, default False
+        Whether to return the info of `linalg.lu_factor_ex`, too.
+
+    Returns
+    -------
+    tuple of Tensor
+        (LU, pivots), or (LU, pivots, info).
+
+    Raises
+    ------
+    UnsupportedError
+        If `pivot` is False.
+    """
     found = lu_factorization.lu_factor_ex(A, pivot=pivot)
     return tuple(found) if get_infos else tuple(found[:2])
 
 
 @declare(method=True)
 def lu_solve(b: Tensor, LU_data: Tensor, LU_pivots: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return x with A x = b, given what `lu` returns for A; `linalg.lu_solve` takes b last."""
+    """Return x with ``A x = b``, given the factorization of A.
+
+    Parameters
+    ----------
+    b : Tensor
+        Of shape (..., n, k); `linalg.lu_solve` takes it last.
+    LU_data : Tensor
+        Of shape (..., n, n), from `lu`.
+    LU_pivots : Tensor
+        Of shape (..., n), from `lu`.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `b`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    """
     found = lu_factorization.lu_solve(LU_data, LU_pivots, b)
     return found if out is None else out.copy_(found)
 
@@ -85,7 +139,24 @@ def lu_solve(b: Tensor, LU_data: Tensor, LU_pivots: Tensor, *, out: Tensor | Non
 def lu_unpack(
     LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> lu_factorization.PLU:
-    """Return P, L and U of what `lu` or `linalg.lu_factor` returned; those not asked for are empty."""
+    """Return P, L and U of a packed factorization.
+
+    Parameters
+    ----------
+    LU_data : Tensor
+        Of shape (..., m, n), from `lu` or `linalg.lu_factor`.
+    LU_pivots : Tensor
+        Of shape (..., min(m, n)), from `lu` or `linalg.lu_factor`.
+    unpack_data : bool, default True
+        Whether to return L and U; else they are empty.
+    unpack_pivots : bool, default True
+        Whether to return P; else it is empty.
+
+    Returns
+    -------
+    named tuple of Tensor
+        (P, L, U), as from `linalg.lu`.
+    """
     return lu_factorization.unpacked(LU_data, LU_pivots, unpack_data, unpack_pivots)
 
 
@@ -100,9 +171,30 @@ class TriangularSolution(NamedTuple):
 def triangular_solve(
     b: Tensor, A: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> TriangularSolution:
-    """Return x with A x = b, where A is the upper or lower triangle of `A`; it warns, as PyTorch does.
+    """Return x with ``A x = b``, where A is a triangle of a matrix.
 
-    With `transpose`, the transposed triangle takes the place of A.
+    Parameters
+    ----------
+    b : Tensor
+        Of shape (..., n, k).
+    A : Tensor
+        Of shape (..., n, n).
+    upper : bool, default True
+        Whether the upper triangle counts instead of the lower one.
+    transpose : bool, default False
+        Whether the transposed triangle takes the place of A.
+    unitriangular : bool, default False
+        Whether the diagonal counts as ones.
+
+    Returns
+    -------
+    named tuple of Tensor
+        The solution, of the shape of `b`, and a copy of `A`.
+
+    Warns
+    -----
+    UserWarning
+        Always, as PyTorch does: `linalg.solve_triangular` replaces this function.
     """
     warnings.warn(
         "torch.triangular_solve is deprecated in favor of torch.linalg.solve_triangular and will be removed in a "
@@ -116,7 +208,23 @@ def triangular_solve(
 
 
 def chain_matmul(*matrices: Tensor) -> Tensor:
-    """Return the product of matrices, as `linalg.multi_dot` does; it warns, as PyTorch does."""
+    """Return the product of matrices, as `linalg.multi_dot` does.
+
+    Parameters
+    ----------
+    *matrices : Tensor
+        Matrices whose inner sizes agree; one alone is returned as it is.
+
+    Returns
+    -------
+    Tensor
+        The product.
+
+    Warns
+    -----
+    UserWarning
+        Always, as PyTorch does: `linalg.multi_dot` replaces this function.
+    """
     warnings.warn(
         "torch.chain_matmul is deprecated and will be removed in a future PyTorch release. Use torch.linalg.multi_dot "
         "instead, which accepts a list of two or more tensors rather than multiple parameters.",
@@ -126,7 +234,36 @@ def chain_matmul(*matrices: Tensor) -> Tensor:
 
 
 def range(start: Any = 0, end: Any = None, step: Any = 1, *, dtype: Any = None, **options: Any) -> Tensor:
-    """Return floats from `start` up to and including `end`, `step` apart; it warns, as PyTorch does: use `arange`."""
+    """Return numbers from `start` up to and including `end`.
+
+    Parameters
+    ----------
+    start : float, default 0
+        First number; the end if it is given alone.
+    end : float, optional
+        Bound, which the result includes if a step reaches it.
+    step : float, default 1
+        Distance of the numbers.
+    dtype : dtype, optional
+        Data type of the result; by default, float32.
+    **options
+        Further arguments of `arange`.
+
+    Returns
+    -------
+    Tensor
+        A vector.
+
+    Raises
+    ------
+    ArgumentError
+        If the step is 0 or leads away from the end.
+
+    Warns
+    -----
+    UserWarning
+        Always, as PyTorch does: `arange`, which leaves out the end, replaces this function.
+    """
     warnings.warn(
         "torch.range is deprecated and will be removed in a future release because its behavior is inconsistent with "
         "Python's range builtin. Instead, use torch.arange, which produces values in [start, end).",
@@ -142,10 +279,28 @@ def range(start: Any = 0, end: Any = None, step: Any = 1, *, dtype: Any = None, 
 
 @declare(numpy=True)
 def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
-    """Return the powers N - 1 down to 0 of each element, or 0 up to N - 1 if `increasing`; N is by default n.
+    """Return the powers N - 1 down to 0 of each element.
 
-    `linalg.vander` has them increasing. Shapes: x (n,), result (n, N).
-    Raises ShapeError for other than one dimension, and ArgumentError for a negative N.
+    Parameters
+    ----------
+    x : Tensor
+        Of shape (n,).
+    N : int, optional
+        Number of powers, from 0 on; by default, n.
+    increasing : bool, default False
+        Whether the powers go from 0 up to N - 1, as those of `linalg.vander`.
+
+    Returns
+    -------
+    Tensor
+        Of shape (n, N).
+
+    Raises
+    ------
+    ShapeError
+        For other than one dimension.
+    ArgumentError
+        For a negative `N`.
     """
     if x.ndim != 1:
         raise ShapeError(f"vander: got shape {x.shape}; x must be a one-dimensional tensor: use linalg.vander")

@@ -17,12 +17,36 @@ _OF_POSITIONS = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """Return the tensor with `value` (by default 0) around it, or, in another mode, with its own elements around it.
+    """Return the tensor with elements added around it, or cropped.
 
-    `pad` lists the widths before and after, for the last dimension first; negative widths crop. "reflect" mirrors the
-    elements without the edge itself, "replicate" repeats the edge, "circular" continues with the other end.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    pad : sequence of int
+        Widths before and after, for the last dimension first; negative widths crop.
+    mode : {"constant", "reflect", "replicate", "circular"}, default "constant"
+        What is added: `value`, or own elements. "reflect" mirrors the elements without the edge itself, "replicate"
+        repeats the edge, "circular" continues with the other end.
+    value : float, optional
+        The number that "constant" adds; by default, 0.
 
-    Raises ArgumentError for an odd or too long list, another mode, or more elements than the mode can give.
+    Returns
+    -------
+    Tensor
+        Each padded dimension is larger by its two widths.
+
+    Raises
+    ------
+    ArgumentError
+        For an odd or too long list, another mode, a value for another mode than "constant", or more elements than the
+        mode can give or the tensor has.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.nn.functional.pad(sg.tensor([1, 2, 3]), (1, 2)).tolist()
+    [0, 1, 2, 3, 0, 0]
     """
     if mode != "constant" and mode not in _OF_POSITIONS:
         raise ArgumentError(f'pad: got mode={mode!r}; accepted are "constant", "reflect", "replicate" and "circular"')

@@ -160,11 +160,48 @@ def max_pool2d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> Any:  # fmt: skip
-    """Return the largest element of each window, and with `return_indices` its index in the flattened image.
+    """Return the largest element of each window of images.
 
-    Shapes: input (N, C, H, W) or (C, H, W), result (N, C, h, w). The stride is by default the kernel's size. Of equal
-    elements, the first is taken. NaN counts as larger than any number; padding is never taken.
-    Raises ShapeError, DtypeError, ArgumentError.
+    Of equal elements, the first is taken; NaN counts as larger than any number.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, H, W) or (C, H, W), of floating-point numbers.
+    kernel_size : int or sequence of int
+        Size of a window, one for all dimensions or one for each.
+    stride : int or sequence of int, optional
+        Distance between windows; by default, the size of a window.
+    padding : int or sequence of int, default 0
+        Elements added at both ends, at most half a window; they are never the result.
+    dilation : int or sequence of int, default 1
+        Distance between the elements of a window.
+    ceil_mode : bool, default False
+        Whether to add a window that begins inside and reaches beyond the end.
+    return_indices : bool, default False
+        Whether to return the indices of the elements, too.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        Of shape (N, C, h, w) or (C, h, w); with `return_indices`, also the index of each element in the flattened
+        image.
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions, if no window fits, or if a window sees nothing but padding.
+    ArgumentError
+        If a size is out of range, or more than half of a window may be padding.
+    DtypeError
+        For integers and complex numbers.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> image = sg.arange(16, dtype="float32").reshape(1, 4, 4)
+    >>> sg.max_pool2d(image, 2).tolist()
+    [[[5.0, 7.0], [13.0, 15.0]]]
     """
     return largest("max_pool2d", input, 2, return_indices, kernel_size, stride, padding, dilation, ceil_mode)
 
@@ -173,7 +210,41 @@ def max_pool1d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> Any:  # fmt: skip
-    """Return the largest element of each window of a signal (N, C, L) or (C, L); the rest is as in `max_pool2d`."""
+    """Return the largest element of each window of signals.
+
+    Of equal elements, the first is taken; NaN counts as larger than any number.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, L) or (C, L), of floating-point numbers.
+    kernel_size : int or sequence of int
+        Size of a window, one for all dimensions or one for each.
+    stride : int or sequence of int, optional
+        Distance between windows; by default, the size of a window.
+    padding : int or sequence of int, default 0
+        Elements added at both ends, at most half a window; they are never the result.
+    dilation : int or sequence of int, default 1
+        Distance between the elements of a window.
+    ceil_mode : bool, default False
+        Whether to add a window that begins inside and reaches beyond the end.
+    return_indices : bool, default False
+        Whether to return the indices of the elements, too.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        Of shape (N, C, l) or (C, l); with `return_indices`, also the index of each element in its signal.
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions, if no window fits, or if a window sees nothing but padding.
+    ArgumentError
+        If a size is out of range, or more than half of a window may be padding.
+    DtypeError
+        For integers and complex numbers.
+    """
     return largest("max_pool1d", input, 1, return_indices, kernel_size, stride, padding, dilation, ceil_mode)
 
 
@@ -203,12 +274,38 @@ def avg_pool2d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the mean of each window.
+    """Return the mean of each window of images.
 
-    Padding counts as zeros, or, without `count_include_pad`, not at all. `divisor_override` replaces the number of
-    elements by which the sum is divided.
-    Shapes: input (N, C, H, W) or (C, H, W), result (N, C, h, w). The stride is by default the kernel's size.
-    Raises ShapeError, DtypeError, ArgumentError.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, H, W) or (C, H, W), of floating-point numbers.
+    kernel_size : int or sequence of int
+        Size of a window, one for all dimensions or one for each.
+    stride : int or sequence of int, optional
+        Distance between windows; by default, the size of a window.
+    padding : int or sequence of int, default 0
+        Zeros added at both ends, at most half a window.
+    ceil_mode : bool, default False
+        Whether to add a window that begins inside and reaches beyond the end.
+    count_include_pad : bool, default True
+        Whether added zeros count as elements of a window.
+    divisor_override : int, optional
+        What sums are divided by; by default, the number of elements.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, C, h, w) or (C, h, w).
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions, or if no window fits.
+    ArgumentError
+        If a size is out of range, more than half of a window may be padding, or the divisor is 0.
+    DtypeError
+        For integers and complex numbers.
     """
     return averaged(
         "avg_pool2d", input, 2, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
@@ -219,7 +316,37 @@ def avg_pool1d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Return the mean of each window of a signal (N, C, L) or (C, L); the rest is as in `avg_pool2d`."""
+    """Return the mean of each window of signals.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, L) or (C, L), of floating-point numbers.
+    kernel_size : int or sequence of int
+        Size of a window, one for all dimensions or one for each.
+    stride : int or sequence of int, optional
+        Distance between windows; by default, the size of a window.
+    padding : int or sequence of int, default 0
+        Zeros added at both ends, at most half a window.
+    ceil_mode : bool, default False
+        Whether to add a window that begins inside and reaches beyond the end.
+    count_include_pad : bool, default True
+        Whether added zeros count as elements of a window.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, C, l) or (C, l).
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions, or if no window fits.
+    ArgumentError
+        If a size is out of range, or more than half of a window may be padding.
+    DtypeError
+        For integers and complex numbers.
+    """
     return averaged("avg_pool1d", input, 1, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
 
 
@@ -269,15 +396,56 @@ def adapted_means(name: str, input: Tensor, output_size: OutputSize, dims: int) 
 
 
 def adaptive_avg_pool2d(input: Tensor, output_size: OutputSize) -> Tensor:
-    """Return the means of windows that cover the image in a grid of `output_size`; None keeps the input's size.
+    """Return the means of a grid of windows that cover an image.
 
-    Shapes: input (N, C, H, W) or (C, H, W), result (N, C, *output_size).
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, H, W) or (C, H, W).
+    output_size : int, sequence of int or None
+        Height and width of the grid, or one number for both; None keeps the size of the input.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, C, h, w) or (C, h, w), where (h, w) is `output_size`.
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions.
+    ArgumentError
+        If `output_size` has more than two sizes.
+    DtypeError
+        For integers, and for complex numbers unless there is one window.
     """
     return adapted_means("adaptive_avg_pool2d", input, output_size, 2)
 
 
 def adaptive_avg_pool1d(input: Tensor, output_size: OutputSize) -> Tensor:
-    """Return the means of `output_size` windows that cover a signal (N, C, L) or (C, L)."""
+    """Return the means of a given number of windows that cover a signal.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, L) or (C, L).
+    output_size : int, sequence of int or None
+        Number of windows; None keeps the size of the input.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, C, output_size) or (C, output_size).
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions.
+    ArgumentError
+        If `output_size` is not one integer.
+    DtypeError
+        For integers, and for complex numbers unless there is one window.
+    """
     return adapted_means("adaptive_avg_pool1d", input, output_size, 1)
 
 
@@ -288,17 +456,65 @@ def adapted_maxima(name: str, input: Tensor, output_size: OutputSize, dims: int,
 
 
 def adaptive_max_pool2d(input: Tensor, output_size: OutputSize, return_indices: bool = False) -> Any:
-    """Return the largest elements of windows that cover the image in a grid of `output_size`.
+    """Return the largest elements of a grid of windows that cover an image.
 
-    Shapes: input (N, C, H, W) or (C, H, W), result (N, C, *output_size). The rest is as in `max_pool2d`.
+    Of equal elements, the first is taken; NaN counts as larger than any number.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, H, W) or (C, H, W), of floating-point numbers.
+    output_size : int, sequence of int or None
+        Height and width of the grid, or one number for both; None keeps the size of the input.
+    return_indices : bool, default False
+        Whether to return the indices of the elements, too.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        Of shape (N, C, h, w) or (C, h, w), where (h, w) is `output_size`; with `return_indices`, also the index of each
+        element in the flattened image.
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions.
+    ArgumentError
+        If `output_size` has more than two sizes.
+    DtypeError
+        For integers and complex numbers.
     """
     return adapted_maxima("adaptive_max_pool2d", input, output_size, 2, return_indices)
 
 
 def adaptive_max_pool1d(input: Tensor, output_size: OutputSize, return_indices: bool = False) -> Any:
-    """Return the largest elements of `output_size` windows that cover a signal.
+    """Return the largest elements of a given number of windows that cover a signal.
 
-    Shapes: input (N, C, L) or (C, L), result (N, C, l). The rest is as in `max_pool1d`.
+    Of equal elements, the first is taken; NaN counts as larger than any number.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, L) or (C, L), of floating-point numbers.
+    output_size : int, sequence of int or None
+        Number of windows; None keeps the size of the input.
+    return_indices : bool, default False
+        Whether to return the indices of the elements, too.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        Of shape (N, C, output_size) or (C, output_size); with `return_indices`, also the index of each element in its
+        signal.
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions.
+    ArgumentError
+        If `output_size` is not one integer.
+    DtypeError
+        For integers and complex numbers.
     """
     return adapted_maxima("adaptive_max_pool1d", input, output_size, 1, return_indices)
 
@@ -323,10 +539,36 @@ def root_of_sums(means: Tensor, kernel_size: tuple[int, ...], norm_type: float) 
 def lp_pool2d(
     input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False
 ) -> Tensor:
-    """Return (sum x**p)**(1/p) of each window, where p is `norm_type`: 1 gives the sum, inf the largest element.
+    """Return ``(sum x**p)**(1/p)`` of each window of images.
 
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, H, W) or (C, H, W), of floating-point numbers.
+    norm_type : float
+        The power p: 1 gives the sum, inf the largest element.
+    kernel_size : int or sequence of int
+        Size of a window, one for all dimensions or one for each.
+    stride : int or sequence of int, optional
+        Distance between windows; by default, the size of a window.
+    ceil_mode : bool, default False
+        Whether to add a window that begins inside and reaches beyond the end.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, C, h, w) or (C, h, w).
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions, or if no window fits.
+    DtypeError
+        For complex numbers.
+
+    Notes
+    -----
     Where the sum is not positive the result is 0, and so is the gradient (PyTorch's is NaN).
-    Shapes: input (N, C, H, W) or (C, H, W), result (N, C, h, w). The stride is by default the kernel's size.
     """
     return _power_mean("lp_pool2d", input, float(norm_type), 2, (kernel_size, stride, ceil_mode))
 
@@ -334,7 +576,37 @@ def lp_pool2d(
 def lp_pool1d(
     input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False
 ) -> Tensor:
-    """Return (sum x**p)**(1/p) of each window of a signal (N, C, L) or (C, L); the rest is as in `lp_pool2d`."""
+    """Return ``(sum x**p)**(1/p)`` of each window of signals.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, L) or (C, L), of floating-point numbers.
+    norm_type : float
+        The power p: 1 gives the sum, inf the largest element.
+    kernel_size : int or sequence of int
+        Size of a window, one for all dimensions or one for each.
+    stride : int or sequence of int, optional
+        Distance between windows; by default, the size of a window.
+    ceil_mode : bool, default False
+        Whether to add a window that begins inside and reaches beyond the end.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, C, l) or (C, l).
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions, or if no window fits.
+    DtypeError
+        For complex numbers.
+
+    Notes
+    -----
+    Where the sum is not positive the result is 0, and so is the gradient (PyTorch's is NaN).
+    """
     return _power_mean("lp_pool1d", input, float(norm_type), 1, (kernel_size, stride, ceil_mode))
 
 
@@ -378,10 +650,35 @@ def max_unpool2d(
     input: Tensor, indices: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     output_size: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return zeros with each element of `input` at its index in `indices`, from which `max_pool2d` took it.
+    """Return zeros with each element at the index from which `max_pool2d` took it.
 
-    Shapes: input and indices (N, C, h, w) or (C, h, w), result (N, C, H, W) or (C, H, W). Images of several sizes give
-    the same pooled size; `output_size` chooses one of them. Raises ShapeError, ArgumentError.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, h, w) or (C, h, w): the largest elements.
+    indices : Tensor
+        Of the shape of `input`: the indices that `max_pool2d` returned.
+    kernel_size : int or sequence of int
+        Size of a window, one for all dimensions or one for each.
+    stride : int or sequence of int, optional
+        Distance between windows; by default, the size of a window.
+    padding : int or sequence of int, default 0
+        The padding of the pooling.
+    output_size : sequence of int, optional
+        Height and width of the images, as its last numbers. Images of several sizes give the same pooled size; this
+        chooses one of them.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, C, H, W) or (C, H, W).
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    ArgumentError
+        If no image of `output_size` gives the pooled size.
     """
     return unpooled("max_unpool2d", input, indices, 2, kernel_size, stride, padding, output_size)
 
@@ -390,5 +687,34 @@ def max_unpool1d(
     input: Tensor, indices: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     output_size: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return zeros with the elements of `input` at the indices that `max_pool1d` returned (see `max_unpool2d`)."""
+    """Return zeros with each element at the index from which `max_pool1d` took it.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, l) or (C, l): the largest elements.
+    indices : Tensor
+        Of the shape of `input`: the indices that `max_pool1d` returned.
+    kernel_size : int or sequence of int
+        Size of a window.
+    stride : int or sequence of int, optional
+        Distance between windows; by default, the size of a window.
+    padding : int or sequence of int, default 0
+        The padding of the pooling.
+    output_size : sequence of int, optional
+        Size of the signal, as its last number. Signals of several sizes give the same pooled size; this chooses one of
+        them.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, C, L) or (C, L).
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    ArgumentError
+        If no signal of `output_size` gives the pooled size.
+    """
     return unpooled("max_unpool1d", input, indices, 1, kernel_size, stride, padding, output_size)

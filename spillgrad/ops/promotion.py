@@ -48,7 +48,24 @@ def common_dtype(operands: list[Any]) -> dtypes.DType:
 
 
 def result_type(*operands: Operand) -> data_type.dtype:
-    """Return the dtype of the result of arithmetic on these tensors and numbers."""
+    """Return the dtype of the result of arithmetic on tensors and numbers.
+
+    Parameters
+    ----------
+    *operands : Tensor or float
+        The tensors and numbers.
+
+    Returns
+    -------
+    dtype
+        Their common dtype.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.result_type(sg.tensor([1, 2]), 0.5)
+    sg.float32
+    """
     return data_type.BY_NUMPY[common_dtype([as_operand("result_type", o) for o in operands])]
 
 

@@ -43,7 +43,29 @@ _flip: Callable[..., Tensor] = operation("flip", _flipped, self=lambda g, dims: 
 
 @declare(method=True)
 def flip(input: Tensor, *reversed_dims: Any, dims: Any = None, axis: Any = None) -> Tensor:
-    """Return a copy with the order of elements reversed along some dimensions."""
+    """Return a copy with the order of elements reversed along some dimensions.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    *reversed_dims : int or sequence of int
+        The dimensions, as several integers or one list.
+    dims : int or sequence of int, optional
+        The dimensions by name.
+    axis : int or sequence of int, optional
+        Another name of `dims`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    DimensionError
+        If a dimension is out of range or named twice.
+    """
     named = axis if dims is None else dims
     named = None if named is None else as_tuple(named)
     return _flip(input, normalize_dims("flip", shape_arguments(reversed_dims, named), input.ndim))
@@ -64,9 +86,32 @@ _roll: Callable[..., Tensor] = operation(
 def roll(
     input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None, *, axis: Any = None
 ) -> Tensor:
-    """Return a copy with the elements moved by `shifts` along some dimensions, or in the flattened tensor.
+    """Return a copy with the elements moved along some dimensions, or in the flattened tensor.
 
     Elements that are moved beyond an end continue at the other end.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    shifts : int or sequence of int
+        Number of indices to move by, one for each dimension.
+    dims : int or sequence of int, optional
+        Dimensions to move along; by default, elements move in the flattened tensor.
+    axis : int or sequence of int, optional
+        Another name of `dims`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        If there are not as many shifts as dimensions.
+    DimensionError
+        If a dimension is out of range.
     """
     steps = as_tuple(shifts)
     dims = axis if dims is None else dims
@@ -131,7 +176,21 @@ def repeat(input: Tensor, *repeats: Any) -> Tensor:
 
 @declare(method=True)
 def tile(input: Tensor, *dims: Any) -> Tensor:
-    """Return the tensor repeated along its last dimensions; `dims` has a count for each of these."""
+    """Return the tensor repeated along its last dimensions.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    *dims : int or sequence of int
+        A count for each of the last dimensions, as several integers or one list; further counts make new dimensions in
+        front.
+
+    Returns
+    -------
+    Tensor
+        A copy, each size multiplied by its count.
+    """
     counts = shape_arguments(dims)
     return repeat(input, (1,) * (input.ndim - len(counts)) + counts)
 
@@ -140,10 +199,35 @@ def tile(input: Tensor, *dims: Any) -> Tensor:
 def repeat_interleave(
     input: Tensor, repeats: int | Tensor | None = None, dim: int | None = None, *, axis: int | None = None
 ) -> Tensor:
-    """Return each element, or each slice along `dim`, repeated next to itself.
+    """Return each element, or each slice along a dimension, repeated next to itself.
 
-    `repeats` is one count for all, or has a count for each. If `repeats` is None, `input` holds counts: return
-    each index, repeated as often as the count at that index says.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape; if `repeats` is None, the counts themselves.
+    repeats : int or Tensor, optional
+        One count for all, or a count for each. By default, `input` holds counts, and the result is each index, repeated
+        as often as the count at that index says.
+    dim : int, optional
+        Dimension of the slices; by default, elements of the flattened input are repeated.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        A vector, or with `dim`, slices of the input.
+
+    Raises
+    ------
+    ArgumentError
+        If the counts are negative, not integers, or not as many as needed.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.repeat_interleave(sg.tensor([5, 7]), 2).tolist()
+    [5, 5, 7, 7]
     """
     dim = axis if dim is None else dim
     if repeats is None:
@@ -163,7 +247,27 @@ def repeat_interleave(
 
 @declare(method=True, numpy=True)
 def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
-    """Return a copy rotated `k` times by 90 degrees, from the first of two dimensions towards the second."""
+    """Return a copy rotated by multiples of 90 degrees.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least two dimensions.
+    k : int, default 1
+        How often to rotate, from the first of two dimensions towards the second.
+    dims : sequence of int, default (0, 1)
+        The two dimensions.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`, with the two sizes swapped if `k` is odd.
+
+    Raises
+    ------
+    ArgumentError
+        If there are not two dimensions.
+    """
     turned = normalize_dims("rot90", dims, input.ndim)
     if len(turned) != 2:
         raise ArgumentError(f"rot90: got dims {tuple(dims)}; wanted two")
@@ -179,18 +283,65 @@ def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
 
 @declare(method=True, numpy=True)
 def fliplr(input: Tensor) -> Tensor:
-    """Return a copy with the order along the second dimension reversed."""
+    """Return a copy with the order along the second dimension reversed.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least two dimensions.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    DimensionError
+        For fewer dimensions.
+    """
     return flip(input, 1)
 
 
 @declare(method=True, numpy=True)
 def flipud(input: Tensor) -> Tensor:
-    """Return a copy with the order along the first dimension reversed."""
+    """Return a copy with the order along the first dimension reversed.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least one dimension.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+    """
     return flip(input, 0)
 
 
 def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
-    """Return all combinations of `r` elements of a vector, in their order; each row is a combination."""
+    """Return all combinations of a number of elements of a vector, in their order.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (n,).
+    r : int, default 2
+        Number of elements in a combination.
+    with_replacement : bool, default False
+        Whether a combination may have an element several times.
+
+    Returns
+    -------
+    Tensor
+        Of shape (combinations, r): each row is a combination.
+
+    Raises
+    ------
+    ShapeError
+        For other than one dimension.
+    """
     if input.ndim != 1:
         raise ShapeError(f"combinations: got a tensor of shape {input.shape}; wanted a vector")
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
@@ -199,9 +350,28 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
-    """Return images in which r² channels become one channel of r times the height and width, r = `upscale_factor`.
+    """Return images in which r² channels become one channel of r times the height and width.
 
-    Shapes: (..., C r², H, W) gives (..., C, H r, W r). Source: Shi et al. 2016.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (..., C r², H, W).
+    upscale_factor : int
+        The factor r.
+
+    Returns
+    -------
+    Tensor
+        Of shape (..., C, H r, W r).
+
+    Raises
+    ------
+    ShapeError
+        For fewer than three dimensions, or if r² does not divide the channels.
+
+    Notes
+    -----
+    Source: Shi et al. 2016.
     """
     r = upscale_factor
     if input.ndim < 3 or r < 1 or input.shape[-3] % (r * r):
@@ -216,7 +386,25 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
 
 
 def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
-    """Return the reverse of `pixel_shuffle`. Shapes: (..., C, H r, W r) gives (..., C r², H, W)."""
+    """Return images in which each channel becomes r² channels: the reverse of `pixel_shuffle`.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (..., C, H r, W r).
+    downscale_factor : int
+        The factor r.
+
+    Returns
+    -------
+    Tensor
+        Of shape (..., C r², H, W).
+
+    Raises
+    ------
+    ShapeError
+        For fewer than three dimensions, or if r does not divide height and width.
+    """
     r = downscale_factor
     if input.ndim < 3 or r < 1 or input.shape[-2] % r or input.shape[-1] % r:
         raise ShapeError(
@@ -231,7 +419,29 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
 
 
 def channel_shuffle(input: Tensor, groups: int) -> Tensor:
-    """Return images with the channels of all groups interleaved. Shapes: (N, C, ...). Source: Zhang et al. 2017."""
+    """Return images with the channels of all groups interleaved.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, ...).
+    groups : int
+        Number of groups; a divisor of C.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        For fewer than three dimensions, or if the groups do not divide C.
+
+    Notes
+    -----
+    Source: Zhang et al. 2017.
+    """
     if input.ndim < 3 or groups < 1 or input.shape[1] % groups:
         raise ShapeError(
             f"channel_shuffle: got a tensor of shape {input.shape} and {groups} groups; wanted (N, C, ...) with C a "

@@ -122,8 +122,32 @@ def lstm_cell(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the hidden and the cell state after one step of a long short-term memory.
 
-    Shapes: input (N, inputs) or (inputs,), hx two of (N, hidden) or (hidden,), w_ih (4 hidden, inputs), w_hh (4 hidden,
-    hidden). Raises ShapeError, DtypeError.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, inputs) or (inputs,).
+    hx : sequence of Tensor
+        Two of shape (N, hidden) or (hidden,): the hidden and the cell state before.
+    w_ih : Tensor
+        Of shape (4 hidden, inputs): weights of the input.
+    w_hh : Tensor
+        Of shape (4 hidden, hidden): weights of the hidden state.
+    b_ih, b_hh : Tensor, optional
+        Of shape (4 hidden,): biases.
+
+    Returns
+    -------
+    hidden : Tensor
+        Of the shape of the states before.
+    cell : Tensor
+        Of the same shape.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DtypeError
+        If dtypes do not fit.
     """
     hidden, cell = _cell("lstm_cell", "LSTM", input, tuple(hx), w_ih, w_hh, b_ih, b_hh)
     return hidden, cell
@@ -134,8 +158,30 @@ def gru_cell(
 ) -> Tensor:
     """Return the hidden state after one step of a gated recurrent unit.
 
-    Shapes: input (N, inputs) or (inputs,), hx (N, hidden) or (hidden,), w_ih (3 hidden, inputs), w_hh (3 hidden,
-    hidden). Raises ShapeError, DtypeError.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, inputs) or (inputs,).
+    hx : Tensor
+        Of shape (N, hidden) or (hidden,): the hidden state before.
+    w_ih : Tensor
+        Of shape (3 hidden, inputs): weights of the input.
+    w_hh : Tensor
+        Of shape (3 hidden, hidden): weights of the hidden state.
+    b_ih, b_hh : Tensor, optional
+        Of shape (3 hidden,): biases.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `hx`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DtypeError
+        If dtypes do not fit.
     """
     return _cell("gru_cell", "GRU", input, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
 
@@ -143,12 +189,64 @@ def gru_cell(
 def rnn_tanh_cell(
     input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> Tensor:
-    """Return tanh(w_ih input + b_ih + w_hh hx + b_hh). Shapes: as in `gru_cell`, with one gate instead of three."""
+    """Return tanh(w_ih input + b_ih + w_hh hx + b_hh).
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, inputs) or (inputs,).
+    hx : Tensor
+        Of shape (N, hidden) or (hidden,): the hidden state before.
+    w_ih : Tensor
+        Of shape (hidden, inputs): weights of the input.
+    w_hh : Tensor
+        Of shape (hidden, hidden): weights of the hidden state.
+    b_ih, b_hh : Tensor, optional
+        Of shape (hidden,): biases.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `hx`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DtypeError
+        If dtypes do not fit.
+    """
     return _cell("rnn_tanh_cell", "RNN_TANH", input, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
 
 
 def rnn_relu_cell(
     input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> Tensor:
-    """Return relu(w_ih input + b_ih + w_hh hx + b_hh). Shapes: as in `gru_cell`, with one gate instead of three."""
+    """Return relu(w_ih input + b_ih + w_hh hx + b_hh).
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, inputs) or (inputs,).
+    hx : Tensor
+        Of shape (N, hidden) or (hidden,): the hidden state before.
+    w_ih : Tensor
+        Of shape (hidden, inputs): weights of the input.
+    w_hh : Tensor
+        Of shape (hidden, hidden): weights of the hidden state.
+    b_ih, b_hh : Tensor, optional
+        Of shape (hidden,): biases.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `hx`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DtypeError
+        If dtypes do not fit.
+    """
     return _cell("rnn_relu_cell", "RNN_RELU", input, (hx,), w_ih, w_hh, b_ih, b_hh)[0]

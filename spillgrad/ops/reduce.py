@@ -158,14 +158,81 @@ _prod: Callable[..., Tensor] = operation("prod", _Folded("prod", np.prod, dtype=
 
 @declare(method=True)
 def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
-    """Return the sum over dimensions; integers and bool sum to int64."""
+    """Return the sum over dimensions.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dim : int or sequence of int, optional
+        Dimension, or dimensions, to reduce; all, by default.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    dtype : dtype, optional
+        Data type of the result; by default, that of the input, and int64 for integers and bool.
+    axis : int or sequence of int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The sums, without the reduced dimensions unless `keepdim`.
+
+    Raises
+    ------
+    DimensionError
+        If a dimension is out of range or named twice.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> x = sg.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> x.sum().item()
+    10.0
+    >>> sg.sum(x, dim=0).tolist()
+    [4.0, 6.0]
+    >>> sg.sum(x, dim=1, keepdim=True).tolist()
+    [[3.0], [7.0]]
+    """
     input = input if dtype is None else to_dtype(input, dtype)
     return _sum(input, reduced_dims("sum", dim, axis, input.ndim), keepdim)
 
 
 @declare(method=True, numpy=True)
 def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
-    """Return the average over dimensions. Raises DtypeError for integers."""
+    """Return the average over dimensions.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of floating-point or complex numbers, unless `dtype` is given.
+    dim : int or sequence of int, optional
+        Dimension, or dimensions, to reduce; all, by default.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    dtype : dtype, optional
+        Data type of the result; by default, that of the input.
+    axis : int or sequence of int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The averages, without the reduced dimensions unless `keepdim`.
+
+    Raises
+    ------
+    DtypeError
+        For integers and bool.
+    DimensionError
+        If a dimension is out of range or named twice.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.mean(sg.tensor([[1.0, 2.0], [3.0, 4.0]]), dim=0).tolist()
+    [2.0, 3.0]
+    """
     input = input if dtype is None else to_dtype(input, dtype)
     require_inexact("mean", input.dtype)
     return _mean(input, reduced_dims("mean", dim, axis, input.ndim), keepdim)
@@ -173,7 +240,31 @@ def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any =
 
 @declare(method=True, numpy=True)
 def nansum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
-    """Return the sum over dimensions of the elements that are not NaN."""
+    """Return the sum over dimensions of the elements that are not NaN.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+    dim : int or sequence of int, optional
+        Dimension, or dimensions, to reduce; all, by default.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    dtype : dtype, optional
+        Data type of the result; by default, that of the input, and int64 for integers and bool.
+    axis : int or sequence of int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The sums, without the reduced dimensions unless `keepdim`.
+
+    Raises
+    ------
+    DtypeError
+        For complex numbers.
+    """
     refuse_complex("nansum", input.dtype)
     if input.is_floating_point():
         input = where(isnan(input), 0.0, input)
@@ -182,9 +273,30 @@ def nansum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any
 
 @declare(method=True, numpy=True)
 def nanmean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
-    """Return the average over dimensions of the elements that are not NaN; NaN if there are none.
+    """Return the average over dimensions of the elements that are not NaN.
 
-    Raises DtypeError for integers.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of floating-point numbers, unless `dtype` is given.
+    dim : int or sequence of int, optional
+        Dimension, or dimensions, to reduce; all, by default.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    dtype : dtype, optional
+        Data type of the result; by default, that of the input.
+    axis : int or sequence of int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The averages, without the reduced dimensions unless `keepdim`; NaN where all elements are NaN.
+
+    Raises
+    ------
+    DtypeError
+        For integers and complex numbers.
     """
     input = input if dtype is None else to_dtype(input, dtype)
     require_floats("nanmean", input.dtype)
@@ -195,7 +307,26 @@ def nanmean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: An
 @declare(method=True)
 @float32_in_autocast
 def prod(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None) -> Tensor:
-    """Return the product over dimensions; integers and bool multiply to int64."""
+    """Return the product over dimensions.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dim : int or sequence of int, optional
+        Dimension, or dimensions, to reduce; all, by default.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    dtype : dtype, optional
+        Data type of the result; by default, that of the input, and int64 for integers and bool.
+    axis : int or sequence of int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The products, without the reduced dimensions unless `keepdim`.
+    """
     input = input if dtype is None else to_dtype(input, dtype)
     return _prod(input, reduced_dims("prod", dim, axis, input.ndim), keepdim)
 
@@ -253,7 +384,32 @@ def var(
 ) -> Tensor:  # fmt: skip
     """Return the variance over dimensions: the sum of squared deviations divided by n - correction.
 
-    `correction` is by default 1, or 0 if `unbiased` is False.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of floating-point or complex numbers.
+    dim : int or sequence of int, optional
+        Dimension, or dimensions, to reduce; all, by default. A bool here is taken for `unbiased`.
+    unbiased : bool, optional
+        False is a correction of 0, True is one of 1.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    correction : float, optional
+        What is subtracted from the number n of elements; by default, 1.
+    axis : int or sequence of int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The variances, without the reduced dimensions unless `keepdim`; real for complex numbers.
+
+    Raises
+    ------
+    DtypeError
+        For integers and bool.
+    ArgumentError
+        If both `unbiased` and `correction` are given.
     """
     return _spread(_var, "var", input, dim, unbiased, keepdim, correction, axis)
 
@@ -263,7 +419,35 @@ def std(
     input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False,
     *, correction: float | None = None, axis: Dims = None,
 ) -> Tensor:  # fmt: skip
-    """Return the standard deviation over dimensions: the square root of `var`."""
+    """Return the standard deviation over dimensions: the square root of `var`.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of floating-point or complex numbers.
+    dim : int or sequence of int, optional
+        Dimension, or dimensions, to reduce; all, by default. A bool here is taken for `unbiased`.
+    unbiased : bool, optional
+        False is a correction of 0, True is one of 1.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    correction : float, optional
+        What is subtracted from the number of elements; by default, 1.
+    axis : int or sequence of int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The deviations, without the reduced dimensions unless `keepdim`; real for complex numbers.
+
+    Raises
+    ------
+    DtypeError
+        For integers and bool.
+    ArgumentError
+        If both `unbiased` and `correction` are given.
+    """
     return _spread(_std, "std", input, dim, unbiased, keepdim, correction, axis)
 
 
@@ -271,7 +455,28 @@ def var_mean(
     input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False,
     *, correction: float | None = None, axis: Dims = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the variance and the mean over dimensions."""
+    """Return the variance and the mean over dimensions.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of floating-point or complex numbers.
+    dim : int or sequence of int, optional
+        Dimension, or dimensions, to reduce; all, by default.
+    unbiased : bool, optional
+        False is a correction of 0, True is one of 1.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    correction : float, optional
+        What is subtracted from the number of elements; by default, 1.
+    axis : int or sequence of int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    tuple of Tensor
+        The variances as `var` returns them, and the means as `mean` does.
+    """
     return var(input, dim, unbiased, keepdim, correction=correction, axis=axis), mean(input, dim, keepdim, axis=axis)
 
 
@@ -279,7 +484,28 @@ def std_mean(
     input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False,
     *, correction: float | None = None, axis: Dims = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the standard deviation and the mean over dimensions."""
+    """Return the standard deviation and the mean over dimensions.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of floating-point or complex numbers.
+    dim : int or sequence of int, optional
+        Dimension, or dimensions, to reduce; all, by default.
+    unbiased : bool, optional
+        False is a correction of 0, True is one of 1.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    correction : float, optional
+        What is subtracted from the number of elements; by default, 1.
+    axis : int or sequence of int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    tuple of Tensor
+        The standard deviations as `std` returns them, and the means as `mean` does.
+    """
     return std(input, dim, unbiased, keepdim, correction=correction, axis=axis), mean(input, dim, keepdim, axis=axis)
 
 
@@ -373,31 +599,165 @@ def _over(name: str, operation: Any, input: Tensor, dim: Dims, keepdim: bool) ->
 
 @declare(method=True)
 def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
-    """Return the largest element, or (values, indices) along `dim`; the elementwise maximum if `dim` is a tensor."""
+    """Return the largest element, or the largest elements and their indices along a dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+    dim : int, sequence of int or Tensor, optional
+        Dimension, or dimensions, to reduce; all, by default. A tensor here is the second operand of `maximum`.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    axis : int, sequence of int or Tensor, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor or named tuple of Tensor
+        For one dimension, (values, indices); the index is that of the first largest element. Else the largest elements,
+        or with a tensor as `dim`, the elementwise maximum.
+
+    Raises
+    ------
+    DimensionError
+        If a reduced dimension is out of range, or has no elements.
+    DtypeError
+        For complex numbers.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> x = sg.tensor([[1.0, 5.0], [7.0, 2.0]])
+    >>> sg.max(x).item()
+    7.0
+    >>> values, indices = sg.max(x, dim=1)
+    >>> values.tolist(), indices.tolist()
+    ([5.0, 7.0], [1, 0])
+    """
     return _extreme("max", _max_along, _max_of_all, maximum, input, dim, keepdim, axis)
 
 
 @declare(method=True)
 def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
-    """Return the smallest element, or (values, indices) along `dim`; the elementwise minimum if `dim` is a tensor."""
+    """Return the smallest element, or the smallest elements and their indices along a dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+    dim : int, sequence of int or Tensor, optional
+        Dimension, or dimensions, to reduce; all, by default. A tensor here is the second operand of `minimum`.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    axis : int, sequence of int or Tensor, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor or named tuple of Tensor
+        For one dimension, (values, indices); the index is that of the first smallest element. Else the smallest
+        elements, or with a tensor as `dim`, the elementwise minimum.
+
+    Raises
+    ------
+    DimensionError
+        If a reduced dimension is out of range, or has no elements.
+    DtypeError
+        For complex numbers.
+    """
     return _extreme("min", _min_along, _min_of_all, minimum, input, dim, keepdim, axis)
 
 
 @declare(method=True)
 def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False, axis: int | None = None) -> MinAndMax:
-    """Return (min, max) over all dimensions or along one."""
+    """Return the smallest and the largest element over all dimensions or along one.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+    dim : int, optional
+        Dimension to reduce; all, by default.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    named tuple of Tensor
+        (min, max), without the reduced dimensions unless `keepdim`.
+
+    Raises
+    ------
+    DimensionError
+        If a reduced dimension is out of range, or has no elements.
+    """
     return MinAndMax(amin(input, dim, keepdim, axis=axis), amax(input, dim, keepdim, axis=axis))
 
 
 @declare(method=True)
 def amax(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
-    """Return the largest element over dimensions; equal largest elements share the gradient evenly."""
+    """Return the largest element over dimensions.
+
+    Equal largest elements share the gradient evenly.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+    dim : int or sequence of int, optional
+        Dimension, or dimensions, to reduce; all, by default.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    axis : int or sequence of int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The largest elements, without the reduced dimensions unless `keepdim`.
+
+    Raises
+    ------
+    DimensionError
+        If a reduced dimension is out of range, or has no elements.
+    DtypeError
+        For complex numbers.
+    """
     return _over("amax", _amax, input, axis if dim is None else dim, keepdim)
 
 
 @declare(method=True)
 def amin(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
-    """Return the smallest element over dimensions; equal smallest elements share the gradient evenly."""
+    """Return the smallest element over dimensions.
+
+    Equal smallest elements share the gradient evenly.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+    dim : int or sequence of int, optional
+        Dimension, or dimensions, to reduce; all, by default.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    axis : int or sequence of int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The smallest elements, without the reduced dimensions unless `keepdim`.
+
+    Raises
+    ------
+    DimensionError
+        If a reduced dimension is out of range, or has no elements.
+    DtypeError
+        For complex numbers.
+    """
     return _over("amin", _amin, input, axis if dim is None else dim, keepdim)
 
 
@@ -414,13 +774,63 @@ def _argument(name: str, position: Callable[..., np.ndarray], input: Tensor, dim
 
 @declare(method=True)
 def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
-    """Return the position of the first largest element: in the flattened tensor, or along a dimension."""
+    """Return the position of the first largest element.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+    dim : int, optional
+        Dimension to reduce; by default, the position is that in the flattened tensor.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The positions, as int64, without the reduced dimensions unless `keepdim`.
+
+    Raises
+    ------
+    DimensionError
+        If a reduced dimension is out of range, or has no elements.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.argmax(sg.tensor([[1.0, 5.0], [7.0, 2.0]]), dim=1).tolist()
+    [1, 0]
+    """
     return _argument("argmax", _position_of_max, input, axis if dim is None else dim, keepdim)
 
 
 @declare(method=True)
 def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
-    """Return the position of the first smallest element: in the flattened tensor, or along a dimension."""
+    """Return the position of the first smallest element.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+    dim : int, optional
+        Dimension to reduce; by default, the position is that in the flattened tensor.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The positions, as int64, without the reduced dimensions unless `keepdim`.
+
+    Raises
+    ------
+    DimensionError
+        If a reduced dimension is out of range, or has no elements.
+    """
     return _argument("argmin", _position_of_min, input, axis if dim is None else dim, keepdim)
 
 
@@ -439,7 +849,29 @@ _logsumexp: Callable[..., Tensor] = operation(
 
 @declare(method=True)
 def logsumexp(input: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None) -> Tensor:
-    """Return log(sum(exp(x))) over dimensions, without overflow."""
+    """Return log(sum(exp(x))) over dimensions, without overflow.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of floating-point or complex numbers.
+    dim : int or sequence of int, optional
+        Dimension, or dimensions, to reduce; all, by default.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    axis : int or sequence of int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The logarithms, without the reduced dimensions unless `keepdim`.
+
+    Raises
+    ------
+    DtypeError
+        For integers and bool.
+    """
     require_inexact("logsumexp", input.dtype)
     dims = reduced_dims("logsumexp", dim, axis, input.ndim)
     if not input.is_complex():
@@ -469,9 +901,35 @@ def norm(
     input: Tensor, p: float | str | None = 2.0, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None,
     axis: Dims = None,
 ) -> Tensor:  # fmt: skip
-    """Return the vector norm (sum |x|**p)**(1/p) over dimensions; p may be inf, -inf or 0 (the nonzero count).
+    """Return the vector norm ``(sum |x|**p)**(1/p)`` over dimensions.
 
-    "fro" means 2. Raises ArgumentError for another name.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of floating-point or complex numbers, unless `dtype` is given.
+    p : float or "fro", default 2.0
+        Order of the norm; inf and -inf give the largest and the smallest absolute value, 0 counts the nonzero elements.
+        "fro" and None mean 2.
+    dim : int or sequence of int, optional
+        Dimension, or dimensions, to reduce; all, by default.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    dtype : dtype, optional
+        Data type to which the input is converted first; by default, that of the input.
+    axis : int or sequence of int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The norms, without the reduced dimensions unless `keepdim`; real for complex numbers.
+
+    Raises
+    ------
+    ArgumentError
+        If `p` is another name.
+    DtypeError
+        For integers and bool.
     """
     input = input if dtype is None else to_dtype(input, dtype)
     require_inexact("norm", input.dtype)

@@ -42,9 +42,28 @@ def _require_probabilities(name: str, p: np.ndarray) -> None:
 
 @declare(method=True)
 def bernoulli(input: Tensor, p: float | None = None, *, generator: Generator | None = None) -> Tensor:
-    """Draw 1 or 0 for each element; the probability of 1 is `p`, or, if `p` is None, the value of the element.
+    """Draw 1 or 0 for each element.
 
-    Raises ArgumentError for probabilities outside [0, 1], unless they are on a device.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape; without `p`, of floating-point numbers: the probabilities of 1.
+    p : float, optional
+        One probability for all elements.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape and dtype of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        For probabilities outside [0, 1], unless they are on a device.
+    DtypeError
+        If there is no `p` and `input` does not hold floating-point numbers.
     """
     chances = input.array.astype(np.float64) if p is None else np.asarray(p, np.float64)
     if p is None:
@@ -55,9 +74,28 @@ def bernoulli(input: Tensor, p: float | None = None, *, generator: Generator | N
 
 @by_host
 def binomial(count: Tensor, prob: Tensor, *, generator: Generator | None = None) -> Tensor:
-    """Return numbers of successes in `count` trials, each of probability `prob`; both are broadcast.
+    """Draw numbers of successes in several trials.
 
-    Raises ArgumentError for a negative count, or a probability outside [0, 1].
+    Parameters
+    ----------
+    count : Tensor
+        Numbers of trials, as floating-point numbers.
+    prob : Tensor
+        Probabilities of success in a trial; broadcasts with `count`.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        Of the broadcast shape, and of the dtype of `count`.
+
+    Raises
+    ------
+    ArgumentError
+        For a negative count, or a probability outside [0, 1].
+    DtypeError
+        If `count` does not hold floating-point numbers.
     """
     require_floats("binomial", count.dtype)
     counts, chances = (x.array.astype(np.float64) for x in (count, prob))
@@ -82,11 +120,33 @@ def bernoulli_(tensor: Tensor, p: float | Tensor = 0.5, *, generator: Generator 
 def multinomial(
     input: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None
 ) -> Tensor:
-    """Draw indices with probabilities proportional to the weights `input`, each at most once unless `replacement`.
+    """Draw indices with probabilities proportional to weights.
 
-    Shapes: input (n,) or (m, n), the result (num_samples,) or (m, num_samples); int64.
-    Raises ArgumentError for more samples without replacement than there are indices, and, on the host, for weights that
-    are negative, not finite or all 0 (on a device, this check would wait for the device).
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (n,) or (m, n), of floating-point numbers from 0 on: the weights.
+    num_samples : int
+        Number of indices that are drawn from each row.
+    replacement : bool, default False
+        Whether an index may be drawn several times.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        Of shape (num_samples,) or (m, num_samples), of int64.
+
+    Raises
+    ------
+    ArgumentError
+        For more samples without replacement than there are indices, and, on the host, for weights that are negative,
+        not finite or all 0 (on a device, this check would wait for the device).
+    ShapeError
+        For other numbers of dimensions.
+    DtypeError
+        For integers and complex numbers.
     """
     require_floats("multinomial", input.dtype)
     if input.ndim not in (1, 2):
@@ -125,9 +185,34 @@ def normal(
     mean: Tensor | float = 0.0, std: Tensor | float = 1.0, size: Any = None, *, generator: Generator | None = None,
     dtype: Any = None, shape: Any = None, device: Any = None,
 ) -> Tensor:  # fmt: skip
-    """Draw a number for each element of `mean` and `std`, or, if neither is a tensor, numbers in the shape `size`.
+    """Draw numbers from normal distributions.
 
-    Raises ArgumentError for two numbers without a size, and for a negative `std`, unless `std` is on a device.
+    Parameters
+    ----------
+    mean : Tensor or float, default 0.0
+        Means of the distributions.
+    std : Tensor or float, default 1.0
+        Their standard deviations, from 0 on; broadcasts with `mean`.
+    size : int or sequence of int, optional
+        Shape of the result, if neither `mean` nor `std` is a tensor.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+    dtype : dtype, optional
+        Data type of the result; by default, that of the tensors, else the default dtype.
+    shape : sequence of int, optional
+        Another name of `size`.
+    device : device or str, optional
+        Where the result is, if neither is a tensor; by default, the default device.
+
+    Returns
+    -------
+    Tensor
+        A number for each element of `mean` and `std`, or of shape `size`.
+
+    Raises
+    ------
+    ArgumentError
+        For two numbers without a size, a tensor with a size, and a negative `std`, unless `std` is on a device.
     """
     size = shape if size is None else size
     tensors = [x for x in (mean, std) if isinstance(x, Tensor)]
@@ -157,7 +242,27 @@ def numpy_generator(count: int, generator: Generator | None = None) -> np.random
 
 @by_host
 def poisson(input: Tensor, *, generator: Generator | None = None) -> Tensor:
-    """Return counts drawn from Poisson distributions of the rates `input`. Raises ArgumentError for a negative rate."""
+    """Draw counts from Poisson distributions.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of floating-point numbers from 0 on: the rates.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape and dtype of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        For a negative rate.
+    DtypeError
+        For integers and complex numbers.
+    """
     require_floats("poisson", input.dtype)
     rates = input.array.astype(np.float64)
     if not bool((rates >= 0).all()):
@@ -168,7 +273,29 @@ def poisson(input: Tensor, *, generator: Generator | None = None) -> Tensor:
 
 @declare(method=True)
 def exponential_(tensor: Tensor, lambd: float = 1.0, *, generator: Generator | None = None) -> Tensor:
-    """Overwrite the tensor with draws from the exponential distribution of rate `lambd`; return the tensor."""
+    """Overwrite the tensor with draws from an exponential distribution; return the tensor.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Of any shape, of floating-point numbers.
+    lambd : float, default 1.0
+        Rate of the distribution; positive.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself.
+
+    Raises
+    ------
+    ArgumentError
+        If `lambd` is not positive.
+    DtypeError
+        For integers and complex numbers.
+    """
     if not lambd > 0:
         raise ArgumentError(f"exponential_: got lambd={lambd}; wanted a positive number")
     return _filled("exponential_", tensor, _exponential(tensor.shape, generator, tensor.device) / lambd)
@@ -176,7 +303,27 @@ def exponential_(tensor: Tensor, lambd: float = 1.0, *, generator: Generator | N
 
 @declare(method=True)
 def geometric_(tensor: Tensor, p: float, *, generator: Generator | None = None) -> Tensor:
-    """Overwrite each element with a number of trials up to the first success (probability `p`); return the tensor."""
+    """Overwrite each element with a number of trials up to the first success; return the tensor.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Of any shape.
+    p : float
+        Probability of success in a trial, between 0 and 1.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself.
+
+    Raises
+    ------
+    ArgumentError
+        If `p` is not between 0 and 1.
+    """
     if not 0 < p < 1:
         raise ArgumentError(f"geometric_: got p={p}; wanted a number between 0 and 1")
     draws = _uniform(tensor.shape, generator, tensor.device)
@@ -186,14 +333,58 @@ def geometric_(tensor: Tensor, p: float, *, generator: Generator | None = None) 
 
 @declare(method=True)
 def log_normal_(tensor: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Generator | None = None) -> Tensor:
-    """Overwrite the tensor with exp(x) of draws x from N(mean, std²); return the tensor."""
+    """Overwrite the tensor with exp(x) of draws x from N(mean, std²); return the tensor.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Of any shape, of floating-point numbers.
+    mean : float, default 1.0
+        Mean of x.
+    std : float, default 2.0
+        Standard deviation of x.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself.
+
+    Raises
+    ------
+    DtypeError
+        For integers and complex numbers.
+    """
     draws = draw("log_normal_", kernels.normal, tensor.shape, dtypes.float64, generator, tensor.device)
     return _filled("log_normal_", tensor, np.exp(draws * std + mean))
 
 
 @declare(method=True)
 def cauchy_(tensor: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Generator | None = None) -> Tensor:
-    """Overwrite the tensor with draws from the Cauchy distribution; return the tensor."""
+    """Overwrite the tensor with draws from a Cauchy distribution; return the tensor.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Of any shape, of floating-point numbers.
+    median : float, default 0.0
+        Median of the distribution.
+    sigma : float, default 1.0
+        Half of the distance between its quartiles.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself.
+
+    Raises
+    ------
+    DtypeError
+        For integers and complex numbers.
+    """
     draws = _uniform(tensor.shape, generator, tensor.device)
     return _filled("cauchy_", tensor, median + sigma * np.tan(np.pi * (draws - 0.5)))
 
@@ -205,9 +396,27 @@ def _filled(name: str, tensor: Tensor, draws: np.ndarray) -> Tensor:
 
 @declare(method=True)
 def random_(tensor: Tensor, *bounds: int, generator: Generator | None = None) -> Tensor:
-    """Overwrite the tensor with whole numbers drawn from [0, to) or [from, to); return the tensor.
+    """Overwrite the tensor with whole numbers, drawn uniformly; return the tensor.
 
-    Without bounds, the range begins at 0 and holds the whole numbers that the dtype holds exactly.
+    Parameters
+    ----------
+    tensor : Tensor
+        Of any shape.
+    *bounds : int
+        The bound that is never drawn, or the smallest number and this bound. By default, the range begins at 0 and
+        holds the whole numbers that the dtype holds exactly.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself.
+
+    Raises
+    ------
+    ArgumentError
+        For more than two bounds.
     """
     if len(bounds) > 2:
         raise ArgumentError(f"random_: got {len(bounds)} bounds; give none, (to) or (from, to)")
@@ -222,7 +431,29 @@ def random_(tensor: Tensor, *bounds: int, generator: Generator | None = None) ->
 
 
 def randint_like(input: Tensor, low: int = 0, high: int | None = None, *, dtype: Any = None) -> Tensor:
-    """Return integers drawn uniformly from [low, high), or from [0, low), in the shape and dtype of `input`."""
+    """Draw integers uniformly, in the shape of a tensor.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    low : int, default 0
+        Smallest number; the bound `high` if it is given alone.
+    high : int, optional
+        Bound, which is never drawn.
+    dtype : dtype, optional
+        Data type of the result; by default, that of the input.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`, on its device.
+
+    Raises
+    ------
+    DtypeError
+        For a tensor of bool, unless `dtype` is given.
+    """
     if high is None:
         low, high = 0, low
     if input.dtype == dtypes.bool_ and dtype is None:

@@ -100,7 +100,37 @@ _cumsum: Callable[..., Tensor] = operation(
 
 @declare(in_place=True)
 def cumsum(input: Tensor, dim: int | None = None, *, dtype: Any = None, axis: int | None = None) -> Tensor:
-    """Return the running sums along a dimension; integers and bool sum to int64."""
+    """Return the running sums along a dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dim : int
+        Dimension to sum along.
+    dtype : dtype, optional
+        Data type of the result; by default, that of the input, and int64 for integers and bool.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    DimensionError
+        If the dimension is out of range.
+    ArgumentError
+        If neither `dim` nor `axis` is given.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.cumsum(sg.tensor([1, 2, 3]), 0).tolist()
+    [1, 3, 6]
+    """
     return _running(_cumsum, "cumsum", input, dim, dtype, axis)
 
 
@@ -121,7 +151,31 @@ _cumprod: Callable[..., Tensor] = operation("cumprod", _cumprod_forward, self=_c
 
 @declare(in_place=True)
 def cumprod(input: Tensor, dim: int | None = None, *, dtype: Any = None, axis: int | None = None) -> Tensor:
-    """Return the running products along a dimension; integers and bool multiply to int64."""
+    """Return the running products along a dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dim : int
+        Dimension to multiply along.
+    dtype : dtype, optional
+        Data type of the result; by default, that of the input, and int64 for integers and bool.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    DimensionError
+        If the dimension is out of range.
+    ArgumentError
+        If neither `dim` nor `axis` is given.
+    """
     return _running(_cumprod, "cumprod", input, dim, dtype, axis)
 
 
@@ -157,7 +211,29 @@ _logcumsumexp: Callable[..., Tensor] = operation("logcumsumexp", _logcumsumexp_f
 
 @declare(method=True)
 def logcumsumexp(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
-    """Return log(cumsum(exp(x))) along a dimension, without overflow."""
+    """Return log(cumsum(exp(x))) along a dimension, without overflow.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of floating-point or complex numbers.
+    dim : int
+        Dimension to sum along.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    DtypeError
+        For integers and bool.
+    ArgumentError
+        If neither `dim` nor `axis` is given.
+    """
     require_inexact("logcumsumexp", input.dtype)
     return _running(_logcumsumexp, "logcumsumexp", input, dim, None, axis)
 
@@ -188,13 +264,57 @@ _cummax, _cummin = (
 
 @declare(method=True)
 def cummax(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> ValuesAndIndices:
-    """Return (values, indices) of the largest element so far along a dimension; of equal elements, of the last."""
+    """Return the largest element so far along a dimension, and its index.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+    dim : int
+        Dimension to go along.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    named tuple of Tensor
+        (values, indices), both of the shape of `input`; of equal elements, the index of the last.
+
+    Raises
+    ------
+    DtypeError
+        For complex numbers.
+    ArgumentError
+        If neither `dim` nor `axis` is given.
+    """
     return ValuesAndIndices(*_along(_cummax, input, one_dim("cummax", dim, axis, input.ndim)))
 
 
 @declare(method=True)
 def cummin(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> ValuesAndIndices:
-    """Return (values, indices) of the smallest element so far along a dimension; of equal elements, of the last."""
+    """Return the smallest element so far along a dimension, and its index.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+    dim : int
+        Dimension to go along.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    named tuple of Tensor
+        (values, indices), both of the shape of `input`; of equal elements, the index of the last.
+
+    Raises
+    ------
+    DtypeError
+        For complex numbers.
+    ArgumentError
+        If neither `dim` nor `axis` is given.
+    """
     return ValuesAndIndices(*_along(_cummin, input, one_dim("cummin", dim, axis, input.ndim)))
 
 
@@ -206,7 +326,35 @@ def diff(
     input: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None,
     *, axis: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the n-th differences of neighbours along a dimension, after adding `prepend` and `append` at the ends."""
+    """Return the n-th differences of neighbours along a dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least one dimension.
+    n : int, default 1
+        How often to take differences.
+    dim : int, default -1
+        Dimension of the neighbours.
+    prepend : Tensor, optional
+        Put before the input along `dim` first.
+    append : Tensor, optional
+        Put behind the input along `dim` first.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        With `n` indices less along `dim`; of bool, whether neighbours differ.
+
+    Raises
+    ------
+    ShapeError
+        For a tensor of no dimensions.
+    ArgumentError
+        If `n` is negative.
+    """
     if not input.ndim:
         raise ShapeError("diff: got a 0-d tensor; it has no dimension with neighbours")
     dim = normalize_dim("diff", dim if axis is None else axis, input.ndim)
@@ -235,13 +383,57 @@ def _strips(name: str, y: Tensor, x: Tensor | None, dx: Any, dim: int) -> tuple[
 
 @declare(numpy="trapezoid")
 def trapezoid(y: Tensor, x: Tensor | None = None, *, dx: Any = None, dim: int = -1) -> Tensor:
-    """Return the area under `y` along a dimension by the trapezoidal rule; points lie at `x`, or `dx` (1) apart."""
+    """Return the area under points along a dimension by the trapezoidal rule.
+
+    Parameters
+    ----------
+    y : Tensor
+        Of at least one dimension: the heights.
+    x : Tensor, optional
+        Where the points lie: of the shape of `y`, or a vector for `dim`.
+    dx : float, optional
+        Distance of the points, instead of `x`; by default, 1.
+    dim : int, default -1
+        Dimension of the points.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `y` without `dim`.
+
+    Raises
+    ------
+    ArgumentError
+        If both `x` and `dx` are given.
+    """
     strips, dim = _strips("trapezoid", y, x, dx, dim)
     return sum(strips, dim)
 
 
 def cumulative_trapezoid(y: Tensor, x: Tensor | None = None, *, dx: Any = None, dim: int = -1) -> Tensor:
-    """Return the running area under `y` along a dimension by the trapezoidal rule."""
+    """Return the running area under points along a dimension by the trapezoidal rule.
+
+    Parameters
+    ----------
+    y : Tensor
+        Of at least one dimension: the heights.
+    x : Tensor, optional
+        Where the points lie: of the shape of `y`, or a vector for `dim`.
+    dx : float, optional
+        Distance of the points, instead of `x`; by default, 1.
+    dim : int, default -1
+        Dimension of the points.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `y`, with one index less along `dim`.
+
+    Raises
+    ------
+    ArgumentError
+        If both `x` and `dx` are given.
+    """
     strips, dim = _strips("cumulative_trapezoid", y, x, dx, dim)
     return cumsum(strips, dim)
 

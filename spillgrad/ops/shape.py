@@ -120,7 +120,38 @@ _t: Callable[..., Tensor] = operation("t", lambda self: self.T, view=True, self=
 
 @declare(method=True)
 def reshape(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
-    """Return the same elements in another shape: a view if the strides allow one, else a copy; one size may be -1."""
+    """Return the same elements in another shape.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    *sizes : int or sequence of int
+        Size of each dimension, as several integers or one list; one size may be -1, and is then computed.
+    shape : sequence of int, optional
+        The sizes by name.
+
+    Returns
+    -------
+    Tensor
+        A view if the strides allow one, else a copy.
+
+    Raises
+    ------
+    ShapeError
+        If no such shape has as many elements.
+    OperandError
+        If a size is not an integer.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> x = sg.arange(6)
+    >>> x.reshape(2, 3).tolist()
+    [[0, 1, 2], [3, 4, 5]]
+    >>> sg.reshape(x, (3, -1)).shape
+    (3, 2)
+    """
     wanted = _complete("reshape", shape_arguments(sizes, shape), input.numel())
     try:
         return _view(input, wanted)
@@ -130,9 +161,26 @@ def reshape(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
 
 @declare(method=True)
 def view(input: Tensor, *sizes: Any) -> Tensor:
-    """Return a view in another shape (one size may be -1); given a dtype, return a view of the bytes in that dtype.
+    """Return a view in another shape, or of the bytes in another dtype.
 
-    Raises ShapeError if the strides allow no view; in that case, `reshape` copies.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    *sizes : int, sequence of int or dtype
+        Size of each dimension, as several integers or one list; one size may be -1, and is then computed. With a dtype
+        instead, the memory is read as elements of that dtype.
+
+    Returns
+    -------
+    Tensor
+        A view of the same memory.
+
+    Raises
+    ------
+    ShapeError
+        If the strides allow no view (`reshape` then copies), if the sizes do not multiply to the number of elements, or
+        if the bytes of the last dimension do not divide into elements of the dtype.
     """
     if len(sizes) == 1 and isinstance(sizes[0], np.dtype | type | str):
         return _reinterpreted(input, dtypes.as_dtype(sizes[0]))
@@ -158,19 +206,66 @@ def _reinterpreted(input: Tensor, dtype: dtypes.DType) -> Tensor:
 
 @declare(method=True)
 def view_as(input: Tensor, other: Tensor) -> Tensor:
-    """Return a view in the shape of `other`."""
+    """Return a view in the shape of another tensor.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    other : Tensor
+        Has the wanted shape, and as many elements.
+
+    Returns
+    -------
+    Tensor
+        A view of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If the strides allow no view, or the numbers of elements differ.
+    """
     return view(input, other.shape)
 
 
 @declare(method=True)
 def reshape_as(input: Tensor, other: Tensor) -> Tensor:
-    """Return the same elements in the shape of `other`."""
+    """Return the same elements in the shape of another tensor.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    other : Tensor
+        Has the wanted shape, and as many elements.
+
+    Returns
+    -------
+    Tensor
+        A view of `input` if the strides allow one, else a copy.
+
+    Raises
+    ------
+    ShapeError
+        If the numbers of elements differ.
+    """
     return reshape(input, other.shape)
 
 
 @declare(method=True, numpy=True)
 def ravel(input: Tensor) -> Tensor:
-    """Return the elements in one dimension."""
+    """Return the elements in one dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    Tensor
+        A vector; a view if the strides allow one, else a copy.
+    """
     return reshape(input, -1)
 
 
@@ -178,7 +273,39 @@ def ravel(input: Tensor) -> Tensor:
 def flatten(
     input: Tensor, start_dim: int = 0, end_dim: int = -1, *, start_axis: int | None = None, stop_axis: int | None = None
 ) -> Tensor:
-    """Return the tensor with dimensions `start_dim` to `end_dim` (Paddle: `start_axis`, `stop_axis`) joined to one."""
+    """Return the tensor with several neighbouring dimensions joined to one.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    start_dim : int, default 0
+        First of the dimensions.
+    end_dim : int, default -1
+        Last of the dimensions.
+    start_axis : int, optional
+        Paddle's name of `start_dim`.
+    stop_axis : int, optional
+        Paddle's name of `end_dim`.
+
+    Returns
+    -------
+    Tensor
+        A view if the strides allow one, else a copy; a tensor of no dimensions becomes a vector.
+
+    Raises
+    ------
+    ArgumentError
+        If the first dimension lies behind the last.
+    DimensionError
+        If a dimension is out of range.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.flatten(sg.zeros(2, 3, 4), start_dim=1).shape
+    (2, 12)
+    """
     start_dim = start_dim if start_axis is None else start_axis
     end_dim = end_dim if stop_axis is None else stop_axis
     start, end = normalize_dim("flatten", start_dim, input.ndim), normalize_dim("flatten", end_dim, input.ndim)
@@ -190,7 +317,27 @@ def flatten(
 
 @declare(method=True)
 def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-    """Return the tensor with one dimension split into dimensions of the given sizes; one size may be -1."""
+    """Return the tensor with one dimension split into several.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dim : int
+        Dimension to split.
+    sizes : sequence of int
+        Sizes of the new dimensions; one may be -1, and is then computed.
+
+    Returns
+    -------
+    Tensor
+        A view if the strides allow one, else a copy.
+
+    Raises
+    ------
+    ShapeError
+        If the sizes do not multiply to that of the dimension.
+    """
     dim = normalize_dim("unflatten", dim, input.ndim)
     inner = _complete("unflatten", tuple(sizes), input.shape[dim])
     return reshape(input, (*input.shape[:dim], *inner, *input.shape[dim + 1 :]))
@@ -198,7 +345,27 @@ def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
 
 @declare(method=True)
 def squeeze(input: Tensor, dim: int | Sequence[int] | None = None, *, axis: Any = None) -> Tensor:
-    """Return a view without the dimensions of size 1, or only without those of them that `dim` names."""
+    """Return a view without dimensions of size 1.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dim : int or sequence of int, optional
+        Dimensions to remove, of those of size 1; all, by default. Those of another size stay.
+    axis : int or sequence of int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        A view with the same elements.
+
+    Raises
+    ------
+    DimensionError
+        If a dimension is out of range or named twice.
+    """
     dim = axis if dim is None else dim
     dims = range(input.ndim) if dim is None else normalize_dims("squeeze", dim, input.ndim)
     return _squeeze(input, tuple(s for i, s in enumerate(input.shape) if not (i in dims and s == 1)))
@@ -206,14 +373,70 @@ def squeeze(input: Tensor, dim: int | Sequence[int] | None = None, *, axis: Any 
 
 @declare(method=True)
 def unsqueeze(input: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
-    """Return a view with a new dimension of size 1 at `dim`."""
+    """Return a view with a new dimension of size 1.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dim : int
+        Position of the new dimension in the result; negative numbers count from the end of the result.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        A view with one dimension more.
+
+    Raises
+    ------
+    DimensionError
+        If the position is out of range.
+    ArgumentError
+        If neither `dim` nor `axis` is given.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.unsqueeze(sg.zeros(3), 0).shape
+    (1, 3)
+    """
     dim = one_dim("unsqueeze", dim, axis, input.ndim + 1)
     return _unsqueeze(input, (*input.shape[:dim], 1, *input.shape[dim:]))
 
 
 @declare(method=True)
 def permute(input: Tensor, *order: Any, dims: Any = None) -> Tensor:
-    """Return a view with the dimensions in another order (Paddle: `transpose(x, perm)`)."""
+    """Return a view with the dimensions in another order.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    *order : int or sequence of int
+        Dimensions of the input in their new order, as several integers or one list; each once.
+    dims : sequence of int, optional
+        The order by name.
+
+    Returns
+    -------
+    Tensor
+        A view; its dimension i is dimension ``order[i]`` of the input.
+
+    Raises
+    ------
+    ArgumentError
+        If a dimension is missing.
+    DimensionError
+        If a dimension is out of range or named twice.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.permute(sg.zeros(2, 3, 4), (2, 0, 1)).shape
+    (4, 2, 3)
+    """
     order = normalize_dims("permute", shape_arguments(order, dims), input.ndim)
     if len(order) != input.ndim:
         raise ArgumentError(f"permute: got dims {order} for a tensor of {input.ndim} dimensions; name each once")
@@ -222,7 +445,31 @@ def permute(input: Tensor, *order: Any, dims: Any = None) -> Tensor:
 
 @declare(method=True)
 def transpose(input: Tensor, dim0: Any = None, dim1: int | None = None, *, perm: Sequence[int] | None = None) -> Tensor:
-    """Return a view with two dimensions swapped; given a list (Paddle's `perm`), with all dimensions reordered."""
+    """Return a view with two dimensions swapped, or with all dimensions in another order.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dim0 : int or sequence of int
+        First dimension to swap; a list without `dim1` is Paddle's `perm`.
+    dim1 : int, optional
+        Second dimension to swap.
+    perm : sequence of int, optional
+        Paddle's order of all dimensions, as for `permute`.
+
+    Returns
+    -------
+    Tensor
+        A view of the same memory.
+
+    Raises
+    ------
+    DimensionError
+        If a dimension is out of range, or named twice in `perm`.
+    ArgumentError
+        If `perm` does not name every dimension.
+    """
     if perm is not None or dim1 is None:
         return permute(input, dim0 if perm is None else perm)
     return _transpose(input, normalize_dim("transpose", dim0, input.ndim), normalize_dim("transpose", dim1, input.ndim))
@@ -233,7 +480,23 @@ swapaxes = swapdims = transpose
 
 @declare(method=True)
 def t(input: Tensor) -> Tensor:
-    """Return the transpose of a matrix; return a tensor of fewer dimensions unchanged. Raises ShapeError above two."""
+    """Return the transpose of a matrix.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at most two dimensions.
+
+    Returns
+    -------
+    Tensor
+        A view with both dimensions swapped; the input itself if it has fewer than two.
+
+    Raises
+    ------
+    ShapeError
+        For more than two dimensions.
+    """
     if input.ndim > 2:
         raise ShapeError(
             f"t: got a tensor of {input.ndim} dimensions; at most 2 are transposed: use transpose or permute"
@@ -243,7 +506,29 @@ def t(input: Tensor) -> Tensor:
 
 @declare(method=True)
 def movedim(input: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
-    """Return a view with the dimensions `source` moved to the positions `destination`; the others keep their order."""
+    """Return a view with some dimensions at other positions; the others keep their order.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    source : int or sequence of int
+        Dimensions to move.
+    destination : int or sequence of int
+        The position of each in the result.
+
+    Returns
+    -------
+    Tensor
+        A view of the same memory.
+
+    Raises
+    ------
+    ArgumentError
+        If there are not as many positions as dimensions.
+    DimensionError
+        If a dimension is out of range or named twice.
+    """
     sources = normalize_dims("movedim", source, input.ndim)
     destinations = normalize_dims("movedim", destination, input.ndim)
     if len(sources) != len(destinations):
@@ -259,7 +544,33 @@ moveaxis = movedim
 
 @declare(method=True)
 def expand(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
-    """Return a view of the given shape in which dimensions of size 1 repeat; a size of -1 keeps the input's size."""
+    """Return a view of a larger shape in which dimensions of size 1 repeat.
+
+    Parameters
+    ----------
+    input : Tensor
+        Each size is 1 or the wanted size; dimensions that are missing in front are added.
+    *sizes : int or sequence of int
+        Size of each dimension, as several integers or one list; -1 keeps the size of the input.
+    shape : sequence of int, optional
+        The sizes by name.
+
+    Returns
+    -------
+    Tensor
+        A view; several of its elements may share memory.
+
+    Raises
+    ------
+    ShapeError
+        If the input does not broadcast to this shape, or a new dimension has size -1.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.tensor([[1], [2]]).expand(-1, 3).tolist()
+    [[1, 1, 1], [2, 2, 2]]
+    """
     wanted = shape_arguments(sizes, shape)
     lead = len(wanted) - input.ndim
     if lead < 0 or any(size == -1 and i < lead for i, size in enumerate(wanted)):
@@ -271,19 +582,73 @@ def expand(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
 
 @declare(method=True)
 def broadcast_to(input: Tensor, *sizes: Any, shape: Any = None) -> Tensor:
-    """Return a view of `shape` in which dimensions of size 1 repeat."""
+    """Return a view of a shape in which dimensions of size 1 repeat.
+
+    Parameters
+    ----------
+    input : Tensor
+        Each size is 1 or the wanted size; dimensions that are missing in front are added.
+    *sizes : int or sequence of int
+        Size of each dimension, as several integers or one list.
+    shape : sequence of int, optional
+        The sizes by name.
+
+    Returns
+    -------
+    Tensor
+        A view; several of its elements may share memory.
+
+    Raises
+    ------
+    ShapeError
+        If the input does not broadcast to this shape.
+    """
     return expand(input, *sizes, shape=shape)
 
 
 def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return views of the tensors in the shape that they broadcast to. Raises ShapeError if they do not."""
+    """Return views of tensors in the shape that they broadcast to.
+
+    Parameters
+    ----------
+    *tensors : Tensor
+        Tensors whose shapes broadcast.
+
+    Returns
+    -------
+    tuple of Tensor
+        A view of each, all of one shape.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not broadcast.
+    """
     shape = common_shape("broadcast_tensors", [x.shape for x in tensors])
     return tuple(expand_to(x, shape) for x in tensors)
 
 
 @declare(method=True)
 def expand_as(input: Tensor, other: Tensor) -> Tensor:
-    """Return a view of `input` in the shape of `other`."""
+    """Return a view in the shape of another tensor, in which dimensions of size 1 repeat.
+
+    Parameters
+    ----------
+    input : Tensor
+        Broadcasts to the shape of `other`.
+    other : Tensor
+        Has the wanted shape.
+
+    Returns
+    -------
+    Tensor
+        A view of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If the input does not broadcast to this shape.
+    """
     return expand_to(input, other.shape)
 
 
@@ -295,17 +660,50 @@ def _of_each(function: Any, tensors: tuple[Any, ...]) -> Any:
 
 @declare(numpy=True)
 def atleast_1d(*tensors: Any) -> Any:
-    """Return a view of each tensor with at least one dimension."""
+    """Return a view of each tensor with at least one dimension.
+
+    Parameters
+    ----------
+    *tensors : Tensor
+        Of any shapes; or one list of tensors.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        The view of a single tensor; for several, or a list, a tuple.
+    """
     return _of_each(lambda x: x if x.ndim else reshape(x, 1), tensors)
 
 
 @declare(numpy=True)
 def atleast_2d(*tensors: Any) -> Any:
-    """Return a view of each tensor with at least two dimensions, new ones first."""
+    """Return a view of each tensor with at least two dimensions, new ones first.
+
+    Parameters
+    ----------
+    *tensors : Tensor
+        Of any shapes; or one list of tensors.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        The view of a single tensor; for several, or a list, a tuple.
+    """
     return _of_each(lambda x: x if x.ndim > 1 else reshape(x, (1, -1)), tensors)
 
 
 @declare(numpy=True)
 def atleast_3d(*tensors: Any) -> Any:
-    """Return a view of each tensor with at least three dimensions: (n,) becomes (1, n, 1), (m, n) becomes (m, n, 1)."""
+    """Return a view of each tensor with at least three dimensions.
+
+    Parameters
+    ----------
+    *tensors : Tensor
+        Of any shapes, or one list of tensors; (n,) becomes (1, n, 1), and (m, n) becomes (m, n, 1).
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        The view of a single tensor; for several, or a list, a tuple.
+    """
     return _of_each(lambda x: x if x.ndim > 2 else unsqueeze(x, -1) if x.ndim == 2 else reshape(x, (1, -1, 1)), tensors)

@@ -76,15 +76,47 @@ def stft(
     window: Tensor | None = None, center: bool = True, pad_mode: str = "reflect", normalized: bool = False,
     onesided: bool | None = None, return_complex: bool | None = None, align_to_window: bool | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the Fourier transforms of windows of a signal, `hop_length` (by default n_fft // 4) samples apart.
+    """Return the Fourier transforms of windows of a signal.
 
-    The `win_length` samples in the middle of a window (by default all) are multiplied by `window`. With `center`, the
-    signal is padded by n_fft // 2 samples in `pad_mode`, so that window t has sample t * hop_length in its middle.
-    `normalized` divides by the root of n_fft. `onesided`, the default for real numbers, gives n_fft // 2 + 1
-    frequencies. Without `return_complex`, which real signals must say, the result is `view_as_real` of the complex one.
-    `align_to_window` puts the beginning of the first weighted samples at sample 0.
-    Shapes: input (samples,) or (N, samples), result (frequencies, windows) or (N, frequencies, windows).
-    Raises ShapeError, DtypeError, ArgumentError.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (samples,) or (N, samples), of floating-point or complex numbers.
+    n_fft : int
+        Number of samples in a window.
+    hop_length : int, optional
+        Distance between windows, in samples; by default, n_fft // 4.
+    win_length : int, optional
+        Number of samples in the middle of a window that are multiplied by `window`; by default, all.
+    window : Tensor, optional
+        Of shape (win_length,): the weights of the samples; by default, ones.
+    center : bool, default True
+        Whether the signal is padded by n_fft // 2 samples at both ends, so that window t has sample t * hop_length in
+        its middle.
+    pad_mode : str, default "reflect"
+        How it is padded: a mode of `nn.functional.pad`.
+    normalized : bool, default False
+        Whether to divide by the root of n_fft.
+    onesided : bool, optional
+        Whether the result has only n_fft // 2 + 1 frequencies; by default, True for real numbers.
+    return_complex : bool, optional
+        Whether the result is complex, else it is `view_as_real` of that; must be given for real signals.
+    align_to_window : bool, optional
+        Whether the first weighted samples begin at sample 0; only without `center`.
+
+    Returns
+    -------
+    Tensor
+        Of shape (frequencies, windows) or (N, frequencies, windows).
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions.
+    DtypeError
+        For integers.
+    ArgumentError
+        If a length is out of range, or options do not fit each other.
     """
     is_complex = input.is_complex() or (window is not None and window.is_complex())
     if return_complex is None and not is_complex:
@@ -126,13 +158,46 @@ def istft(
     window: Tensor | None = None, center: bool = True, normalized: bool = False, onesided: bool | None = None,
     length: int | None = None, return_complex: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return the signal whose `stft` comes closest to `input`: the windows, added with the weights of `window`.
+    """Return the signal whose `stft` comes closest to a given one.
 
-    The arguments are those of the `stft`. The signal has `length` samples, or those that the windows hold; with
-    `center`, without n_fft // 2 at both ends. `return_complex` gives a complex signal, of a transform with all
-    frequencies.
-    Shapes: input (frequencies, windows) or (N, frequencies, windows), result (samples,) or (N, samples).
-    Raises ShapeError, DtypeError; ArgumentError if the windows leave a sample without weight.
+    It is the sum of the windows, added with the weights of `window`. The arguments are those of the `stft`.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (frequencies, windows) or (N, frequencies, windows), of complex numbers.
+    n_fft : int
+        Number of samples in a window.
+    hop_length : int, optional
+        Distance between windows, in samples; by default, n_fft // 4.
+    win_length : int, optional
+        Number of weighted samples in the middle of a window; by default, all.
+    window : Tensor, optional
+        Of shape (win_length,): the weights of the samples; by default, ones.
+    center : bool, default True
+        Whether the signal was padded, so that n_fft // 2 samples at both ends are left out.
+    normalized : bool, default False
+        Whether the transform was divided by the root of n_fft.
+    onesided : bool, optional
+        Whether the transform has only n_fft // 2 + 1 frequencies; by default, its size tells.
+    length : int, optional
+        Number of samples in the result; by default, those that the windows hold.
+    return_complex : bool, default False
+        Whether the signal is complex, from a transform with all frequencies.
+
+    Returns
+    -------
+    Tensor
+        Of shape (samples,) or (N, samples).
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions.
+    DtypeError
+        If `input` is not complex.
+    ArgumentError
+        If the windows leave a sample without weight, or a length is out of range.
     """
     if not input.is_complex():
         raise DtypeError(

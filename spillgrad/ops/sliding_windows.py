@@ -71,7 +71,31 @@ sum_windows: Callable[..., Tensor] = operation(
 
 @declare(method=True)
 def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """Return a view of all windows of `size` along a dimension, `step` apart; a window is the new last dimension."""
+    """Return a view of all windows along a dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    dimension : int
+        Dimension of the windows.
+    size : int
+        Number of indices in a window.
+    step : int
+        Distance between windows.
+
+    Returns
+    -------
+    Tensor
+        A view; `dimension` counts the windows, and a new last dimension has the elements of a window.
+
+    Raises
+    ------
+    ArgumentError
+        If a window is larger than the dimension, or the step is not positive.
+    DimensionError
+        If the dimension is out of range.
+    """
     dim = normalize_dim("unfold", dimension, input.ndim)
     source = input if input.ndim else reshape(input, 1)
     length = source.shape[dim]
@@ -157,9 +181,32 @@ def unfold_image(
 def fold(
     input: Tensor, output_size: Sizes, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
 ) -> Tensor:
-    """Return images of zeros with the windows, the columns of `input`, added at the places where `unfold` takes them.
+    """Return images of zeros with windows added at the places where `nn.functional.unfold` takes them.
 
-    Shapes: input (N, C * kernel elements, windows) or without N, result (N, C, H, W) or (C, H, W).
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C * kernel elements, windows), or without N: each column is a window.
+    output_size : int or sequence of int
+        Height and width of the images.
+    kernel_size : int or sequence of int
+        Height and width of a window.
+    dilation : int or sequence of int, default 1
+        Distance between the elements of a window.
+    padding : int or sequence of int, default 0
+        Zeros that were added at both ends.
+    stride : int or sequence of int, default 1
+        Distance between windows.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, C, H, W) or (C, H, W).
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
     """
     size = sizes("fold", "output_size", output_size, 2, 1)
     windows = _image_windows("fold", size, kernel_size, dilation, padding, stride)

@@ -49,7 +49,24 @@ _inv: Callable[..., Tensor] = operation(
 def inv(A: Tensor) -> Tensor:
     """Return the inverse of square matrices.
 
-    Shapes: A (..., n, n), result the same. Raises ShapeError, DtypeError; LinAlgError for a singular matrix.
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., n, n), of floating-point or complex numbers.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `A`.
+
+    Raises
+    ------
+    ShapeError
+        If the matrices are not square.
+    DtypeError
+        For integers and bool.
+    LinAlgError
+        For a singular matrix.
     """
     require_square("linalg.inv", A)
     return _inv(A)
@@ -87,10 +104,38 @@ def _require_rows(name: str, A: Tensor, B: Tensor) -> None:
 
 @float32_in_autocast
 def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
-    """Return X with A X = B; without `left`, X with X A = B.
+    """Return X with ``A X = B``.
 
-    Shapes: A (..., n, n); B (..., n, k), one vector (n,), or (..., n), which is a vector for each matrix of A. Batches
-    broadcast; the result is as B. Raises ShapeError, DtypeError; LinAlgError for a singular matrix.
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., n, n), of floating-point or complex numbers.
+    B : Tensor
+        Of shape (..., n, k), one vector (n,), or (..., n), which is a vector for each matrix of `A`. Batches broadcast.
+    left : bool, default True
+        Whether to solve ``A X = B`` instead of ``X A = B``.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `B`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DtypeError
+        For integers and bool, or if dtypes differ.
+    LinAlgError
+        For a singular matrix.
+    ArgumentError
+        For a vector `B` if `left` is False.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.linalg.solve(sg.tensor([[2.0, 0.0], [0.0, 4.0]]), sg.tensor([2.0, 2.0])).tolist()
+    [1.0, 0.5]
     """
     name = "linalg.solve"
     require_square(name, A)
@@ -114,10 +159,34 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
 
 @float32_in_autocast
 def solve_triangular(A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
-    """Return X with A X = B, where A is the upper or lower triangle of `A`; without `left`, X with X A = B.
+    """Return X with ``A X = B``, where A is a triangle of a matrix.
 
-    With `unitriangular`, the diagonal of A counts as ones.
-    Shapes: A (..., n, n), B (..., n, k), result as B, batches broadcast. Raises as `solve` does.
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., n, n); its other triangle is ignored.
+    B : Tensor
+        Of shape (..., n, k); of shape (..., k, n) if `left` is False. Batches broadcast.
+    upper : bool
+        Whether the upper triangle counts instead of the lower one.
+    left : bool, default True
+        Whether to solve ``A X = B`` instead of ``X A = B``.
+    unitriangular : bool, default False
+        Whether the diagonal counts as ones.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `B`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DtypeError
+        For integers and bool.
+    LinAlgError
+        For a singular triangle.
     """
     name = "linalg.solve_triangular"
     require_square(name, A)
@@ -134,7 +203,27 @@ def solve_triangular(A: Tensor, B: Tensor, *, upper: bool, left: bool = True, un
 @declare(method=True)
 @float32_in_autocast
 def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False) -> Tensor:
-    """Return X with L Lᴴ X = B; with `upper`, the argument `L` is Lᴴ. Shapes: B (..., n, k), L (..., n, n)."""
+    """Return X with ``L Lᴴ X = B``.
+
+    Parameters
+    ----------
+    B : Tensor
+        Of shape (..., n, k).
+    L : Tensor
+        Of shape (..., n, n): the lower Cholesky factor.
+    upper : bool, default False
+        Whether the argument is Lᴴ instead.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `B`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    """
     factor = mH(L) if upper else L
     below = solve_triangular(factor, B, upper=False)
     return solve_triangular(mH(factor), below, upper=True)
@@ -143,7 +232,27 @@ def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False) -> Tensor:
 @declare(method=True)
 @float32_in_autocast
 def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
-    """Return the inverse of L Lᴴ; with `upper`, the argument `L` is Lᴴ. Shapes: L (..., n, n)."""
+    """Return the inverse of ``L Lᴴ``.
+
+    Parameters
+    ----------
+    L : Tensor
+        Of shape (..., n, n): the lower Cholesky factor.
+    upper : bool, default False
+        Whether the argument is Lᴴ instead.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `L`.
+
+    Raises
+    ------
+    ShapeError
+        If the matrices are not square.
+    DtypeError
+        For integers and bool.
+    """
     require_square("cholesky_inverse", L)
     return cholesky_solve(broadcast_to(identity_like(L), L.shape), L, upper)
 
@@ -151,9 +260,28 @@ def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
 @declare(numpy="linalg.tensorsolve")
 @float32_in_autocast
 def tensorsolve(A: Tensor, B: Tensor, dims: tuple[int, ...] | None = None) -> Tensor:
-    """Return X with tensordot(A, X, X.ndim) = B, after moving the dimensions `dims` of A to its end.
+    """Return X with ``tensordot(A, X, X.ndim) = B``.
 
-    Shapes: A (*B.shape, *X.shape), where B and X have equally many elements.
+    Parameters
+    ----------
+    A : Tensor
+        Of shape ``(*B.shape, *X.shape)``, where B and X have equally many elements.
+    B : Tensor
+        Of any shape.
+    dims : tuple of int, optional
+        Dimensions of `A` that are first moved to its end.
+
+    Returns
+    -------
+    Tensor
+        X, of the shape that is left of that of `A`.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    LinAlgError
+        If there is no single X.
     """
     if dims is not None:
         last = [d % A.ndim for d in dims]
@@ -169,7 +297,27 @@ def tensorsolve(A: Tensor, B: Tensor, dims: tuple[int, ...] | None = None) -> Te
 @declare(numpy="linalg.tensorinv")
 @float32_in_autocast
 def tensorinv(A: Tensor, ind: int = 2) -> Tensor:
-    """Return the inverse of A as a linear map from the dimensions after the first `ind` to the first `ind`."""
+    """Return the inverse of A as a linear map from its last dimensions to its first ones.
+
+    Parameters
+    ----------
+    A : Tensor
+        Its first `ind` dimensions hold as many elements as the others.
+    ind : int, default 2
+        Number of first dimensions.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `A` with the last dimensions in front.
+
+    Raises
+    ------
+    ShapeError
+        If the two parts do not hold equally many elements.
+    LinAlgError
+        If the map has no inverse.
+    """
     if ind < 1 or math.prod(A.shape[:ind]) != math.prod(A.shape[ind:]):
         raise ShapeError(
             f"linalg.tensorinv: got A {A.shape} and ind {ind}; the dimensions before and behind it must hold equally "
@@ -230,9 +378,30 @@ _det: Callable[..., Tensor] = operation(
 @declare(method=True)
 @float32_in_autocast
 def det(A: Tensor) -> Tensor:
-    """Return the determinant of square matrices; its gradient is right for singular matrices, too.
+    """Return the determinant of square matrices.
 
-    Shapes: A (..., n, n), result (...). Raises ShapeError, DtypeError.
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., n, n), of floating-point or complex numbers.
+
+    Returns
+    -------
+    Tensor
+        Of shape (...); its gradient is right for singular matrices, too.
+
+    Raises
+    ------
+    ShapeError
+        If the matrices are not square.
+    DtypeError
+        For integers and bool.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> round(sg.det(sg.tensor([[2.0, 1.0], [1.0, 3.0]])).item(), 4)
+    5.0
     """
     require_square("linalg.det", A)
     return _det(A)
@@ -263,9 +432,25 @@ _slogdet: Callable[..., Any] = operation(
 def slogdet(A: Tensor) -> SignAndLogarithm:
     """Return the sign of the determinant and the logarithm of its absolute value, without overflow.
 
-    Shapes: A (..., n, n), results (...). For a singular matrix, they are 0 and -inf, and backward raises
-    LinAlgError.
-    Raises ShapeError, DtypeError.
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., n, n), of floating-point or complex numbers.
+
+    Returns
+    -------
+    named tuple of Tensor
+        (sign, logabsdet), both of shape (...). The sign is the direction of a complex determinant. For a singular
+        matrix, they are 0 and -inf.
+
+    Raises
+    ------
+    ShapeError
+        If the matrices are not square.
+    DtypeError
+        For integers and bool.
+    LinAlgError
+        In backward, for a singular matrix.
     """
     require_square("linalg.slogdet", A)
     return SignAndLogarithm(*_slogdet(A))
@@ -274,9 +459,24 @@ def slogdet(A: Tensor) -> SignAndLogarithm:
 @declare(method=True)
 @float32_in_autocast
 def logdet(input: Tensor) -> Tensor:
-    """Return the logarithm of the determinant, or NaN for a negative real one.
+    """Return the logarithm of the determinant.
 
-    Shapes: input (..., n, n), result (...).
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (..., n, n), of floating-point or complex numbers.
+
+    Returns
+    -------
+    Tensor
+        Of shape (...); NaN for a negative real determinant.
+
+    Raises
+    ------
+    ShapeError
+        If the matrices are not square.
+    DtypeError
+        For integers and bool.
     """
     require_square("logdet", input)
     sign, logarithm = slogdet(input)
@@ -331,11 +531,32 @@ _pinv: Callable[..., Tensor] = operation("linalg_pinv", _pinv_forward, A=_pinv_g
 @declare(method="pinverse", numpy="linalg.pinv")
 @float32_in_autocast
 def pinv(A: Tensor, *, atol: Bound = None, rtol: Bound = None, hermitian: bool = False) -> Tensor:
-    """Return the pseudoinverse; singular values up to max(atol, rtol · the largest) count as zero.
+    """Return the pseudoinverse of matrices.
 
-    Both bounds are one number for all matrices, or a tensor with one for each. `rtol` is by default max(m, n) times the
-    machine epsilon, or 0 if `atol` is given. The gradient is right as long as the rank does not change.
-    Shapes: A (..., m, n), result (..., n, m). Raises ShapeError, DtypeError.
+    Singular values up to max(atol, rtol · the largest) count as zero.
+
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., m, n), of floating-point or complex numbers.
+    atol : float or Tensor, optional
+        Absolute bound: one number for all matrices, or a tensor with one for each; by default, 0.
+    rtol : float or Tensor, optional
+        Relative bound, as `atol`; by default, max(m, n) times the machine epsilon, or 0 if `atol` is given.
+    hermitian : bool, default False
+        Whether `A` is Hermitian, which saves time.
+
+    Returns
+    -------
+    Tensor
+        Of shape (..., n, m); its gradient is right as long as the rank does not change.
+
+    Raises
+    ------
+    ShapeError
+        For fewer than two dimensions, or if `hermitian` matrices are not square.
+    DtypeError
+        For integers and bool.
     """
     (require_square if hermitian else require_matrices)("linalg.pinv", A)
     return _pinv(A, _on_host(atol), _on_host(rtol), hermitian)
@@ -344,7 +565,31 @@ def pinv(A: Tensor, *, atol: Bound = None, rtol: Bound = None, hermitian: bool =
 @declare(numpy="linalg.matrix_rank")
 @float32_in_autocast
 def matrix_rank(A: Tensor, *, atol: Bound = None, rtol: Bound = None, hermitian: bool = False) -> Tensor:
-    """Return how many singular values do not count as zero (see `pinv`). Shapes: A (..., m, n), result (...)."""
+    """Return how many singular values of matrices do not count as zero.
+
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., m, n), of floating-point or complex numbers.
+    atol : float or Tensor, optional
+        Absolute bound up to which they count as zero, as in `linalg.pinv`.
+    rtol : float or Tensor, optional
+        Bound relative to the largest one, as in `linalg.pinv`.
+    hermitian : bool, default False
+        Whether `A` is Hermitian, which saves time.
+
+    Returns
+    -------
+    Tensor
+        Of shape (...), of int64.
+
+    Raises
+    ------
+    ShapeError
+        For fewer than two dimensions, or if `hermitian` matrices are not square.
+    DtypeError
+        For integers and bool.
+    """
     name = "linalg.matrix_rank"
     (require_square if hermitian else require_matrices)(name, A)
 
@@ -370,12 +615,35 @@ class LeastSquares(NamedTuple):
 
 @float32_in_autocast
 def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> LeastSquares:
-    """Return the X that minimizes the sum of squares of A X - B; of several such X, the X of the smallest norm.
+    """Return the X that minimizes the sum of squares of ``A X - B``.
 
-    The residuals are the minimal sums of squares if A has more rows than columns and full rank, else empty.
-    Every `driver` uses one method: the singular value decomposition.
-    Shapes: A (..., m, n), B (..., m, k), or for vectors (m,) or (..., m); solution (..., n, k). Raises ShapeError,
-    DtypeError, ArgumentError.
+    Of several such X, it is that of the smallest norm.
+
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., m, n), of floating-point or complex numbers.
+    B : Tensor
+        Of shape (..., m, k); for vectors, of shape (m,) or (..., m).
+    rcond : float, optional
+        Singular values of `A` up to this part of the largest count as zero; by default, as in `linalg.pinv`.
+    driver : {"gels", "gelsy", "gelsd", "gelss"}, optional
+        All use one method: the singular value decomposition. The last two also return the singular values.
+
+    Returns
+    -------
+    named tuple of Tensor
+        The solution, of shape (..., n, k), the residuals, the rank, and the singular values. The residuals are the
+        minimal sums of squares if `A` has more rows than columns and full rank, else empty.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    DtypeError
+        For integers and bool, or if dtypes differ.
+    ArgumentError
+        For another `driver`.
     """
     name = "linalg.lstsq"
     require_matrices(name, A)
@@ -406,9 +674,28 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
 
 @declare(method=True)
 def matrix_power(A: Tensor, n: int) -> Tensor:
-    """Return the n-th power of square matrices; if n is negative, the power -n of their inverse.
+    """Return the n-th power of square matrices.
 
-    Shapes: A (..., m, m), result the same. Raises as `inv` does.
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., m, m), of floating-point or complex numbers.
+    n : int
+        The power; if it is negative, the result is the power -n of the inverse.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `A`.
+
+    Raises
+    ------
+    ShapeError
+        If the matrices are not square.
+    DtypeError
+        For integers and bool.
+    LinAlgError
+        For a negative power of a singular matrix.
     """
     require_square("linalg.matrix_power", A)
     if n < 0:
@@ -425,9 +712,32 @@ def matrix_power(A: Tensor, n: int) -> Tensor:
 @declare(method=True)
 @float32_in_autocast
 def matrix_exp(A: Tensor) -> Tensor:
-    """Return the exponential of square matrices: a Taylor series of A / 2ˢ, then squared s times.
+    """Return the exponential of square matrices.
 
-    Shapes: A (..., n, n), result the same. Raises ShapeError, DtypeError. Source: Moler & Van Loan 2003, method 3.
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., n, n), of floating-point or complex numbers.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `A`.
+
+    Raises
+    ------
+    ShapeError
+        If the matrices are not square.
+    DtypeError
+        For integers and bool.
+    LinAlgError
+        For a matrix with NaN or infinite elements.
+
+    Notes
+    -----
+    The result is a Taylor series of A / 2ˢ, then squared s times.
+
+    Source: Moler & Van Loan 2003, method 3.
     """
     require_square("linalg.matrix_exp", A)
     # The largest column sum bounds the norm; at 1/2 the terms beyond the 16th vanish in float64.

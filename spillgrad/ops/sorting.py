@@ -79,7 +79,42 @@ def _ordered(name: str, input: Tensor, dim: int, descending: bool, count: int | 
 def sort(
     input: Tensor, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None
 ) -> ValuesAndIndices:
-    """Return (values, indices) sorted along a dimension; equal elements keep their order, NaN counts as the largest."""
+    """Return the elements sorted along a dimension, and their indices.
+
+    Equal elements keep their order; NaN counts as the largest.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+    dim : int, default -1
+        Dimension to sort along.
+    descending : bool, default False
+        Whether the largest element comes first.
+    stable : bool, default True
+        Accepted as in PyTorch; every sort is stable.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    named tuple of Tensor
+        (values, indices), both of the shape of `input`.
+
+    Raises
+    ------
+    DtypeError
+        For complex numbers.
+    DimensionError
+        If the dimension is out of range.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> values, indices = sg.sort(sg.tensor([3.0, 1.0, 2.0]))
+    >>> values.tolist(), indices.tolist()
+    ([1.0, 2.0, 3.0], [1, 2, 0])
+    """
     return _ordered("sort", input, dim if axis is None else axis, descending, None)
 
 
@@ -87,13 +122,55 @@ def sort(
 def argsort(
     input: Tensor, dim: int = -1, descending: bool = False, stable: bool = True, *, axis: int | None = None
 ) -> Tensor:
-    """Return the indices that sort the tensor along a dimension."""
+    """Return the indices that sort the tensor along a dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+    dim : int, default -1
+        Dimension to sort along.
+    descending : bool, default False
+        Whether the largest element comes first.
+    stable : bool, default True
+        Accepted as in PyTorch; every sort is stable.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The indices, of the shape of `input`.
+
+    Raises
+    ------
+    DtypeError
+        For complex numbers.
+    DimensionError
+        If the dimension is out of range.
+    """
     return sort(input, dim, descending, stable, axis=axis).indices
 
 
 @declare(method=True)
 def msort(input: Tensor) -> Tensor:
-    """Return the tensor sorted along its first dimension."""
+    """Return the tensor sorted along its first dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    DtypeError
+        For complex numbers.
+    """
     return sort(input, 0).values
 
 
@@ -101,7 +178,42 @@ def msort(input: Tensor) -> Tensor:
 def topk(
     input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, axis: int | None = None
 ) -> ValuesAndIndices:
-    """Return (values, indices) of the k largest (or smallest) elements along a dimension, sorted."""
+    """Return the k largest or smallest elements along a dimension, sorted, and their indices.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+    k : int
+        Number of elements.
+    dim : int, default -1
+        Dimension to choose along.
+    largest : bool, default True
+        Whether to choose the largest elements instead of the smallest.
+    sorted : bool, default True
+        Accepted as in PyTorch; the result is always sorted.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    named tuple of Tensor
+        (values, indices), both with size k along `dim`.
+
+    Raises
+    ------
+    ArgumentError
+        If the dimension has fewer than `k` elements.
+    DtypeError
+        For complex numbers.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> values, indices = sg.topk(sg.tensor([3.0, 1.0, 2.0]), 2)
+    >>> values.tolist(), indices.tolist()
+    ([3.0, 2.0], [0, 2])
+    """
     return _ordered("topk", input, dim if axis is None else axis, largest, k)
 
 
@@ -173,13 +285,65 @@ def _choose(name: str, operation: Any, input: Tensor, dim: int, keepdim: bool, k
 def kthvalue(
     input: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, axis: int | None = None
 ) -> ValuesAndIndices:
-    """Return (values, indices) of the k-th smallest element along a dimension, counted from 1."""
+    """Return the k-th smallest element along a dimension, and its index.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+    k : int
+        Which element, counted from 1.
+    dim : int, default -1
+        Dimension to choose along.
+    keepdim : bool, default False
+        Whether the reduced dimension stays, with size 1.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    named tuple of Tensor
+        (values, indices), without the dimension unless `keepdim`.
+
+    Raises
+    ------
+    ArgumentError
+        If the dimension has fewer than `k` elements.
+    DimensionError
+        If the dimension is empty or out of range.
+    DtypeError
+        For complex numbers.
+    """
     return _choose("kthvalue", _kthvalue, input, dim if axis is None else axis, keepdim, k)
 
 
 @declare(method=True)
 def mode(input: Tensor, dim: int = -1, keepdim: bool = False, *, axis: int | None = None) -> ValuesAndIndices:
-    """Return (values, indices) of the most frequent element along a dimension; of several, the smallest."""
+    """Return the most frequent element along a dimension, and an index of it.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+    dim : int, default -1
+        Dimension to choose along.
+    keepdim : bool, default False
+        Whether the reduced dimension stays, with size 1.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    named tuple of Tensor
+        (values, indices), without the dimension unless `keepdim`; of several most frequent elements, the smallest.
+
+    Raises
+    ------
+    DimensionError
+        If the dimension is empty or out of range.
+    DtypeError
+        For complex numbers.
+    """
     return _choose("mode", _mode, input, dim if axis is None else axis, keepdim)
 
 
@@ -209,13 +373,65 @@ def _middle(name: str, of_all: Any, along: Any, input: Tensor, dim: int | None, 
 
 @declare(method=True)
 def median(input: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
-    """Return the median (the lower of two), NaN if an element is NaN; along a `dim`, return (values, indices)."""
+    """Return the median, or the medians and their indices along a dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+    dim : int, optional
+        Dimension to reduce; all, by default.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor or named tuple of Tensor
+        The lower of two middle elements, NaN if an element is NaN. Along a dimension, (values, indices).
+
+    Raises
+    ------
+    DimensionError
+        If the dimension is empty or out of range.
+    ArgumentError
+        For integers without elements and without `dim`.
+    DtypeError
+        For complex numbers.
+    """
     return _middle("median", _median_of_all, _median, input, dim, keepdim, axis)
 
 
 @declare(method=True)
 def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
-    """Return the median (the lower of two) of the elements other than NaN; along a `dim`, return (values, indices)."""
+    """Return the median of the elements that are not NaN, or the medians and their indices along a dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of real numbers.
+    dim : int, optional
+        Dimension to reduce; all, by default.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor or named tuple of Tensor
+        The lower of two middle elements, NaN if all elements are NaN. Along a dimension, (values, indices).
+
+    Raises
+    ------
+    DimensionError
+        If the dimension is empty or out of range.
+    ArgumentError
+        For integers without elements and without `dim`.
+    DtypeError
+        For complex numbers.
+    """
     return _middle("nanmedian", _nanmedian_of_all, _nanmedian, input, dim, keepdim, axis)
 
 
@@ -276,10 +492,36 @@ def quantile(
     input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear",
     axis: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the quantiles `q`, from 0 to 1, of all elements or along a dimension; NaN if an element is NaN.
+    """Return quantiles of all elements or along a dimension.
 
-    `interpolation` between two elements is "linear", "lower", "higher", "midpoint" or "nearest".
-    Shapes: q () or (n,); n is then the first dimension of the result.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of floating-point numbers.
+    q : float, sequence of float or Tensor
+        Quantiles from 0 to 1: one number, or a vector of n.
+    dim : int, optional
+        Dimension to reduce; all, by default.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    interpolation : {"linear", "lower", "higher", "midpoint", "nearest"}, default "linear"
+        How a quantile between two elements is computed.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The quantiles, NaN where an element is NaN; of a vector `q`, with a first dimension of size n.
+
+    Raises
+    ------
+    ArgumentError
+        If `q` is outside [0, 1], for another `interpolation`, or without elements.
+    ShapeError
+        If `q` has more than one dimension.
+    DtypeError
+        For integers and complex numbers.
     """
     return _quantile("quantile", input, q, axis if dim is None else dim, keepdim, interpolation, ignore_nan=False)
 
@@ -290,5 +532,35 @@ def nanquantile(
     input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear",
     axis: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the quantiles of the elements that are not NaN; see `quantile`."""
+    """Return quantiles of the elements that are not NaN.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of floating-point numbers.
+    q : float, sequence of float or Tensor
+        Quantiles from 0 to 1: one number, or a vector of n.
+    dim : int, optional
+        Dimension to reduce; all, by default.
+    keepdim : bool, default False
+        Whether reduced dimensions stay, with size 1.
+    interpolation : {"linear", "lower", "higher", "midpoint", "nearest"}, default "linear"
+        How a quantile between two elements is computed.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The quantiles; of a vector `q`, with a first dimension of size n.
+
+    Raises
+    ------
+    ArgumentError
+        If `q` is outside [0, 1], for another `interpolation`, or without elements.
+    ShapeError
+        If `q` has more than one dimension.
+    DtypeError
+        For integers and complex numbers.
+    """
     return _quantile("nanquantile", input, q, axis if dim is None else dim, keepdim, interpolation, ignore_nan=True)

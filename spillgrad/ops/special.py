@@ -33,7 +33,22 @@ normal_cdf = row_function("normal_cdf", "Return the standard normal distribution
 
 @declare(in_place=True)
 def logit(input: Tensor, eps: float | None = None, *, out: Tensor | None = None) -> Tensor:
-    """Return log(x / (1 - x)), NaN outside [0, 1]; with `eps`, x is first clamped to [eps, 1 - eps]."""
+    """Return log(x / (1 - x)).
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape: x, from 0 to 1.
+    eps : float, optional
+        If given, x is first clamped to [eps, 1 - eps].
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`; NaN outside [0, 1].
+    """
     return call("logit", input if eps is None else clamp(input, eps, 1 - eps), out=out)
 
 
@@ -50,7 +65,23 @@ def _entropy(x: np.ndarray) -> np.ndarray:
 
 
 def entr(input: Tensor) -> Tensor:
-    """Return -x log(x), 0 for x = 0 and -inf for negative x. Raises DtypeError for integers."""
+    """Return -x log(x), the terms of an entropy.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of floating-point numbers.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`; 0 for x = 0, and -inf for negative x.
+
+    Raises
+    ------
+    DtypeError
+        For integers and complex numbers.
+    """
     require_floats("entr", input.dtype)
     return _entr(input)
 
@@ -60,7 +91,27 @@ digamma = row_function("digamma", "Return the derivative of the gamma function's
 
 
 def polygamma(n: int, input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return the n-th derivative of digamma. Raises ArgumentError unless n is 0, 1, 2, …."""
+    """Return the n-th derivative of digamma.
+
+    Parameters
+    ----------
+    n : int
+        Order of the derivative: 0, 1, 2, and so on.
+    input : Tensor
+        Of any shape.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        If `n` is negative or not whole.
+    """
     if not isinstance(n, int | np.integer) or n < 0:
         raise ArgumentError(f"polygamma: got n={n!r}; wanted a whole number from 0 on, then the tensor")
     return call("polygamma", int(n), input, out=out)
@@ -68,7 +119,25 @@ def polygamma(n: int, input: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 @declare(in_place=True)
 def mvlgamma(input: Tensor, p: int) -> Tensor:
-    """Return the logarithm of the p-variate gamma function. Raises ArgumentError unless all elements > (p - 1) / 2."""
+    """Return the logarithm of the multivariate gamma function.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape; all elements are above (p - 1) / 2.
+    p : int
+        Number of variables, from 1 on.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        If `p` or an element is too small.
+    """
     if p < 1 or bool((input.array <= (p - 1) / 2).any()):
         raise ArgumentError(f"mvlgamma: got p={p}; wanted p >= 1 and all elements above (p - 1) / 2")
     total: Any = p * (p - 1) / 4 * math.log(math.pi)
@@ -82,7 +151,22 @@ sinc = row_function("sinc", "Return sin(πx) / (πx), 1 at 0.", in_place=True, n
 
 @declare(in_place=True, numpy=True)
 def heaviside(input: Tensor, values: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return 0 for negative elements, 1 for positive elements, and `values` for 0; only `values` gets a gradient."""
+    """Return 0 for negative elements, 1 for positive elements, and given values for 0.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    values : Tensor
+        Values for elements that are 0; broadcasts with `input`. Only they get a gradient.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the broadcast shape.
+    """
     return call("heaviside", input, values, out=out)
 
 
@@ -91,5 +175,18 @@ copysign = common_function("copysign", "Return the magnitude of input with the s
 
 @declare(in_place=True, numpy=True, standard=True)
 def nextafter(input: Tensor, other: Tensor) -> Tensor:
-    """Return the number next to each element of `input` in the direction of `other`; it has no gradient."""
+    """Return the number next to each element in the direction of another.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    other : Tensor
+        Gives the directions; broadcasts with `input`.
+
+    Returns
+    -------
+    Tensor
+        Of the broadcast shape; it has no gradient.
+    """
     return by_numpy("nextafter", np.nextafter, input, other)

@@ -50,13 +50,35 @@ def _weights(name: str, weights: Tensor | None, observations: int, whole: bool) 
 def cov(
     input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """Return the covariances of variables; each row of `input` holds the observations of a variable.
+    """Return the covariances of variables.
 
-    In the covariance of two complex variables, the second is conjugated. `fweights` say how often each observation was
-    made, `aweights` how much it counts. Sums are divided by the weighted number of observations less `correction`, or
-    by 0 if the difference is negative: the result is then inf or NaN.
-    Shapes: input (variables, observations) gives (variables, variables); (observations,) and () give ().
-    Raises ShapeError, DtypeError, ArgumentError.
+    In the covariance of two complex variables, the second is conjugated.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (variables, observations), or (observations,) or () for one variable.
+    correction : int, default 1
+        What is subtracted from the weighted number of observations, by which sums are divided. If the difference is
+        negative, they are divided by 0: the result is then inf or NaN.
+    fweights : Tensor, optional
+        Of shape (observations,), of integers: how often each observation was made.
+    aweights : Tensor, optional
+        Of shape (observations,): how much each observation counts.
+
+    Returns
+    -------
+    Tensor
+        Of shape (variables, variables); for one variable, of no dimensions.
+
+    Raises
+    ------
+    ShapeError
+        For more than two dimensions, or weights of another shape.
+    DtypeError
+        For bool, or weights of another kind.
+    ArgumentError
+        For negative weights.
     """
     if input.ndim > 2:
         raise ShapeError(f"cov: expected input to have two or fewer dimensions but got an input of {input.shape}")
@@ -87,9 +109,17 @@ def cov(
 
 @declare(method=True, numpy=True)
 def corrcoef(input: Tensor) -> Tensor:
-    """Return the correlation coefficients of variables; each row of `input` holds the observations of a variable.
+    """Return the correlation coefficients of variables.
 
-    Shapes: input (variables, observations) gives (variables, variables); (observations,) and () give (), which is 1.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (variables, observations), or (observations,) or () for one variable.
+
+    Returns
+    -------
+    Tensor
+        Of shape (variables, variables); for one variable, of no dimensions: it is 1.
     """
     covariances = cov(input)
     if not covariances.ndim:
@@ -105,13 +135,36 @@ def histogram(
     input: Tensor, bins: int | Tensor, *, range: Sequence[RealNumber] | None = None, weight: Tensor | None = None,
     density: bool = False,
 ) -> Histogram:  # fmt: skip
-    """Return (hist, bin_edges); `hist` is the number of elements in each bin, or the sum of their weights.
+    """Return the number of elements in each of several bins, and the edges of the bins.
 
-    With `density`, each count is divided by the width of its bin and by the sum of all counts.
-    `bins` is the number of bins of equal width over `range` (by default, of the data), or a vector of sorted bin
-    edges. Elements outside all bins are not counted; the last bin includes its right edge. The results have no
-    gradient.
-    Raises ArgumentError, ShapeError, DtypeError.
+    Elements outside all bins are not counted; the last bin includes its right edge.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape, of floating-point numbers.
+    bins : int or Tensor
+        Number of bins of equal width, or a vector of sorted bin edges.
+    range : sequence of float, optional
+        First and last edge of bins of equal width; by default, the range of the data.
+    weight : Tensor, optional
+        Of the shape of `input`: how much each element counts.
+    density : bool, default False
+        Whether each count is divided by the width of its bin and by the sum of all counts.
+
+    Returns
+    -------
+    named tuple of Tensor
+        (hist, bin_edges); they have no gradient.
+
+    Raises
+    ------
+    ArgumentError
+        If edges come with a range, or bins or range make no sense.
+    ShapeError
+        If the shape of the weights or edges does not fit.
+    DtypeError
+        For integers and complex numbers.
     """
     require_floats("histogram", input.dtype)
     values = input.array.astype(np.float64).reshape(-1)

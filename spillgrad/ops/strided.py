@@ -59,10 +59,34 @@ _as_strided: Callable[..., Tensor] = operation("as_strided", _read, view=True, s
 
 @declare(method=True)
 def as_strided(input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
-    """Return a view of the storage of this size and stride from `storage_offset` on (by default, where `input` begins).
+    """Return a view of the storage of a given size and stride.
 
-    Gradients of elements outside the input are dropped. Raises ArgumentError for negative strides or elements
-    outside the storage, GraphError for a storage that is not dense.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    size : sequence of int
+        Shape of the view.
+    stride : sequence of int
+        Step in elements from one index to the next, for each dimension.
+    storage_offset : int, optional
+        Number of elements before the first one; by default, the view begins where `input` does.
+
+    Returns
+    -------
+    Tensor
+        A view; several of its elements may share memory.
+
+    Raises
+    ------
+    ArgumentError
+        For negative strides, or elements outside the storage.
+    GraphError
+        For a storage that is not dense.
+
+    Notes
+    -----
+    Gradients of elements outside the input are dropped.
     """
     wanted, steps = shape_arguments((size,)), shape_arguments((stride,))
     offset = input.storage_offset() if storage_offset is None else storage_offset

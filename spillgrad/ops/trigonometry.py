@@ -35,13 +35,39 @@ atanh = arctanh = common_function(
 
 @declare(in_place=True, numpy="deg2rad radians")
 def deg2rad(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return angles converted from degrees to radians."""
+    """Return angles converted from degrees to radians.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape: angles in degrees.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`: angles in radians.
+    """
     return _scaled("deg2rad", input, math.pi / 180, out)
 
 
 @declare(in_place=True, numpy="rad2deg degrees")
 def rad2deg(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return angles converted from radians to degrees."""
+    """Return angles converted from radians to degrees.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape: angles in radians.
+    out : Tensor, optional
+        Tensor that takes the result.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`: angles in degrees.
+    """
     return _scaled("rad2deg", input, 180 / math.pi, out)
 
 

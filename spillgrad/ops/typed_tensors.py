@@ -101,9 +101,19 @@ def dtype_and_device(kind: Any, default: Device) -> tuple[dtypes.DType, Device]:
 
 
 def set_default_tensor_type(t: Any) -> None:
-    """Set the default floating-point dtype by a type such as `DoubleTensor`, or by its name.
+    """Set the default floating-point dtype by a type.
 
-    Raises DtypeError for other types, and DeviceError for those of CUDA: there is no default device.
+    Parameters
+    ----------
+    t : type or str
+        A type such as `DoubleTensor`, or its name.
+
+    Raises
+    ------
+    DtypeError
+        For other types.
+    DeviceError
+        For types of CUDA: there is no default device.
     """
     kind = named_type(t) if isinstance(t, str) else t
     if not isinstance(kind, TensorType):

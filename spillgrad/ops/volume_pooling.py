@@ -90,9 +90,41 @@ def max_pool3d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> Any:  # fmt: skip
-    """Return the largest element of each box, and with `return_indices` its index in the flattened volume.
+    """Return the largest element of each box of volumes.
 
-    Shapes: input (N, C, D, H, W) or (C, D, H, W), result (N, C, d, h, w). The rest is as in `max_pool2d`.
+    Of equal elements, the first is taken; NaN counts as larger than any number.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, D, H, W) or (C, D, H, W), of floating-point numbers.
+    kernel_size : int or sequence of int
+        Size of a window, one for all dimensions or one for each.
+    stride : int or sequence of int, optional
+        Distance between windows; by default, the size of a window.
+    padding : int or sequence of int, default 0
+        Elements added at both ends, at most half a window; they are never the result.
+    dilation : int or sequence of int, default 1
+        Distance between the elements of a window.
+    ceil_mode : bool, default False
+        Whether to add a window that begins inside and reaches beyond the end.
+    return_indices : bool, default False
+        Whether to return the indices of the elements, too.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        Of shape (N, C, d, h, w) or (C, d, h, w); with `return_indices`, also the index of each element in the flattened
+        volume.
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions, if no box fits, or if a box sees nothing but padding.
+    ArgumentError
+        If a size is out of range, or more than half of a window may be padding.
+    DtypeError
+        For integers and complex numbers.
     """
     name = "max_pool3d"
     slices = _slices(name, input)
@@ -106,7 +138,39 @@ def avg_pool3d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the mean of each box. Shapes are as in `max_pool3d`, the rest is as in `avg_pool2d`."""
+    """Return the mean of each box of volumes.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, D, H, W) or (C, D, H, W), of floating-point numbers.
+    kernel_size : int or sequence of int
+        Size of a window, one for all dimensions or one for each.
+    stride : int or sequence of int, optional
+        Distance between windows; by default, the size of a window.
+    padding : int or sequence of int, default 0
+        Zeros added at both ends, at most half a window.
+    ceil_mode : bool, default False
+        Whether to add a window that begins inside and reaches beyond the end.
+    count_include_pad : bool, default True
+        Whether added zeros count as elements of a window.
+    divisor_override : int, optional
+        What sums are divided by; by default, the number of elements.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, C, d, h, w) or (C, d, h, w).
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions, or if no window fits.
+    ArgumentError
+        If a size is out of range, more than half of a window may be padding, or the divisor is 0.
+    DtypeError
+        For integers and complex numbers.
+    """
     name = "avg_pool3d"
     slices = _slices(name, input)
     over_slices, over_columns = _boxes(name, kernel_size, stride, padding)
@@ -121,9 +185,28 @@ def avg_pool3d(
 
 
 def adaptive_avg_pool3d(input: Tensor, output_size: OutputSize) -> Tensor:
-    """Return the means of boxes that cover the volume in a grid of `output_size`; None keeps the input's size.
+    """Return the means of a grid of boxes that cover a volume.
 
-    Shapes: input (N, C, D, H, W) or (C, D, H, W), result (N, C, *output_size).
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, D, H, W) or (C, D, H, W).
+    output_size : int, sequence of int or None
+        Depth, height and width of the grid, or one number for all; None keeps the size of the input.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, C, d, h, w) or (C, d, h, w), where (d, h, w) is `output_size`.
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions.
+    ArgumentError
+        If `output_size` has two sizes, or more than three.
+    DtypeError
+        For integers, and for complex numbers unless there is one box.
     """
     name = "adaptive_avg_pool3d"
     if (means := whole_means(name, input, output_size, 3)) is not None:
@@ -134,9 +217,33 @@ def adaptive_avg_pool3d(input: Tensor, output_size: OutputSize) -> Tensor:
 
 
 def adaptive_max_pool3d(input: Tensor, output_size: OutputSize, return_indices: bool = False) -> Any:
-    """Return the largest elements of boxes that cover the volume in a grid of `output_size`.
+    """Return the largest elements of a grid of boxes that cover a volume.
 
-    Shapes: input (N, C, D, H, W) or (C, D, H, W), result (N, C, *output_size). The rest is as in `max_pool3d`.
+    Of equal elements, the first is taken; NaN counts as larger than any number.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, D, H, W) or (C, D, H, W), of floating-point numbers.
+    output_size : int, sequence of int or None
+        Depth, height and width of the grid, or one number for all; None keeps the size of the input.
+    return_indices : bool, default False
+        Whether to return the indices of the elements, too.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        Of shape (N, C, d, h, w) or (C, d, h, w), where (d, h, w) is `output_size`; with `return_indices`, also the
+        index of each element in the flattened volume.
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions.
+    ArgumentError
+        If `output_size` has two sizes, or more than three.
+    DtypeError
+        For integers and complex numbers.
     """
     name = "adaptive_max_pool3d"
     depth, *rest = output_sizes(name, output_size, 3)
@@ -148,7 +255,37 @@ def adaptive_max_pool3d(input: Tensor, output_size: OutputSize, return_indices: 
 def lp_pool3d(
     input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False
 ) -> Tensor:
-    """Return (sum x**p)**(1/p) of each box. Shapes are as in `max_pool3d`, the rest is as in `lp_pool2d`."""
+    """Return ``(sum x**p)**(1/p)`` of each box of volumes.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, D, H, W) or (C, D, H, W), of floating-point numbers.
+    norm_type : float
+        The power p: 1 gives the sum, inf the largest element.
+    kernel_size : int or sequence of int
+        Size of a window, one for all dimensions or one for each.
+    stride : int or sequence of int, optional
+        Distance between windows; by default, the size of a window.
+    ceil_mode : bool, default False
+        Whether to add a window that begins inside and reaches beyond the end.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, C, d, h, w) or (C, d, h, w).
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions, or if no window fits.
+    DtypeError
+        For complex numbers.
+
+    Notes
+    -----
+    Where the sum is not positive the result is 0, and so is the gradient (PyTorch's is NaN).
+    """
     if norm_type == math.inf:
         return max_pool3d(input, kernel_size, stride, ceil_mode=ceil_mode)  # type: ignore[no-any-return]
     means = avg_pool3d(pow(input, float(norm_type)), kernel_size, stride, ceil_mode=ceil_mode)
@@ -159,5 +296,34 @@ def max_unpool3d(
     input: Tensor, indices: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
     output_size: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return zeros with the elements of `input` at the indices that `max_pool3d` returned (see `max_unpool2d`)."""
+    """Return zeros with each element at the index from which `max_pool3d` took it.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, d, h, w) or (C, d, h, w): the largest elements.
+    indices : Tensor
+        Of the shape of `input`: the indices that `max_pool3d` returned.
+    kernel_size : int or sequence of int
+        Size of a window, one for all dimensions or one for each.
+    stride : int or sequence of int, optional
+        Distance between windows; by default, the size of a window.
+    padding : int or sequence of int, default 0
+        The padding of the pooling.
+    output_size : sequence of int, optional
+        Depth, height and width of the volumes, as its last numbers. Volumes of several sizes give the same pooled size;
+        this chooses one of them.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, C, D, H, W) or (C, D, H, W).
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit.
+    ArgumentError
+        If no volume of `output_size` gives the pooled size.
+    """
     return unpooled("max_unpool3d", input, indices, 3, kernel_size, stride, padding, output_size)
