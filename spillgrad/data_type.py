@@ -19,10 +19,29 @@ else:
 
 @final
 class dtype(_NumpyDtype):  # type: ignore[misc]  # NumPy's class is final
-    """The data type of a tensor's elements. There is one object for each, so `is` compares them, too.
+    """The data type of a tensor's elements.
 
-    It is equal to NumPy's dtype and has the same hash and attributes, such as `name`, `kind` and `type`. NumPy and
-    h5py take it where they take a dtype. `str` gives the name, such as "float32".
+    There is one object for each data type, so that ``is`` compares them, too. It is equal to NumPy's dtype and has the
+    same hash and attributes, such as `name`, `kind` and `type`. NumPy and h5py take it where they take a dtype. `str`
+    gives the name, such as "float32".
+
+    Parameters
+    ----------
+    wanted : str, dtype or type
+        A name, a NumPy dtype or a type, such as "float32", ``np.float32`` or ``float``.
+
+    Raises
+    ------
+    DtypeError
+        If there is no such dtype.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.dtype("float32") is sg.float32
+    True
+    >>> sg.float32.itemsize, sg.float32.is_floating_point
+    (4, True)
     """
 
     __slots__ = (
@@ -44,11 +63,28 @@ class dtype(_NumpyDtype):  # type: ignore[misc]  # NumPy's class is final
         raise TypeError("dtype: type 'spillgrad.dtype' is not an acceptable base type")
 
     def to_real(self) -> "dtype":
-        """Return the dtype of the real and imaginary parts of a complex dtype; another dtype itself."""
+        """Return the dtype of the real and imaginary parts.
+
+        Returns
+        -------
+        dtype
+            That of the parts of a complex dtype; another dtype itself.
+        """
         return _PARTS.get(self, self)
 
     def to_complex(self) -> "dtype":
-        """Return the complex dtype whose parts can hold this dtype. Raises DtypeError if there is none."""
+        """Return the complex dtype whose parts can hold this dtype.
+
+        Returns
+        -------
+        dtype
+            Complex64 for bfloat16 and float32, complex128 for float64; a complex dtype itself.
+
+        Raises
+        ------
+        DtypeError
+            If there is none.
+        """
         if self.is_complex:
             return self
         if self not in _COMPLEX:
@@ -127,10 +163,33 @@ _COMPLEX = {bfloat16: complex64, float32: complex64, float64: complex128}
 
 
 def get_default_dtype() -> dtype:
-    """Return the dtype of floating-point tensors that are made without a dtype."""
+    """Return the dtype of floating-point tensors that are made without a dtype.
+
+    Returns
+    -------
+    dtype
+        What `set_default_dtype` set; at first, float32.
+    """
     return BY_NUMPY[dtypes.get_default_dtype()]
 
 
 def promote_types(type1: Any, type2: Any) -> dtype:
-    """Return the dtype that two dtypes promote to."""
+    """Return the dtype that two dtypes promote to.
+
+    Parameters
+    ----------
+    type1, type2 : dtype
+        The dtypes of the operands.
+
+    Returns
+    -------
+    dtype
+        The smallest one that holds both kinds of values, by PyTorch's rules.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.promote_types(sg.int64, sg.float16)
+    spillgrad.float16
+    """
     return BY_NUMPY[dtypes.promote(type1, type2)]

@@ -58,7 +58,18 @@ def get_default_dtype() -> DType:
 
 
 def set_default_dtype(dtype: Any) -> None:
-    """Set the dtype of floating-point tensors made without a dtype. Raises DtypeError for other dtypes."""
+    """Set the dtype of floating-point tensors that are made without a dtype.
+
+    Parameters
+    ----------
+    dtype : dtype
+        A floating-point dtype; at first, it is float32.
+
+    Raises
+    ------
+    DtypeError
+        For other dtypes.
+    """
     global _default_float
     chosen = as_dtype(dtype)
     if chosen not in _FLOATING:
@@ -112,9 +123,29 @@ class IntegerInfo:
 
 
 def finfo(dtype: Any = None) -> FloatInfo:
-    """Return the limits of a floating-point dtype, or of the parts of a complex dtype; by default the default dtype.
+    """Return the limits of a floating-point dtype, or of the parts of a complex dtype.
 
-    Raises DtypeError for other dtypes.
+    Parameters
+    ----------
+    dtype : dtype, optional
+        A floating-point or complex dtype; by default, the default dtype.
+
+    Returns
+    -------
+    FloatInfo
+        Python numbers as attributes: `bits`, `eps`, `max`, `min`, `tiny`, `smallest_normal` and `resolution`; and the
+        name, `dtype`.
+
+    Raises
+    ------
+    DtypeError
+        For other dtypes.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.finfo(sg.bfloat16).eps
+    0.0078125
     """
     wanted = _default_float if dtype is None else as_dtype(dtype)
     wanted = {complex64: float32, complex128: float64}.get(wanted, wanted)
@@ -128,7 +159,29 @@ def finfo(dtype: Any = None) -> FloatInfo:
 
 
 def iinfo(dtype: Any) -> IntegerInfo:
-    """Return the limits of an integer dtype. Raises DtypeError for other dtypes."""
+    """Return the limits of an integer dtype.
+
+    Parameters
+    ----------
+    dtype : dtype
+        An integer dtype.
+
+    Returns
+    -------
+    IntegerInfo
+        Python numbers as attributes: `bits`, `max` and `min`; and the name, `dtype`.
+
+    Raises
+    ------
+    DtypeError
+        For other dtypes.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.iinfo(sg.int8).max
+    127
+    """
     wanted = as_dtype(dtype)
     if category(wanted) != 1:
         raise DtypeError(f"iinfo: got {wanted}; wanted an integer dtype, or use finfo")

@@ -37,11 +37,35 @@ def set_printoptions(
     precision: int | None = None, threshold: float | None = None, edgeitems: int | None = None,
     linewidth: int | None = None, profile: str | None = None, sci_mode: bool | None = None,
 ) -> None:  # fmt: skip
-    """Set how tensors are printed; None leaves an option as it is, and `sci_mode` to the numbers.
+    """Set how tensors are printed.
 
-    `precision` is the number of digits behind the point, `threshold` the number of elements above which only
-    `edgeitems` at both ends of long dimensions are printed, `profile` "default", "short" or "full".
-    Raises ArgumentError for another profile.
+    Parameters
+    ----------
+    precision : int, optional
+        Number of digits behind the point, 4 at first. None leaves it as it is, here and below.
+    threshold : float, optional
+        Number of elements, 1000 at first, above which a tensor is summarised.
+    edgeitems : int, optional
+        Number of elements, 3 at first, that a summary shows at both ends of long dimensions.
+    linewidth : int, optional
+        Number of characters in a line, 80 at first.
+    profile : {"default", "short", "full"}, optional
+        Options to begin with: those of the start; 2 digits and 2 elements at both ends; or all elements.
+    sci_mode : bool, optional
+        Whether to write numbers with an exponent. None lets the numbers decide.
+
+    Raises
+    ------
+    ArgumentError
+        For another profile.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.set_printoptions(precision=2)
+    >>> sg.tensor([0.12345])
+    tensor([0.12])
+    >>> sg.set_printoptions(profile="default")
     """
     if profile is not None:
         if profile not in _PROFILES:

@@ -15,12 +15,31 @@ Array = np.ndarray
 
 
 class Device:
-    """The name of a device, existing or missing. It equals strings: `x.device == "cuda"`, `x.device == "cuda:0"`.
-
-    The constructor takes a type and a number, or one name with both. The hash is that of the full name, "cpu" or
-    "cuda:0". So in sets and dictionaries a CUDA device does not match "cuda", which has another hash.
+    """The name of a device, existing or missing.
 
     As a context manager, it is the device of this thread's new tensors within the block.
+
+    Parameters
+    ----------
+    type : str
+        Kind of the device, "cpu" or "cuda"; or a name with a number, such as "cuda:0".
+    index : int, optional
+        Number of the device, if the name has none.
+
+    Notes
+    -----
+    It equals strings: ``x.device == "cuda"``, ``x.device == "cuda:0"``. The hash is that of the full name, "cpu" or
+    "cuda:0". So in sets and dictionaries a CUDA device does not match "cuda", which has another hash.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.device("cuda", 0)
+    device(type='cuda', index=0)
+    >>> with sg.device("cpu"):
+    ...     x = sg.ones(2)
+    >>> x.device == "cpu"
+    True
     """
 
     __slots__ = ("index", "type")

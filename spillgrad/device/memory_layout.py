@@ -14,7 +14,13 @@ __all__ = [
 
 
 class memory_format:
-    """The name of an order of elements in memory."""
+    """The name of an order of elements in memory, which changes nothing; new tensors are row-major.
+
+    Parameters
+    ----------
+    name : str
+        PyTorch's name, such as "channels_last".
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -24,7 +30,13 @@ class memory_format:
 
 
 class layout(memory_format):
-    """The name of a way to store a tensor."""
+    """The name of a way to store a tensor.
+
+    Parameters
+    ----------
+    name : str
+        PyTorch's name; tensors here are "strided".
+    """
 
 
 contiguous_format = memory_format("contiguous_format")

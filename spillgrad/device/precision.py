@@ -7,10 +7,18 @@ _PRECISIONS = ("highest", "high", "medium")
 
 
 def set_float32_matmul_precision(precision: str) -> None:
-    """Set the precision of float32 products on CUDA devices; the default "highest" computes in float32.
+    """Set the precision of float32 products on CUDA devices.
 
-    With "high" or "medium", tensor cores round the operands to TF32, with 10 bits after the point instead of 23.
-    Products on the CPU are not affected. Raises ArgumentError for another word.
+    Parameters
+    ----------
+    precision : {"highest", "high", "medium"}
+        With "highest", which is set at first, products are computed in float32. With "high" or "medium", tensor cores
+        round the operands to TF32, with 10 bits after the point instead of 23. Products on the CPU are not affected.
+
+    Raises
+    ------
+    ArgumentError
+        For another word.
     """
     if precision not in _PRECISIONS:
         raise ArgumentError(
@@ -21,5 +29,11 @@ def set_float32_matmul_precision(precision: str) -> None:
 
 
 def get_float32_matmul_precision() -> str:
-    """Return the precision of float32 products: "highest", or "high" (also if "medium" was set)."""
+    """Return the precision of float32 products on CUDA devices.
+
+    Returns
+    -------
+    str
+        "highest", or "high" (also if "medium" was set).
+    """
     return "high" if tf32_is_allowed() else "highest"

@@ -45,19 +45,70 @@ def save_checkpoint(
     scheduler: LRScheduler | None = None, data: DataLoader | None = None, step: int = 0,
     extra: Mapping[str, Any] | None = None, max_shard_size: int | str = "5GB", trainable_only: bool = False,
 ) -> Path:  # fmt: skip
-    """Write a checkpoint that replaces the directory's former checkpoint; return the sub-directory with the new files.
+    """Write a checkpoint of a training run, which replaces the former checkpoint in the directory.
 
-    Tensors are written one by one; saving needs memory for at most one further tensor, even if the model is on disk.
-    Shared tensors are stored once. The model's tensors are in `model.safetensors` or, if they exceed `max_shard_size`,
-    in a sharded checkpoint as in Hugging Face's libraries. The optimizer's tensors are stored the same way. The random
-    state and the position of `data` are saved too (if batches depend on the step alone, `step` is enough). `extra` may
-    be anything that JSON can hold. With `trainable_only`, parameters that require no gradient, such as the base of
-    adapters, are left out; loading does not change them. If another process is saving to the directory, this call waits
-    for a few seconds. The former version's files are removed, with a warning if that fails; other files in the
-    directory stay.
-    Raises CheckpointError if the checkpoint cannot be written, or if another process is still saving; the former
-    checkpoint then stays valid. Raises OperandError for values that JSON cannot hold. Raises SpillError if an offloaded
-    tensor cannot be read.
+    Training resumes from it with `load_checkpoint`, bit for bit. Tensors are written one by one; saving needs memory
+    for at most one further tensor, even if the model is on disk.
+
+    Parameters
+    ----------
+    directory : str or path
+        Folder of the checkpoint, which is made if needed. The former version's files are removed, with a warning if
+        that fails; other files in the directory stay.
+    model : Module
+        The model. Its tensors are in `model.safetensors` or, if they exceed `max_shard_size`, in a sharded checkpoint
+        as in Hugging Face's libraries. Shared tensors are stored once.
+    optimizer : Optimizer, optional
+        The optimizer, whose tensors are stored the same way.
+    scheduler : LRScheduler, optional
+        The learning-rate schedule.
+    data : DataLoader, optional
+        The loader, whose position is saved. If batches depend on the step alone, `step` is enough.
+    step : int, default 0
+        Number of the training step.
+    extra : mapping, optional
+        Further values: anything that JSON can hold.
+    max_shard_size : int or str, default "5GB"
+        The most bytes of tensors in a file, or a size.
+    trainable_only : bool, default False
+        Whether to leave out parameters that require no gradient, such as the base of adapters; loading does not change
+        them.
+
+    Returns
+    -------
+    Path
+        The sub-directory with the new files.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoint cannot be written, or if another process is still saving; the former checkpoint then stays
+        valid.
+    ArgumentError
+        If `max_shard_size` is less than one byte.
+    BudgetError
+        If `max_shard_size` does not parse.
+    OperandError
+        For values that JSON cannot hold.
+    SpillError
+        If an offloaded tensor cannot be read.
+
+    Notes
+    -----
+    The state of the default random generator is saved too. If another process is saving to the directory, this call
+    waits for a few seconds.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import spillgrad as sg
+    >>> model = sg.nn.Linear(2, 2)
+    >>> optimizer = sg.optim.AdamW(model.parameters())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = sg.save_checkpoint(folder, model, optimizer, step=100, extra={"loss": 0.5})
+    ...     found = sg.load_checkpoint(folder, model, optimizer)
+    >>> found["step"], found["extra"]
+    (100, {'loss': 0.5})
     """
     root = safetensors_io.absolute(directory)
     max_shard_bytes = parse_bytes(max_shard_size)
@@ -112,16 +163,38 @@ def load_checkpoint(
     directory: str | os.PathLike[str], model: Module | None = None, optimizer: Optimizer | None = None, *,
     scheduler: LRScheduler | None = None, data: DataLoader | None = None, strict: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
-    """Load a checkpoint into the given objects, tensor by tensor, and return the rest of the checkpoint's content.
+    """Load a checkpoint into the given objects, tensor by tensor, and return the rest of its content.
 
-    The result is a dict of `step`, `model` (the name of its class), `config`, `extra`, and three lists as in Hugging
-    Face's loading info: `missing_keys`, `unexpected_keys` and `mismatched_keys` with entries (name, shape in the file,
-    shape in the model). With `strict=False`, all tensors that fit are loaded; the lists name all other tensors. With an
-    optimizer, the random state is restored too; training can then resume. If another process replaces the checkpoint
-    meanwhile, the new checkpoint is loaded.
-    Raises CheckpointError (a ValueError and a RuntimeError), before anything is changed, for a checkpoint that is
-    missing, damaged or of another model. For another model, the error lists every tensor that is missing, unexpected
-    or of another shape.
+    Parameters
+    ----------
+    directory : str or path
+        The directory that `save_checkpoint` wrote to. If another process replaces the checkpoint meanwhile, the new
+        checkpoint is loaded.
+    model : Module, optional
+        The model to load the tensors into.
+    optimizer : Optimizer, optional
+        The optimizer to load the state into. The random state is restored with it, so that training can resume.
+    scheduler : LRScheduler, optional
+        The learning-rate schedule to load into.
+    data : DataLoader, optional
+        The loader that goes on at the saved position.
+    strict : bool, default True
+        Whether all tensors must fit. With False, all tensors that fit are loaded; the lists of the result name all
+        others.
+
+    Returns
+    -------
+    dict
+        It has `step`, `model` (the name of its class), `config` and `extra`; and, if a model is given, three lists as
+        in Hugging Face's loading info: `missing_keys`, `unexpected_keys`, and `mismatched_keys` with entries (name,
+        shape in the file, shape in the model).
+
+    Raises
+    ------
+    CheckpointError
+        Before anything is changed, for a checkpoint that is missing, damaged or of another model. For another model,
+        the error lists every tensor that is missing, unexpected or of another shape. It is a ValueError and a
+        RuntimeError.
     """
     return checkpoint_directory.of_current(
         safetensors_io.absolute(directory),

@@ -42,15 +42,45 @@ _LONGEST = 200
 
 
 def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
-    """Write tensors, and the lists, tuples, dicts, sets and plain values around them, to a file or a binary stream.
+    """Write tensors, and the containers and plain values around them, to a file or a binary stream.
 
-    Dicts may be OrderedDicts and Counters. Plain values are None, bool, int, float, complex, str, bytes, sizes, NumPy
-    arrays and scalars, dtypes, devices, and what `get_rng_state` returns. A tensor found twice is stored once. Tensors
-    with the same memory, shape, strides and dtype are stored once; any other view is stored with its own elements. An
-    existing file is replaced only when everything is written, and the new file survives a power cut once `save` has
-    returned.
-    Raises OperandError for other objects. Raises ArgumentError for a container that contains itself. Raises
-    CheckpointError if the file cannot be written.
+    The file is a safetensors file, holds no code, and is read by `load`.
+
+    Parameters
+    ----------
+    obj : object
+        A tensor, or lists, tuples, dicts, sets and plain values around tensors. Dicts may be OrderedDicts and Counters.
+        Plain values are None, bool, int, float, complex, str, bytes, sizes, NumPy arrays and scalars, dtypes, devices,
+        and what `get_rng_state` returns.
+    f : str, path or binary stream
+        Where to write. An existing file is replaced only when everything is written, and the new one
+        survives a power cut once `save` has returned.
+
+    Raises
+    ------
+    OperandError
+        For other objects.
+    ArgumentError
+        For a container that contains itself.
+    CheckpointError
+        If the file cannot be written.
+
+    Notes
+    -----
+    A tensor found twice is stored once. Tensors with the same memory, shape, strides and dtype are stored once; any
+    other view is stored with its own elements.
+
+    Source: torch.save.
+
+    Examples
+    --------
+    >>> import io
+    >>> import spillgrad as sg
+    >>> file = io.BytesIO()
+    >>> sg.save({"weight": sg.ones(2), "step": 3}, file)
+    >>> _ = file.seek(0)
+    >>> sg.load(file)
+    {'weight': tensor([1., 1.]), 'step': 3}
     """
     writer = _Writer()
     try:
@@ -84,11 +114,33 @@ def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
 def load(f: str | os.PathLike[str] | IO[bytes], map_location: Any = None, *, weights_only: bool | None = None) -> Any:
     """Return the object that `save` wrote to a file; for any other safetensors file, return its tensors by name.
 
-    `map_location` is a device, a dict from devices to devices, or a function, as in PyTorch. In files, all tensors are
-    on the host. So only a dict's entry for "cpu" counts, and a function is ignored. `weights_only` changes nothing,
-    because no file can run code.
-    Raises MissingFileError (a FileNotFoundError) if the file does not exist. Raises CheckpointError for a file that is
-    damaged, cut off, of a newer version, or of PyTorch's format. Raises DeviceError for a device that cannot be used.
+    Parameters
+    ----------
+    f : str, path or binary stream
+        What to read.
+    map_location : device, dict or callable, optional
+        Device to put tensors on; by default, the CPU. In files, all tensors are on the host: of a dict from devices to
+        devices only the entry for "cpu" counts, and a function is ignored.
+    weights_only : bool, optional
+        Changes nothing, because no file can run code.
+
+    Returns
+    -------
+    object
+        What was saved, or a dict of tensors.
+
+    Raises
+    ------
+    MissingFileError
+        If the file does not exist; this is a FileNotFoundError.
+    CheckpointError
+        For a file that is damaged, cut off, of a newer version, or of PyTorch's format.
+    DeviceError
+        For a device that cannot be used.
+
+    Notes
+    -----
+    Source: torch.load.
     """
     if isinstance(map_location, Mapping):
         map_location = {str(key): as_device(value) for key, value in map_location.items()}.get("cpu")

@@ -27,10 +27,28 @@ def warn_once(name: str, stacklevel: int) -> None:
 
 
 def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Return the model or function itself, with a CompilationWarning at the first call; PyTorch compiles it.
+    """Return the model or function itself, which PyTorch would compile, with a warning at the first call.
 
-    Without a model, return the decorator that does so. PyTorch's options (`fullgraph dynamic backend mode options
-    disable`) are accepted, and change nothing.
+    Parameters
+    ----------
+    model : Module or callable, optional
+        What runs as it is. Without it, the decorator that does so is returned.
+    **options : object
+        PyTorch's options (`fullgraph dynamic backend mode options disable`), which change nothing.
+
+    Returns
+    -------
+    Module or callable
+        The argument, or a decorator.
+
+    Warns
+    -----
+    CompilationWarning
+        At the first call.
+
+    See Also
+    --------
+    fuse : Makes one kernel of a function of elementwise operations.
     """
     if model is None:
         return lambda function: compile(function, **options)

@@ -69,7 +69,10 @@ class SpillContext(StoreOwner):
     def flush(self) -> None:
         """Wait until all live spilled tensors are in the files, and all events are in the journal.
 
-        Raises SpillError if a tensor could not be written.
+        Raises
+        ------
+        SpillError
+            If a tensor could not be written.
         """
         self._small.end_batch()
         super().flush()

@@ -36,47 +36,123 @@ class OffloadStats(StoreStats):
 class disk_offload(StoreOwner):
     """Keep a model's parameters and buffers, their gradients and the optimizer's state on disk.
 
-    At most `ram_budget` bytes of these are in RAM. A tensor is read when something uses it; once a step has shown the
-    order of use, tensors are read ahead of time. After a change a tensor is written back. The model, the optimizer and
-    the training loop stay as they are, and all values are bit for bit those of training in RAM. The attributes `model`
-    and `optimizer` are the offloaded model and optimizer.
+    A tensor is read when something uses it; once a step has shown the order of use, tensors are read ahead of time.
+    After a change a tensor is written back. The model, the optimizer and the training loop stay as they are, and all
+    values are bit for bit those of training in RAM.
 
-    If the model itself is too large for RAM, pass functions. The first takes no arguments and builds the model. Its
-    parameters and buffers go to disk one by one, as modules register them in this thread. The second makes the
-    optimizer from the list of parameters that require gradients.
+    Parameters
+    ----------
+    model : Module or callable
+        The model, whose parameters and buffers go to disk. If it is too large for RAM, a function without arguments
+        that builds it: parameters and buffers then go to disk one by one, as modules register them in this thread.
+    optimizer : Optimizer or callable, optional
+        The optimizer of the model's parameters, or a function that makes it from the list of parameters that require
+        gradients. Without one, the parameters and their gradients are offloaded.
+    directory : str or path, optional
+        Folder for the files, which is made if it does not exist. By default, a folder of this user in the directory for
+        temporary files.
+    ram_budget : int or str
+        The most bytes of parameters, buffers, gradients and state in RAM, or a size such as "512MiB". The least budget
+        holds what one layer or one update needs at once.
+    device_budget : int or str, optional
+        The most bytes that stay on a CUDA device while they are not used: those that are needed soonest. Bytes, or a
+        size. By default, twice what one layer or one update needs at once.
+    step_in_backward : bool, default False
+        Whether the optimizer updates each parameter as soon as backward has its gradient, and frees the gradient.
+        ``optimizer.step()`` then has nothing to do, and each backward pass is a step of its own. Otherwise, gradients
+        go to disk too.
+    max_grad_norm : float, optional
+        Clips gradients as `clip_grad_norm_` does, over all parameters that the optimizer updates. Not negative. By
+        default, gradients are not clipped.
+    direct_io : bool, optional
+        Whether to bypass the page cache; see `save_on_disk`.
+    checksums : bool, default True
+        Whether to take and compare checksums of what is written and read; see `save_on_disk`.
+    on_full : {"raise", "ram"}, default "raise"
+        What happens when the disk is full or reports an error: raise SpillError, or warn once and keep arrays in RAM
+        beyond the budget until the disk accepts them again.
+    keep_journal : str or path, optional
+        File for the journal, which `spillgrad inspect` reads; see `save_on_disk`.
+
+    Attributes
+    ----------
+    model : Module
+        The offloaded model.
+    optimizer : Optimizer or None
+        The offloaded optimizer.
+    least_budget : int
+        The least `ram_budget` in bytes.
+    least_device_budget : int
+        The least `device_budget` in bytes.
+
+    Raises
+    ------
+    BudgetError
+        If a size does not parse, or is below its least budget.
+    ArgumentError
+        If a parameter shares memory with another tensor, or is offloaded already; if `max_grad_norm` is negative; or if
+        `step_in_backward` or `max_grad_norm` is given without an optimizer.
+    SpillError
+        If the directory cannot be used, or if the disk lacks room for all that will be stored and `on_full` is not
+        "ram".
+
+    Warns
+    -----
+    UserWarning
+        If the directory for temporary files, which is used by default, is a RAM disk: offloading frees no memory then.
+        If other users can remove or replace files in `directory`.
+
+    See Also
+    --------
+    save_on_disk : Spills what operations save for backward; it takes an offload in place of a directory.
+    spillgrad.planning.plan : Says whether a model needs to be offloaded within a given memory.
+    save_checkpoint : Writes an offloaded model and its optimizer, tensor by tensor.
+
+    Notes
+    -----
+    **Saved tensors.** ``with sg.save_on_disk(offload)`` puts what operations save for backward into the same store,
+    under the same budget.
+
+    **Clipping.** ``optimizer.step()`` clips just before each update: it scales a copy, and the gradients on disk stay
+    unchanged. With `step_in_backward`, gradients go to disk first, and the updates follow when backward ends. Each
+    gradient is read once, because its norm is taken when backward finishes it.
+
+    **Arrays and copies.** The array that ``numpy()`` returns for an offloaded tensor may be written to. If it was, its
+    values are stored again once no reference to the array is left. Copies and pickles of the model and of the optimizer
+    are in RAM, and independent of this object. This object itself cannot be copied or pickled.
+
+    **CUDA devices.** A model on a CUDA device, its gradients and the optimizer's state live on disk too. They are on
+    the device while they are used. They are copied through pinned memory, which counts in `ram_budget`, while kernels
+    run.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> model = sg.nn.Sequential(sg.nn.Linear(256, 1024), sg.nn.GELU(), sg.nn.Linear(1024, 256))
+    >>> optimizer = sg.optim.AdamW(model.parameters(), lr=1e-3)
+    >>> offload = sg.disk_offload(model, optimizer, ram_budget="8MiB")
+    >>> for _ in range(2):
+    ...     with sg.save_on_disk(offload):
+    ...         loss = model(sg.ones(64, 256)).square().mean()
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     optimizer.zero_grad()
+    >>> stats = offload.stats()
+    >>> stats.peak_ram_bytes <= 8 << 20
+    True
+
+    The smallest budget for this model is the memory of one update of its largest parameter, with its gradient and
+    state:
+
+    >>> sg.storage.format_bytes(offload.least_budget)
+    '4 MiB'
+
+    A model that is too large for RAM is built on disk::
 
         offload = sg.disk_offload(
             lambda: sg.models.build("gpt2-xl"), lambda params: sg.optim.AdamW(params), "spill/", ram_budget="2GiB"
         )
-
-    With `step_in_backward`, the optimizer updates each parameter as soon as backward has its gradient, and frees the
-    gradient. `optimizer.step()` then has nothing to do, and each backward pass is a step of its own. Without
-    `step_in_backward`, gradients go to disk too.
-
-    `max_grad_norm` clips gradients as `clip_grad_norm_` does, over all parameters that the optimizer updates.
-    `optimizer.step()` clips just before each update: it scales a copy, and the gradients on disk stay unchanged.
-    With `step_in_backward`, gradients go to disk first, and the updates follow when backward ends. Each gradient is
-    read once, because its norm is taken when backward finishes it. `grad_norm` is the norm of all gradients in the last
-    step, before they were clipped.
-
-    `with sg.save_on_disk(offload)` puts what operations save for backward into the same store, under the same budget.
-
-    The array that `numpy()` returns for an offloaded tensor may be written to. If it was, its values are stored again
-    once no reference to the array is left. Copies and pickles of the model and of the optimizer are in RAM, and
-    independent of this object.
-
-    A model on a CUDA device, its gradients and the optimizer's state live on disk too. They are on the device while
-    they are used. They are copied through pinned memory, which counts in `ram_budget`, while kernels run. The tensors
-    needed soonest stay on the device, up to `device_budget`. By default, `device_budget` is twice what one layer or one
-    update needs at once.
-
-    `keep_journal` names a file for the journal, which `spillgrad inspect` reads; see `save_on_disk`.
-
-    Units: `ram_budget` and `device_budget` are bytes, or a size such as "512MiB". `least_budget` and
-    `least_device_budget` are bytes: the smallest budgets that hold what one layer or one update needs at once.
-    Raises BudgetError if a size does not parse, or is below its least budget. Raises ArgumentError if a parameter
-    shares memory with another tensor, or is offloaded already. Raises SpillError if the directory cannot be used, or if
-    the disk lacks room for all that will be stored and `on_full` is not "ram".
+        model, optimizer = offload.model, offload.optimizer
     """
 
     def __init__(
@@ -166,14 +242,24 @@ class disk_offload(StoreOwner):
     def flush(self) -> None:
         """Wait until all arrays are in the files, except those that a caller is still changing.
 
-        Raises SpillError if an array could not be written.
+        Raises
+        ------
+        SpillError
+            If an array could not be written.
         """
         self._residents.return_changed(with_last=True)
         self._residents.flush()
         super().flush()
 
     def stats(self) -> OffloadStats:
-        """Return the store's counters, and the bytes of parameters, gradients and state on a device."""
+        """Return the store's counters, and the bytes of parameters, gradients and state on a device.
+
+        Returns
+        -------
+        OffloadStats
+            A `StoreStats` with two further attributes: `device_bytes`, the bytes on a CUDA device now, and
+            `peak_device_bytes`, the most so far.
+        """
         return OffloadStats(**dataclasses.asdict(super().stats()), **self._residents.device_stats())
 
 

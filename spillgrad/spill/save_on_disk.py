@@ -45,89 +45,155 @@ class SpillStats(OffloadStats):
 
 
 class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
-    """Context manager: spill what operations save for backward to disk; keep at most `ram_budget` bytes of it in RAM.
+    """Spill what operations save for backward to disk, and keep at most `ram_budget` bytes of it in RAM.
+
+    A context manager for the forward pass::
 
         with sg.save_on_disk("spill/", ram_budget="512MiB") as spill:
             loss = model(x)
         loss.backward()
 
-    After the context has ended, no more tensors are spilled; backward may run later. The files are removed when the
-    last graph that uses them is gone, or when the process ends. The same object can be entered again, and it is cheap
-    to make a new one for each step. `pack_hook` and `unpack_hook` can be passed to `saved_tensors_hooks(...)` and
-    `register_hooks(...)` too.
+    After the context has ended, no more tensors are spilled; backward may run later. Tensors are read back ahead of
+    their use. Gradients are the same as without the context, bit for bit, unless `codec` rounds.
 
-    In place of a directory it takes the `disk_offload` of a model. Saved tensors then go to the same store as
-    parameters, gradients and optimizer state. They share its budget and its options, and `stats()` counts both.
+    Parameters
+    ----------
+    directory : str, path or disk_offload, optional
+        Folder for the files, which is made if it does not exist. Each object makes a folder of its own in it. By
+        default, a folder of this user in the directory for temporary files. In place of a folder, the `disk_offload` of
+        a model: saved tensors then go to the same store as parameters, gradients and optimizer state, share its budget
+        and its options, and `stats()` counts both.
+    ram_budget : int or str
+        The most bytes of saved tensors in RAM, or a size such as "512MiB". Required, except with a `disk_offload`. A
+        tensor that is larger than the budget goes straight to disk, and exceeds the budget while backward uses it.
+    device_budget : int or str, default "64MiB"
+        The most bytes of saved tensors that stay on a CUDA device, or a size. The tensors that backward needs soonest
+        stay, by the order of the last step; in a first step, the newest stay. The others are copied to pinned memory,
+        which counts in `ram_budget`, and from there to the disk, while kernels run. They are copied back before
+        backward needs them.
+    min_bytes : int or str, default 4096
+        Tensors smaller than this stay in RAM. Bytes, or a size.
+    direct_io : bool, optional
+        Whether to bypass the page cache, if the file system can. With None, a short measurement decides; the page cache
+        is used for arrays that do not fit the budget, and after two steps in a row that waited for the disk.
+    checksums : bool, default True
+        Whether to compute a checksum of each array that is written, and to compare it when the array is read. False
+        saves 0.1 s of processor time per GiB written and read; damage on the disk then goes unnoticed.
+    on_full : {"raise", "ram"}, default "raise"
+        What happens when the disk is full or reports an error. With "raise", saving raises SpillError. With "ram", it
+        warns once, and keeps tensors in RAM beyond the budget until the disk accepts them again: no tensor is lost, and
+        later steps run.
+    codec : {"lossless", "bf16", "int8"}, optional
+        How tensors are encoded in the files; as they are, by default. A tensor that is still in RAM comes back exact.
 
-    Each storage is stored once, however many nodes and views save it. These tensors stay in RAM: views of leaves that
-    require a gradient, because the leaves are in RAM anyway; tensors smaller than `min_bytes`; and the gradients of one
-    loss that `linear_cross_entropy` computed in forward, because backward begins with these gradients.
-    `stats().kept_bytes` counts the gradients. If a saved tensor is modified in place, backward gets its old values or
-    raises an error; it never computes with the new values.
+        * "lossless": HDF5's shuffle and zstd filters, for tensors of which a sample shrinks: masks, ReLU's outputs,
+          indices. A thread compresses 0.2 GB/s, so "lossless" is worthwhile on slow or small disks.
+        * "bf16": float32 and float64 are rounded to bfloat16. The error is at most 1/256 of the value, or 4.6e-41 if
+          that is larger. Values beyond 3.39e38 become infinite.
+        * "int8": the error of float32 and float64 is at most 0.4 % of the largest of 128 neighbours. A tensor stays
+          exact if it has a value that is not finite, a value beyond 3.4e38, or 128 neighbours all closer to 0 than
+          1.5e-36.
 
-    With a `min_bytes` below 4096, storages smaller than 4096 bytes are copied into arrays that many of them share. Such
-    an array is freed with the last tensor in it. Each tensor takes about 240 bytes of RAM, which count in the budget.
-    A budget below 32 KiB has no room for such arrays: each storage is then stored on its own.
+        "bf16" and "int8" leave tensors of all other dtypes exact, and views that read float memory as another dtype.
+        Gradients become as inexact as the tensors that they are computed from.
+    encrypt : bool, default False
+        Whether to encrypt the files, with a key that only this object has. Needs the package cryptography.
+    keep_journal : str or path, optional
+        File that records what is packed, written, read and waited for. It stays when the spill files are removed.
+        `spillgrad inspect` and `sg.storage.inspect` read it, also while it is being written. A journal belongs to one
+        object for as long as the object, or a graph that uses it, lives: give each object a file of its own.
+    only : callable, optional
+        Function of a saved value that returns whether to spill it. It may use `saved.op`, `saved.slot`, `saved.module`,
+        `saved.nbytes` and `saved.tensor`; see `saved_tensors_hooks`. By default, all are spilled.
+    policy : str, mapping or callable, default "spill"
+        Which tensors, among those that `only` takes, are treated how: a word for all of them, or a choice for each
+        module or operation. The words are:
 
-    When the disk is full or reports an error, saving raises SpillError. With `on_full="ram"` it warns once instead, and
-    keeps tensors in RAM beyond the budget until the disk accepts them again. No tensor is lost, and later steps run.
-    `direct_io` says whether to bypass the page cache, if the file system can. With None, a short measurement decides;
-    the page cache is used for arrays that do not fit the budget, and after two steps in a row that waited for the disk.
-    `checksums=False` saves 0.1 s of processor time per GiB written and read; damage on the disk then goes unnoticed.
+        * "spill" puts a tensor into the store.
+        * "keep" leaves a tensor in RAM, outside the budget.
+        * "recompute" saves only the arguments of a module, and runs its forward again in backward, as `checkpoint`
+          does. Given alone, it applies to the layers that a `ModuleList` or `Sequential` repeats.
 
-    `codec` says how tensors are encoded in the files. A tensor that is still in RAM comes back exact.
+        A mapping leads from the paths of modules (patterns of `fnmatch`) and the names of operations to these words. A
+        function takes a path or a name, and returns a word, or None for no choice. A fourth word, "auto", cannot be
+        part of a mapping: it measures, and chooses what to recompute; see the Notes.
 
-    * "lossless": HDF5's shuffle and zstd filters, for tensors of which a sample shrinks: masks, ReLU's outputs,
-      indices. A thread compresses 0.2 GB/s, so "lossless" is worthwhile on slow or small disks.
-    * "bf16": float32 and float64 are rounded to bfloat16. The error is at most 1/256 of the value, or 4.6e-41 if that
-      is larger. Values beyond 3.39e38 become infinite.
-    * "int8": the error of float32 and float64 is at most 0.4 % of the largest of 128 neighbours. A tensor stays exact
-      if it has a value that is not finite, a value beyond 3.4e38, or 128 neighbours all closer to 0 than 1.5e-36.
+    Raises
+    ------
+    BudgetError
+        If a size does not parse.
+    ArgumentError
+        For an unknown word, a missing package, a missing `ram_budget`, or an option that the offload has already.
+    SpillError
+        If the directory cannot be used, or if the journal belongs to another living object; when a tensor is saved or
+        read, if the disk fails.
 
-    "bf16" and "int8" leave tensors of all other dtypes exact, and views that read float memory as another dtype.
-    Gradients become as inexact as the tensors that they are computed from.
+    Warns
+    -----
+    UserWarning
+        If the directory for temporary files, which is used by default, is a RAM disk: spilling frees no memory then. If
+        other users can remove or replace files in `directory`.
 
-    `encrypt=True` encrypts the files with a key that only this object has. It needs the package cryptography.
+    See Also
+    --------
+    disk_offload : Keeps parameters, gradients and optimizer state on disk.
+    spillgrad.planning.plan : Chooses a policy and a budget for a given memory, and predicts the time of a step.
+    spillgrad.storage.inspect : Shows what a run wrote and read, and what it waited for.
 
-    `only` chooses by operation, module or size which tensors are spilled; see `saved_tensors_hooks`.
-    `policy` then chooses one of three treatments:
+    Notes
+    -----
+    **What stays in RAM.** Each storage is stored once, however many nodes and views save it. These tensors stay in RAM:
+    views of leaves that require a gradient, because the leaves are in RAM anyway; tensors smaller than `min_bytes`; and
+    the gradients of one loss that `linear_cross_entropy` computed in forward, because backward begins with these
+    gradients. `stats().kept_bytes` counts these gradients, and what the policy keeps.
 
-    * "spill" is the default;
-    * "keep" leaves a tensor in RAM, outside the budget (`stats().kept_bytes`);
-    * "recompute" saves only the arguments of a module, and runs its forward again in backward, as `checkpoint` does.
-      Given alone, it applies to the layers that a `ModuleList` or `Sequential` repeats.
+    **In-place changes.** If a saved tensor is modified in place, backward gets its old values or raises an error; it
+    never computes with the new values.
 
-    `policy` may also be a mapping, or a function, from module paths (in a mapping, patterns of `fnmatch`) and operation
-    names to these words:
+    **Files.** They are removed when the last graph that uses them is gone, or when the process ends. The same object
+    can be entered again, and it is cheap to make a new one for each step. `pack_hook` and `unpack_hook` can be passed
+    to ``saved_tensors_hooks(...)`` and ``register_hooks(...)`` too.
 
-        policy={"h.*.mlp": "recompute", "h.0": "keep", "softmax": "keep"}
+    **Which choice of a policy counts.** The choice for an operation takes precedence over the choice for a module, and
+    an inner module over an outer one. Of a mapping's patterns, the first that matches counts. A tensor without a choice
+    is spilled. A single operation cannot be recomputed.
 
-    The choice for an operation takes precedence over the choice for a module, and an inner module over an outer one. Of
-    a mapping's patterns, the first that matches counts. A tensor without a choice is spilled. A single operation cannot
-    be recomputed. Gradients are the same, bit for bit.
+    **The policy "auto"** spills everything in the first steps, and measures. If the steps wait for the disk, it
+    recomputes from then on those layers, or parts of layers, that are quicker to compute again than to write and read.
+    It decides once for a model and the shapes of its inputs, from the steps inside ``with``, and spills everything
+    again if the steps become more than 5 % longer. While backward is in a layer that is recomputed, the tensors that
+    this layer saves are in RAM outside the budget.
 
-    "auto" spills everything in the first steps, and measures. If the steps wait for the disk, it recomputes from then
-    on those layers, or parts of layers, that are quicker to compute again than to write and read (`sg.planning`). It
-    decides once for a model and the shapes of its inputs, from the steps inside `with`, and spills everything again if
-    the steps become more than 5 % longer. While backward is in a layer that is recomputed, the tensors that this layer
-    saves are in RAM outside the budget.
+    **Small tensors.** With a `min_bytes` below 4096, storages smaller than 4096 bytes are copied into arrays that many
+    of them share. Such an array is freed with the last tensor in it. Each tensor takes about 240 bytes of RAM, which
+    count in the budget. A budget below 32 KiB has no room for such arrays: each storage is then stored on its own.
 
-    `keep_journal` names a file that records what is packed, written, read and waited for. The journal stays when the
-    spill files are removed. `spillgrad inspect` and `sg.storage.inspect` read it, also while it is being written. A
-    journal belongs to one object for as long as the object, or a graph that uses it, lives: give each object a file of
-    its own.
+    **CUDA devices.** Two things come on top of the budgets: 16 MiB through which data from the disk are copied to the
+    device, and the tensors that the backward of one operation uses.
 
-    Up to `device_budget` bytes of saved tensors of a device stay on the device: those that backward needs soonest, by
-    the order of the last step, or in a first step the newest. The others are copied to pinned memory, which counts in
-    `ram_budget`, and from there to the disk, while kernels run. They are copied back before backward needs them. Two
-    things come on top of the budgets: 16 MiB through which data from the disk are copied to the device, and the tensors
-    that the backward of one operation uses.
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> layers = [sg.nn.Linear(256, 1024), sg.nn.GELU(), sg.nn.Linear(1024, 256)]
+    >>> model, x = sg.nn.Sequential(*layers), sg.ones(512, 256)
+    >>> with sg.save_on_disk(ram_budget="1MiB") as spill:
+    ...     loss = model(x).square().mean()
+    >>> sg.storage.format_bytes(spill.stats().packed_bytes)
+    '5 MiB'
+    >>> sg.storage.format_bytes(spill.stats().ram_bytes)
+    '1 MiB'
+    >>> loss.backward()
 
-    Units: `ram_budget`, `device_budget` and `min_bytes` are bytes, or a size such as "64MiB". Without `directory`, a
-    temporary directory is used.
-    Raises BudgetError if a size does not parse. Raises ArgumentError for an unknown word, a missing package, a missing
-    `ram_budget`, or an option that the offload has already. Raises SpillError if the directory cannot be used, or if
-    the journal belongs to another living object.
+    GELU's input stays in RAM, outside the budget; all else is spilled:
+
+    >>> with sg.save_on_disk(ram_budget="1MiB", policy={"1": "keep"}) as spill:
+    ...     loss = model(x).square().mean()
+    >>> sg.storage.format_bytes(spill.stats().kept_bytes)
+    '2 MiB'
+
+    For a language model: recompute the MLPs, and keep what the first layer and all softmaxes save::
+
+        policy = {"h.*.mlp": "recompute", "h.0": "keep", "softmax": "keep"}
     """
 
     # Gradients that forward makes in advance may stay in RAM.
@@ -187,7 +253,18 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
         super().__exit__()
 
     def pack_hook(self, tensor: Tensor) -> Any:
-        """Give a tensor's storage to the store, or keep the tensor; return the object that `unpack_hook` takes."""
+        """Give a tensor's storage to the store, or keep the tensor.
+
+        Parameters
+        ----------
+        tensor : Tensor
+            The tensor that an operation saves.
+
+        Returns
+        -------
+        object
+            What `unpack_hook` takes.
+        """
         match become(tensor, self._min_bytes, self._policy, self._small):
             case Outcome.TOO_SMALL | Outcome.LEAF | Outcome.STORE_IS_BUSY:
                 return tensor
@@ -208,7 +285,18 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
                 return tensor.storage.view_of(tensor)
 
     def unpack_hook(self, packed: Any) -> Tensor:
-        """Return the tensor that `pack_hook` packed."""
+        """Return the tensor that `pack_hook` packed.
+
+        Parameters
+        ----------
+        packed : object
+            What `pack_hook` returned.
+
+        Returns
+        -------
+        Tensor
+            Of the same shape, dtype, device and values, as far as the codec is exact.
+        """
         return packed.tensor() if isinstance(packed, _PACKED) else packed
 
     def _spill(self, tensor: Tensor, store: "DiskStore | DeviceStore") -> Spilled:
@@ -236,9 +324,14 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
         return kept
 
     def stats(self) -> SpillStats:
-        """Return the store's counters: bytes packed, deduplicated, written, read, live and in RAM; seconds waited.
+        """Return the counters of the store.
 
-        `kept_bytes` counts the memory that stays in RAM outside the budget now, each storage once.
+        Returns
+        -------
+        SpillStats
+            A `StoreStats`: bytes packed, deduplicated, written, read, live and in RAM; seconds waited. Further
+            attributes are `device_bytes` and `peak_device_bytes`, the bytes on a CUDA device, and `kept_bytes`, the
+            memory that stays in RAM outside the budget now, each storage once.
         """
         kept = {id(storage): storage.array.nbytes for storage in [entry.tensor().storage for entry in list(self._kept)]}
         stats = dataclasses.asdict(self._store.stats())
@@ -249,7 +342,10 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
     def flush(self) -> None:
         """Wait until all live spilled tensors are in the files, and all events are in the journal.
 
-        Raises SpillError if a tensor could not be written.
+        Raises
+        ------
+        SpillError
+            If a tensor could not be written.
         """
         if self._device_store is not None:
             self._device_store.flush()

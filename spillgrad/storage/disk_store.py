@@ -38,31 +38,62 @@ protect(__name__.rpartition(".")[0])
 
 
 class DiskStore(TieredStore[DiskEntry]):
-    """Keeps arrays in RAM up to `ram_budget` bytes, and the others in HDF5 files below `directory`.
+    """Store that keeps arrays in RAM up to `ram_budget` bytes, and the others in HDF5 files.
 
+    `save_on_disk` and `disk_offload` put tensors into such a store; programs may put NumPy arrays.
+
+    Parameters
+    ----------
+    directory : str or path, optional
+        Folder for the files, which is made if it does not exist. By default, a folder of this user in the directory for
+        temporary files.
+    ram_budget : int or str
+        The most bytes of arrays in RAM, or a size such as "512MiB".
+    segment_bytes : int, default 268435456
+        Size at which a file is full, and another is begun.
+    direct_io : bool, optional
+        Whether to bypass the page cache, if the file system can. With None, a short measurement decides; then arrays
+        that do not fit the budget go through the page cache, and so do all arrays once two steps in succession waited
+        for the disk.
+    checksums : bool, default True
+        Whether to take a checksum of each array that is written, and to compare it when the array is read.
+    on_full : {"raise", "ram"}, default "raise"
+        What happens when the disk refuses a write. With "raise", `put` raises. With "ram", `put` warns once, and the
+        store keeps arrays in RAM beyond the budget until the disk takes them.
+    codec : {"lossless", "bf16", "int8"}, optional
+        How arrays are encoded in the files; as they are, by default. Arrays that are still in RAM come back exact.
+
+        * "lossless": HDF5's shuffle and zstd filters, for arrays of which a sample compresses well (masks, ReLU's
+          outputs, indices).
+        * "bf16": float32 and float64 rounded to bfloat16, each value within 1/256 of itself (or 2⁻¹³⁴, if that is
+          more); values beyond 3.39e38 become infinite.
+        * "int8": float32 and float64 in blocks of 128 values that share a scale, each value within 0.4 % of the largest
+          of its block. An array is stored unencoded if a value is not finite or is beyond 3.4e38, or if all values of a
+          block are nearer to 0 than 1.5e-36 and not all are 0.
+
+        No codec changes arrays below 16 KiB, and the lossy codecs leave integers and bools alone too.
+    encrypt : bool, default False
+        Whether to encrypt the arrays in the files with a key that only this object has. The files hold no labels then,
+        but sizes, shapes and dtypes can be read. Needs the package cryptography.
+    keep_journal : str or path, optional
+        Path of the journal, which then stays when the store is closed, for `spillgrad inspect`. It replaces the journal
+        of a closed store. By default, the journal is removed with the other files.
+
+    Raises
+    ------
+    BudgetError
+        If the budget cannot be parsed.
+    ArgumentError
+        For an unknown word, or if a needed package is missing.
+    SpillError
+        If `directory` cannot be used, or if `keep_journal` is the journal of a live store.
+
+    Notes
+    -----
     Each store has a thread, the writer, which alone touches the structure of the files. For the writer, I/O threads,
     which all stores of the process share, write the oldest arrays to disk. Once callers ask for arrays again, the I/O
-    threads read back the newest arrays on disk. Callers and all these threads share a `StoreState`, guarded by its
-    lock; I/O and callbacks of callers run without the lock.
-
-    `direct_io` says whether to bypass the page cache, if the file system can. With None, a short measurement decides;
-    then arrays that do not fit the budget go through the page cache, and so do all arrays once two steps in succession
-    waited for the disk. When the disk refuses a write, `put` raises; with `on_full="ram"`, `put` warns once, and the
-    store keeps arrays in RAM beyond the budget until the disk takes them.
-
-    `codec` says how arrays are encoded in the files. Arrays that are still in RAM come back exact with any codec.
-    "lossless": HDF5's shuffle and zstd filters, for arrays of which a sample compresses well (masks, ReLU's outputs,
-    indices). "bf16": float32 and float64 rounded to bfloat16, each value within 1/256 of itself (or 2⁻¹³⁴, if that is
-    more); values beyond 3.39e38 become infinite. "int8": float32 and float64 in blocks of 128 values that share a
-    scale, each value within 0.4 % of the largest of its block. "int8" stores an array unencoded if a value is not
-    finite or is beyond 3.4e38, or if all values of a block are nearer to 0 than 1.5e-36 and not all are 0. No codec
-    changes arrays below 16 KiB, and the lossy codecs leave integers and bools alone too.
-
-    `encrypt=True` encrypts the arrays in the files with a key that only this object has. The files hold no labels then,
-    but sizes, shapes and dtypes can be read. Encryption needs the package cryptography.
-
-    `keep_journal` is the path of the journal, which then stays when the store is closed, for `spillgrad inspect`. It
-    replaces the journal of a closed store. Without `keep_journal`, the journal is removed with the other files.
+    threads read back the newest arrays on disk. Callers and all these threads share a state, guarded by its lock; I/O
+    and callbacks of callers run without the lock.
 
     `ram_bytes` counts the arrays that the store holds. Arrays that the store made (copies, arrays read back) or took
     over (persistent arrays) count until their last alias dies. Any other array, which a caller made, stops counting
@@ -70,14 +101,23 @@ class DiskStore(TieredStore[DiskEntry]):
 
     Invariants: `ram_bytes` never exceeds the budget, with three exceptions. A `get` that must read the disk evicts what
     it can, and then adds its own array. A `put` of an array that does not fit and must be copied adds the copy. If
-    nothing else can make room, one array at a time is encoded beyond the budget. Methods wait only for the writer
-    and the I/O threads, which wait for no caller.
+    nothing else can make room, one array at a time is encoded beyond the budget. Methods wait only for the writer and
+    the I/O threads, which wait for no caller.
 
     A store closes when no reference to it is left, or when the process ends. A forked child cannot use the stores of
     its parent.
 
-    Raises BudgetError if the budget cannot be parsed. Raises ArgumentError for an unknown word, or if a needed package
-    is missing. Raises SpillError if `directory` cannot be used, or if `keep_journal` is the journal of a live store.
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import spillgrad as sg
+    >>> store = sg.storage.DiskStore(ram_budget="1MiB")
+    >>> handles = [store.put(np.full(100_000, i)) for i in range(4)]
+    >>> store.get(handles[0])[:3]
+    array([0, 0, 0])
+    >>> store.stats().live_bytes
+    3200000
+    >>> store.close()
     """
 
     _state: StoreState
@@ -149,9 +189,12 @@ class DiskStore(TieredStore[DiskEntry]):
         self._state.try_drain_posts()
 
     def watch_drops(self, callback: Callable[[Handle], None] | None) -> None:
-        """Call `callback(handle)` whenever the last reference to an array is released; None stops that.
+        """Call a function whenever the last reference to an array is released.
 
-        `callback` is called in any thread, with locks held.
+        Parameters
+        ----------
+        callback : callable or None
+            Function of a handle. It is called in any thread, with locks held. None stops the calls.
         """
         with self._state.lock:
             self._state.on_drop = callback
@@ -165,10 +208,36 @@ class DiskStore(TieredStore[DiskEntry]):
         self, array: np.ndarray | Remote, *, key: Hashable | None = None, label: Label | None = None,
         unchanged: Callable[[], bool] | None = None, watcher: object | None = None, persistent: bool = False,
     ) -> Handle:  # fmt: skip
-        """Keep `array` and return its handle, as `Store.put` does. The handle refers weakly to `watcher`.
+        """Keep `array` and return its handle, as `Store.put` does.
 
         Waits for the writer while the budget is full. An array that cannot fit is written straight from the caller's
         memory before `put` returns.
+
+        Parameters
+        ----------
+        array : ndarray or Remote
+            The array.
+        key : hashable, optional
+            Identity of the array. With the key of a live handle, that handle is returned again, with one more
+            reference.
+        label : Label, optional
+            Where the array comes from.
+        unchanged : callable, optional
+            Function that returns False once the caller has modified the array.
+        watcher : object, optional
+            Object that counts the changes of the array, to which the handle refers weakly.
+        persistent : bool, default False
+            Whether the array lives longer than a training step.
+
+        Returns
+        -------
+        Handle
+            For the other methods.
+
+        Raises
+        ------
+        SpillError
+            If this write or an earlier one failed, or if the array cannot be stored.
         """
         array = storable(array)
         state = self._state
@@ -201,9 +270,26 @@ class DiskStore(TieredStore[DiskEntry]):
                 raise
 
     def begin(self, array: np.ndarray, label: Label) -> Handle:
-        """Keep an array that the caller is about to fill, and return its handle. Waits as `put` does.
+        """Keep an array that the caller is about to fill; it stays in RAM until `end_change`.
 
-        The array stays in RAM until `end_change`. Raises SpillError if an earlier write failed.
+        Waits as `put` does.
+
+        Parameters
+        ----------
+        array : ndarray
+            The array.
+        label : Label
+            Where it comes from.
+
+        Returns
+        -------
+        Handle
+            For the other methods.
+
+        Raises
+        ------
+        SpillError
+            If an earlier write failed.
         """
         state = self._state
         with state.lock:
@@ -216,7 +302,15 @@ class DiskStore(TieredStore[DiskEntry]):
         return entry
 
     def count_with(self, handle: Handle, nbytes: int) -> None:
-        """Count `nbytes` that a caller holds in addition to the array of `handle`, as long as the handle is live."""
+        """Count bytes that a caller holds in addition to an array, as long as the handle is live.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+        nbytes : int
+            The bytes.
+        """
         with self._state.lock:
             entry = self._state.open_entry("count_with", handle)
             entry.beside_bytes += nbytes
@@ -277,15 +371,31 @@ class DiskStore(TieredStore[DiskEntry]):
             raise
 
     def end_change(self, handle: Handle, changed: bool = True) -> None:
+        """Announce that an array has its new values, as `Store.end_change` does; wait while the budget is exceeded.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+        changed : bool, default True
+            Whether the array has new values.
+        """
         super().end_change(handle, changed)
         with self._state.lock:
             warning = self._full_disk.warning()
         self._warn(warning)
 
     def replace(self, handle: Handle, array: Remote) -> None:
-        """Store the values of a remote array under a handle; see `Store.replace`. Waits as `put` does.
+        """Store the values of a remote array under a handle, as `Store.replace` does.
 
-        The copy is made without the lock. If the copy fails, the former values stay.
+        Waits as `put` does. The copy is made without the lock. If the copy fails, the former values stay.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+        array : Remote
+            Array outside of the host's memory, of the same shape and dtype.
         """
         state, tier = self._state, self._state.tier
         with state.lock:
@@ -320,7 +430,13 @@ class DiskStore(TieredStore[DiskEntry]):
         self._warn(warning)
 
     def expect(self, nbytes: int) -> None:
-        """Announce persistent arrays of `nbytes` in total: arrays that fit beside them are not written early."""
+        """Announce persistent arrays: arrays that fit beside them are not written early.
+
+        Parameters
+        ----------
+        nbytes : int
+            Bytes of these arrays in total.
+        """
         with self._state.lock:
             self._state.schedule.expected_bytes = nbytes
 
@@ -333,23 +449,51 @@ class DiskStore(TieredStore[DiskEntry]):
             self._state.counters.begin_phase("forward")
 
     def begin_phase(self, name: str | None) -> None:
-        """Record that a phase of a step begins: "forward", "backward" or "update"; None is the time between steps.
+        """Record that a phase of a step begins.
 
         Without this call, the forward phase begins with the first `put`, the backward phase with the first `get`.
+
+        Parameters
+        ----------
+        name : {"forward", "backward", "update"} or None
+            The phase; None is the time between steps.
         """
         with self._state.lock:
             self._state.counters.begin_phase(name)
             self._tell()
 
     def relabel(self, handle: Handle, label: Label) -> None:
-        """Give the array of a handle another label. Raises SpillError if the handle was dropped."""
+        """Give an array another label.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+        label : Label
+            The new label.
+
+        Raises
+        ------
+        SpillError
+            If the handle was dropped.
+        """
         with self._state.lock:
             entry = self._state.live_entry("relabel", handle)
             entry.label = label
             self._state.counters.relabeled(entry)
 
     def note_kept(self, nbytes: int, label: Label, dtype: np.dtype[Any]) -> None:
-        """Record in the journal that an array stays in RAM outside the store."""
+        """Record in the journal that an array stays in RAM outside the store.
+
+        Parameters
+        ----------
+        nbytes : int
+            Bytes of the array.
+        label : Label
+            Where the array comes from.
+        dtype : dtype
+            Data type of the array.
+        """
         with self._state.lock:
             self._state.counters.kept(nbytes, label, dtype)
             self._tell()
@@ -365,12 +509,25 @@ class DiskStore(TieredStore[DiskEntry]):
         return self._state.counters.total.wait_s
 
     def at_step_end(self, callback: Callable[[StepTraffic], None]) -> None:
-        """Call `callback` once, at the end of the step: in any thread, with locks held, so `callback` must be quick."""
+        """Call a function once, at the end of the step.
+
+        Parameters
+        ----------
+        callback : callable
+            Function of a `StepTraffic`, which says what the step moved. It is called in any thread, with locks held, so
+            it must be quick.
+        """
         with self._state.lock:
             self._state.at_step_end.append(callback)
 
     def prefetch(self, handles: Iterable[Handle]) -> None:
-        """Load `handles` in this order; see `Store.prefetch`."""
+        """Load arrays, as `Store.prefetch` does.
+
+        Parameters
+        ----------
+        handles : iterable of Handle
+            The handles of the arrays, in the order in which to load them.
+        """
         state = self._state
         with state.lock:
             state.require_open("prefetch")
@@ -385,7 +542,13 @@ class DiskStore(TieredStore[DiskEntry]):
         self._lifecycle.write_journal()
 
     def stats(self) -> StoreStats:
-        """Return the present counters."""
+        """Return the present counters.
+
+        Returns
+        -------
+        StoreStats
+            Bytes and seconds, so far and now.
+        """
         state = self._state
         with state.lock:
             state.drain_posts()
@@ -393,7 +556,13 @@ class DiskStore(TieredStore[DiskEntry]):
         return stats
 
     def check(self) -> list[SpillCorruptionError]:
-        """Read every array that is on disk, one at a time; return an error for each damaged array."""
+        """Read every array that is on disk, one at a time, and compare its checksum.
+
+        Returns
+        -------
+        list of SpillCorruptionError
+            An error for each damaged array.
+        """
         state = self._state
         with state.lock:
             state.require_open("check")
@@ -420,11 +589,23 @@ class DiskStore(TieredStore[DiskEntry]):
         self._state.retire()
 
     def retire_with(self, owner: object) -> None:
-        """Close as soon as `owner` is dead and no handle is live."""
+        """Close as soon as an object is dead and no handle is live.
+
+        Parameters
+        ----------
+        owner : object
+            The object, to which the store refers weakly.
+        """
         self._state.retire_with(owner)
 
     def close(self) -> None:
-        """Stop the threads, free everything and remove the files. Raises SpillError if files cannot be removed."""
+        """Stop the threads, free everything and remove the files.
+
+        Raises
+        ------
+        SpillError
+            If files cannot be removed.
+        """
         self._lifecycle.close()
 
     def _tell(self) -> None:

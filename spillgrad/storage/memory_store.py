@@ -33,9 +33,18 @@ class _Kept(Handle):
 
 
 class MemoryStore:
-    """Keeps arrays in RAM, without bound.
+    """Store that keeps arrays in RAM, without bound.
 
     The lock guards everything except `_dropped`, to which `drop` appends without the lock.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import spillgrad as sg
+    >>> store = sg.storage.MemoryStore()
+    >>> handle = store.put(np.arange(3))
+    >>> store.get(handle)
+    array([0, 1, 2])
     """
 
     def __init__(self) -> None:
@@ -50,6 +59,32 @@ class MemoryStore:
         self, array: np.ndarray | Remote, *, key: Hashable | None = None, label: Label | None = None,
         unchanged: Callable[[], bool] | None = None, persistent: bool = False,
     ) -> Handle:  # fmt: skip
+        """Keep `array` and return its handle, as `Store.put` does.
+
+        Parameters
+        ----------
+        array : ndarray or Remote
+            The array.
+        key : hashable, optional
+            Identity of the array. With the key of a live handle, that handle is returned again, with one more
+            reference.
+        label : Label, optional
+            Where the array comes from.
+        unchanged : callable, optional
+            Function that returns False once the caller has modified the array.
+        persistent : bool, default False
+            Makes no difference here.
+
+        Returns
+        -------
+        Handle
+            For the other methods.
+
+        Raises
+        ------
+        SpillError
+            If the store is closed, or if the array cannot be stored.
+        """
         array = storable(array)
         with self._lock:
             self._drain()
@@ -74,6 +109,23 @@ class MemoryStore:
             return handle
 
     def get(self, handle: Handle) -> np.ndarray:
+        """Return the array of a handle.
+
+        Parameters
+        ----------
+        handle : Handle
+            What `put` returned.
+
+        Returns
+        -------
+        ndarray
+            The array.
+
+        Raises
+        ------
+        SpillError
+            If the array was changed, if its handle was dropped, or if the store is closed.
+        """
         with self._lock:
             self._drain()
             if self._closed:
@@ -89,20 +141,69 @@ class MemoryStore:
         return kept.array
 
     def use(self, handle: Handle) -> None:
+        """Do what `get` does, without returning the array.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+
+        Raises
+        ------
+        SpillError
+            As by `get`.
+        """
         self.get(handle)
 
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
+        """Announce that an array is about to be modified, as `Store.begin_change` does.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+        array : ndarray
+            The array that is modified, which becomes the array of `handle`.
+
+        Raises
+        ------
+        SpillError
+            As by `get`.
+        """
         self.get(handle)
         kept = cast(_Kept, handle)
         kept.array, kept.changing = array, True
 
     def end_change(self, handle: Handle, changed: bool = True) -> None:
+        """Announce that an array has its values, as `Store.end_change` does.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+        changed : bool, default True
+            Whether the array has new values.
+        """
         kept = cast(_Kept, handle)
         kept.changing = False
         if changed:
             kept.unchanged = None
 
     def replace(self, handle: Handle, array: Remote) -> None:
+        """Store the values of a remote array under a handle, as `Store.replace` does.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+        array : Remote
+            Array outside of the host's memory, of the same shape and dtype.
+
+        Raises
+        ------
+        SpillError
+            As by `get`.
+        """
         self.get(handle)
         kept = cast(_Kept, handle)
         (kept.array, kept.arrival), kept.unchanged = _dense(array), None
@@ -111,16 +212,36 @@ class MemoryStore:
         """Do nothing: all is in RAM."""
 
     def drop(self, handle: Handle) -> None:
+        """Release one reference of a handle; the last one frees the array.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+        """
         self._dropped.append(handle)
         self._try_drain()
 
     def prefetch(self, handles: Iterable[Handle]) -> None:
-        """Do nothing: all is in RAM."""
+        """Do nothing: all is in RAM.
+
+        Parameters
+        ----------
+        handles : iterable of Handle
+            The handles of the arrays.
+        """
 
     def flush(self) -> None:
         """Do nothing: there are no files."""
 
     def stats(self) -> StoreStats:
+        """Return the present counters.
+
+        Returns
+        -------
+        StoreStats
+            Those of the disk are 0.
+        """
         with self._lock:
             self._drain()
             return StoreStats(
@@ -133,9 +254,17 @@ class MemoryStore:
             )
 
     def check(self) -> list[SpillCorruptionError]:
+        """Do nothing: there are no files.
+
+        Returns
+        -------
+        list of SpillCorruptionError
+            Empty.
+        """
         return []
 
     def retire(self) -> None:
+        """Close as soon as no handle is live."""
         self._retiring = True
         self._try_drain()
 
@@ -148,6 +277,7 @@ class MemoryStore:
                 self._lock.release()
 
     def close(self) -> None:
+        """Free everything; arrays handed out stay valid."""
         with self._lock:
             self._closed = True
             self._kept.clear()

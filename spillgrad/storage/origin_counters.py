@@ -6,7 +6,19 @@ from typing import Any, NamedTuple
 
 
 class Origin(NamedTuple):
-    """Where arrays come from; a field is None if it is unknown."""
+    """Where arrays come from; a field is None if it is unknown.
+
+    Parameters
+    ----------
+    module : str, optional
+        Path of the module.
+    op : str, optional
+        Name of the operation.
+    slot : str, optional
+        The operation's name for the array.
+    dtype : str, optional
+        Name of the dtype.
+    """
 
     module: str | None = None
     op: str | None = None
@@ -19,11 +31,28 @@ NO_ORIGIN = Origin()
 
 @dataclasses.dataclass(slots=True)
 class OriginCounters:
-    """Counts the arrays of an origin, and what happened to them.
+    """The number of arrays of an origin, and what happened to them, in bytes and seconds.
 
-    Units: bytes and seconds. `packed_bytes` were put; the store had `deduplicated_bytes` of them already. `kept_bytes`
-    stayed in RAM outside the store. `written_bytes` were written to disk, where they took `stored_bytes` after
-    encoding, and `read_bytes` were read back. Callers waited `wait_write_s` for room, and `wait_read_s` for reads.
+    Parameters
+    ----------
+    arrays : int
+        Number of arrays.
+    packed_bytes : int
+        Bytes that were put.
+    deduplicated_bytes : int
+        Those of the packed bytes that the store had already.
+    kept_bytes : int
+        Bytes that stayed in RAM outside the store.
+    written_bytes : int
+        Bytes that were written to disk.
+    stored_bytes : int
+        Bytes that the written ones took on disk, after encoding.
+    read_bytes : int
+        Bytes that were read back.
+    wait_write_s : float
+        Seconds that callers waited for room.
+    wait_read_s : float
+        Seconds that callers waited for reads.
     """
 
     arrays: int = 0
@@ -42,7 +71,18 @@ class OriginCounters:
         return self.wait_write_s + self.wait_read_s
 
     def since(self, before: "OriginCounters") -> "OriginCounters":
-        """Return these counters minus `before`."""
+        """Return what was counted since an earlier time.
+
+        Parameters
+        ----------
+        before : OriginCounters
+            The counters of that time.
+
+        Returns
+        -------
+        OriginCounters
+            These counters minus `before`.
+        """
         return OriginCounters(*(now - then for now, then in zip(values(self), values(before), strict=True)))
 
 

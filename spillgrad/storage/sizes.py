@@ -13,9 +13,29 @@ for _power, _letter in enumerate("kmgt", start=1):
 
 
 def parse_bytes(text: int | str) -> int:
-    """Return how many bytes `text` means: `KiB` and `K` are 1024 bytes, `KB` is 1000.
+    """Return how many bytes a size means.
 
-    Raises BudgetError, with a message of one line, if `text` is not a size.
+    Parameters
+    ----------
+    text : int or str
+        A number of bytes, or a number with a unit: ``KiB`` and ``K`` are 1024 bytes, ``KB`` is 1000; likewise for mega,
+        giga and tera. Case does not matter.
+
+    Returns
+    -------
+    int
+        Number of bytes.
+
+    Raises
+    ------
+    BudgetError
+        If `text` is not a size; the message has one line.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.storage.parse_bytes("64MiB"), sg.storage.parse_bytes("2GB")
+    (67108864, 2000000000)
     """
     if isinstance(text, bool) or not isinstance(text, int | str):
         raise BudgetError(f"budget: got {text!r}; wanted {_ACCEPTED}")
@@ -31,7 +51,24 @@ def parse_bytes(text: int | str) -> int:
 
 
 def format_bytes(nbytes: int) -> str:
-    """Return `nbytes` with the largest binary unit it fills, such as `1.5 GiB`."""
+    """Return a number of bytes as text, with the largest binary unit that it fills.
+
+    Parameters
+    ----------
+    nbytes : int
+        Number of bytes.
+
+    Returns
+    -------
+    str
+        Such as "1.5 GiB", with at most one digit after the point.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.storage.format_bytes(1536)
+    '1.5 KiB'
+    """
     for unit, scale in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
         if nbytes >= scale:
             return f"{nbytes / scale:.1f}".removesuffix(".0") + f" {unit}"

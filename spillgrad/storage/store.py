@@ -15,7 +15,19 @@ from spillgrad_kernels.memory import buffers
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """Where an array comes from; shown in error messages and stored in files."""
+    """Where an array comes from; shown in error messages and stored in files.
+
+    Parameters
+    ----------
+    op : str, optional
+        Name of the operation that saved the array.
+    slot : str, optional
+        The operation's name for the array, such as "self" or "result".
+    module : str, optional
+        Path of the module that the operation ran in.
+    step : int, optional
+        Number of the training step.
+    """
 
     op: str | None = None
     slot: str | None = None
@@ -33,7 +45,23 @@ NO_LABEL = Label()
 
 
 class View(NamedTuple):
-    """A tensor that an operation saved as a view of a stored array. Units: offset and strides in bytes."""
+    """A tensor that an operation saved as a view of a stored array.
+
+    Parameters
+    ----------
+    op : str or None
+        Name of the operation.
+    slot : str or None
+        The operation's name for the tensor.
+    dtype : str
+        Name of the tensor's dtype.
+    shape : tuple of int
+        The tensor's shape.
+    strides : tuple of int
+        The tensor's strides in bytes.
+    offset : int
+        Where the tensor begins in the array, in bytes.
+    """
 
     op: str | None
     slot: str | None
@@ -68,10 +96,24 @@ def nobody() -> None:
 
 
 class Handle:
-    """Names one stored array; only the store that made the handle can use it.
+    """The name of one stored array; only the store that made the handle can use it.
 
-    The caller of `put` may append to `views`; the file stores the views in this list when the array is described.
-    `watcher()` returns the object that counts the changes of the array in memory, or None.
+    Parameters
+    ----------
+    array : ndarray
+        The array, whose `shape`, `dtype` and `nbytes` become attributes.
+    sequence : int
+        Number of the array in its store.
+    label : Label or None
+        Where the array comes from.
+
+    Attributes
+    ----------
+    views : list of View
+        The tensors that were saved as views of the array. The caller of `put` may append to it; the file stores the
+        views in this list when the array is described.
+    watcher : callable
+        Returns the object that counts the changes of the array in memory, or None.
     """
 
     __slots__ = ("__weakref__", "dtype", "label", "nbytes", "sequence", "shape", "views", "watcher")
@@ -91,14 +133,41 @@ class Handle:
 
 @dataclasses.dataclass(frozen=True)
 class StoreStats:
-    """What a store did so far, and what it holds now.
+    """What a store did so far, and what it holds now, in bytes and seconds.
 
-    Units: bytes and seconds. `packed_bytes` were given to `put`; the store had `deduplicated_bytes` of them already.
-    `written_bytes` of arrays were written to disk, as `stored_bytes` after encoding. `live_bytes` counts each live
-    array once, wherever it is. The budget bounds `ram_bytes`; the files occupy `disk_bytes`. A hit is a use whose array
-    was in RAM, or on its way there; a miss had to read the disk itself. `writing_s` and `reading_s` are how long at
-    least one array was being written or read, checksums included: bytes divided by these seconds are the speed of the
-    disk.
+    Parameters
+    ----------
+    packed_bytes : int
+        Bytes given to `put`.
+    deduplicated_bytes : int
+        Those of the packed bytes that the store had already.
+    written_bytes : int
+        Bytes of arrays that were written to disk.
+    stored_bytes : int
+        Bytes that the written arrays took on disk, after encoding.
+    read_bytes : int
+        Bytes of arrays that were read from disk.
+    live_bytes : int
+        Bytes of live arrays, each counted once, wherever it is.
+    ram_bytes : int
+        Bytes in RAM, which the budget bounds.
+    peak_ram_bytes : int
+        The most bytes in RAM so far.
+    disk_bytes : int
+        Bytes that the files occupy.
+    peak_disk_bytes : int
+        The most bytes that the files occupied so far.
+    cache_hits : int
+        Number of uses whose array was in RAM, or on its way there.
+    cache_misses : int
+        Number of uses that had to read the disk themselves.
+    wait_write_s : float
+        Seconds that callers waited for room.
+    wait_read_s : float
+        Seconds that callers waited for reads.
+    writing_s, reading_s : float
+        Seconds in which at least one array was being written or read, checksums included: bytes divided by these
+        seconds are the speed of the disk.
     """
 
     packed_bytes: int = 0
@@ -120,7 +189,10 @@ class StoreStats:
 
 
 class Store(Protocol):
-    """Keeps arrays until they are needed again. Every method may be called from any thread."""
+    """Protocol of stores, which keep arrays until they are needed again.
+
+    Every method may be called from any thread.
+    """
 
     def put(
         self, array: np.ndarray | Remote, *, key: Hashable | None = None, label: Label | None = None,
@@ -128,51 +200,121 @@ class Store(Protocol):
     ) -> Handle:  # fmt: skip
         """Keep `array` and return its handle, which holds one reference.
 
-        With the `key` of a live handle, that handle is returned again, with one more reference. The array itself is
-        kept, not a copy, unless it is read-only, unaligned or not C-contiguous. If the caller may modify the array
-        afterwards, `unchanged` must return False once the array was modified. A remote array is copied as soon as there
-        is room, and must not change before it is copied. A `persistent` array lives longer than a training step, as
-        parameters do, and is used in each step.
+        The array itself is kept, not a copy, unless it is read-only, unaligned or not C-contiguous.
 
-        Raises SpillError if this write or an earlier one failed.
+        Parameters
+        ----------
+        array : ndarray or Remote
+            The array. A remote array, which is outside of the host's memory, is copied as soon as there is room, and
+            must not change before it is copied.
+        key : hashable, optional
+            Identity of the array. With the key of a live handle, that handle is returned again, with one more
+            reference.
+        label : Label, optional
+            Where the array comes from.
+        unchanged : callable, optional
+            Must be given if the caller may modify the array afterwards. It must return False once the array was
+            modified.
+        persistent : bool, default False
+            Whether the array lives longer than a training step, as parameters do, and is used in each step.
+
+        Returns
+        -------
+        Handle
+            For the other methods.
+
+        Raises
+        ------
+        SpillError
+            If this write or an earlier one failed.
         """
         ...
 
     def get(self, handle: Handle) -> np.ndarray:
         """Return an array with the shape, dtype and bytes that were put; all callers that hold it share one array.
 
-        Raises SpillError if the array was changed before it was stored, or if its handle was dropped. Raises
-        SpillCorruptionError if the bytes read are not the bytes written.
+        Parameters
+        ----------
+        handle : Handle
+            What `put` returned.
+
+        Returns
+        -------
+        ndarray
+            The array that was put, or one that was read back.
+
+        Raises
+        ------
+        SpillError
+            If the array was changed before it was stored, or if its handle was dropped.
+        SpillCorruptionError
+            If the bytes read are not the bytes written.
         """
         ...
 
     def use(self, handle: Handle) -> None:
-        """Record that a caller who already holds the array of `handle` uses it again. Raises what `get` raises."""
+        """Record that a caller who already holds an array uses it again.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+
+        Raises
+        ------
+        SpillError
+            As by `get`.
+        """
         ...
 
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
-        """Announce that `array`, the array of `handle`, is about to be modified; it stays in RAM until `end_change`.
+        """Announce that an array is about to be modified; it stays in RAM until `end_change`.
 
         Until then, the store does not check whether the array is unchanged. Afterwards, it does so only if `end_change`
-        got `changed=False`. A caller that will overwrite the whole array may give another array of the same shape and
-        dtype, which becomes the array of `handle`.
+        got ``changed=False``.
 
-        Raises what `get` raises.
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+        array : ndarray
+            The array that `get` returned. A caller that will overwrite the whole array may give another array of the
+            same shape and dtype, which becomes the array of `handle`.
+
+        Raises
+        ------
+        SpillError
+            As by `get`.
         """
         ...
 
     def end_change(self, handle: Handle, changed: bool = True) -> None:
-        """Announce that the array has its new values, or, with `changed=False`, still its old values.
+        """Announce that an array that is being changed has its values; do nothing for another array.
 
-        Does nothing for an array that is not being changed.
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+        changed : bool, default True
+            Whether the array has new values; with False, it still has its old ones.
         """
         ...
 
     def replace(self, handle: Handle, array: Remote) -> None:
-        """Replace the values of the array of `handle` by those of a remote array of the same shape and dtype.
+        """Replace the values of an array by those of a remote array.
 
-        The remote array is copied as soon as there is room, and must not change before it is copied. Raises what `get`
-        raises.
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+        array : Remote
+            Array outside of the host's memory, of the same shape and dtype. It is copied as soon as there is room, and
+            must not change before it is copied.
+
+        Raises
+        ------
+        SpillError
+            As by `get`.
         """
         ...
 
@@ -184,26 +326,55 @@ class Store(Protocol):
         ...
 
     def drop(self, handle: Handle) -> None:
-        """Release one reference of `handle`; the last one frees the array. Never blocks, so finalizers may call it."""
+        """Release one reference of a handle; the last one frees the array.
+
+        Never blocks, so finalizers may call it.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+        """
         ...
 
     def prefetch(self, handles: Iterable[Handle]) -> None:
-        """Load `handles` in this order, as far as the budget allows without evicting arrays needed sooner."""
+        """Load arrays, as far as the budget allows without evicting arrays needed sooner.
+
+        Parameters
+        ----------
+        handles : iterable of Handle
+            The handles of the arrays, in the order in which to load them.
+        """
         ...
 
     def flush(self) -> None:
         """Wait until every live array is in the store's files.
 
-        Raises SpillError if an array could not be written.
+        Raises
+        ------
+        SpillError
+            If an array could not be written.
         """
         ...
 
     def stats(self) -> StoreStats:
-        """Return the present counters."""
+        """Return the present counters.
+
+        Returns
+        -------
+        StoreStats
+            Bytes and seconds, so far and now.
+        """
         ...
 
     def check(self) -> list[SpillCorruptionError]:
-        """Read back all arrays on disk; return an error for each array whose bytes are not those written."""
+        """Read back all arrays on disk, and compare their checksums.
+
+        Returns
+        -------
+        list of SpillCorruptionError
+            An error for each array whose bytes are not those written.
+        """
         ...
 
     def retire(self) -> None:

@@ -71,18 +71,33 @@ class StoreOwner:
         return self._store.directory
 
     def stats(self) -> StoreStats:
-        """Return the store's counters."""
+        """Return the store's counters.
+
+        Returns
+        -------
+        StoreStats
+            Bytes and seconds, so far and now.
+        """
         return self._store.stats()
 
     def flush(self) -> None:
         """Wait until all arrays that were put are in the files, and all events are in the journal.
 
-        Raises SpillError if something could not be written.
+        Raises
+        ------
+        SpillError
+            If something could not be written.
         """
         self._store.flush()
 
     def preflight(self) -> Preflight:
-        """Return the disk's free space, file system and measured speed; see `sg.storage.preflight`."""
+        """Return the disk's free space, file system and measured speed.
+
+        Returns
+        -------
+        Preflight
+            What `sg.storage.preflight` returns for the directory of the files.
+        """
         return preflight(self._store.directory)
 
 

@@ -137,7 +137,16 @@ class BufferPool:
         return array
 
     def stats(self) -> MemoryStats:
-        """Return the numbers of bytes in the pool now. Arrays smaller than `POOLED_MIN_BYTES` do not count."""
+        """Return the numbers of bytes in the buffer pool, from which host memory for arrays comes.
+
+        Arrays smaller than `POOLED_MIN_BYTES` do not count.
+
+        Returns
+        -------
+        MemoryStats
+            Its attributes are `live_bytes`, in arrays; `idle_bytes`, waiting for reuse; `mapped_bytes`, both together;
+            and `peak_live_bytes`, the most in arrays.
+        """
         is_whole = not self._is_interrupted()
         with self._lock:
             if is_whole:
@@ -158,7 +167,13 @@ class BufferPool:
             self._trim_all()
 
     def release_idle(self) -> int:
-        """Give all idle buffers and malloc's free memory back to the system; return how many bytes the buffers had."""
+        """Give all idle buffers and malloc's free memory back to the system.
+
+        Returns
+        -------
+        int
+            How many bytes the buffers had.
+        """
         if self._is_interrupted():
             return 0
         with self._lock:

@@ -24,9 +24,17 @@ _num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") 
 
 
 def set_num_threads(count: int) -> None:
-    """Use `count` threads, the caller's included, for large kernels.
+    """Set how many threads large kernels use.
 
-    Raises ValueError unless `count` is at least 1.
+    Parameters
+    ----------
+    count : int
+        Number of threads, the caller's included; at least 1.
+
+    Raises
+    ------
+    ValueError
+        If `count` is less than 1.
     """
     global _num_threads
     if count < 1:
@@ -35,7 +43,13 @@ def set_num_threads(count: int) -> None:
 
 
 def get_num_threads() -> int:
-    """Return how many threads large kernels use, the caller's included."""
+    """Return how many threads large kernels use.
+
+    Returns
+    -------
+    int
+        Number of threads, the caller's included; at first, the number of cores that the process may use.
+    """
     return _num_threads
 
 

@@ -22,11 +22,33 @@ def file_system(path: str | os.PathLike[str]) -> str | None:
 
 
 def is_ram_disk(path: str | os.PathLike[str]) -> bool:
-    """Return whether files in `path` would occupy RAM; False if the system does not tell."""
+    """Return whether files in a directory would occupy RAM.
+
+    Parameters
+    ----------
+    path : str or path
+        An existing file or folder.
+
+    Returns
+    -------
+    bool
+        False also if the system does not tell.
+    """
     return file_system(path) in _RAM_FILE_SYSTEMS
 
 
 def free_bytes(path: str | os.PathLike[str]) -> int:
-    """Return how many bytes this user may still write to the file system of `path`."""
+    """Return how many bytes this user may still write to a file system.
+
+    Parameters
+    ----------
+    path : str or path
+        A file or folder in the file system.
+
+    Returns
+    -------
+    int
+        Number of bytes.
+    """
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize

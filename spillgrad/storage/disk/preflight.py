@@ -15,9 +15,21 @@ from spillgrad.storage.sizes import format_bytes
 class Preflight:
     """The properties of a directory that matter to a store; `str` gives them in one line.
 
-    `file_system` is the type of the file system, such as "ext4", or None if the system does not report it. `direct_io`
-    says whether a store would choose direct I/O by itself. `speed` was measured accordingly, and is None if nothing
-    could be written.
+    Parameters
+    ----------
+    directory : Path
+        The directory.
+    file_system : str or None
+        Type of the file system, such as "ext4"; None if the system does not report it.
+    is_ram_disk : bool
+        Whether files there occupy RAM, so that spilling frees no memory.
+    free_bytes : int
+        Bytes that this user may still write.
+    direct_io : bool
+        Whether a store would choose direct I/O by itself.
+    speed : Speed or None
+        The speed that was measured accordingly: `write_bytes_per_s`, `read_bytes_per_s`, and `busy_s_per_byte`, the
+        processor time to write and read one byte. None if nothing could be written.
     """
 
     directory: Path
@@ -28,10 +40,22 @@ class Preflight:
     speed: Speed | None
 
     def slowdown(self, spilled_bytes: int, step_s: float) -> float | None:
-        """Return the predicted factor by which a step of `step_s` seconds grows when it spills `spilled_bytes`.
+        """Predict by which factor a step becomes longer if it spills.
 
         The disk works in parallel with the step. So the step loses only processor time, or, on a slow disk, waits for
-        the disk. Returns None if the speed is unknown.
+        the disk.
+
+        Parameters
+        ----------
+        spilled_bytes : int
+            Bytes that the step writes, and reads again.
+        step_s : float
+            Seconds that the step takes without spilling.
+
+        Returns
+        -------
+        float or None
+            The factor; None if the speed is unknown.
         """
         if self.speed is None:
             return None
@@ -55,9 +79,27 @@ class Preflight:
 
 
 def preflight(directory: str | os.PathLike[str]) -> Preflight:
-    """Return what a store can expect of `directory`; the first call measures the disk for some 50 ms.
+    """Return what a store can expect of a directory; the first call measures the disk for some 50 ms.
 
-    Warns if `directory` is on a RAM disk. Raises SpillError if `directory` does not exist or cannot be examined.
+    Parameters
+    ----------
+    directory : str or path
+        An existing folder.
+
+    Returns
+    -------
+    Preflight
+        Free space, file system and speed.
+
+    Raises
+    ------
+    SpillError
+        If the directory does not exist or cannot be examined.
+
+    Warns
+    -----
+    UserWarning
+        If the directory is on a RAM disk.
     """
     place = Path(directory)
     try:

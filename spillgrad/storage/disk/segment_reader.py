@@ -18,7 +18,15 @@ from spillgrad.storage.store import Handle
 
 
 class Stored(NamedTuple):
-    """An array of a segment and its attributes (`about`); `array` is None if only the key of the run can decrypt it."""
+    """An array of a segment, with what the file says about it.
+
+    Parameters
+    ----------
+    about : dict
+        The array's attributes in the file.
+    array : ndarray or None
+        The array; None if only the key of the run can decrypt it.
+    """
 
     about: dict[str, Any]
     array: np.ndarray | None
@@ -28,7 +36,23 @@ def read_segment(path: str | os.PathLike[str]) -> Iterator[Stored]:
     """Yield the decoded arrays of a segment, as of its last flush.
 
     HDF5 reads the file in this process. If somebody else may have written the file, use `inspect_segment` instead.
-    Raises SpillFormatError for a file of an unknown version. Raises OSError if the file cannot be read or is not HDF5.
+
+    Parameters
+    ----------
+    path : str or path
+        A segment of a run of this user, live or dead.
+
+    Yields
+    ------
+    Stored
+        An array and its attributes.
+
+    Raises
+    ------
+    SpillFormatError
+        For a file of an unknown version.
+    OSError
+        If the file cannot be read or is not HDF5.
     """
     with hdf5.load().File(path, "r", locking=False) as file:
         for dataset in file.values():

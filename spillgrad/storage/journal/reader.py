@@ -13,10 +13,24 @@ from spillgrad.storage.journal.files import FORMAT_VERSION, JOURNAL_NAME, has_ot
 def read_journal(run: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a run's journal as dicts, those of the older file first.
 
-    `run` is the run's directory, or the path of the journal. Lines that were cut off, or are not JSON objects, are left
-    out, and so is an older file of another run.
+    Lines that were cut off, or are not JSON objects, are left out, and so is an older file of another run.
 
-    Raises SpillFormatError for a file of an unknown version. Raises OSError if a file cannot be read.
+    Parameters
+    ----------
+    run : Path
+        The run's directory, or the path of the journal.
+
+    Yields
+    ------
+    dict
+        A line.
+
+    Raises
+    ------
+    SpillFormatError
+        For a file of an unknown version.
+    OSError
+        If a file cannot be read.
     """
     directory = run if run.is_dir() else None
     journal = run if directory is None else Path(os.path.realpath(run / JOURNAL_NAME))

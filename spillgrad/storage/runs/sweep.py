@@ -12,17 +12,39 @@ from spillgrad.storage.runs.run_directory import LOCK_NAME, RUN_NAME, identity, 
 
 @dataclasses.dataclass(frozen=True)
 class DeadRun:
-    """The directory of a run whose process is dead, and the bytes that its files occupied."""
+    """The directory of a run whose process is dead.
+
+    Parameters
+    ----------
+    path : Path
+        The directory.
+    disk_bytes : int
+        Bytes that its files occupied.
+    """
 
     path: Path
     disk_bytes: int
 
 
 def sweep(directory: str | os.PathLike[str], dry_run: bool = False, below: bool = False) -> list[DeadRun]:
-    """Remove the dead runs in `directory`, and with `below` in its subfolders; return these runs.
+    """Remove the files of dead runs.
 
-    With `dry_run`, only return them. A run is dead if its lock can be taken. Live runs, runs of this process, runs of
-    other users, and files with other names stay.
+    A run is dead if its lock can be taken. Live runs, runs of this process, runs of other users, and files with other
+    names stay.
+
+    Parameters
+    ----------
+    directory : str or path
+        Folder that something spilled to.
+    dry_run : bool, default False
+        Whether to return the runs without removing them.
+    below : bool, default False
+        Whether to look into subfolders, too.
+
+    Returns
+    -------
+    list of DeadRun
+        The dead runs that were found.
     """
     found = []
     with run_directory.registry_lock:

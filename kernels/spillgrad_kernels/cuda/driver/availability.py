@@ -50,9 +50,14 @@ def _linker_version() -> int:
 
 @functools.cache
 def missing() -> str | None:
-    """Return a message that says what is missing to compute on a CUDA device, with advice; None if nothing is missing.
+    """Say what is missing to compute on a CUDA device, with advice.
 
     The function looks for the packages of the extra 'cuda', then for NVIDIA's driver, then for a GPU.
+
+    Returns
+    -------
+    str or None
+        A message; None if nothing is missing.
     """
     for module in ("numba_cuda",) if SIMULATED else ("numba_cuda", "cuda.bindings.driver", "cuda.bindings.nvjitlink"):
         if not _is_installed(module):
@@ -94,5 +99,11 @@ def missing() -> str | None:
 
 
 def device_count() -> int:
-    """Return the number of usable devices, 0 or 1: only the first device is used."""
+    """Return the number of usable CUDA devices.
+
+    Returns
+    -------
+    int
+        Zero or 1: only the first device is used.
+    """
     return int(missing() is None)

@@ -38,10 +38,20 @@ _ADVICE = {
 
 
 class CudaError(RuntimeError):
-    """Raised for a failure of a device or of NVIDIA's driver. `status` is CUDA's name of the error.
+    """Raised for a failure of a device or of NVIDIA's driver.
 
-    One of `kernels` may have caused the failure; the last launched kernel is listed first. If `is_sticky`, this process
-    cannot use the device any more, but a new process can.
+    If the attribute `is_sticky` is true, this process cannot use the device any more, but a new process can.
+
+    Parameters
+    ----------
+    doing : str
+        What failed.
+    status : str
+        CUDA's name of the error.
+    text : str
+        CUDA's description of the error.
+    kernels : tuple of str, optional
+        Kernels of which one may have caused the failure; the last launched kernel is listed first.
     """
 
     def __init__(self, doing: str, status: str, text: str, kernels: tuple[str, ...] = ()) -> None:

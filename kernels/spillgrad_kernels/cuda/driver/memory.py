@@ -30,10 +30,18 @@ def _readable(nbytes: int) -> str:
 
 
 class OutOfMemory(MemoryError):
-    """Raised if the device has no room for `asked` bytes.
+    """Raised if the device has no room for an allocation.
 
-    `free` is the device's free memory, `held` the memory of live arrays, `cached` the allocator's unused memory. Units:
-    bytes.
+    Parameters
+    ----------
+    asked : int
+        Bytes of the allocation.
+    free : int
+        Bytes of the device's free memory.
+    held : int
+        Bytes of live arrays.
+    cached : int
+        Bytes that the allocator keeps unused.
     """
 
     def __init__(self, asked: int, free: int, held: int, cached: int) -> None:
