@@ -383,7 +383,7 @@ def memory_table(files: dict[str, list[File]], folder: Path, described: Sequence
     measured = files.get("memory", [])
     if described:
         rows = {row["method"]: row for row in measured[0].rows} if measured else {}
-        yield from _head("method", "saves", "costs", "use it when", "peak memory", "a step", numbers=2)
+        yield from _head("method", "peak memory", "a step", "saves", "costs", "use it when", texts=3)
         for line in described:
             name, *words = (part.strip() for part in line.split("|"))
             key = name.replace("`", "")
@@ -391,8 +391,12 @@ def memory_table(files: dict[str, list[File]], folder: Path, described: Sequence
                 raise ValueError(f"benchmarks: nothing was measured for {key}; known are {', '.join(rows)}")
             row = rows.get(key)
             same = [each for each in rows.values() if row and each["library"] == row["library"]]
-            numbers = [UNKNOWN] * 2 if row is None else [_size(row["peak_rss_bytes"]), _times(row, same[0])]
-            yield _line(name, *words, *numbers)
+            numbers = (
+                [UNKNOWN] * 2
+                if row is None
+                else [_size(row["peak_rss_bytes"]), _times(row["seconds"], same[0]["seconds"])]
+            )
+            yield _line(name, *numbers, *words)
         return
     for file in measured:
         yield from _head("", "peak memory", "less", "a step", "disk", "losses")
@@ -402,7 +406,7 @@ def memory_table(files: dict[str, list[File]], folder: Path, described: Sequence
             less = first["peak_rss_bytes"] - row["peak_rss_bytes"]
             yield _line(
                 row["method"], _size(row["peak_rss_bytes"]), UNKNOWN if row is first else _size(max(0, less)),
-                _times(row, first), _size(row["disk_bytes"] or None),
+                _times(row["seconds"], first["seconds"]), _size(row["disk_bytes"] or None),
                 f"differ by {row['losses_apart']:.0e}" if row["losses_apart"] else "the same",
             )  # fmt: skip
         image = _plot_name("memory", file, measured)
@@ -417,27 +421,29 @@ def memory_table(files: dict[str, list[File]], folder: Path, described: Sequence
         yield from _sources([file])
 
 
-def _times(row: Row, first: Row) -> str:
-    return _unbroken(f"{row['seconds'] / first['seconds']:.2f} ×")
+def _times(seconds: float, of_first: float) -> str:
+    return _unbroken(f"{seconds / of_first:.2f} ×")
 
 
 def fit_table(files: dict[str, list[File]], folder: Path, described: Sequence[str]) -> Iterator[str]:
     """Yield the table of models, contexts and sizes of RAM, one for each machine."""
     for file in files.get("fit", []):
         rams = sorted({cell["ram_bytes"] for row in file.rows for cell in row["cells"]})
-        yield from _head("model", "context", "least RAM", *(format_bytes(ram) for ram in rams))
+        yield from _head("model", "context", "least RAM", *(_size(ram) for ram in rams))
         for row in file.rows:
             cells = {cell["ram_bytes"]: cell for cell in row["cells"]}
             shown = [_fit_cell(cells[ram], row["cells"][-1]) if ram in cells else "does not fit" for ram in rams]
             name = f"{row['model']}, {_millions(row['parameters'])}"
-            yield _line(name, f"{row['context']:,}", format_bytes(row["least_bytes"]), *shown)
+            yield _line(name, f"{row['context']:,}", _size(row["least_bytes"]), *shown)
         yield from ("", *_sources([file]))
 
 
 def _fit_cell(cell: Row, last: Row) -> str:
     where = {"nothing": "in RAM", "saved tensors": "saved tensors on disk", "everything": "all on disk"}
     found = where[cell["on_disk"]]
-    return found if cell is last or not cell["moved_bytes"] else f"{found}, {cell['step_s'] / last['step_s']:.2f} ×"
+    if cell is last or not cell["moved_bytes"]:
+        return _unbroken(found)
+    return f"{found}, {_times(cell['step_s'], last['step_s'])}"
 
 
 def _millions(count: int) -> str:
@@ -478,10 +484,9 @@ def _plot_name(name: str, file: File, files: list[File]) -> str:
     return f"{name}.svg" if len(files) == 1 else f"{name}-{files.index(file) + 1}.svg"
 
 
-def _head(*names: str, numbers: int | None = None) -> tuple[str, str]:
-    """Return the two lines of a table's head; its last columns hold numbers, by default all but the first."""
-    count = len(names) - 1 if numbers is None else numbers
-    return _line(*names), "|" + "|".join(["---"] * (len(names) - count) + ["--:"] * count) + "|"
+def _head(*names: str, texts: int = 0) -> tuple[str, str]:
+    """Return the two lines of a table's head. All columns hold numbers but the first and the last `texts`."""
+    return _line(*names), "|" + "|".join(["---", *["--:"] * (len(names) - 1 - texts), *["---"] * texts]) + "|"
 
 
 def _line(*cells: str) -> str:
