@@ -447,9 +447,9 @@ def _fit_cell(cell: Row, last: Row) -> str:
 
 
 def _millions(count: int) -> str:
-    return (
-        f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.0f} M" if count >= 1e7 else f"{count / 1e6:.1f} M"
-    )
+    if count >= 1e9:
+        return _unbroken(f"{count / 1e9:.1f} B")
+    return _unbroken(f"{count / 1e6:.{0 if count >= 1e7 else 1}f} M")
 
 
 TABLES = {"memory": memory_table, "fit": fit_table}
