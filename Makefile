@@ -29,10 +29,13 @@ help:  ## list the targets
 train: $(VENV)/installed  ## train a small GPT whose saved tensors live on disk
 	$(BIN)/spillgrad train $(ARGS)
 
-bench: $(VENV)/installed-torch  ## time kernels, training and the spill store beside their peers, for the README
-	$(BIN)/spillgrad bench kernels --write README.md $(ARGS)
-	$(BIN)/spillgrad bench train --write README.md
-	$(BIN)/spillgrad bench spill
+bench: $(VENV)/installed-peers  ## time kernels, training, hooks and the store beside their peers, for the site (half an hour)
+	$(BIN)/spillgrad bench kernels --write docs/benchmarks $(ARGS)
+	$(BIN)/spillgrad bench train --write docs/benchmarks
+	$(BIN)/spillgrad bench hooks --write docs/benchmarks
+	$(BIN)/spillgrad bench spill --write docs/benchmarks
+	$(BIN)/spillgrad bench memory --write docs/benchmarks
+	$(BIN)/spillgrad bench fit --write docs/benchmarks
 
 # Of long tables of cases it runs a part; `make test-all` runs all.
 test: $(VENV)/installed-dev  ## run the tests (ten minutes)

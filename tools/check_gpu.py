@@ -244,15 +244,20 @@ def tests(*paths: str) -> Callable[[Path, float], Outcome]:
 
 
 def as_markdown(answer: dict[str, Any]) -> str:
-    """Convert the benchmark's JSON output to the Markdown table of the README."""
-    from spillgrad_tools.bench.cases import CUDA_BY_NAME, Result
-    from spillgrad_tools.bench.report import cuda_as_markdown
+    """Convert the benchmark's JSON output to a Markdown table."""
+    from spillgrad_tools.quantities import UNKNOWN, format_duration
 
-    results = [
-        Result(CUDA_BY_NAME[row["case"]], row["seconds"], row["rounds"], row.get("failures", {}))
-        for row in answer["results"]
-    ]
-    return cuda_as_markdown([result.case for result in results], answer["machine"], results)
+    lines = ["| on a GPU | spillgrad | PyTorch | × PyTorch |", "|---|---|---|---|"]
+    for row in answer["results"]:
+        seconds, failures = row["seconds"], row.get("failures", {})
+        cells = [
+            failures.get(name) or (format_duration(seconds[name]) if name in seconds else UNKNOWN)
+            for name in ("ours", "torch")
+        ]
+        ratio = f"{seconds['torch'] / seconds['ours']:.2f}" if {"ours", "torch"} <= seconds.keys() else UNKNOWN
+        lines.append(f"| {row['case']} | {' | '.join(cells)} | {ratio} |")
+    about = answer["machine"]
+    return "\n".join([*lines, "", f"{about['gpu']}; {', '.join(about['libraries'])}; {about['date']}."])
 
 
 def benchmark(*options: str) -> Callable[[Path, float], Outcome]:

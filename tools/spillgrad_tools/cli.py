@@ -131,9 +131,21 @@ def bench_plan() -> None:
     """Compare what `spillgrad plan` predicts with what runs do, under four budgets and each policy."""
 
 
+@bench.command("memory")
+@runs("bench.memory", bench_options.MemoryOptions)
+def bench_memory() -> None:
+    """Train one model with each way to save memory, and measure its peak memory and the time of a step."""
+
+
+@bench.command("fit")
+@runs("bench.fit", bench_options.FitOptions)
+def bench_fit() -> None:
+    """Plan models for several sizes of RAM: what fits, what is on disk then, and how long a step takes."""
+
+
 @bench.command("spill")
-@runs("bench.spill")
-def bench_spill(as_json: Json = False, directory: Disk = Path(), rounds: bench_options.Rounds = 9) -> None:
+@runs("bench.spill", bench_options.SpillOptions)
+def bench_spill() -> None:
     """Time the spill store beside plain file I/O, and a training step in RAM and spilled."""
 
 

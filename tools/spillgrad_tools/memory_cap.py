@@ -125,3 +125,9 @@ def peak_rss_bytes() -> int:
     status = Path("/proc/self/status").read_text()
     (kibibytes,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(kibibytes) * 1024
+
+
+def forget_peak_rss() -> None:
+    """Let this process's peak resident memory begin again with what is resident now, if Linux allows it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")

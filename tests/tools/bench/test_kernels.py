@@ -1,9 +1,8 @@
-"""The kernels' benchmark: every library computes the same, every bar is judged, and the README shows every row."""
+"""The kernels' benchmark: every library computes the same, every bar is judged, and the site has every row."""
 
 import dataclasses
 import importlib.util
 import json
-import re
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spillgrad_tools.bench import case_runner
+from spillgrad_tools.bench import case_runner, machine, results
 from spillgrad_tools.bench.bars import (
     TWO_THREADS,
     ComputeOrCopy,
@@ -21,15 +20,14 @@ from spillgrad_tools.bench.bars import (
     Verdict,
 )
 from spillgrad_tools.bench.cases import CASES, CUDA_BY_NAME, Case, Result
-from spillgrad_tools.bench.harness import Worker
+from spillgrad_tools.bench.harness import Worker, spreads
 from spillgrad_tools.bench.kernels import Contenders, measure
 from spillgrad_tools.bench.numpy import NumPy
 from spillgrad_tools.bench.operations import COMPUTING, MOVING, call_of
 from spillgrad_tools.bench.operations import OPERATIONS as TABLE
-from spillgrad_tools.bench.report import kernels_as_markdown
 from spillgrad_tools.cli import main
 
-README = (Path(__file__).parents[3] / "README.md").read_text()
+RESULTS = Path(__file__).parents[3] / "docs" / "benchmarks"
 LIBRARIES = ("ours", "numpy", *(["torch"] if importlib.util.find_spec("torch") else []))
 
 # Small operands for each operation: what counts is that all libraries compute the same.
@@ -203,18 +201,22 @@ def test_kernels_are_timed_in_processes_of_their_own(capsys: pytest.CaptureFixtu
         assert bar["reached"] == pytest.approx((result["seconds"]["ours"] - result["seconds"]["numpy"]) * 1e6)
 
 
-def test_the_table_shows_times_and_bars(capsys: pytest.CaptureFixture[str]):
-    assert main(["bench", "kernels", "--filter", "tanh 1000", "--rounds", "1"]) == 0
+def test_the_table_shows_times_and_with_bars_the_bars(capsys: pytest.CaptureFixture[str]):
+    command = ["bench", "kernels", "--filter", "tanh 1000", "--rounds", "1"]
+    assert main(command) == 0
     printed = capsys.readouterr().out
-    assert all(word in printed for word in ("tanh 1000", "NumPy", "–", "/ 5"))
+    assert all(word in printed for word in ("tanh 1000", "NumPy", "–"))
+    assert not any(word in printed for word in ("bars", "✗", "✓"))
+    assert main([*command, "--bars"]) == 0
+    assert "of 1 bars reached" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--filter", "no such"], "no case has 'no such'"),
-        (["--filter", "softmax", "--write", "README.md"], "a page gets every row"),
-        (["--quick", "--write", "README.md"], "a page gets every row"),
+        (["--filter", "softmax", "--write", "."], "--write takes every row"),
+        (["--quick", "--write", "."], "--write takes every row"),
         (["--filter", "4096x4096x4096", "--quick"], "no case has"),
     ],
 )
@@ -223,23 +225,61 @@ def test_what_cannot_be_measured_is_one_line(capsys: pytest.CaptureFixture[str],
     assert message in capsys.readouterr().err
 
 
-def rows(page: str) -> list[str]:
-    """Return the first cells of the table of every row."""
-    details = page.partition("<summary>Every row</summary>")[2].partition("</details>")[0]
-    return re.findall(r"^\| (.*?) \|", details, re.M)[1:]
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("kernels-*.json")), ids=lambda path: path.stem)
+def test_the_sites_results_have_the_rows_the_benchmark_knows(path: Path):
+    found = json.loads(path.read_text())
+    assert [(row["case"], row["group"]) for row in found["rows"]] == [(case.name, case.group) for case in CASES]
+    assert all(row["seconds"].keys() >= {"ours", "torch"} for row in found["rows"])
 
 
-def test_the_readme_has_the_rows_the_benchmark_knows():
-    table = README.partition("<!-- bench kernels -->")[2].partition("<!-- end of bench kernels -->")[0]
-    assert rows(table) == [case.name for case in CASES]
+def test_a_result_is_compared_with_each_peer_and_the_machines_copy():
+    case = next(case for case in CASES if case.name == "add out=")
+    seconds = {"ours": 1.0, "numpy": 2.0, "torch": 1.5, "torch copy": 0.5, "numpy copy": 1.0}
+    result = Result(case, seconds, rounds=9)
+    rates = f"({3 * 4 * 2**24 / 1e9:.1f} of {2 * 4 * 2**24 / 0.5 / 1e9:.1f} GB/s)"
+    assert result.comparisons == ["× NumPy 2.00", "× PyTorch 1.50", f"× best copy 0.75 {rates}"]
+    assert Result(case, {"torch": 1.0}, rounds=9).comparisons == []
 
 
-def test_markdown_has_a_row_per_case_and_a_line_per_bar_and_group():
-    seconds = {"ours": 1e-3, "numpy": 2e-3, "torch": 2e-3, "torch copy": 1e-3, "numpy copy": 1e-3}
-    results = [Result(case, seconds, rounds=9) for case in CASES]
-    about = {"cpu": "CPU", "threads": 2, "rounds": 9, "libraries": ["NumPy 0"], "python": "3", "date": "today"}
-    page = kernels_as_markdown(about, results)
-    assert rows(page) == [case.name for case in CASES]
-    summary = page.partition("\n\n")[0].splitlines()
-    assert "| matmul float64 | ≥ 0.95 or 1.3 × NumPy | 2.00 … 2.00 | 15 of 15 |" in summary
-    assert len(summary) - 2 == len({(r.case.group, v.bar) for r in results for v in r.verdicts})
+def test_results_are_written_without_bars_and_named_after_the_machine(tmp_path: Path):
+    row = Result(CASES[0], {"ours": 1e-3}, rounds=9, spread={"ours": [0.9e-3, 1.1e-3]}).as_json()
+    about = {"processor": "AMD EPYC, Zen 4", "cores": 4, "threads": 2}
+    path = results.write(tmp_path / "new", "kernels", "spillgrad bench kernels", about, [row])
+    assert path.name == "kernels-amd-epyc-zen-4-2-threads.json"
+    found = json.loads(path.read_text())
+    assert found["about"] == about
+    assert found["rows"] == [{key: value for key, value in row.items() if key != "bars"}]
+    assert results.slug({**about, "gpu": "NVIDIA H100 80GB HBM3"}) == "nvidia-h100-80gb-hbm3"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "spread"),
+    [([1.0], [1.0, 1.0]), ([1.0, 3.0], [1.5, 2.5]), ([5.0, 1.0, 2.0, 4.0, 3.0], [2.0, 4.0])],
+)
+def test_the_spread_is_that_of_the_quartiles(rounds: list[float], spread: list[float]):
+    assert spreads({"ours": seconds} for seconds in rounds) == {"ours": spread}
+
+
+CPUINFO = "vendor_id\t: {}\ncpu family\t: {}\nmodel\t\t: {}\nmodel name\t: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "model", "name", "shown"),
+    [
+        ("AuthenticAMD", 25, 1, "AMD EPYC", "AMD EPYC, Zen 3"),
+        ("AuthenticAMD", 25, 17, "AMD EPYC", "AMD EPYC, Zen 4"),
+        ("AuthenticAMD", 26, 2, "AMD EPYC", "AMD EPYC, Zen 5"),
+        ("AuthenticAMD", 23, 49, "AMD EPYC-Rome Processor", "AMD EPYC-Rome Processor, Zen 2"),
+        ("AuthenticAMD", 99, 1, "AMD EPYC", "AMD EPYC"),
+        ("AuthenticAMD", 25, 1, "AMD EPYC 7763 64-Core Processor", "AMD EPYC 7763 64-Core Processor"),
+        ("GenuineIntel", 6, 207, "INTEL(R) XEON(R) PLATINUM 8581C", "INTEL(R) XEON(R) PLATINUM 8581C"),
+    ],
+)
+def test_a_processor_that_hides_its_number_is_named_by_its_generation(vendor, family, model, name, shown):
+    assert machine.processor(CPUINFO.format(vendor, family, model, name) * 2) == shown
+
+
+def test_this_machine_is_described(tmp_path: Path):
+    about = machine.machine(tmp_path)
+    assert about.keys() >= {"processor", "cores", "memory", "disk", "system", "python", "spillgrad", "date"}
+    assert all(about.values())

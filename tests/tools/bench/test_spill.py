@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from spillgrad.errors import ArgumentError
 from spillgrad.storage.disk.direct_io import open_direct
 from spillgrad_tools.bench import spill as bench_spill
 from spillgrad_tools.bench.bars import Row
-from spillgrad_tools.bench.report import format_measured, write_between_markers
+from spillgrad_tools.bench.options import SpillOptions
+from spillgrad_tools.bench.report import format_measured
 from spillgrad_tools.train.options import TrainSettings
 from tests.waiting import wait_until
 
@@ -80,15 +80,18 @@ def test_the_rows_are_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
 ):
     monkeypatch.setattr(bench_spill, "rows", lambda directory, rounds: bench_spill.call_rows(2, directory, rounds))
-    bench_spill.run(as_json, tmp_path, rounds=1)
+    written = tmp_path / "results"
+    bench_spill.run(SpillOptions(as_json, tmp_path, rounds=1, page=written, bars=True))
     printed = capsys.readouterr().out
     if as_json:
         pack, _ = json.loads(printed)["results"]
         assert (pack["unit"], pack["bars"][0]["wanted"]) == ("s", 25)
         assert pack["measured"]["spillgrad"] == pytest.approx(pack["bars"][0]["reached"] / 1e6)
     else:
-        assert all(word in printed for word in ("pack a 4 MiB tensor", "hit a 4 MiB tensor", "/ 25", "bars reached"))
-    assert list(tmp_path.iterdir()) == []
+        assert all(word in printed for word in ("pack a 4 MiB tensor", "hit a 4 MiB tensor", "µs", "bars reached"))
+    (path,) = written.iterdir()
+    assert [row["unit"] for row in json.loads(path.read_text())["rows"]] == ["s", "s"]
+    assert list(tmp_path.iterdir()) == [written]
 
 
 @pytest.mark.parametrize(
@@ -103,20 +106,3 @@ def test_the_rows_are_printed(
 )
 def test_what_was_measured_has_its_unit(value: float, unit: str, text: str):
     assert format_measured(value, unit) == text
-
-
-def test_a_table_goes_between_its_markers_and_nowhere_else(tmp_path: Path):
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- x -->\nold\n<!-- end of x -->\nafter\n")
-    for text in ("| new |", "| newer |"):
-        write_between_markers(page, "x", text)
-        assert page.read_text() == f"before\n<!-- x -->\n\n{text}\n\n<!-- end of x -->\nafter\n"
-
-
-@pytest.mark.parametrize("text", ["", "<!-- x -->", "<!-- end of x --><!-- x -->"])
-def test_a_page_without_markers_is_refused_and_kept(tmp_path: Path, text: str):
-    page = tmp_path / "page.md"
-    page.write_text(text)
-    with pytest.raises(ArgumentError, match="lacks the lines"):
-        write_between_markers(page, "x", "new")
-    assert page.read_text() == text

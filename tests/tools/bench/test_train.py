@@ -17,7 +17,7 @@ from spillgrad_tools.bench import train as bench_train
 from spillgrad_tools.bench.bars import Verdict
 from spillgrad_tools.bench.gpt import tokens
 from spillgrad_tools.bench.harness import WorkerEnded
-from spillgrad_tools.bench.report import show_train, train_as_markdown
+from spillgrad_tools.bench.report import show_train
 from spillgrad_tools.bench.step_runner import StepRunner
 from spillgrad_tools.bench.train import (
     ADAPTERS,
@@ -79,7 +79,9 @@ def test_the_table_shows_speed_memory_and_traffic(
     monkeypatch.setenv("COLUMNS", "150")
     assert main(["bench", "train", *TINY, "--steps", "1", "--filter", "spilled", "--dir", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert all(word in printed for word in ("tokens/s", "peak memory", "spilled: × in RAM", "written a step"))
+    assert all(
+        word in printed for word in ("tokens/s", "peak memory", "× the speed of training in RAM", "written a step")
+    )
     assert "offloaded" not in printed
 
 
@@ -119,7 +121,7 @@ def test_a_contender_that_its_cap_ends_is_a_result(tmp_path: Path):
     assert bars == {f"{LARGE}: finishes within 4GiB": False, f"{LARGE}: steps": False}
     verdict = Verdict(f"{TORCH_CAPPED}: ended by the same cap", 1, 1)
     assert verdicts({TORCH_CAPPED: results[LARGE]}) == [verdict]
-    show_train({}, results, [verdict])
+    show_train({}, results, [], [verdict])
 
 
 def test_one_that_ends_without_a_cap_is_an_error(tmp_path: Path):
@@ -138,23 +140,30 @@ def test_the_disk_that_the_large_model_needs_is_said_before(
     assert "gpt2-xl needs about" in capsys.readouterr().err
 
 
-def test_a_page_gets_the_table_and_the_bars():
+def test_results_are_written_with_every_contender(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     results = {
-        "in RAM": {"tokens_per_s": 10.0, "seconds": 1.0, "peak_rss_bytes": 1 << 30},
-        "offloaded": {"tokens_per_s": 9.0, "seconds": 1.1, "peak_rss_bytes": 1 << 29, "cap_bytes": 1 << 30,
-                      "written_bytes_per_step": 3 << 20, "read_bytes_per_step": 5.0 * (1 << 20)},
-        "large": {"ended_with_status": -9, "cap_bytes": 1 << 32},
-    }  # fmt: skip
-    about = {"model": "gpt2", "batch": 4, "context": 512, "steps": 5, "cpu": "a processor", "threads": 2,
-             "libraries": ["spillgrad"], "python": "3.11", "date": "today"}  # fmt: skip
-    page = train_as_markdown(about, results, verdicts(results))
-    assert "| in RAM | 10 | 1 s | 1 GiB | – | – | – |" in page
-    assert "| offloaded | 9 | 1.1 s | 512 MiB | 1 GiB | 3 MiB | 5 MiB |" in page
-    assert "| large | ended with status -9 | – | – | 4 GiB | – | – |" in page
-    assert "* offloaded: GiB at most 0.50 / 1 ✓" in page
-    assert "a processor, 2 threads; spillgrad; Python 3.11; today; medians of 5 steps." in page
-    del about["libraries"]  # with --filter large, only models that are timed one by one run
-    assert "a processor, 2 threads; Python 3.11; today; medians of 5 steps." in train_as_markdown(about, results, [])
+        name: {"tokens_per_s": speed, "seconds": 1.0, "peak_rss_bytes": 1 << 30}
+        for name, speed in (("in RAM", 10.0), ("PyTorch", 8.0), ("spilled", 9.0), ("offloaded", 5.0))
+    }
+    large = {LARGE: {"losses": [], "ended_with_status": -9, "cap_bytes": 1 << 32}}
+    monkeypatch.setattr(bench_train, "is_installed", lambda library: True)
+    monkeypatch.setattr(bench_train, "measure_in_turns", lambda *_: (results, ["spillgrad", "PyTorch"]))
+    monkeypatch.setattr(bench_train, "measure_large", lambda *_: large)
+    monkeypatch.setattr(bench_train, "_room_for_large", lambda folder: "")
+    written = tmp_path / "results"
+    assert main(["bench", "train", "--dir", str(tmp_path), "--write", str(written)]) == 0
+    assert "offloaded: 0.62 × the speed of PyTorch" in capsys.readouterr().out
+    (path,) = written.iterdir()
+    assert [row["contender"] for row in json.loads(path.read_text())["rows"]] == list(results)
+    assert main(["bench", "train", "--large", "--filter", "large", "--write", str(written)]) == 0
+    other = next(written.glob("train-large-*.json"))
+    assert json.loads(other.read_text())["rows"] == [{"contender": LARGE, **large[LARGE]}]
+    assert len(list(written.iterdir())) == 2
+    capsys.readouterr()
+    assert main(["bench", "train", "--filter", "spilled", "--write", str(written)]) == 2
+    assert "--write takes every contender" in capsys.readouterr().err
 
 
 def test_an_unknown_model_is_one_line(capsys: pytest.CaptureFixture[str]):

@@ -48,6 +48,12 @@ class Verdict:
         """Return whether `reached` satisfies `wanted`."""
         return self.reached <= self.wanted if self.most else self.reached >= self.wanted
 
+    @property
+    def measured(self) -> str:
+        """Return what was reached, without what is wanted."""
+        places = 2 if abs(self.reached) < 10 else 1
+        return f"{self.bar} {self.reached:.{places}f}{self.detail}"
+
     def __str__(self) -> str:
         places = 2 if abs(self.reached) < 10 else 1
         missing = f" {self.reached / self.wanted - 1:+.0%}" if self.wanted else ""
@@ -137,10 +143,14 @@ class CopySpeed(Bar):
         return f"{self.least:g} {self.name}"
 
     def judge(self, seconds: Seconds) -> Verdict | None:
+        ours, copy = self.rates(seconds)
+        detail = f" ({ours / 1e9:.1f} of {copy / 1e9:.1f} GB/s)"
+        return Verdict(self.name, ours / copy, self.least, detail=detail)
+
+    def rates(self, seconds: Seconds) -> tuple[float, float]:
+        """Return how many bytes the row moves in a second, and how many the fastest copy moves."""
         copy_s = min(seconds[yardstick.name] for yardstick in self.yardsticks if yardstick.name in seconds)
-        rates = self.arrays * self.nbytes / seconds["ours"] / 1e9, 2 * self.nbytes / copy_s / 1e9
-        detail = f" ({rates[0]:.1f} of {rates[1]:.1f} GB/s)"
-        return Verdict(self.name, self.arrays / 2 * copy_s / seconds["ours"], self.least, detail=detail)
+        return self.arrays * self.nbytes / seconds["ours"], 2 * self.nbytes / copy_s
 
 
 def device_copy_speed(arrays: int, nbytes: int) -> CopySpeed:

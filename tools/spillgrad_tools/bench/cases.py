@@ -14,6 +14,7 @@ import numpy as np
 
 from spillgrad_kernels.cuda.driver.availability import SIMULATED
 from spillgrad_tools.bench.bars import (
+    PEER_NAMES,
     TWO_THREADS,
     Bar,
     ComputeOrCopy,
@@ -73,6 +74,13 @@ class Case:
         return not self.kinds.islower()
 
     @property
+    def flop(self) -> int:
+        """Return the floating-point operations of a matrix product; 0 for any other operation."""
+        if self.operation != "matmul":
+            return 0
+        return 2 * math.prod(self.shapes[0]) * self.shapes[1][-1]
+
+    @property
     def computes(self) -> tuple[object, ...]:
         """Return a key that determines the result: cases with equal keys share a reference."""
         inputs = len(self.kinds.rstrip("o"))
@@ -99,12 +107,16 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of one case: `seconds` by contender, and `failures`, the reasons why contenders were not timed."""
+    """The result of one case: `seconds` by contender, and `failures`, the reasons why contenders were not timed.
+
+    `seconds` are medians; `spread` has the quartiles below and above each.
+    """
 
     case: Case
     seconds: dict[str, float]
     rounds: int
     failures: dict[str, str] = dataclasses.field(default_factory=dict)
+    spread: dict[str, list[float]] = dataclasses.field(default_factory=dict)
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -113,11 +125,37 @@ class Result:
             return []
         return [verdict for bar in self.case.bars if (verdict := bar.judge(self.seconds))]
 
+    @property
+    def comparisons(self) -> list[str]:
+        """Return our speed in that of each peer, and in that of the machine's own copy where the bars take it."""
+        if "ours" not in self.seconds:
+            return []
+        ratios = {name: self.seconds[name] / self.seconds["ours"] for name in PEER_NAMES if name in self.seconds}
+        copies = (bar.judge(self.seconds) for bar in self.case.bars if isinstance(bar, CopySpeed))
+        return [
+            *(f"× {PEER_NAMES[name]} {ratio:.2f}" for name, ratio in ratios.items() if name != "ours"),
+            *(verdict.measured for verdict in copies if verdict),
+        ]
+
     def as_json(self) -> dict[str, Any]:
         """Return the result as plain values."""
         plain = {"case": self.case.name, "group": self.case.group, "rounds": self.rounds, "seconds": self.seconds}
+        spread = {"spread": self.spread} if self.spread else {}
+        flop = {"flop": self.case.flop} if self.case.flop else {}
+        rates: dict[str, Any] = {}
+        for bar in self.case.bars if "ours" in self.seconds else ():
+            if isinstance(bar, CopySpeed):
+                ours, copy = bar.rates(self.seconds)
+                rates = {"bytes_per_s": ours, "copy_bytes_per_s": copy}
         failures = {"failures": self.failures} if self.failures else {}
-        return {**plain, **failures, "bars": [verdict.as_json() for verdict in self.verdicts]}
+        return {
+            **plain,
+            **flop,
+            **rates,
+            **spread,
+            **failures,
+            "bars": [verdict.as_json() for verdict in self.verdicts],
+        }
 
 
 def _matmul(

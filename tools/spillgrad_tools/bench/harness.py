@@ -141,6 +141,17 @@ def medians(rounds: Iterable[Mapping[str, float]]) -> Measured:
     return {name: statistics.median(each[name] for each in taken) for name in taken[0]}
 
 
+def spreads(rounds: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Return the quartiles below and above the median of each contender's values over all rounds."""
+    taken = list(rounds)
+    found = {}
+    for name in taken[0]:
+        values = [each[name] for each in taken]
+        quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+        found[name] = [quartiles[0], quartiles[2]]
+    return found
+
+
 def grown_after_a_quarter(values: Sequence[int]) -> int:
     """Return by how much the later values exceed the largest value of the first quarter."""
     warm_up = max(1, len(values) // 4)

@@ -10,7 +10,6 @@ from spillgrad_tools.bench.options import HookOptions
 from spillgrad_tools.bench.report import scratch_folder
 from spillgrad_tools.bench.train import SPILL_BUDGET, Contender, Process, Results, gpt_config, measure_in_turns, tell
 
-MARKER = "bench hooks"
 SPILLED, FILES = "spilled", "a file per tensor"
 WARM_STEPS = 1
 _SPILLS = {"spill_budget": SPILL_BUDGET}
@@ -51,11 +50,24 @@ def verdicts(results: Results) -> list[Verdict]:
     return judged
 
 
+def comparisons(results: Results) -> list[str]:
+    """Return what the hooks of each framework cost, beside its training in RAM."""
+    lines = []
+    for in_ram, *others in CONTENDERS.values():
+        for other in (each.name for each in others if in_ram.name in results):
+            ratio = results[other]["seconds"] / results[in_ram.name]["seconds"]
+            lines.append(f"{other}: {ratio:.2f} × the time of a step in RAM")
+            if "saved_bytes_per_step" in results[other]:
+                left = results[other]["left_in_ram_bytes"] / results[other]["saved_bytes_per_step"]
+                lines.append(f"{other}: {1 - left:.0%} of what is saved is off RAM after forward")
+    return lines
+
+
 def run(options: HookOptions) -> None:
-    """Time training steps under each framework's hooks and print the times; write them to a page if one is named.
+    """Time training steps under each framework's hooks and print the times; write them to a folder if one is named.
 
     Raises UnknownModelError if the model is not in the catalogue. Raises ArgumentError if the model is no GPT-2.
-    Raises MissingPackageError if no framework is installed, or if a framework that the page needs is missing.
+    Raises MissingPackageError if no framework is installed, or if a framework that the file needs is missing.
     """
     config = gpt_config(options.model, options.context)
     packages = [name for name in CONTENDERS if options.framework in (None, name)]
@@ -78,4 +90,4 @@ def run(options: HookOptions) -> None:
             )
             results |= found
             libraries += versions
-    tell(options, MARKER, threads, libraries, results, verdicts(results))
+    tell(options, "hooks", threads, libraries, results, comparisons(results), verdicts(results))

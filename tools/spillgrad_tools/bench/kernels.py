@@ -1,5 +1,6 @@
 """`spillgrad bench kernels`: run each library in its own process, compare the results, then time them in turns."""
 
+import dataclasses
 import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -13,11 +14,12 @@ from spillgrad.device.device import as_device
 from spillgrad.errors import ArgumentError
 from spillgrad_kernels.cuda.driver.availability import SIMULATED
 from spillgrad_kernels.threads.dispatch import get_num_threads
-from spillgrad_tools.bench import report
+from spillgrad_tools.bench import report, results
 from spillgrad_tools.bench.bars import Yardstick
 from spillgrad_tools.bench.case_runner import CaseRunner
 from spillgrad_tools.bench.cases import CASES, FLOATS_LOG2, Case, Result, cuda_cases
-from spillgrad_tools.bench.harness import RequestFailed, Worker, WorkerEnded, in_turns, is_installed, medians
+from spillgrad_tools.bench.harness import RequestFailed, Worker, WorkerEnded, in_turns, is_installed, medians, spreads
+from spillgrad_tools.bench.machine import machine
 from spillgrad_tools.bench.options import KernelOptions
 
 # The libraries that are timed on each device.
@@ -92,7 +94,8 @@ def time_case(case: Case, workers: Sequence[Worker], threads: int, rounds: int) 
         if timed.library in known and (timed.threads is None or threads == 2):
             what = "copy" if timed.copies else "case"
             turns[timed.name] = partial(known[timed.library].ask, do="time", what=what, threads=timed.threads)
-    return Result(case, medians(in_turns(turns, rounds)), rounds)
+    taken = list(in_turns(turns, rounds))
+    return Result(case, medians(taken), rounds, spread=spreads(taken))
 
 
 def measure(cases: Sequence[Case], contenders: Contenders, threads: int, rounds: int) -> Iterator[Result]:
@@ -142,7 +145,7 @@ def _measured(case: Case, contenders: Contenders, directory: str, threads: int, 
             able.append(worker)
     while able:
         try:
-            return Result(case, time_case(case, able, threads, rounds).seconds, rounds, failures)
+            return dataclasses.replace(time_case(case, able, threads, rounds), failures=failures)
         except (RequestFailed, WorkerEnded) as error:
             failing = next(worker for worker in able if worker.library == error.library)
             note(failing, str(error), error)
@@ -151,10 +154,10 @@ def _measured(case: Case, contenders: Contenders, directory: str, threads: int, 
 
 
 def run(options: KernelOptions) -> None:
-    """Time the cases whose name contains `options.name` and print the times; write them to a page if one is named.
+    """Time the cases whose name contains `options.name` and print the times; write them to a folder if one is named.
 
     Raises DeviceError if the options ask for a GPU and there is none. Raises ArgumentError if no case has such a name,
-    or if the page would lack a row or a library.
+    or if the file would lack a row or a library.
     """
     on_gpu, rounds = options.device == "cuda", options.rounds
     every: Sequence[Case] = CASES
@@ -162,37 +165,38 @@ def run(options: KernelOptions) -> None:
         as_device("cuda")
     else:
         matching(every, options.name, options.quick)  # raises before processes start
-        _require_whole_page(options, every, is_installed("torch"))
+        _require_all(options, every, is_installed("torch"))
     threads = options.threads or get_num_threads()
     with ExitStack() as stack:
         contenders = Contenders(options.device, threads, stack)
-        about: dict[str, Any] = {**report.machine(), "threads": threads}
+        about: dict[str, Any] = {**machine(), "threads": threads}
         if on_gpu:
             gpu = contenders.workers["ours"].ask(do="about")
             every = cuda_cases(SIMULATED, log2_floats(gpu["gpu_bytes"]))
-            _require_whole_page(options, every, "torch" in contenders.workers)
-            about = {**report.machine(), **gpu}
+            _require_all(options, every, "torch" in contenders.workers)
+            about = {**machine(), **gpu}
         cases = matching(every, options.name, options.quick)
         about |= {"rounds": rounds, "libraries": [worker.version for worker in contenders.timed()]}
-        results: list[Result] = []
+        found: list[Result] = []
         with Console(stderr=True).status("checking and timing") as status:
             for result in measure(cases, contenders, threads, rounds):
-                results.append(result)
+                found.append(result)
                 if on_gpu:  # the rows take minutes: if the run ends early, the rows so far were printed
                     status.console.print(report.row_as_text(result, TIMED["cuda"]), highlight=False, soft_wrap=True)
-                status.update(f"{len(results)} of {len(cases)}, {result.case.name} done")
+                status.update(f"{len(found)} of {len(cases)}, {result.case.name} done")
+    rows = [result.as_json() for result in found]
     if options.page:
-        table = report.cuda_as_markdown(every, about, results) if on_gpu else report.kernels_as_markdown(about, results)
-        report.write_between_markers(options.page, "bench cuda" if on_gpu else "bench kernels", table)
+        name, command = ("cuda", " --device cuda") if on_gpu else ("kernels", "")
+        results.write(options.page, name, f"spillgrad bench kernels{command}", about, rows)
     if options.as_json:
-        report.print_json(machine=about, results=[result.as_json() for result in results])
+        report.print_json(machine=about, results=rows)
     else:
-        report.show_kernels(about, results, TIMED[options.device])
+        report.show_kernels(about, found, TIMED[options.device], options.bars)
 
 
-def _require_whole_page(options: KernelOptions, every: Sequence[Case], has_torch: bool) -> None:
+def _require_all(options: KernelOptions, every: Sequence[Case], has_torch: bool) -> None:
     if options.page and (len(matching(every, options.name, options.quick)) < len(every) or not has_torch):
         mend = "install a PyTorch that finds the GPU" if options.device == "cuda" else "pip install torch"
         raise ArgumentError(
-            f"bench: a page gets every row and PyTorch's times; leave out --filter and --quick, and {mend}"
+            f"bench: --write takes every row and PyTorch's times; leave out --filter and --quick, and {mend}"
         )

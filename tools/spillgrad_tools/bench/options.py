@@ -10,7 +10,10 @@ from spillgrad_tools.options import Batch, Context, Disk, Json, ModelName
 
 Rounds = Annotated[int, Option(min=1, metavar="N", help="Timings of each case; the median counts.")]
 Threads = Annotated[int | None, Option(min=1, metavar="N", help="Threads of every library.", show_default="all cores")]
-Page = Annotated[Path | None, Option("--write", metavar="FILE", help="Also write the table between a page's markers.")]
+Page = Annotated[
+    Path | None, Option("--write", metavar="FOLDER", help="Also write a JSON file, of which the site's pages are made.")
+]
+Bars = Annotated[bool, Option("--bars", help="Also say which of this project's own goals were reached.")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +26,7 @@ class KernelOptions:
     rounds: Rounds = 9
     quick: Annotated[bool, Option("--quick", help="Leave out the cases of a second and more.")] = False
     page: Page = None
+    bars: Bars = False
     device: Annotated[Literal["cpu", "cuda"], Option(help="Where: cuda, on a GPU, has rows of its own.")] = "cpu"
 
 
@@ -37,7 +41,19 @@ class StepOptions:
     steps: Annotated[int, Option(min=1, metavar="N", help="Timed steps; the median counts.")] = 5
     threads: Threads = None
     page: Page = None
+    bars: Bars = False
     directory: Disk = Path()
+
+
+@dataclasses.dataclass(frozen=True)
+class SpillOptions:
+    """The options of `spillgrad bench spill`."""
+
+    as_json: Json = False
+    directory: Disk = Path()
+    rounds: Rounds = 9
+    page: Page = None
+    bars: Bars = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,3 +86,25 @@ class PlanOptions:
     ram: Annotated[str, Option(metavar="SIZE", help="Memory for watching two layers.")] = "2GiB"
     directory: Disk = Path()
     steps: Annotated[int, Option(min=1, metavar="N", help="Timed steps of each run; the median counts.")] = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryOptions:
+    """The options of `spillgrad bench memory`."""
+
+    as_json: Json = False
+    name: Annotated[str, Option("--filter", metavar="NAME", help="Only methods whose name contains this.")] = ""
+    steps: Annotated[int, Option(min=1, metavar="N", help="Timed steps; the median counts.")] = 3
+    threads: Threads = None
+    page: Page = None
+    directory: Disk = Path()
+
+
+@dataclasses.dataclass(frozen=True)
+class FitOptions:
+    """The options of `spillgrad bench fit`."""
+
+    as_json: Json = False
+    name: Annotated[str, Option("--filter", metavar="NAME", help="Only models whose name contains this.")] = ""
+    page: Page = None
+    directory: Disk = Path()

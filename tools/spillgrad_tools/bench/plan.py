@@ -18,8 +18,9 @@ from spillgrad.spill.planning.predict import NOTHING, Whole
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools import fresh_process
 from spillgrad_tools.bench.harness import medians
+from spillgrad_tools.bench.machine import machine
 from spillgrad_tools.bench.options import PlanOptions
-from spillgrad_tools.bench.report import machine, print_json
+from spillgrad_tools.bench.report import print_json
 from spillgrad_tools.memory_cap import peak_rss_bytes
 from spillgrad_tools.quantities import format_duration
 from spillgrad_tools.train.options import TrainSettings

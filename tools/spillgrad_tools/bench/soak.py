@@ -24,7 +24,8 @@ from spillgrad.storage.store import Handle
 from spillgrad_kernels.memory import buffers
 from spillgrad_tools.bench.bars import Row, Verdict
 from spillgrad_tools.bench.harness import Measured, grown_after_a_quarter
-from spillgrad_tools.bench.report import machine, scratch_folder, show_rows
+from spillgrad_tools.bench.machine import machine
+from spillgrad_tools.bench.report import scratch_folder, show_rows
 
 THREADS = 4
 # The seconds that each store is used; after it is closed, no bytes, files or threads of it may be left.
@@ -291,6 +292,6 @@ def run(as_json: bool, directory: Path, minutes: float) -> None:
     """
     with scratch_folder(directory, f"soaking for {minutes:g} minutes") as (folder, _):
         rows, wrong = soak(60 * minutes, folder)
-    show_rows(as_json, {**machine(), "minutes": minutes}, rows, wrong=wrong)
+    show_rows(as_json, {**machine(directory), "minutes": minutes}, rows, bars=True, wrong=wrong)
     if wrong:
         raise SpillError(f"soak: found what nobody asked for: {'; '.join(wrong)}; report it, please")

@@ -20,10 +20,13 @@ from spillgrad.storage.disk.direct_io import open_direct, speeds
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle
 from spillgrad_kernels.memory import buffers
+from spillgrad_tools.bench import results
 from spillgrad_tools.bench.bars import Row, Verdict
 from spillgrad_tools.bench.file_per_tensor import file_per_tensor
 from spillgrad_tools.bench.harness import Measured, grown_after_a_quarter, in_turns, medians, require_agreement
-from spillgrad_tools.bench.report import machine, scratch_folder, show_rows
+from spillgrad_tools.bench.machine import machine
+from spillgrad_tools.bench.options import SpillOptions
+from spillgrad_tools.bench.report import scratch_folder, show_rows
 from spillgrad_tools.train.options import TrainSettings
 from spillgrad_tools.train.training import StepRecord, Training
 
@@ -313,11 +316,17 @@ def rows(directory: Path, rounds: int) -> Iterator[Row]:
     yield from step_rows(TrainSettings(steps=rounds + 1), directory, rounds)
 
 
-def run(as_json: bool, directory: Path, rounds: int) -> None:
-    """Measure in a temporary folder in `directory`, and print the rows. Raises OSError if it cannot be written."""
+def run(options: SpillOptions) -> None:
+    """Measure in a temporary folder, and print the rows; write them to a folder if one is named.
+
+    Raises OSError if the folders cannot be written.
+    """
     found = []
-    with scratch_folder(directory, "timing") as (folder, status):
-        for row in rows(folder, rounds):
+    with scratch_folder(options.directory, "timing") as (folder, status):
+        for row in rows(folder, options.rounds):
             found.append(row)
             status.update(f"timing; {row.case} done")
-    show_rows(as_json, {**machine(), "threads": sg.get_num_threads(), "rounds": rounds}, found)
+    about = {**machine(options.directory), "threads": sg.get_num_threads(), "rounds": options.rounds}
+    if options.page:
+        results.write(options.page, "spill", "spillgrad bench spill", about, [row.as_json() for row in found])
+    show_rows(options.as_json, about, found, options.bars)

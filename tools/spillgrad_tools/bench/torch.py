@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from spillgrad.interop.torch import save_on_disk
+from spillgrad.interop.torch import disk_offload_optimizer, save_on_disk
+from spillgrad.storage.store import StoreStats
 from spillgrad_tools.bench.file_per_tensor import file_per_tensor
 from spillgrad_tools.bench.gpt import BETAS, LR, WEIGHT_DECAY, GPTFunctions, GPTTraining, Spilling, gpt_weights
 from spillgrad_tools.bench.operations import Call, Library, Operation
@@ -24,6 +25,7 @@ class Training(GPTTraining):
     """A GPT-2 with its optimizer, in training; its parameters are `weights`, or random if `weights` is None.
 
     Saved tensors beyond `spill_budget` go to `directory`; if `file_per_tensor`, each saved tensor goes to its own file.
+    The optimizer's state beyond `optimizer_budget` goes to `directory`, too, and shares that budget with saved tensors.
     """
 
     functions = GPTFunctions(
@@ -35,11 +37,11 @@ class Training(GPTTraining):
     def __init__(
         self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, directory: str | None = None,
         spill_budget: int | str | None = None, file_per_tensor: bool = False, device: str = "cpu",
+        optimizer_budget: int | str | None = None,
     ) -> None:  # fmt: skip
         super().__init__(config)
         self.device = device
         self.directory = Path(directory) if directory and file_per_tensor else None
-        self.spill = None if spill_budget is None else Spilling(save_on_disk(directory, ram_budget=spill_budget))
         self.parameters = {}
         for name, array in (gpt_weights(config) if weights is None else weights).items():
             # PyTorch's linear layers take the transposed weight.
@@ -48,6 +50,21 @@ class Training(GPTTraining):
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(), lr=LR, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
         )
+        if optimizer_budget is not None:
+            self.optimizer = disk_offload_optimizer(self.optimizer, directory, ram_budget=optimizer_budget)
+        if spill_budget is None:
+            self.spill = None
+        elif optimizer_budget is None:
+            self.spill = Spilling(save_on_disk(directory, ram_budget=spill_budget))
+        else:
+            self.spill = Spilling(save_on_disk(self.optimizer))
+
+    def stats(self) -> StoreStats:
+        """Return the counters of the store."""
+        stores: list[Any] = [self.optimizer] if hasattr(self.optimizer, "stats") else []
+        stores += [] if self.spill is None else [self.spill.hooks]
+        counted: StoreStats = stores[0].stats() if stores else StoreStats()
+        return counted
 
     def tensor(self, array: np.ndarray) -> Any:
         """Return an array as a tensor on the model's device."""

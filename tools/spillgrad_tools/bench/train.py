@@ -16,21 +16,15 @@ import spillgrad as sg
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.disk.file_system import free_bytes
 from spillgrad.storage.sizes import format_bytes, parse_bytes
+from spillgrad_tools.bench import results as files
 from spillgrad_tools.bench.bars import Verdict
 from spillgrad_tools.bench.harness import Worker, WorkerEnded, in_turns, is_installed, require_agreement
+from spillgrad_tools.bench.machine import machine
 from spillgrad_tools.bench.options import StepOptions, TrainOptions
-from spillgrad_tools.bench.report import (
-    machine,
-    print_json,
-    scratch_folder,
-    show_train,
-    train_as_markdown,
-    write_between_markers,
-)
+from spillgrad_tools.bench.report import print_json, scratch_folder, show_train
 from spillgrad_tools.bench.step_runner import StepRunner
 from spillgrad_tools.memory_cap import MemoryCap
 
-MARKER = "bench train"
 # The allowed relative difference of losses. Libraries sum some 10^8 products in different orders: after three steps of
 # GPT-2 124M, losses differ by 1e-7.
 TOLERANCE = 1e-5
@@ -279,10 +273,10 @@ def disk_bytes_needed(config: sg.models.GPTConfig, batch: int) -> int:
 
 
 def run(options: TrainOptions) -> None:
-    """Time training steps and print the times; write them to a page if one is named.
+    """Time training steps and print the times; write them to a folder if one is named.
 
-    Raises UnknownModelError if the model is not in the catalogue. Raises ArgumentError if the page would lack PyTorch,
-    if no contender has the name, or if the disk is too small for the large model.
+    Raises UnknownModelError if the model is not in the catalogue. Raises ArgumentError if the file would lack PyTorch
+    or another contender, if no contender has the name, or if the disk is too small for the large model.
     """
     config = gpt_config(options.model, options.context)
     in_turns, one_by_one = chosen(IN_TURNS, options.name), chosen(ONE_BY_ONE, options.name) if options.large else []
@@ -291,8 +285,9 @@ def run(options: TrainOptions) -> None:
         raise ArgumentError(
             f"bench: got --filter {options.name}; the contenders are {known}; the large ones need --large"
         )
-    if options.page and not is_installed("torch"):
-        raise ArgumentError("bench: a page gets PyTorch's times; pip install torch")
+    if options.page and in_turns and len(in_turns) < len(IN_TURNS):
+        mend = "leave out --filter" if is_installed("torch") else "pip install torch"
+        raise ArgumentError(f"bench: --write takes every contender, and PyTorch's times; {mend}")
     threads = options.threads or sg.get_num_threads()
     results: Results = {}
     libraries: list[str] = []
@@ -304,23 +299,54 @@ def run(options: TrainOptions) -> None:
         for contender in one_by_one:
             status.update(f"training; {contender.name}")
             results |= measure_large(contender, threads, folder)
-    tell(options, MARKER, threads, libraries, results, verdicts(results))
+    large = {name: result for name, result in results.items() if name not in {each.name for each in in_turns}}
+    if options.page and large:
+        sizes = {"model": LARGE_MODEL, "batch": LARGE_BATCH, "context": LARGE_CONTEXT, "steps": LARGE_STEPS - 1}
+        about = {**machine(options.directory), "threads": threads, **sizes}
+        files.write(options.page, "train-large", "spillgrad bench train --large --filter large", about, as_rows(large))
+    tell(
+        options, "train" if in_turns else "", threads, libraries, results, comparisons(results), verdicts(results),
+        [each.name for each in in_turns],
+    )  # fmt: skip
+
+
+def comparisons(results: Results) -> list[str]:
+    """Return the speed of each contender in that of training in RAM, in that of PyTorch, and in that of computing."""
+    lines = []
+    for name, result in results.items():
+        for other in (OURS, TORCH):
+            if name != other and "tokens_per_s" in result and "tokens_per_s" in results.get(other, {}):
+                ratio = result["tokens_per_s"] / results[other]["tokens_per_s"]
+                lines.append(f"{name}: {ratio:.2f} × the speed of {other if other == TORCH else f'training {other}'}")
+        if {"seconds", "pure_compute_s"} <= result.keys():
+            lines.append(f"{name}: {result['seconds'] / result['pure_compute_s']:.2f} × the time of computing alone")
+    return lines
+
+
+def as_rows(results: Results) -> list[dict[str, Any]]:
+    """Return the results as rows, each with the name of its contender."""
+    return [{"contender": name, **result} for name, result in results.items()]
 
 
 def tell(
-    options: StepOptions, marker: str, threads: int, libraries: list[str], results: Results, judged: Sequence[Verdict]
-) -> None:
-    """Print results as a table or JSON; if `options` names a page, also write them there, between the markers."""
-    about: dict[str, Any] = {**machine(), "threads": threads}
+    options: StepOptions, name: str, threads: int, libraries: list[str], results: Results, compared: Sequence[str],
+    judged: Sequence[Verdict], written: Sequence[str] | None = None,
+) -> None:  # fmt: skip
+    """Print results as a table or JSON; if `options` names a folder, also write them there, to the file of `name`.
+
+    `written` has the contenders that the file gets; None means all. An empty `name` writes nothing.
+    """
+    about: dict[str, Any] = {**machine(options.directory), "threads": threads}
     about |= {name: getattr(options, name) for name in ("model", "batch", "context", "steps")}
     if libraries:
         about["libraries"] = libraries
-    if options.page:
-        write_between_markers(options.page, marker, train_as_markdown(about, results, judged))
+    if options.page and name:
+        chosen = {key: result for key, result in results.items() if written is None or key in written}
+        files.write(options.page, name, f"spillgrad bench {name}", about, as_rows(chosen))
     if options.as_json:
         print_json(machine=about, results=results, bars=[verdict.as_json() for verdict in judged])
     else:
-        show_train(about, results, judged)
+        show_train(about, results, compared, judged if options.bars else ())
 
 
 def measure_large(contender: Contender, threads: int, folder: Path) -> Results:
