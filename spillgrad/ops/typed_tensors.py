@@ -24,7 +24,10 @@ _WORDS = {
     dtypes.complex64: "ComplexFloat", dtypes.complex128: "ComplexDouble",
 }  # fmt: skip
 
-_OF_ALL = """Parameters
+# What the docstring of each type says behind its first line.
+_OF_ALL = """
+
+Parameters
 ----------
 *data : int, list, ndarray or Tensor
     Sizes of an uninitialised tensor, or the values; a tensor of this type shares its memory.
@@ -76,7 +79,7 @@ def _kinds(is_cuda: bool) -> dict[str, Any]:
     return {
         f"{word}Tensor": TensorType(
             f"{word}Tensor", (), {"dtype": dtype, "is_cuda": is_cuda, "__module__": made_on,
-                                  "__doc__": f"Tensors of {dtype}{' on a CUDA device' if is_cuda else ''}.\n\n{_OF_ALL}"},
+                                  "__doc__": f"Tensors of {dtype}{' on a CUDA device' if is_cuda else ''}.{_OF_ALL}"},
         )
         for dtype, word in _WORDS.items()
     }  # fmt: skip
