@@ -36,16 +36,34 @@ _reference = weakref.ref
 class Tensor(TensorData):
     """An n-dimensional array that can record how it was computed.
 
-    Make one with `sg.tensor`, `sg.zeros`, …. Names, defaults and return values are PyTorch's; Paddle's spellings are
-    accepted too.
+    Make one with `tensor`, `zeros` and other functions: `tensor` copies, and takes its dtype from the data. Names,
+    defaults and return values are PyTorch's; Paddle's spellings are accepted too.
+
+    Parameters
+    ----------
+    *data : int, sequence, ndarray or Tensor
+        Sizes of an uninitialised tensor, or the values as nested lists, an array or a tensor. An array of the default
+        dtype, and any tensor, share their memory with the new tensor.
+    requires_grad : bool, default False
+        Whether to record operations on the tensor.
+    device : device or str, optional
+        The device that the data are on; the constructor takes no other one.
+
+    Raises
+    ------
+    DeviceError
+        If `device` is another one.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> x = sg.tensor([1.0, 2.0], requires_grad=True)
+    >>> (x * x).sum().backward()
+    >>> x.grad.tolist()
+    [2.0, 4.0]
     """
 
     def __init__(self, *data: Any, requires_grad: bool = False, device: Any = None) -> None:
-        """Make a tensor of the default float dtype: uninitialised of integer sizes, or of a list's or array's values.
-
-        An array of this dtype, and any tensor, share their memory with the new tensor. `sg.tensor` copies, and takes
-        its dtype from the data.
-        """
         if len(data) == 1 and isinstance(data[0], Tensor):
             self._share(data[0], requires_grad)
             return
@@ -177,7 +195,25 @@ class Tensor(TensorData):
         return [v for v in views if v is not None and v._base is self and v.requires_grad and v.is_leaf]
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Set `requires_grad` and return the tensor."""
+        """Set `requires_grad` and return the tensor.
+
+        Parameters
+        ----------
+        requires_grad : bool, default True
+            Whether to record operations on the tensor.
+
+        Returns
+        -------
+        Tensor
+            The tensor itself.
+
+        Raises
+        ------
+        DtypeError
+            For integers and bool.
+        GraphError
+            If a tensor that an operation computed is to record nothing; `detach` makes a tensor that does not.
+        """
         self.requires_grad = requires_grad
         return self
 
@@ -327,11 +363,28 @@ class Tensor(TensorData):
             self.attach(node, output_nr)
 
     def detach(self) -> "Tensor":
-        """Return a tensor over the same memory that has no graph; an in-place change of either tensor changes both."""
+        """Return a tensor over the same memory that has no graph.
+
+        Returns
+        -------
+        Tensor
+            An in-place change of either tensor changes both.
+        """
         return self.alias()
 
     def detach_(self) -> Self:
-        """Turn this tensor into a leaf that requires no gradient. Raises GraphError for a view that is no leaf."""
+        """Turn this tensor into a leaf that requires no gradient.
+
+        Returns
+        -------
+        Tensor
+            The tensor itself.
+
+        Raises
+        ------
+        GraphError
+            For a view that is no leaf.
+        """
         if self._base is not None and self.grad_fn is not None:
             raise GraphError("detach_: Can't detach views in-place. Use detach() instead")
         self._cut()
@@ -366,9 +419,22 @@ class Tensor(TensorData):
             self._grad = grad.clone() if grad._storage.aliased or not grad.is_contiguous() else grad
 
     def register_hook(self, hook: Callable[["Tensor"], Any]) -> RemovableHandle:
-        """Call `hook(grad)` when the tensor's gradient is computed; a tensor that `hook` returns replaces the gradient.
+        """Call a function when the tensor's gradient is computed.
 
-        Raises GraphError for a tensor that requires no gradient.
+        Parameters
+        ----------
+        hook : callable
+            Called as ``hook(grad)``; a tensor that it returns replaces the gradient.
+
+        Returns
+        -------
+        RemovableHandle
+            Its `remove` ends the calls.
+
+        Raises
+        ------
+        GraphError
+            For a tensor that requires no gradient.
         """
         if not self.requires_grad:
             raise GraphError("register_hook: cannot register a hook on a tensor that doesn't require gradient")
@@ -377,9 +443,22 @@ class Tensor(TensorData):
         return self.__dict__.setdefault("_leaf_hooks", HookDict()).add(hook)  # type: ignore[no-any-return]
 
     def register_post_accumulate_grad_hook(self, hook: Callable[["Tensor"], None]) -> RemovableHandle:
-        """Call `hook(tensor)` whenever backward has added a gradient to the `.grad` of this leaf.
+        """Call a function whenever backward has added a gradient to the `grad` of this leaf.
 
-        Raises GraphError for a tensor that is no leaf or requires no gradient.
+        Parameters
+        ----------
+        hook : callable
+            Called as ``hook(tensor)``.
+
+        Returns
+        -------
+        RemovableHandle
+            Its `remove` ends the calls.
+
+        Raises
+        ------
+        GraphError
+            For a tensor that is no leaf or requires no gradient.
         """
         if not self.requires_grad:
             raise GraphError(
@@ -393,9 +472,12 @@ class Tensor(TensorData):
         return self.__dict__.setdefault("_post_accumulate_hooks", HookDict()).add(hook)  # type: ignore[no-any-return]
 
     def retain_grad(self) -> None:
-        """Keep the gradient of this non-leaf in `.grad` when backward computes it.
+        """Keep the gradient of this non-leaf in `grad` when backward computes it.
 
-        Raises GraphError for a tensor that requires no gradient.
+        Raises
+        ------
+        GraphError
+            For a tensor that requires no gradient.
         """
         if not self.requires_grad:
             raise GraphError("retain_grad: can't retain_grad on Tensor that has requires_grad=False")
@@ -419,7 +501,13 @@ class Tensor(TensorData):
         return self.grad_fn is not None and self._output_nr in (self.grad_fn._retain_hooks or ())
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
-        """Fill the gradient with zeros in place; set it to None if `set_to_zero` is False. The name is Paddle's."""
+        """Fill the gradient with zeros in place, or set it to None. The name is Paddle's.
+
+        Parameters
+        ----------
+        set_to_zero : bool, default True
+            Whether to fill it with zeros; False sets it to None.
+        """
         self._grad = self._grad.detach().zero_() if set_to_zero and self._grad is not None else None
 
     clear_gradient = clear_grad

@@ -98,12 +98,26 @@ class InferenceStorage(Storage):
 
 
 class Size(tuple[int, ...]):
-    """A shape: what `size()` returns. Constructors such as `FloatTensor` take it for sizes, and a list for data."""
+    """A shape, a tuple of integers: what `Tensor.size` returns.
+
+    Constructors such as `FloatTensor` take it for sizes, and a list for data.
+
+    Parameters
+    ----------
+    iterable : iterable of int, optional
+        The sizes; none, by default.
+    """
 
     __slots__ = ()
 
     def numel(self) -> int:
-        """Return the number of elements of a tensor of this shape."""
+        """Return the number of elements of a tensor of this shape.
+
+        Returns
+        -------
+        int
+            The product of the sizes.
+        """
         return math.prod(self)
 
     def __getitem__(self, index: Any) -> Any:
@@ -182,58 +196,145 @@ class TensorData:
         return self._storage.earlier_versions + self._storage.version
 
     def size(self, dim: int | None = None) -> Any:
-        """Return the shape, or the size of one dimension."""
+        """Return the shape, or the size of one dimension.
+
+        Parameters
+        ----------
+        dim : int, optional
+            Dimension whose size is returned; all, by default.
+
+        Returns
+        -------
+        Size or int
+            The shape, or one size.
+        """
         return Size(self.shape) if dim is None else self.shape[dim]
 
     def dim(self) -> int:
-        """Return the number of dimensions."""
+        """Return the number of dimensions.
+
+        Returns
+        -------
+        int
+            The length of the shape.
+        """
         return self.ndim
 
     ndimension = dim
 
     def numel(self) -> int:
-        """Return the number of elements."""
+        """Return the number of elements.
+
+        Returns
+        -------
+        int
+            The product of the sizes.
+        """
         return self._array.size
 
     nelement = numel
 
     def element_size(self) -> int:
-        """Return the bytes of one element."""
+        """Return the size of one element.
+
+        Returns
+        -------
+        int
+            In bytes.
+        """
         return self.itemsize
 
     def stride(self, dim: int | None = None) -> Any:
-        """Return the step in elements from one index to the next: for each dimension, or for `dim` alone."""
+        """Return the step from one index to the next, in elements.
+
+        Parameters
+        ----------
+        dim : int, optional
+            Dimension whose step is returned; all, by default.
+
+        Returns
+        -------
+        tuple of int or int
+            A step for each dimension, or one step.
+        """
         strides = tuple(s // self.itemsize for s in self._array.strides)
         return strides if dim is None else strides[dim]
 
     def storage_offset(self) -> int:
-        """Return how many elements of the storage lie before the tensor's first element."""
+        """Return how many elements of the storage lie before the tensor's first element.
+
+        Returns
+        -------
+        int
+            The number of elements.
+        """
         return (address_of(self._array) - address_of(self._storage.array)) // self.itemsize
 
     def data_ptr(self) -> int:
-        """Return the address of the first element."""
+        """Return the address of the first element.
+
+        Returns
+        -------
+        int
+            On the host, or on the device that the tensor is on.
+        """
         return address_of(self._array)
 
     def is_contiguous(self, memory_format: Any = None) -> bool:
-        """Return whether elements lie in memory without gaps: in row-major order, or with the channels last."""
+        """Return whether elements lie in memory without gaps.
+
+        Parameters
+        ----------
+        memory_format : memory_format, optional
+            The order of the elements; by default, row-major. `channels_last` asks for the channels last.
+
+        Returns
+        -------
+        bool
+            Whether they do, in this order.
+        """
         if memory_format is None or memory_format is contiguous_format:
             return self._array.flags.c_contiguous
         return lies_in(self.shape, self.stride(), memory_format)
 
     def is_floating_point(self) -> bool:
-        """Return whether the elements are real floating-point numbers."""
+        """Return whether the elements are real floating-point numbers.
+
+        Returns
+        -------
+        bool
+            Whether the dtype is of floating-point numbers.
+        """
         return dtypes.is_floating_point(self.numpy_dtype)
 
     def is_complex(self) -> bool:
-        """Return whether the elements are complex numbers."""
+        """Return whether the elements are complex numbers.
+
+        Returns
+        -------
+        bool
+            Whether the dtype is complex64 or complex128.
+        """
         return dtypes.is_complex(self.numpy_dtype)
 
     def is_inference(self) -> bool:
-        """Return whether the tensor's memory was made in `inference_mode`."""
+        """Return whether the tensor's memory was made in `inference_mode`.
+
+        Returns
+        -------
+        bool
+            Whether it was.
+        """
         return self._storage.is_inference
 
     def is_signed(self) -> bool:
-        """Return whether the elements can be negative."""
+        """Return whether the elements can be negative.
+
+        Returns
+        -------
+        bool
+            False for bool and unsigned integers.
+        """
         return self.numpy_dtype.kind not in "ub"
 
     layout = strided
@@ -242,11 +343,28 @@ class TensorData:
     is_sparse_csr = is_vulkan = is_xla = is_xpu = False
 
     def is_pinned(self, device: Any = None) -> bool:
-        """Return False: memory is not pinned for a device."""
+        """Return False: memory is not pinned for a device.
+
+        Parameters
+        ----------
+        device : device or str, optional
+            Not used.
+
+        Returns
+        -------
+        bool
+            False.
+        """
         return False
 
     def is_shared(self) -> bool:
-        """Return whether another process may use the memory: that of a CUDA device, as in PyTorch."""
+        """Return whether another process may use the memory.
+
+        Returns
+        -------
+        bool
+            True on a CUDA device, as in PyTorch.
+        """
         return self.is_cuda
 
     @property
@@ -268,8 +386,28 @@ class TensorData:
     def numpy(self, *, force: bool = False) -> np.ndarray:
         """Return a NumPy array over the same memory, also of a tensor that requires a gradient.
 
-        Writes to the array are not tracked: change no value that backward still needs. Raises DeviceError for a tensor
-        on a CUDA device; with `force`, returns a copy on the host instead.
+        Writes to the array are not tracked: change no value that backward still needs.
+
+        Parameters
+        ----------
+        force : bool, default False
+            Whether to copy a tensor on a device to the host.
+
+        Returns
+        -------
+        ndarray
+            Of the tensor's shape and dtype.
+
+        Raises
+        ------
+        DeviceError
+            For a tensor on a CUDA device, unless `force` is True.
+
+        Examples
+        --------
+        >>> import spillgrad as sg
+        >>> sg.tensor([1.0, 2.0]).numpy()
+        array([1., 2.], dtype=float32)
         """
         if is_on_device(self._array):
             if force:
@@ -318,7 +456,24 @@ class TensorData:
         return dlpack.interface(self._array)
 
     def item(self) -> Any:
-        """Return the only element as a Python number. Raises ArgumentError unless there is exactly one element."""
+        """Return the only element as a Python number.
+
+        Returns
+        -------
+        bool, int, float or complex
+            The element.
+
+        Raises
+        ------
+        ArgumentError
+            Unless there is exactly one element.
+
+        Examples
+        --------
+        >>> import spillgrad as sg
+        >>> sg.tensor([[2.5]]).item()
+        2.5
+        """
         if self._array.size != 1:
             raise ArgumentError(
                 f"item: a tensor of shape {self.shape} has {self._array.size} elements; only one can become a number"
@@ -327,7 +482,13 @@ class TensorData:
         return float(value) if self.numpy_dtype == dtypes.bfloat16 else value.item()
 
     def tolist(self) -> Any:
-        """Return the elements as nested lists of Python numbers."""
+        """Return the elements as nested lists of Python numbers.
+
+        Returns
+        -------
+        list or number
+            A number for a tensor of no dimensions.
+        """
         array = self.host_array()
         return (array.astype(np.float32) if array.dtype == dtypes.bfloat16 else array).tolist()
 

@@ -112,7 +112,7 @@ def igamma(input: Operand, other: Operand) -> Tensor:
     Parameters
     ----------
     input : Tensor or float
-        The parameter a; not both operands are numbers.
+        The parameter a.
     other : Tensor or float
         The argument x; broadcasts with `input`.
 
@@ -138,7 +138,7 @@ def igammac(input: Operand, other: Operand) -> Tensor:
     Parameters
     ----------
     input : Tensor or float
-        The parameter a; not both operands are numbers.
+        The parameter a.
     other : Tensor or float
         The argument x; broadcasts with `input`.
 

@@ -577,8 +577,24 @@ def diagonal_scatter(input: Tensor, src: Tensor, offset: int = 0, dim1: int = 0,
 def fill_diagonal_(tensor: Tensor, fill_value: Number, wrap: bool = False) -> Tensor:
     """Overwrite the main diagonal with one value; return the tensor.
 
-    With `wrap`, the diagonal of a tall matrix starts again below its end. Raises ShapeError for a vector, and for more
-    than two dimensions of different sizes.
+    Parameters
+    ----------
+    tensor : Tensor
+        A matrix, or of more dimensions, all of one size.
+    fill_value : float
+        The value.
+    wrap : bool, default False
+        Whether the diagonal of a tall matrix starts again below its end.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself.
+
+    Raises
+    ------
+    ShapeError
+        For a vector, and for more than two dimensions of different sizes.
     """
     shape = tensor.shape
     if len(shape) < 2 or (len(shape) > 2 and len(set(shape)) > 1):

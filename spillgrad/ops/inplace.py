@@ -344,7 +344,29 @@ register_view_again(_view_again)
 
 @declare(method=True)
 def copy_(tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
-    """Overwrite the tensor with `source`, broadcast and converted, and return it; gradients flow to the source."""
+    """Overwrite the tensor with another, and return it.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor to overwrite.
+    source : Tensor or array_like
+        Broadcast and converted to the tensor; gradients flow to it.
+    non_blocking : bool, default False
+        Not used.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself.
+
+    Raises
+    ------
+    ShapeError
+        If the source does not broadcast to the tensor's shape.
+    GraphError
+        If the change cannot be recorded, as for a leaf that requires a gradient.
+    """
     from_array = source if isinstance(source, Tensor) else Tensor.wrap(native(np.asarray(source)))
     from_array = to_device(from_array, tensor.device)
     warn_of_real_parts(from_array.dtype, tensor.dtype)
@@ -381,11 +403,45 @@ _copy.node_name = "CopyBackwards"  # as PyTorch spells it
 
 @declare(method=True)
 def fill_(tensor: Tensor, value: Any) -> Tensor:
-    """Overwrite the tensor with one value; return the tensor."""
+    """Overwrite the tensor with one value; return the tensor.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor to overwrite.
+    value : float or Tensor
+        The value; a tensor has no dimensions.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself.
+
+    Raises
+    ------
+    GraphError
+        If the change cannot be recorded, as for a leaf that requires a gradient.
+    """
     return copy_(tensor, value if isinstance(value, Tensor) else of_number("fill_", value, tensor.numpy_dtype))
 
 
 @declare(method=True)
 def zero_(tensor: Tensor) -> Tensor:
-    """Overwrite the tensor with zeros; return the tensor."""
+    """Overwrite the tensor with zeros; return the tensor.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor to overwrite.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself.
+
+    Raises
+    ------
+    GraphError
+        If the change cannot be recorded, as for a leaf that requires a gradient.
+    """
     return fill_(tensor, 0)

@@ -22,17 +22,54 @@ __all__ = [
 
 def _logical(name: str, function: np.ufunc) -> Callable[..., Tensor]:
     def logical(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+        """Return the logical {0} of truth values (nonzero is true).
+
+        Parameters
+        ----------
+        input : Tensor or float
+            Of any shape.
+        other : Tensor or float
+            Broadcasts with `input`.
+        out : Tensor, optional
+            Tensor that takes the result.
+
+        Returns
+        -------
+        Tensor
+            Of bool, and of the broadcast shape.
+        """
         if Symbol in (type(input), type(other)):
             return record(logical.__name__, (input, other))  # type: ignore[no-any-return]
         operands = [as_operand(logical.__name__, o) for o in (input, other)]
         return deliver(logical.__name__, by_numpy(logical.__name__, function, *operands), out)
 
-    named(logical, f"logical_{name}", f"Return the logical {name} of truth values (nonzero is true).")
+    named(logical, f"logical_{name}", (logical.__doc__ or "").format(name))
     return declare(in_place=True, numpy=True, standard=True)(logical)
 
 
 def _bitwise(name: str, doc: str, function: np.ufunc, takes_bool: bool = True) -> Callable[..., Tensor]:
     def on_bits(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
+        """{doc}
+
+        Parameters
+        ----------
+        input : Tensor or int
+            Of {taken}.
+        other : Tensor or int
+            Of {taken}; broadcasts with `input`.
+        out : Tensor, optional
+            Tensor that takes the result.
+
+        Returns
+        -------
+        Tensor
+            Of the broadcast shape, and of the common dtype.
+
+        Raises
+        ------
+        DtypeError
+            For other dtypes.
+        """
         if Symbol in (type(input), type(other)):
             return record(name, (input, other))  # type: ignore[no-any-return]
         operands = [as_operand(name, o) for o in (input, other)]
@@ -41,6 +78,7 @@ def _bitwise(name: str, doc: str, function: np.ufunc, takes_bool: bool = True) -
             raise DtypeError(f"{name}: got operands of {dtype}; wanted integers{' or bool' if takes_bool else ''}")
         return deliver(name, by_numpy(name, lambda a, b: function(*_as_integers(a, b, dtype)), *operands), out)
 
+    doc = (on_bits.__doc__ or "").format(doc=doc, taken="integers or bool" if takes_bool else "integers")
     return declare(in_place=True, numpy=function.__name__, standard=True)(named(on_bits, name, doc))
 
 

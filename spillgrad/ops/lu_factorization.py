@@ -313,6 +313,8 @@ def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoin
         If shapes do not fit.
     DtypeError
         For integers and bool.
+    LinAlgError
+        For a singular matrix.
     """
     name = "linalg.lu_solve"
     require_matrices(name, LU, B)

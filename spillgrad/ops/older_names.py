@@ -69,12 +69,21 @@ _REMOVED = {
 
 def _removed(name: str, newer: str) -> Callable[..., Any]:
     def function(*arguments: Any, **options: Any) -> Any:
+        """Raise UnsupportedError: use {0}.
+
+        Parameters
+        ----------
+        *arguments
+            Not used.
+        **options
+            Not used.
+        """
         raise UnsupportedError(
             f"{name}: This function was deprecated since version 1.9 and is now removed; use {newer}"
         )
 
     function.__module__ = __name__
-    return declare(method=True)(named(function, name, f"Raise UnsupportedError: use {newer}."))
+    return declare(method=True)(named(function, name, (function.__doc__ or "").format(newer)))
 
 
 eig, lstsq, matrix_rank, solve, symeig = (_removed(name, newer) for name, newer in _REMOVED.items())

@@ -64,7 +64,7 @@ def result_type(*operands: Operand) -> data_type.dtype:
     --------
     >>> import spillgrad as sg
     >>> sg.result_type(sg.tensor([1, 2]), 0.5)
-    sg.float32
+    spillgrad.float32
     """
     return data_type.BY_NUMPY[common_dtype([as_operand("result_type", o) for o in operands])]
 

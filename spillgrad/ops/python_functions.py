@@ -22,19 +22,54 @@ def _overwrite(name: str, tensor: Tensor, callable: Callable[..., Any], *columns
 
 @declare(method=True)
 def apply_(tensor: Tensor, callable: Callable[[Any], Any]) -> Tensor:
-    """Replace each element by what a Python function returns for it; return the tensor. It is slow.
+    """Replace each element by what a Python function returns for it; return the tensor.
 
-    Raises GraphError for a tensor that requires a gradient.
+    It is slow.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Of any shape.
+    callable : callable
+        Takes a number, and returns one.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself.
+
+    Raises
+    ------
+    GraphError
+        For a tensor that requires a gradient.
     """
     return _overwrite("apply_", tensor, callable, tensor.reshape(-1).tolist())
 
 
 @declare(method=True)
 def map_(self: Tensor, tensor: Tensor, callable: Callable[[Any, Any], Any]) -> Tensor:
-    """Replace each element by what a Python function returns for it and that of `tensor`; return the tensor.
+    """Replace each element by what a Python function returns for it and that of another tensor; return the tensor.
 
     It is slow.
-    Raises GraphError for a tensor that requires a gradient, ShapeError if `tensor` does not broadcast.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Broadcasts to the shape of the one to change.
+    callable : callable
+        Takes two numbers, and returns one.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself.
+
+    Raises
+    ------
+    GraphError
+        For a tensor that requires a gradient.
+    ShapeError
+        If `tensor` does not broadcast.
     """
     if np.broadcast_shapes(self.shape, tensor.shape) != self.shape:
         raise ShapeError(f"map_: got shapes {tuple(self.shape)} and {tuple(tensor.shape)}; the second must broadcast")

@@ -167,7 +167,25 @@ _repeat: Callable[..., Tensor] = operation("repeat", _repeated, self=_repeat_gra
 
 @declare(method=True)
 def repeat(input: Tensor, *repeats: Any) -> Tensor:
-    """Return the tensor repeated along each dimension; `repeats` has one count for each, new dimensions first."""
+    """Return the tensor repeated along each dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    *repeats : int or sequence of int
+        A count for each dimension, new dimensions first, as several integers or one list.
+
+    Returns
+    -------
+    Tensor
+        A copy, each size multiplied by its count.
+
+    Raises
+    ------
+    ShapeError
+        If there are fewer counts than dimensions.
+    """
     counts = shape_arguments(repeats)
     if len(counts) < input.ndim:
         raise ShapeError(f"repeat: got {counts} for {input.ndim} dimensions; give a count for each")
@@ -453,9 +471,24 @@ def channel_shuffle(input: Tensor, groups: int) -> Tensor:
 
 @declare(method=True)
 def sum_to_size(input: Tensor, *size: Any) -> Tensor:
-    """Return the tensor summed to the shape `size`: over the dimensions along which `size` would broadcast.
+    """Return the tensor summed to a shape that broadcasts to its own.
 
-    Raises ShapeError if `size` does not broadcast to the tensor's shape.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    *size : int or sequence of int
+        The shape, as several integers or one list.
+
+    Returns
+    -------
+    Tensor
+        Of this shape: summed over the dimensions along which it would broadcast.
+
+    Raises
+    ------
+    ShapeError
+        If the shape does not broadcast to that of the tensor.
     """
     shape = shape_arguments(size)
     lead = input.ndim - len(shape)

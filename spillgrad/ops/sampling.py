@@ -109,7 +109,27 @@ def binomial(count: Tensor, prob: Tensor, *, generator: Generator | None = None)
 
 @declare(method=True)
 def bernoulli_(tensor: Tensor, p: float | Tensor = 0.5, *, generator: Generator | None = None) -> Tensor:
-    """Overwrite each element with 1 (with probability `p`) or 0; return the tensor."""
+    """Overwrite each element with 1 or 0, drawn at random; return the tensor.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Of any shape.
+    p : float or Tensor, default 0.5
+        Probability of 1: one number, or a tensor that broadcasts.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself.
+
+    Raises
+    ------
+    ArgumentError
+        For probabilities outside [0, 1], unless they are on a device.
+    """
     chances = (to_device(p, tensor.device).array if isinstance(p, Tensor) else np.asarray(p)).astype(np.float64)
     _require_probabilities("bernoulli_", chances)
     drawn = (_uniform(tensor.shape, generator, tensor.device) < chances).astype(tensor.dtype)

@@ -117,6 +117,11 @@ def stft(
         For integers.
     ArgumentError
         If a length is out of range, or options do not fit each other.
+
+    Warns
+    -----
+    UserWarning
+        Without a `window`, as in PyTorch: ones blur the spectrum.
     """
     is_complex = input.is_complex() or (window is not None and window.is_complex())
     if return_complex is None and not is_complex:
@@ -198,6 +203,11 @@ def istft(
         If `input` is not complex.
     ArgumentError
         If the windows leave a sample without weight, or a length is out of range.
+
+    Warns
+    -----
+    UserWarning
+        Without a `window`, and if the windows hold less than `length` samples: zeros are added.
     """
     if not input.is_complex():
         raise DtypeError(

@@ -163,9 +163,30 @@ def _borders(windows: Windows) -> tuple[tuple[int, int], ...]:
 def unfold_image(
     input: Tensor, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
 ) -> Tensor:
-    """Return the sliding windows of images; each column of the result is a window.
+    """Return the windows of images as columns.
 
-    Shapes: input (N, C, H, W) or (C, H, W), result (N, C * kernel elements, windows) or without N.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, H, W) or (C, H, W).
+    kernel_size : int or sequence of int
+        Height and width of a window.
+    dilation : int or sequence of int, default 1
+        Distance between the elements of a window.
+    padding : int or sequence of int, default 0
+        Zeros added at both ends.
+    stride : int or sequence of int, default 1
+        Distance between windows.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, C * kernel elements, windows), or without N.
+
+    Raises
+    ------
+    ShapeError
+        For other numbers of dimensions, or if no window fits.
     """
     if input.ndim not in (3, 4):
         raise ShapeError(f"unfold: got a tensor of shape {input.shape}; wanted (N, C, H, W) or (C, H, W)")

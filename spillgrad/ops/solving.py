@@ -223,6 +223,8 @@ def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False) -> Tensor:
     ------
     ShapeError
         If shapes do not fit.
+    LinAlgError
+        If a diagonal element of the factor is zero.
     """
     factor = mH(L) if upper else L
     below = solve_triangular(factor, B, upper=False)

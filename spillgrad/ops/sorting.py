@@ -319,7 +319,7 @@ def kthvalue(
 
 @declare(method=True)
 def mode(input: Tensor, dim: int = -1, keepdim: bool = False, *, axis: int | None = None) -> ValuesAndIndices:
-    """Return the most frequent element along a dimension, and an index of it.
+    """Return the most frequent element along a dimension, and the index of its last occurrence.
 
     Parameters
     ----------

@@ -132,25 +132,79 @@ def _become(tensor: Tensor, name: str, view: Callable[..., Tensor], *arguments: 
 
 @declare(method=True)
 def squeeze_(tensor: Tensor, dim: int | Sequence[int] | None = None, *, axis: Any = None) -> Tensor:
-    """Do `squeeze` in place; return the tensor."""
+    """Do `squeeze` in place; return the tensor.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor to change.
+    dim : int or sequence of int, optional
+        Dimensions to remove, of those of size 1; all, by default.
+    axis : int or sequence of int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself.
+    """
     return _become(tensor, "squeeze_", shape.squeeze, axis if dim is None else dim)
 
 
 @declare(method=True)
 def unsqueeze_(tensor: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
-    """Do `unsqueeze` in place; return the tensor."""
+    """Do `unsqueeze` in place; return the tensor.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor to change.
+    dim : int
+        Position of the new dimension.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself.
+    """
     return _become(tensor, "unsqueeze_", shape.unsqueeze, axis if dim is None else dim)
 
 
 @declare(method=True)
 def t_(tensor: Tensor) -> Tensor:
-    """Do `t` in place; return the tensor."""
+    """Do `t` in place; return the tensor.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor to change, of at most two dimensions.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself.
+    """
     return _become(tensor, "t_", shape.t)
 
 
 @declare(method=True)
 def transpose_(tensor: Tensor, dim0: int, dim1: int) -> Tensor:
-    """Do `transpose` in place; return the tensor."""
+    """Do `transpose` in place; return the tensor.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor to change.
+    dim0, dim1 : int
+        The dimensions to swap.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself.
+    """
     return _become(tensor, "transpose_", shape.transpose, dim0, dim1)
 
 

@@ -85,18 +85,48 @@ def _operators(methods: dict[str, Any]) -> dict[str, Callable[..., Any]]:
 
 def _new(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def method(self: Tensor, *arguments: Any, dtype: Any = None, device: Any = None, **options: Any) -> Tensor:
+        """Do `{0}`, in this tensor's dtype and on its device if none are given.
+
+        Parameters
+        ----------
+        *arguments
+            What `{0}` takes: sizes, or values.
+        dtype : dtype, optional
+            Data type of the result; by default, that of the tensor.
+        device : device or str, optional
+            Where the result is; by default, the device of the tensor.
+        **options
+            Further options of `{0}`.
+
+        Returns
+        -------
+        Tensor
+            A new tensor.
+        """
         dtype, device = self.dtype if dtype is None else dtype, self.device if device is None else device
         return function(*arguments, dtype=dtype, device=device, **options)
 
-    method.__doc__ = f"Do `{function.__name__}`, in this tensor's dtype and on its device if none are given."
+    method.__doc__ = (method.__doc__ or "").format(function.__name__)
     return method
 
 
 def _conversion(dtype: dtypes.DType) -> Callable[..., Tensor]:
     def method(self: Tensor, memory_format: Any = None) -> Tensor:
+        """Return the tensor as {0}.
+
+        Parameters
+        ----------
+        memory_format : memory_format, optional
+            Not used.
+
+        Returns
+        -------
+        Tensor
+            A copy, or the tensor itself if it has this dtype.
+        """
         return convert.to_dtype(self, dtype)
 
-    method.__doc__ = f"Return the tensor as {dtype}; itself where it is."
+    method.__doc__ = (method.__doc__ or "").format(dtype)
     return method
 
 
@@ -106,17 +136,63 @@ class _Further(Tensor):
     backward = differentiate.tensor_backward
 
     def cpu(self, memory_format: Any = None) -> Tensor:
-        """Return a copy of the tensor on the host, or the tensor itself if it is on the host."""
+        """Return the tensor on the host.
+
+        Parameters
+        ----------
+        memory_format : memory_format, optional
+            Not used.
+
+        Returns
+        -------
+        Tensor
+            A copy, or the tensor itself if it is on the host.
+        """
         return convert.to(self, device="cpu")
 
     def cuda(self, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:
-        """Return a copy on a CUDA device, or the tensor itself if it is on one. Raises DeviceError without a device."""
+        """Return the tensor on a CUDA device.
+
+        Parameters
+        ----------
+        device : device, int or str, optional
+            The device; by default, the CUDA device.
+        non_blocking : bool, default False
+            Not used.
+        memory_format : memory_format, optional
+            Not used.
+
+        Returns
+        -------
+        Tensor
+            A copy, or the tensor itself if it is there.
+
+        Raises
+        ------
+        DeviceError
+            If there is no such device.
+        """
         return convert.to(self, device="cuda" if device is None else device)
 
     def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor:
-        """Return a copy of the tensor on a device, or the tensor itself if it is on that device.
+        """Return the tensor on a device.
 
-        Raises ArgumentError unless `stream` is None: a copy is always in order with the computations.
+        Parameters
+        ----------
+        device : device or str
+            The device.
+        stream : None, optional
+            Must be None: a copy is always in order with the computations.
+
+        Returns
+        -------
+        Tensor
+            A copy, or the tensor itself if it is there.
+
+        Raises
+        ------
+        ArgumentError
+            If `stream` is not None.
         """
         if stream is not None:
             raise ArgumentError(
@@ -125,7 +201,18 @@ class _Further(Tensor):
         return convert.to(self, device=device)
 
     def abs_(self) -> Tensor:
-        """Do `abs` in place; return the tensor. Raises DtypeError for complex numbers: the result would be real."""
+        """Do `abs` in place; return the tensor.
+
+        Returns
+        -------
+        Tensor
+            The tensor itself.
+
+        Raises
+        ------
+        DtypeError
+            For complex numbers: the result would be real.
+        """
         if self.is_complex():
             raise DtypeError("abs_: In-place abs is not supported for complex tensors; use abs()")
         return inplace.change(self, "abs_", arithmetic.abs)
@@ -133,13 +220,35 @@ class _Further(Tensor):
     absolute_ = abs_
 
     def type_as(self, other: Tensor) -> Tensor:
-        """Return the tensor in the dtype and on the device of `other`, or the tensor itself if it has both."""
+        """Return the tensor in the dtype and on the device of another.
+
+        Parameters
+        ----------
+        other : Tensor
+            Has the wanted dtype and device.
+
+        Returns
+        -------
+        Tensor
+            A copy, or the tensor itself if it has both.
+        """
         return convert.to(self, other)
 
     def type(self, dtype: Any = None, non_blocking: bool = False) -> Any:
-        """Return the tensor converted to a dtype or a type such as `LongTensor`; without one, the name of its type.
+        """Return the tensor converted to a dtype or a type; without one, the name of its type.
 
-        The name is PyTorch's, such as "torch.FloatTensor", since its programs compare with it.
+        Parameters
+        ----------
+        dtype : dtype, type or str, optional
+            A dtype, or a type such as `LongTensor`.
+        non_blocking : bool, default False
+            Not used.
+
+        Returns
+        -------
+        Tensor or str
+            The converted tensor, or PyTorch's name of the type, such as "torch.FloatTensor", since its programs compare
+            with it.
         """
         if dtype is None:
             return typed_tensors.type_name(self)
@@ -147,15 +256,50 @@ class _Further(Tensor):
         return convert.to(self, dtype=wanted, device=device)
 
     def new(self, *data: Any, device: Any = None) -> Tensor:
-        """Return a tensor of this one's dtype and device: of sizes, or with the values of a list, array or tensor."""
+        """Return a tensor of this one's dtype and device.
+
+        Parameters
+        ----------
+        *data : int, list, ndarray or Tensor
+            Sizes of an uninitialised tensor, or the values.
+        device : device or str, optional
+            Must be this tensor's device.
+
+        Returns
+        -------
+        Tensor
+            The new tensor.
+
+        Raises
+        ------
+        DeviceError
+            If `device` is another one.
+        """
         return typed_tensors.made("new", data, self.dtype, self.device, device)
 
     def pin_memory(self, device: Any = None) -> Tensor:
-        """Return the tensor itself: its memory is not pinned for a device."""
+        """Return the tensor itself: its memory is not pinned for a device.
+
+        Parameters
+        ----------
+        device : device or str, optional
+            Not used.
+
+        Returns
+        -------
+        Tensor
+            The tensor itself.
+        """
         return self
 
     def share_memory_(self) -> Tensor:
-        """Return the tensor itself: another process gets a copy."""
+        """Return the tensor itself: another process gets a copy.
+
+        Returns
+        -------
+        Tensor
+            The tensor itself.
+        """
         return self
 
     @property
@@ -166,29 +310,92 @@ class _Further(Tensor):
     is_sparse = False
 
     def to_dense(self) -> Tensor:
-        """Return the tensor itself: it is not sparse."""
+        """Return the tensor itself: it is not sparse.
+
+        Returns
+        -------
+        Tensor
+            The tensor itself.
+        """
         return self
 
     def to_sparse(self) -> Any:
-        """Return the elements that are not 0 as a `spillgrad.sparse.SparseTensor`."""
+        """Return the elements that are not 0 as a sparse tensor.
+
+        Returns
+        -------
+        SparseTensor
+            A `spillgrad.sparse.SparseTensor` of the same shape.
+        """
         from spillgrad.sparse import coo
 
         return coo.to_sparse(self)
 
     def is_nonzero(self) -> bool:
-        """Return whether the only element is not zero. Raises ArgumentError for more or fewer elements."""
+        """Return whether the only element is not zero.
+
+        Returns
+        -------
+        bool
+            Whether it is not zero.
+
+        Raises
+        ------
+        ArgumentError
+            For more or fewer elements.
+        """
         return bool(self)
 
     def is_same_size(self, other: Tensor) -> bool:
-        """Return whether two tensors have the same shape."""
+        """Return whether two tensors have the same shape.
+
+        Parameters
+        ----------
+        other : Tensor
+            Of any shape.
+
+        Returns
+        -------
+        bool
+            Whether the shapes are equal.
+        """
         return self.shape == other.shape
 
     def where(self, condition: Tensor, other: Any) -> Any:
-        """Return elements of the tensor where `condition` holds, and elements of `other` elsewhere."""
+        """Return elements of the tensor where a condition holds, and elements of another elsewhere.
+
+        Parameters
+        ----------
+        condition : Tensor
+            Of bool, and of a shape that broadcasts with the tensor's.
+        other : Tensor or float
+            Its elements, or one number, are taken elsewhere.
+
+        Returns
+        -------
+        Tensor
+            Of the broadcast shape.
+        """
         return clamp_where.where(condition, self, other)
 
     def polygamma(self, n: int) -> Tensor:
-        """Return the n-th derivative of digamma."""
+        """Return the n-th derivative of digamma.
+
+        Parameters
+        ----------
+        n : int
+            Order of the derivative: 0, 1, 2, and so on.
+
+        Returns
+        -------
+        Tensor
+            Of the tensor's shape.
+
+        Raises
+        ------
+        ArgumentError
+            If `n` is negative or not whole.
+        """
         return special.polygamma(n, self)
 
     @property

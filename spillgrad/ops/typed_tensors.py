@@ -24,6 +24,24 @@ _WORDS = {
     dtypes.complex64: "ComplexFloat", dtypes.complex128: "ComplexDouble",
 }  # fmt: skip
 
+# What the docstring of each type says behind its first line.
+_OF_ALL = """
+
+Parameters
+----------
+*data : int, list, ndarray or Tensor
+    Sizes of an uninitialised tensor, or the values; a tensor of this type shares its memory.
+device : device or str, optional
+    Must be the device of the type.
+
+Raises
+------
+DeviceError
+    If `device` is another one.
+DtypeError
+    For a tensor of another dtype.
+"""
+
 
 class TensorType(type):
     """The class of `FloatTensor` and the others: each has a `dtype`, and is of the host or of the CUDA device."""
@@ -61,7 +79,7 @@ def _kinds(is_cuda: bool) -> dict[str, Any]:
     return {
         f"{word}Tensor": TensorType(
             f"{word}Tensor", (), {"dtype": dtype, "is_cuda": is_cuda, "__module__": made_on,
-                                  "__doc__": f"Tensors of {dtype}{' on a CUDA device' if is_cuda else ''}."},
+                                  "__doc__": f"Tensors of {dtype}{' on a CUDA device' if is_cuda else ''}.{_OF_ALL}"},
         )
         for dtype, word in _WORDS.items()
     }  # fmt: skip
