@@ -193,7 +193,25 @@ def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
 
 
 def from_numpy(array: np.ndarray) -> Tensor:
-    """Return a tensor over a NumPy array's memory; autograd does not notice writes through the array."""
+    """Return a tensor over a NumPy array's memory; autograd does not notice writes through the array.
+
+    Parameters
+    ----------
+    array : ndarray
+        Of a dtype that tensors have.
+
+    Returns
+    -------
+    Tensor
+        Over the memory of `array`.
+
+    Raises
+    ------
+    OperandError
+        If `array` is not an array.
+    ArgumentError
+        If its byte order is not this machine's.
+    """
     if not isinstance(array, np.ndarray):
         raise OperandError(f"from_numpy: got {type(array).__name__}; wanted a NumPy array")
     if native(array) is not array:
