@@ -22,7 +22,18 @@ for _declared in declarations:
 
 
 def round(x: Tensor, /) -> Tensor:
-    """Return each element, or each part of a complex number, rounded to the nearest integer, halves to even."""
+    """Return each element, or each part of a complex number, rounded to the nearest integer, halves to even.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `x`.
+    """
     if x.is_complex():
         parts = complex_views.real(x), complex_views.imag(x)
         return complex_numbers.complex(*map(arithmetic.round, parts))
@@ -31,20 +42,57 @@ def round(x: Tensor, /) -> Tensor:
 
 @declare(numpy=True)
 def sign(x: Tensor, /) -> Tensor:
-    """Return -1, 0 or 1 for each element, and NaN for NaN; z / abs(z) or 0 for a complex number z."""
+    """Return -1, 0 or 1 for each element, and NaN for NaN; ``z / abs(z)`` or 0 for a complex number z.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `x`.
+    """
     signs: Tensor = arithmetic.sgn(x)
     return clamp_where.where(comparison.isnan(x), x, signs) if x.is_floating_point() else signs
 
 
 @declare(numpy=True)
 def clip(x: Tensor, /, min: Any = None, max: Any = None) -> Tensor:
-    """Return the elements limited to the range from `min` to `max`, in the dtype of `x`; None is no limit."""
+    """Return the elements limited to the range from `min` to `max`.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of any shape.
+    min, max : Tensor or number, optional
+        Bounds; None is no limit.
+
+    Returns
+    -------
+    Tensor
+        Of the dtype of `x`, of the shape that the operands broadcast to.
+    """
     low, high = (convert.to_dtype(bound, x.dtype) if isinstance(bound, Tensor) else bound for bound in (min, max))
     return convert.clone(x) if low is None and high is None else clamp_where.clip(x, low, high)
 
 
 def where(condition: Tensor, x1: Any, x2: Any, /) -> Tensor:
-    """Return elements of `x1` where `condition` holds, and elements of `x2` elsewhere."""
+    """Return elements of `x1` where a condition holds, and elements of `x2` elsewhere.
+
+    Parameters
+    ----------
+    condition : Tensor
+        Of bool.
+    x1, x2 : Tensor or number
+        Values to choose from; all shapes broadcast.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to.
+    """
     if not isinstance(x1, Tensor) and not isinstance(x2, Tensor):
         return clamp_where.where(condition, x1, x2)  # type: ignore[no-any-return]
     return clamp_where.where(condition, *promoted("where", x1, x2))  # type: ignore[no-any-return]

@@ -44,22 +44,82 @@ rfftn, irfftn = _along_several(fourier.rfftn), _along_several(fourier.irfftn)
 
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the frequencies that the elements of `fft` stand for, given `n` points at distance `d`."""
+    """Return the frequencies that the elements of `fft` stand for.
+
+    Parameters
+    ----------
+    n : int
+        Number of points.
+    d : float, default 1.0
+        Distance of neighbouring points.
+    dtype : dtype, optional
+        Data type of the result; by default, the default floating-point dtype.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+
+    Returns
+    -------
+    Tensor
+        Of shape (n,).
+    """
     return convert.to(fourier.fftfreq(n, d, dtype=dtype), device=device)
 
 
 def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the frequencies that the elements of `rfft` stand for, given `n` points at distance `d`."""
+    """Return the frequencies that the elements of `rfft` stand for.
+
+    Parameters
+    ----------
+    n : int
+        Number of points.
+    d : float, default 1.0
+        Distance of neighbouring points.
+    dtype : dtype, optional
+        Data type of the result; by default, the default floating-point dtype.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+
+    Returns
+    -------
+    Tensor
+        Of shape (n // 2 + 1,).
+    """
     return convert.to(fourier.rfftfreq(n, d, dtype=dtype), device=device)
 
 
 def fftshift(x: Tensor, /, *, axes: Any = None) -> Tensor:
-    """Return the elements with frequency zero moved to the middle, by default along all dimensions."""
+    """Return the elements with frequency zero moved to the middle.
+
+    Parameters
+    ----------
+    x : Tensor
+        Result of a transform such as `fft`.
+    axes : int or tuple of int, optional
+        Dimensions to shift; by default, all.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `x`.
+    """
     return fourier.fftshift(x, axes)
 
 
 def ifftshift(x: Tensor, /, *, axes: Any = None) -> Tensor:
-    """Undo `fftshift`."""
+    """Undo `fftshift`.
+
+    Parameters
+    ----------
+    x : Tensor
+        Result of `fftshift`.
+    axes : int or tuple of int, optional
+        Dimensions to shift; by default, all.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `x`.
+    """
     return fourier.ifftshift(x, axes)
 
 

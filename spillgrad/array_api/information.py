@@ -18,15 +18,38 @@ class __array_namespace_info__:
     """The capabilities, devices and dtypes of this namespace."""
 
     def capabilities(self) -> dict[str, Any]:
-        """Return which optional features are supported, and the largest number of dimensions."""
+        """Return which optional features are supported, and the largest number of dimensions.
+
+        Returns
+        -------
+        dict
+            By the standard's names.
+        """
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
     def default_device(self) -> Device:
-        """Return the device on which tensors are made by default."""
+        """Return the device on which tensors are made by default.
+
+        Returns
+        -------
+        Device
+            The host.
+        """
         return CPU
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, dtype]:
-        """Return the dtypes of tensors that are made without a dtype, by kind."""
+        """Return the dtypes of tensors that are made without a dtype.
+
+        Parameters
+        ----------
+        device : Device or str, optional
+            Has no effect: all devices have the same.
+
+        Returns
+        -------
+        dict
+            By kind, such as "real floating".
+        """
         as_device(device)
         return {
             "real floating": dtype(dtypes.get_default_dtype()), "complex floating": dtype(dtypes.of_scalar(0j)),
@@ -34,10 +57,29 @@ class __array_namespace_info__:
         }  # fmt: skip
 
     def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, dtype]:
-        """Return the standard's dtypes by name: all, or those of the given kind or kinds."""
+        """Return the standard's dtypes.
+
+        Parameters
+        ----------
+        device : Device or str, optional
+            Has no effect: all devices have the same.
+        kind : str or tuple of str, optional
+            Wanted kind or kinds, as in `isdtype`; by default, all.
+
+        Returns
+        -------
+        dict
+            By name.
+        """
         as_device(device)
         return {str(d): d for d in _STANDARD_DTYPES if kind is None or isdtype(d, kind)}
 
     def devices(self) -> list[Device]:
-        """Return the devices on which tensors can be made."""
+        """Return the devices on which tensors can be made.
+
+        Returns
+        -------
+        list of Device
+            The host, and the CUDA device if there is one.
+        """
         return [CPU] if missing() else [CPU, CUDA]

@@ -37,7 +37,22 @@ mean = _reduction(reduce.mean)
 
 @declare(numpy=True)
 def count_nonzero(x: Tensor, /, *, axis: Any = None, keepdims: bool = False) -> Tensor:
-    """Return the number of nonzero elements over dimensions, as int64."""
+    """Return the number of nonzero elements over dimensions.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of any shape.
+    axis : int or tuple of int, optional
+        Dimension, or dimensions, to reduce; all, by default.
+    keepdims : bool, default False
+        Whether reduced dimensions stay, with size 1.
+
+    Returns
+    -------
+    Tensor
+        Of int64, of the shape of `x` without the reduced dimensions.
+    """
     return sum(comparison.ne(x, 0), axis=axis, keepdims=keepdims)
 
 
@@ -87,5 +102,22 @@ cumulative_sum, cumulative_prod = _running(array_api_names.cumulative_sum), _run
 def diff(
     x: Tensor, /, *, axis: int = -1, n: int = 1, prepend: Tensor | None = None, append: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """Return the n-th differences of neighbours along a dimension, after adding `prepend` and `append` at the ends."""
+    """Return the n-th differences of neighbours along a dimension.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of at least one dimension.
+    axis : int, default -1
+        Dimension of the neighbours.
+    n : int, default 1
+        How often differences are taken.
+    prepend, append : Tensor, optional
+        Elements to join in front and behind before.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of what is joined, shorter by `n` in the dimension.
+    """
     return scan.diff(x, n, axis, prepend, append)

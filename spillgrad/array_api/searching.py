@@ -36,18 +36,68 @@ argmax, argmin = _position(reduce.argmax), _position(reduce.argmin)
 
 
 def argsort(x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
-    """Return the indices that sort the tensor along a dimension."""
+    """Return the indices that sort the tensor along a dimension.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of any shape.
+    axis : int, default -1
+        Dimension to sort along.
+    descending : bool, default False
+        Whether the largest elements come first.
+    stable : bool, default True
+        Whether equal elements keep their order.
+
+    Returns
+    -------
+    Tensor
+        Of int64, of the shape of `x`.
+    """
     return sorting.argsort(x, axis, descending, stable)
 
 
 def sort(x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
-    """Return the elements in order along a dimension."""
+    """Return the elements in order along a dimension.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of any shape.
+    axis : int, default -1
+        Dimension to sort along.
+    descending : bool, default False
+        Whether the largest elements come first.
+    stable : bool, default True
+        Whether equal elements keep their order.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `x`.
+    """
     return sorting.sort(x, axis, descending, stable).values
 
 
 @declare(numpy=True)
 def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
-    """Return the indices of the nonzero elements: a vector for each dimension. Raises ShapeError for a 0-d tensor."""
+    """Return the indices of the nonzero elements.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of at least one dimension.
+
+    Returns
+    -------
+    tuple of Tensor
+        A vector of int64 for each dimension.
+
+    Raises
+    ------
+    ShapeError
+        If `x` has no dimension.
+    """
     if not x.ndim:
         raise ShapeError("nonzero: got a 0-d tensor; wanted at least one dimension")
     return indexing.nonzero(x, as_tuple=True)  # type: ignore[no-any-return]
@@ -55,17 +105,67 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
 
 @declare(numpy=True)
 def searchsorted(x1: Tensor, x2: Any, /, *, side: str = "left", sorter: Tensor | None = None) -> Tensor:
-    """Return the indices at which to insert elements of `x2` into the sorted `x1`, on the `side` of equal elements."""
+    """Return the indices at which to insert elements into a sorted vector.
+
+    Parameters
+    ----------
+    x1 : Tensor
+        Sorted vector.
+    x2 : Tensor or number
+        Elements to insert.
+    side : {"left", "right"}, default "left"
+        Whether an element is inserted before or after equal ones.
+    sorter : Tensor, optional
+        Indices that sort a vector that is not sorted.
+
+    Returns
+    -------
+    Tensor
+        Of int64, of the shape of `x2`.
+    """
     return counting.searchsorted(x1, x2, side=side, sorter=sorter)
 
 
 def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Tensor:
-    """Return whether each element of `x1` occurs in `x2`; with `invert`, whether it does not."""
+    """Return whether each element of `x1` occurs in `x2`.
+
+    Parameters
+    ----------
+    x1, x2 : Tensor or number
+        They are promoted to one dtype.
+    invert : bool, default False
+        Whether to return the opposite.
+
+    Returns
+    -------
+    Tensor
+        Of bool, of the shape of `x1`.
+    """
     return counting.isin(*promoted("isin", x1, x2), invert=invert)
 
 
 def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
-    """Return the elements at `indices` along a dimension. `axis` may be None for a vector only."""
+    """Return the elements at indices along a dimension.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of at least one dimension.
+    indices : Tensor
+        Of integers.
+    axis : int, optional
+        Dimension of the indices; a vector needs none.
+
+    Returns
+    -------
+    Tensor
+        With the dimensions of `indices` in place of the dimension.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no `axis`, and `x` is not a vector.
+    """
     if axis is None and x.ndim != 1:
         raise ArgumentError(f"take: got a tensor of {x.ndim} dimensions and no axis; give one")
     dim = shape.normalize_dim("take", axis or 0, x.ndim)
@@ -74,7 +174,22 @@ def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
 
 @declare(numpy=True)
 def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
-    """Return the elements at `indices` along one dimension; the other dimensions of `x` and `indices` broadcast."""
+    """Return the elements at indices along one dimension; the other dimensions broadcast.
+
+    Parameters
+    ----------
+    x : Tensor
+        Of at least one dimension.
+    indices : Tensor
+        Of integers, with as many dimensions as `x`; negative ones count from the end.
+    axis : int, default -1
+        Dimension of the indices.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `indices`, broadcast.
+    """
     size = x.shape[shape.normalize_dim("take_along_axis", axis, x.ndim)]
     counted = clamp_where.where(comparison.lt(indices, 0), arithmetic.add(indices, size), indices)
     return array_api_names.take_along_axis(x, counted, axis=axis)

@@ -53,7 +53,9 @@ def positive(input: Tensor) -> Tensor:
 
 
 sign = row_function("sign", "Return -1, 0 or 1 for each element.", in_place=True)
-sgn = row_function("sgn", "Return the sign of each element; for a complex number z, z / abs(z), or 0.", in_place=True)
+sgn = row_function(
+    "sgn", "Return the sign of each element; for a complex number z, ``z / abs(z)``, or 0.", in_place=True
+)
 
 
 @declare(in_place=True, numpy=True, standard=True)
@@ -209,13 +211,18 @@ divide = true_divide = div
 
 
 floor_divide = common_function(
-    "floor_divide", "Return the largest integer not above input / other; integers stay integers."
+    "floor_divide", "Return the largest integer not above ``input / other``; integers stay integers."
 )
 remainder = mod = common_function(
-    "remainder", "Return input modulo other, with the divisor's sign (Python's %).", method=True, in_place="remainder"
+    "remainder",
+    "Return `input` modulo `other`, with the sign of `other` (Python's ``%``).",
+    method=True,
+    in_place="remainder",
 )
-fmod = row_function("fmod", "Return input modulo other, with the sign of input (C's fmod).", in_place=True, numpy=True)
-reciprocal = common_function("reciprocal", "Return 1 / x for each element.")
+fmod = row_function(
+    "fmod", "Return `input` modulo `other`, with the sign of `input` (C's fmod).", in_place=True, numpy=True
+)
+reciprocal = common_function("reciprocal", "Return ``1 / x`` for each element x.")
 
 
 @declare(in_place=True)
@@ -353,18 +360,22 @@ def float_power(input: Operand, exponent: Operand) -> Tensor:
     return pow(first, second)
 
 
-hypot = common_function("hypot", "Return sqrt(input**2 + other**2) without overflow; its gradient at the origin is 0.")
+hypot = common_function(
+    "hypot", "Return ``sqrt(input**2 + other**2)`` without overflow; its gradient at the origin is 0."
+)
 exp = common_function("exp", "Return e raised to each element.")
 exp2 = row_function("exp2", "Return 2 raised to each element.", in_place=True, numpy=True)
-expm1 = common_function("expm1", "Return exp(x) - 1, accurate near 0.")
+expm1 = common_function("expm1", "Return ``exp(x) - 1`` for each element x, accurate near 0.")
 log = common_function("log", "Return the natural logarithm of each element.")
 log2 = common_function("log2", "Return the base-2 logarithm of each element.")
 log10 = common_function("log10", "Return the base-10 logarithm of each element.")
-log1p = common_function("log1p", "Return log(1 + x), accurate near 0.")
+log1p = common_function("log1p", "Return ``log(1 + x)`` for each element x, accurate near 0.")
 logaddexp = row_function(
-    "logaddexp", "Return log(exp(input) + exp(other)) without overflow.", method=True, numpy=True, standard=True
+    "logaddexp", "Return ``log(exp(input) + exp(other))`` without overflow.", method=True, numpy=True, standard=True
 )
-logaddexp2 = row_function("logaddexp2", "Return log2(2**input + 2**other) without overflow.", method=True, numpy=True)
+logaddexp2 = row_function(
+    "logaddexp2", "Return ``log2(2**input + 2**other)`` without overflow.", method=True, numpy=True
+)
 
 
 @declare(in_place=True, numpy=True)

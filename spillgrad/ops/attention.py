@@ -99,15 +99,54 @@ def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return softmax(scale query keyᵀ + mask) value; `scale` is by default 1 / sqrt(E).
+    """Return attention: softmax(scale query keyᵀ + mask) value.
 
-    Memory is linear in T and S, unless the mask requires a gradient. With `enable_gqa`, neighbouring heads of the query
-    share a head of key and value.
-    Shapes: query (..., T, E), key (..., S, E), value (..., S, V), result (..., T, V); leading dimensions broadcast.
-    The mask broadcasts to (..., T, S). A bool mask is True where a query sees a key; a mask of numbers is added to the
-    scores. The result of a query that sees no key is 0.
-    Raises ShapeError, DtypeError, and ArgumentError for a mask together with `is_causal`.
+    Memory is linear in T and S, unless the mask requires a gradient.
+
+    Parameters
+    ----------
+    query : Tensor
+        Of shape (..., T, E); leading dimensions broadcast.
+    key : Tensor
+        Of shape (..., S, E).
+    value : Tensor
+        Of shape (..., S, V).
+    attn_mask : Tensor, optional
+        Of a shape that broadcasts to (..., T, S). A bool mask is True where a query sees a key; a mask of numbers is
+        added to the scores.
+    dropout_p : float, default 0.0
+        Probability with which a weight is set to 0.
+    is_causal : bool, default False
+        Whether a query sees no later key; not together with a mask.
+    scale : float, optional
+        Factor of the scores; by default, ``1 / sqrt(E)``.
+    enable_gqa : bool, default False
+        Whether neighbouring heads of the query share a head of key and value.
+
+    Returns
+    -------
+    Tensor
+        Of shape (..., T, V); 0 for a query that sees no key.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit together.
+    DtypeError
+        If the dtypes differ, or are not of floating-point numbers.
+    ArgumentError
+        If a mask and `is_causal` are given, or `dropout_p` is no probability.
+
+    Notes
+    -----
     Source: Vaswani et al. 2017, equation 1; Ainslie et al. 2023, "GQA".
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> q, k, v = sg.randn(2, 4, 8), sg.randn(2, 6, 8), sg.randn(2, 6, 3)
+    >>> tuple(sg.nn.functional.scaled_dot_product_attention(q, k, v).shape)
+    (2, 4, 3)
     """
     if attn_mask is not None and is_causal:
         raise ArgumentError(

@@ -211,26 +211,48 @@ def require_products_dtype(name: str, first: Tensor, **others: Tensor | None) ->
 class autocast:
     """Context manager and decorator: this thread computes products in half precision.
 
-        with sg.autocast("cpu"):
-            loss = model(x, y)
-        loss.backward()
+    Parameters and their gradients keep their dtype. Backward, inside or outside the region, computes in the dtypes of
+    the forward. Use bfloat16 or scale the loss: gradients below 6e-8 are 0 in float16.
 
-    `matmul mm bmm linear addmm baddbmm einsum conv…` and `scaled_dot_product_attention` convert floating-point operands
-    (except float64) to `dtype`, sum in float32 and round once. Losses, `linear_cross_entropy` among them, `mv`,
-    `dot`, `prod`, `trace`, `cdist`, quantiles, `sg.fft`, and the inverses, determinants and factorizations of
-    `sg.linalg` convert half precision to float32. All other operations compute in the dtype they are given;
-    normalizations take float32 parameters with an input of any dtype.
-    Parameters and their gradients keep their dtype. With `cache_enabled`, a parameter is converted once in the
-    outermost region. If hooks on saved tensors are active, or the parameter is offloaded, the converted copy is freed
-    when nothing uses it, and made again when needed. `save_on_disk` saves the parameter instead of the copy.
-    A new copy is made after the parameter changed, and where gradients are recorded if the old copy is from `no_grad`.
-    Backward, inside or outside the region, computes in the dtypes of the forward. `checkpoint` restores the mode
-    for its recomputations. Use `dtype=bfloat16` or scale the loss: gradients below 6e-8 are 0 in float16.
+    Parameters
+    ----------
+    device_type : {"cpu", "cuda"}, default "cpu"
+        Only tensors on this device are converted. With "cuda" on a machine without it, `autocast` warns and does
+        nothing, as in PyTorch.
+    dtype : dtype, optional
+        Dtype of products, bfloat16 (the default) or float16; with another, `autocast` warns and does nothing.
+    enabled : bool, default True
+        Whether to convert; False switches an outer region off.
+    cache_enabled : bool, optional
+        Whether a parameter is converted only once in the outermost region; by default, as in the outer region, or True.
 
-    Only tensors on the device, "cpu" or "cuda", are converted. With a dtype other than bfloat16 and float16, or "cuda"
-    on a machine without it, `autocast` warns and does nothing, as in PyTorch. Raises ArgumentError for another
-    `device_type`.
+    Raises
+    ------
+    ArgumentError
+        If `device_type` is another one.
+
+    Notes
+    -----
+    `matmul`, `mm`, `bmm`, `linear`, `addmm`, `baddbmm`, `einsum`, convolutions and `scaled_dot_product_attention`
+    convert floating-point operands (except float64) to `dtype`, sum in float32 and round once. Losses,
+    `linear_cross_entropy` among them, `mv`, `dot`, `prod`, `trace`, `cdist`, quantiles, `sg.fft`, and the inverses,
+    determinants and factorizations of `sg.linalg` convert half precision to float32. All other operations compute in
+    the dtype they are given; normalizations take float32 parameters with an input of any dtype.
+
+    If hooks on saved tensors are active, or the parameter is offloaded, the converted copy is freed when nothing uses
+    it, and made again when needed. `save_on_disk` saves the parameter instead of the copy. A new copy is made after the
+    parameter changed, and where gradients are recorded if the old copy is from `no_grad`. `checkpoint` restores the
+    mode for its recomputations.
+
     Source: Micikevicius et al. 2018, "Mixed precision training"; torch.autocast.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> a, b = sg.ones(2, 3), sg.ones(3, 2)
+    >>> with sg.autocast("cpu"):
+    ...     (a @ b).dtype == sg.bfloat16
+    True
     """
 
     def __init__(
@@ -287,12 +309,34 @@ def present() -> autocast:
 
 
 def is_autocast_enabled(device_type: str = "cpu") -> bool:
-    """Return whether this thread computes products on devices of this type in half precision."""
+    """Return whether this thread computes products on devices of a type in half precision.
+
+    Parameters
+    ----------
+    device_type : {"cpu", "cuda"}, default "cpu"
+        Type of the devices.
+
+    Returns
+    -------
+    bool
+        Whether it does.
+    """
     return state.autocast is not None and state.autocast.device_type == device_type
 
 
 def get_autocast_dtype(device_type: str = "cpu") -> data_type.dtype:
-    """Return the dtype of products in the current `autocast` region; outside any region, the default bfloat16."""
+    """Return the dtype of products in the current `autocast` region.
+
+    Parameters
+    ----------
+    device_type : {"cpu", "cuda"}, default "cpu"
+        Has no effect.
+
+    Returns
+    -------
+    dtype
+        The region's dtype; outside any region, the default bfloat16.
+    """
     return data_type.bfloat16 if state.autocast is None else data_type.BY_NUMPY[state.autocast.dtype]
 
 
@@ -303,25 +347,64 @@ def _older(name: str, newer: str) -> None:
 
 
 def get_autocast_gpu_dtype() -> data_type.dtype:
-    """Return `get_autocast_dtype("cuda")`; it warns, as PyTorch does."""
+    """Return ``get_autocast_dtype("cuda")``; it warns, as PyTorch does.
+
+    Returns
+    -------
+    dtype
+        The region's dtype; outside any region, bfloat16.
+
+    Warns
+    -----
+    DeprecationWarning
+        Always.
+    """
     _older("get_autocast_gpu_dtype", "get_autocast_dtype('cuda')")
     return get_autocast_dtype("cuda")
 
 
 def get_autocast_cpu_dtype() -> data_type.dtype:
-    """Return `get_autocast_dtype("cpu")`; it warns, as PyTorch does."""
+    """Return ``get_autocast_dtype("cpu")``; it warns, as PyTorch does.
+
+    Returns
+    -------
+    dtype
+        The region's dtype; outside any region, bfloat16.
+
+    Warns
+    -----
+    DeprecationWarning
+        Always.
+    """
     _older("get_autocast_cpu_dtype", "get_autocast_dtype('cpu')")
     return get_autocast_dtype("cpu")
 
 
 def is_autocast_cpu_enabled() -> bool:
-    """Return `is_autocast_enabled("cpu")`; it warns, as PyTorch does."""
+    """Return ``is_autocast_enabled("cpu")``; it warns, as PyTorch does.
+
+    Returns
+    -------
+    bool
+        Whether this thread computes products on the CPU in half precision.
+
+    Warns
+    -----
+    DeprecationWarning
+        Always.
+    """
     _older("is_autocast_cpu_enabled", "is_autocast_enabled('cpu')")
     return is_autocast_enabled("cpu")
 
 
 def is_autocast_cache_enabled() -> bool:
-    """Return whether conversions of parameters are cached until the outermost region ends."""
+    """Return whether conversions of parameters are cached until the outermost region ends.
+
+    Returns
+    -------
+    bool
+        Whether they are; True outside any region.
+    """
     return state.autocast is None or state.autocast.cache_enabled
 
 

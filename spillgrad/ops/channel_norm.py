@@ -196,11 +196,42 @@ def batch_norm(
 ) -> Tensor:  # fmt: skip
     """Return each channel normalized to mean 0 and variance 1 over the batch, then times `weight` plus `bias`.
 
-    With `training`, mean and variance are the batch's own. The running statistics, if given, move towards these by
-    `momentum` in place; the running variance divides by n - 1. Without `training`, mean and variance are the running
-    statistics, which get no gradient.
-    Shapes: input (N, C, ...), all others (C,). Raises ShapeError, DtypeError; ArgumentError in training for a
-    single value per channel, else for a missing running statistic. Source: Ioffe & Szegedy 2015.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, ...).
+    running_mean, running_var : Tensor or None
+        Running statistics, of shape (C,). In training, they may be None; otherwise they are the mean and variance, and
+        get no gradient.
+    weight : Tensor, optional
+        Factor of each channel, of shape (C,).
+    bias : Tensor, optional
+        Term of each channel, of shape (C,).
+    training : bool, default False
+        Whether mean and variance are the batch's own; the running statistics then move towards these in place. The
+        running variance divides by n - 1.
+    momentum : float, default 0.1
+        Share of the batch's statistics in the running ones.
+    eps : float, default 1e-5
+        Number that is added to the variance.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit together.
+    DtypeError
+        If the dtypes do not fit together.
+    ArgumentError
+        If a channel has a single value in training, or a running statistic is missing otherwise.
+
+    Notes
+    -----
+    Source: Ioffe & Szegedy 2015.
     """
     channels = _checked(
         "batch_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
@@ -234,10 +265,41 @@ def instance_norm(
 ) -> Tensor:  # fmt: skip
     """Return each channel of each sample normalized to mean 0 and variance 1, then times `weight` plus `bias`.
 
-    With `use_input_stats`, mean and variance are the channel's own, and the running statistics, if given, move in place
-    by `momentum` towards the batch averages of these. Otherwise mean and variance are the running statistics.
-    Shapes: input (N, C, ...), all others (C,). Raises ShapeError, DtypeError; ArgumentError for a single position per
-    channel. Source: Ulyanov et al. 2016.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, ...).
+    running_mean, running_var : Tensor, optional
+        Running statistics, of shape (C,); mean and variance without `use_input_stats`.
+    weight : Tensor, optional
+        Factor of each channel, of shape (C,).
+    bias : Tensor, optional
+        Term of each channel, of shape (C,).
+    use_input_stats : bool, default True
+        Whether mean and variance are the channel's own; the running statistics then move in place towards the averages
+        of these over the batch.
+    momentum : float, default 0.1
+        Share of the batch's statistics in the running ones.
+    eps : float, default 1e-5
+        Number that is added to the variance.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit together.
+    DtypeError
+        If the dtypes do not fit together.
+    ArgumentError
+        If a channel has a single position, or a running statistic is missing without `use_input_stats`.
+
+    Notes
+    -----
+    Source: Ulyanov et al. 2016.
     """
     _checked("instance_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
     if not use_input_stats:
@@ -256,8 +318,36 @@ def group_norm(
 ) -> Tensor:
     """Return each group of channels of each sample normalized to mean 0 and variance 1, then times weight plus bias.
 
-    Shapes: input (N, C, ...), weight and bias (C,), C a multiple of `num_groups`.
-    Raises ShapeError, DtypeError, ArgumentError (also for a single number per group). Source: Wu & He 2018.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, ...).
+    num_groups : int
+        Number of groups; it divides C.
+    weight : Tensor, optional
+        Factor of each channel, of shape (C,).
+    bias : Tensor, optional
+        Term of each channel, of shape (C,).
+    eps : float, default 1e-5
+        Number that is added to the variance.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit together.
+    DtypeError
+        If the dtypes do not fit together.
+    ArgumentError
+        If `num_groups` does not divide C, or a group has a single number.
+
+    Notes
+    -----
+    Source: Wu & He 2018.
     """
     channels = _checked("group_norm", input, weight=weight, bias=bias)
     if num_groups < 1 or channels % num_groups:
@@ -270,9 +360,36 @@ def group_norm(
 
 
 def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
-    """Return each element divided by (k + alpha · mean of the squares in `size` neighbouring channels) ** beta.
+    """Return each element divided by ``(k + alpha * mean of squares) ** beta`` over neighbouring channels.
 
-    Shapes: input (N, C, ...), at least 3 dimensions, else ShapeError. Source: Krizhevsky et al. 2012, section 3.3.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, ...), with at least three dimensions.
+    size : int
+        Number of neighbouring channels over which squares are averaged.
+    alpha : float, default 1e-4
+        Factor of the mean.
+    beta : float, default 0.75
+        Exponent.
+    k : float, default 1.0
+        Term beside the mean.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If `input` has fewer than three dimensions.
+    ArgumentError
+        If `size` is below 1.
+
+    Notes
+    -----
+    Source: Krizhevsky et al. 2012, section 3.3.
     """
     if input.ndim < 3:
         raise ShapeError(f"local_response_norm: Expected 3D or higher dimensionality input, got {input.shape}")

@@ -18,10 +18,16 @@ __all__ = [
 
 eq = common_function("eq", "Return whether elements are equal.", numpy="equal", standard="equal")
 ne = not_equal = common_function("ne", "Return whether elements differ.", standard="not_equal")
-lt = less = common_function("lt", "Return whether input is less than other.", standard="less")
-le = less_equal = common_function("le", "Return whether input is at most other.", standard="less_equal")
-gt = greater = common_function("gt", "Return whether input is greater than other.", standard="greater")
-ge = greater_equal = common_function("ge", "Return whether input is at least other.", standard="greater_equal")
+lt = less = common_function("lt", "Return whether elements of `input` are less than those of `other`.", standard="less")
+le = less_equal = common_function(
+    "le", "Return whether elements of `input` are at most those of `other`.", standard="less_equal"
+)
+gt = greater = common_function(
+    "gt", "Return whether elements of `input` are greater than those of `other`.", standard="greater"
+)
+ge = greater_equal = common_function(
+    "ge", "Return whether elements of `input` are at least those of `other`.", standard="greater_equal"
+)
 isnan = row_function("isnan", "Return whether elements are not a number.", method=True, numpy=True, standard=True)
 isinf = row_function("isinf", "Return whether elements are infinite.", method=True, numpy=True, standard=True)
 isposinf = row_function("isposinf", "Return whether elements are positive infinity.", method=True, numpy=True)

@@ -74,9 +74,43 @@ def conv2d(
 ) -> Tensor:  # fmt: skip
     """Return, for every window of the images, the sum of the window's elements times the weights, plus the bias.
 
-    `padding` is the number of zeros on each side. "valid" adds none; "same" (only for stride 1) keeps the size.
-    Shapes: input (N, C, H, W) or (C, H, W), weight (M, C / groups, kh, kw), bias (M,), result (N, M, h, w).
-    Raises ShapeError, DtypeError, ArgumentError.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, H, W) or (C, H, W).
+    weight : Tensor
+        Of shape (M, C / groups, kh, kw).
+    bias : Tensor, optional
+        Of shape (M,).
+    stride : int or pair of int, default 1
+        Distance of neighbouring windows.
+    padding : int, pair of int, "valid" or "same", default 0
+        Number of zeros on each side. "valid" adds none; "same", only for stride 1, keeps the size.
+    dilation : int or pair of int, default 1
+        Distance of neighbouring elements of a window.
+    groups : int, default 1
+        Number of groups of channels that are convolved apart; it divides C and M.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, M, h, w), or (M, h, w) without a batch.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit together, or no window fits.
+    DtypeError
+        If the dtypes differ, or are of integers.
+    ArgumentError
+        If an option is out of range.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> x, w = sg.ones(1, 1, 4, 4), sg.ones(2, 1, 3, 3)
+    >>> tuple(sg.nn.functional.conv2d(x, w, padding=1).shape)
+    (1, 2, 4, 4)
     """
     return _convolved("conv2d", input, weight, bias, stride, padding, dilation, groups, 2)
 
@@ -87,8 +121,36 @@ def conv1d(
 ) -> Tensor:  # fmt: skip
     """Return, for every window of the signals, the sum of the window's elements times the weights, plus the bias.
 
-    Shapes: input (N, C, L) or (C, L), weight (M, C / groups, k), bias (M,), result (N, M, l). The rest is as in
-    `conv2d`.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, L) or (C, L).
+    weight : Tensor
+        Of shape (M, C / groups, k).
+    bias : Tensor, optional
+        Of shape (M,).
+    stride : int, default 1
+        Distance of neighbouring windows.
+    padding : int, "valid" or "same", default 0
+        Number of zeros on each side. "valid" adds none; "same", only for stride 1, keeps the size.
+    dilation : int, default 1
+        Distance of neighbouring elements of a window.
+    groups : int, default 1
+        Number of groups of channels that are convolved apart; it divides C and M.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, M, l), or (M, l) without a batch.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit together, or no window fits.
+    DtypeError
+        If the dtypes differ, or are of integers.
+    ArgumentError
+        If an option is out of range.
     """
     return _convolved("conv1d", input, weight, bias, stride, padding, dilation, groups, 1)
 
@@ -100,8 +162,37 @@ def conv3d(
     """Return, for every window of the volumes, the sum of the window's elements times the weights, plus the bias.
 
     The slices that a window along the depth reaches are copied next to each other.
-    Shapes: input (N, C, D, H, W) or (C, D, H, W), weight (M, C / groups, kd, kh, kw), bias (M,), result (N, M, d, h,
-    w). The rest is as in `conv2d`.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, D, H, W) or (C, D, H, W).
+    weight : Tensor
+        Of shape (M, C / groups, kd, kh, kw).
+    bias : Tensor, optional
+        Of shape (M,).
+    stride : int or triple of int, default 1
+        Distance of neighbouring windows.
+    padding : int, triple of int, "valid" or "same", default 0
+        Number of zeros on each side. "valid" adds none; "same", only for stride 1, keeps the size.
+    dilation : int or triple of int, default 1
+        Distance of neighbouring elements of a window.
+    groups : int, default 1
+        Number of groups of channels that are convolved apart; it divides C and M.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, M, d, h, w), or (M, d, h, w) without a batch.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit together, or no window fits.
+    DtypeError
+        If the dtypes differ, or are of integers.
+    ArgumentError
+        If an option is out of range.
     """
     return _convolved("conv3d", input, weight, bias, stride, padding, dilation, groups, 3)
 
@@ -112,10 +203,41 @@ def conv_transpose2d(
 ) -> Tensor:  # fmt: skip
     """Return a larger image: for each input element, the weights times the element are added to the element's window.
 
-    This is the derivative of `conv2d` by the input of `conv2d`. If `conv2d` maps several image sizes to the size of
-    `input`, `output_padding` chooses among these sizes.
-    Shapes: input (N, C, h, w) or (C, h, w), weight (C, M / groups, kh, kw), bias (M,), result (N, M, H, W).
-    Raises ShapeError, DtypeError, ArgumentError.
+    This is the derivative of `conv2d` by the input of `conv2d`.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, h, w) or (C, h, w).
+    weight : Tensor
+        Of shape (C, M / groups, kh, kw).
+    bias : Tensor, optional
+        Of shape (M,).
+    stride : int or pair of int, default 1
+        Distance of neighbouring windows of the result.
+    padding : int or pair of int, default 0
+        Number of rows or columns that are cut off each side.
+    output_padding : int or pair of int, default 0
+        If `conv2d` maps several image sizes to the size of `input`, it chooses among these: how much the result is
+        larger than the least; below the stride or the dilation.
+    groups : int, default 1
+        Number of groups of channels that are convolved apart; it divides C and M.
+    dilation : int or pair of int, default 1
+        Distance of neighbouring elements of a window.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, M, H, W), or (M, H, W) without a batch.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit together, or nothing is left.
+    DtypeError
+        If the dtypes differ, or are of integers.
+    ArgumentError
+        If an option is out of range.
     """
     return _transposed("conv_transpose2d", input, weight, bias, stride, padding, output_padding, groups, dilation, 2)
 
@@ -126,8 +248,41 @@ def conv_transpose1d(
 ) -> Tensor:  # fmt: skip
     """Return a longer signal: for each input element, the weights times the element are added to the element's window.
 
-    Shapes: input (N, C, l) or (C, l), weight (C, M / groups, k), bias (M,), result (N, M, L). The rest is as in
-    `conv_transpose2d`.
+    This is the derivative of `conv1d` by the input of `conv1d`.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, l) or (C, l).
+    weight : Tensor
+        Of shape (C, M / groups, k).
+    bias : Tensor, optional
+        Of shape (M,).
+    stride : int, default 1
+        Distance of neighbouring windows of the result.
+    padding : int, default 0
+        Number of elements that are cut off each side.
+    output_padding : int, default 0
+        If `conv1d` maps several lengths to the length of `input`, it chooses among these: how much the result is longer
+        than the least; below the stride or the dilation.
+    groups : int, default 1
+        Number of groups of channels that are convolved apart; it divides C and M.
+    dilation : int, default 1
+        Distance of neighbouring elements of a window.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, M, L), or (M, L) without a batch.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit together, or nothing is left.
+    DtypeError
+        If the dtypes differ, or are of integers.
+    ArgumentError
+        If an option is out of range.
     """
     return _transposed("conv_transpose1d", input, weight, bias, stride, padding, output_padding, groups, dilation, 1)
 
@@ -138,8 +293,41 @@ def conv_transpose3d(
 ) -> Tensor:  # fmt: skip
     """Return a larger volume: for each input element, the weights times the element are added to the element's window.
 
-    Shapes: input (N, C, d, h, w) or (C, d, h, w), weight (C, M / groups, kd, kh, kw), bias (M,), result (N, M, D, H,
-    W). The rest is as in `conv_transpose2d`.
+    This is the derivative of `conv3d` by the input of `conv3d`.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, d, h, w) or (C, d, h, w).
+    weight : Tensor
+        Of shape (C, M / groups, kd, kh, kw).
+    bias : Tensor, optional
+        Of shape (M,).
+    stride : int or triple of int, default 1
+        Distance of neighbouring windows of the result.
+    padding : int or triple of int, default 0
+        Number of slices, rows or columns that are cut off each side.
+    output_padding : int or triple of int, default 0
+        If `conv3d` maps several sizes to the size of `input`, it chooses among these: how much the result is larger
+        than the least; below the stride or the dilation.
+    groups : int, default 1
+        Number of groups of channels that are convolved apart; it divides C and M.
+    dilation : int or triple of int, default 1
+        Distance of neighbouring elements of a window.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, M, D, H, W), or (M, D, H, W) without a batch.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit together, or nothing is left.
+    DtypeError
+        If the dtypes differ, or are of integers.
+    ArgumentError
+        If an option is out of range.
     """
     return _transposed("conv_transpose3d", input, weight, bias, stride, padding, output_padding, groups, dilation, 3)
 

@@ -49,10 +49,36 @@ def unique(
     input: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
     dim: int | None = None, *, axis: int | None = None,
 ) -> Any:  # fmt: skip
-    """Return the distinct elements in ascending order, or with `dim` the distinct slices; every NaN counts as distinct.
+    """Return the distinct elements in ascending order, or the distinct slices; every NaN counts as distinct.
 
-    With `return_inverse`, return also the index of each input element in the result; with `return_counts`, also how
-    often each distinct element occurs. Complex numbers are ordered by their real parts, then their imaginary parts.
+    Complex numbers are ordered by their real parts, then their imaginary parts.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    sorted : bool, default True
+        Has no effect: the result is always sorted.
+    return_inverse : bool, default False
+        Whether to return also the index of each input element in the result.
+    return_counts : bool, default False
+        Whether to return also how often each distinct element occurs.
+    dim : int, optional
+        Dimension of the slices; by default, elements are compared.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        The distinct elements, then indices and counts of int64 if asked for.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> values, counts = sg.unique(sg.tensor([3, 1, 3]), return_counts=True)
+    >>> values.tolist(), counts.tolist()
+    ([1, 3], [1, 2])
     """
     dim = axis if dim is None else dim
     dim = dim if dim is None else normalize_dim("unique", dim, input.ndim)
@@ -69,7 +95,26 @@ def unique_consecutive(
     input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None,
     *, axis: int | None = None,
 ) -> Any:  # fmt: skip
-    """Return the elements, or with `dim` the slices, that differ from their predecessor; the rest is as in `unique`."""
+    """Return the elements, or the slices, that differ from their predecessor.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    return_inverse : bool, default False
+        Whether to return also the index of each input element in the result.
+    return_counts : bool, default False
+        Whether to return also how often each element is repeated.
+    dim : int, optional
+        Dimension of the slices; by default, elements are compared.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        The elements or slices, then indices and counts of int64 if asked for.
+    """
     dim = axis if dim is None else dim
     array = input.array.reshape(-1) if dim is None else input.array
     place = 0 if dim is None else normalize_dim("unique_consecutive", dim, input.ndim)
@@ -87,7 +132,24 @@ def unique_consecutive(
 @declare(method=True, numpy=True)
 @or_by_host
 def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
-    """Return whether each element is one of `test_elements`, or with `invert` whether it is not."""
+    """Return whether each element is one of `test_elements`.
+
+    Parameters
+    ----------
+    elements : Tensor or number
+        Of any shape.
+    test_elements : Tensor or number
+        Of any shape.
+    assume_unique : bool, default False
+        Has no effect.
+    invert : bool, default False
+        Whether to return the opposite.
+
+    Returns
+    -------
+    Tensor
+        Of bool, of the shape of `elements`.
+    """
     operands = [as_operand("isin", o) for o in (elements, test_elements)]
     first, second = (_distinguishable(o.array) if isinstance(o, Tensor) else np.asarray(o) for o in operands)
     return Tensor.wrap(as_own(np.isin(first, second, invert=invert)))
@@ -98,9 +160,30 @@ def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, inve
 
 @declare(method=True, numpy=True)
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """Return how often each integer from 0 on occurs in a vector, or the sum of `weights` where the integer occurs.
+    """Return how often each integer from 0 on occurs in a vector.
 
-    Shapes: input and weights (n,), the result at least (minlength,). Raises ArgumentError for negative numbers.
+    Parameters
+    ----------
+    input : Tensor
+        Integers from 0 on, of shape (n,).
+    weights : Tensor, optional
+        What each integer counts, of shape (n,); by default, 1.
+    minlength : int, default 0
+        Least size of the result.
+
+    Returns
+    -------
+    Tensor
+        Of int64, or of the sums of `weights`; of shape (m,), with m above the largest integer.
+
+    Raises
+    ------
+    DtypeError
+        If `input` is not a vector of integers.
+    ArgumentError
+        If a number is negative.
+    ShapeError
+        If `weights` has another shape.
     """
     array = input.array
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -128,10 +211,28 @@ def _least_and_most(array: np.ndarray) -> tuple[Any, Any]:
 @declare(method=True)
 @or_by_host
 def histc(input: Tensor, bins: int = 100, min: RealNumber = 0, max: RealNumber = 0) -> Tensor:
-    """Return how many elements lie in each of `bins` equally wide bins from `min` to `max`.
+    """Return how many elements lie in each of several equally wide bins.
 
-    If `min` equals `max`, the bins span the least to the greatest element. Elements outside the bins are not counted.
-    Raises ArgumentError for fewer than one bin, for min > max, and for a range that is not finite.
+    Elements outside the bins are not counted.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    bins : int, default 100
+        Number of bins.
+    min, max : number, default 0
+        Ends of the bins; if they are equal, the least and the greatest element.
+
+    Returns
+    -------
+    Tensor
+        Of the dtype of `input`, of shape (bins,).
+
+    Raises
+    ------
+    ArgumentError
+        If `bins` is below 1, `min` exceeds `max`, or the range is not finite.
     """
     array = _comparable(input.array).reshape(-1)
     if bins < 1:
@@ -160,9 +261,32 @@ def searchsorted(
 ) -> Tensor:  # fmt: skip
     """Return the indices at which elements would be inserted into sequences sorted along the last dimension.
 
-    Elements are inserted before equal ones, or with `right` or side="right" after equal ones. `sorter` holds the
-    indices that sort a sequence that is not sorted.
-    Shapes: sorted_sequence (n,) with any input, or (..., n) with (..., k) and the same leading dimensions.
+    Parameters
+    ----------
+    sorted_sequence : Tensor
+        Of shape (n,), or (..., n).
+    input : Tensor or number
+        Of any shape for one sequence, otherwise (..., k) with the same leading dimensions.
+    out_int32 : bool, default False
+        Whether the indices are int32 instead of int64.
+    right : bool, default False
+        Whether elements are inserted after equal ones, instead of before them.
+    side : {"left", "right"}, optional
+        Another form of `right`.
+    sorter : Tensor, optional
+        Indices that sort a sequence that is not sorted.
+
+    Returns
+    -------
+    Tensor
+        Indices, of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        If `side` is another word, or contradicts `right`.
+    ShapeError
+        If the shapes do not fit together.
     """
     if side not in (None, "left", "right") or (side == "left" and right):
         raise ArgumentError(f'searchsorted: got side={side!r} and right={right}; accepted are "left" and "right"')
@@ -198,9 +322,28 @@ def places_among(keys: np.ndarray, sought: np.ndarray, after: bool) -> np.ndarra
 
 
 def bucketize(input: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    """Return, for each element, how many of the sorted boundaries are below it, or with `right` below or equal to it.
+    """Return, for each element, how many of the sorted boundaries are below it.
 
-    Shapes: boundaries (n,), the result as input.
+    Parameters
+    ----------
+    input : Tensor or number
+        Of any shape.
+    boundaries : Tensor
+        Sorted, of shape (n,).
+    out_int32 : bool, default False
+        Whether the numbers are int32 instead of int64.
+    right : bool, default False
+        Whether boundaries that equal the element count, too.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ShapeError
+        If `boundaries` is not a vector.
     """
     if boundaries.ndim != 1:
         raise ShapeError(f"bucketize: got boundaries of shape {boundaries.shape}; wanted a vector: use searchsorted")

@@ -44,10 +44,41 @@ def _finish(array: Array, requires_grad: bool, device: Any) -> Tensor:
 
 
 def tensor(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any) -> Tensor:
-    """Return a new tensor with a copy of `data`: nested lists, numbers, a NumPy array, a tensor or CUDA array.
+    """Return a new tensor with a copy of data.
 
-    Python floats become the default float dtype, Python integers int64; arrays keep their dtype. Raises OperandError
-    for data that is not numeric or not rectangular, ArgumentError for numbers that an integer dtype cannot hold.
+    Parameters
+    ----------
+    data : Any
+        Nested lists, numbers, a NumPy array, a tensor, or a CUDA array.
+    dtype : dtype, optional
+        Data type of the result; by default, that of an array, the default dtype for Python floats, int64 for integers.
+    device : Device or str, optional
+        Where the result is; by default, where a tensor is, or the default device.
+    requires_grad : bool, default False
+        Whether to record operations on the result.
+    **options : Any
+        PyTorch's options that change nothing here, such as `layout` and `pin_memory`.
+
+    Returns
+    -------
+    Tensor
+        With the values of `data`.
+
+    Raises
+    ------
+    OperandError
+        If the data is not numeric.
+    ShapeError
+        If nested data is not rectangular.
+    ArgumentError
+        If an integer dtype cannot hold the numbers.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> x = sg.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> tuple(x.shape)
+    (2, 2)
     """
     if options:
         require_dense("tensor", options)
@@ -112,15 +143,45 @@ def _check_range(array: np.ndarray, dtype: dtypes.DType) -> None:
 
 
 def to_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: bool = True) -> Tensor:
-    """Return a new tensor with a copy of `data` (Paddle's name)."""
+    """Return a new tensor with a copy of data (Paddle's name of `tensor`).
+
+    Parameters
+    ----------
+    data : Any
+        As in `tensor`.
+    dtype : dtype, optional
+        Data type of the result; by default, as in `tensor`.
+    place : Device or str, optional
+        Where the result is; by default, where a tensor is, or the default device.
+    stop_gradient : bool, default True
+        Whether operations on the result are not recorded.
+
+    Returns
+    -------
+    Tensor
+        With the values of `data`.
+    """
     return tensor(data, dtype, place, not stop_gradient)
 
 
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return `data` as a tensor, without a copy if `data` is a tensor or array with the wanted dtype and device.
+    """Return data as a tensor, without a copy if it is a tensor or array with the wanted dtype and device.
 
-    The conversion of a tensor that requires a gradient is recorded. An object with `__cuda_array_interface__` is an
-    array on the CUDA device.
+    The conversion of a tensor that requires a gradient is recorded.
+
+    Parameters
+    ----------
+    data : Any
+        As in `tensor`; an object with `__cuda_array_interface__` is an array on the CUDA device.
+    dtype : dtype, optional
+        Data type of the result; by default, as in `tensor`.
+    device : Device or str, optional
+        Where the result is; by default, where the data is.
+
+    Returns
+    -------
+    Tensor
+        With the values of `data`.
     """
     if not isinstance(data, Tensor) and hasattr(data, "__cuda_array_interface__"):
         data = Tensor.wrap(dlpack.import_interface(data)).mark_shared()
@@ -132,7 +193,25 @@ def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
 
 
 def from_numpy(array: np.ndarray) -> Tensor:
-    """Return a tensor over a NumPy array's memory; autograd does not notice writes through the array."""
+    """Return a tensor over a NumPy array's memory; autograd does not notice writes through the array.
+
+    Parameters
+    ----------
+    array : ndarray
+        Of a dtype that tensors have.
+
+    Returns
+    -------
+    Tensor
+        Over the memory of `array`.
+
+    Raises
+    ------
+    OperandError
+        If `array` is not an array.
+    ArgumentError
+        If its byte order is not this machine's.
+    """
     if not isinstance(array, np.ndarray):
         raise OperandError(f"from_numpy: got {type(array).__name__}; wanted a NumPy array")
     if native(array) is not array:
@@ -147,8 +226,30 @@ def frombuffer(
 ) -> Tensor:  # fmt: skip
     """Return a tensor over the memory of an object such as `bytearray`; autograd misses writes through the object.
 
-    The elements begin at the byte `offset`; -1 as `count` takes all. A tensor over read-only memory cannot be written.
-    Raises ArgumentError if the buffer has too few bytes, or none.
+    A tensor over read-only memory cannot be written.
+
+    Parameters
+    ----------
+    buffer : Any
+        Object that has a buffer of bytes.
+    dtype : dtype
+        Data type of the elements.
+    count : int, default -1
+        Number of elements; -1 takes all.
+    offset : int, default 0
+        Byte at which the elements begin.
+    requires_grad : bool, default False
+        Whether to record operations on the result.
+
+    Returns
+    -------
+    Tensor
+        Vector over the memory of the buffer.
+
+    Raises
+    ------
+    ArgumentError
+        If the buffer has too few bytes, or none.
     """
     try:
         array = np.frombuffer(buffer, dtypes.as_dtype(dtype), count, offset)
@@ -160,9 +261,28 @@ def frombuffer(
 
 
 def from_dlpack(source: Any) -> Tensor:
-    """Return a tensor over the memory of any object with `__dlpack__` (PyTorch, NumPy, …), on the host or on CUDA.
+    """Return a tensor over the memory of any object with `__dlpack__`, on the host or on CUDA.
 
-    Autograd misses writes through `source`. Raises DtypeError for dtypes NumPy lacks, DeviceError for another device.
+    Autograd misses writes through the object.
+
+    Parameters
+    ----------
+    source : Any
+        Such as a tensor of PyTorch, or an array of NumPy.
+
+    Returns
+    -------
+    Tensor
+        Over the memory of `source`.
+
+    Raises
+    ------
+    DtypeError
+        If NumPy lacks the dtype.
+    DeviceError
+        If the memory is on another device.
+    OperandError
+        If the object has no `__dlpack__`.
     """
     if isinstance(source, Tensor):
         return source.detach()
@@ -201,7 +321,35 @@ def empty(
     requires_grad: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Return a tensor of uninitialised memory; the shape is given as separate sizes or one list."""
+    """Return a tensor of uninitialised memory.
+
+    Parameters
+    ----------
+    *sizes : int
+        Shape, as separate sizes or one list.
+    size : sequence of int, optional
+        Shape, by name.
+    shape : sequence of int, optional
+        Paddle's name of `size`.
+    dtype : dtype, optional
+        Data type of the result; by default, the default floating-point dtype.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+    requires_grad : bool, default False
+        Whether to record operations on the result.
+    **options : Any
+        PyTorch's options that change nothing here, such as `layout` and `pin_memory`.
+
+    Returns
+    -------
+    Tensor
+        Of the given shape.
+
+    Raises
+    ------
+    ShapeError
+        If a size is negative.
+    """
     if options:
         require_dense("empty", options)
     sizes, dtype = _with_positional_dtype(sizes, dtype)
@@ -213,9 +361,42 @@ def full(
     size: Any = None, fill_value: Any = 0, dtype: Any = None, device: Any = None, requires_grad: bool = False, *,
     shape: Any = None, **options: Any
 ) -> Tensor:  # fmt: skip
-    """Return a tensor filled with one value, by default of the value's own dtype.
+    """Return a tensor filled with one value.
 
-    Raises ArgumentError for a value that an integer dtype cannot hold.
+    Parameters
+    ----------
+    size : sequence of int, optional
+        Shape of the result.
+    fill_value : number, default 0
+        Value of all elements.
+    dtype : dtype, optional
+        Data type of the result; by default, the value's own.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+    requires_grad : bool, default False
+        Whether to record operations on the result.
+    shape : sequence of int, optional
+        Paddle's name of `size`.
+    **options : Any
+        PyTorch's options that change nothing here, such as `layout` and `pin_memory`.
+
+    Returns
+    -------
+    Tensor
+        Of the given shape.
+
+    Raises
+    ------
+    ArgumentError
+        If an integer dtype cannot hold the value.
+    ShapeError
+        If a size is negative.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.full((2,), 7).tolist()
+    [7, 7]
     """
     if options:
         require_dense("full", options)
@@ -245,7 +426,41 @@ def zeros(
     requires_grad: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Return a tensor of zeros; the shape as separate sizes or one list."""
+    """Return a tensor of zeros.
+
+    Parameters
+    ----------
+    *sizes : int
+        Shape, as separate sizes or one list.
+    size : sequence of int, optional
+        Shape, by name.
+    shape : sequence of int, optional
+        Paddle's name of `size`.
+    dtype : dtype, optional
+        Data type of the result; by default, the default floating-point dtype.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+    requires_grad : bool, default False
+        Whether to record operations on the result.
+    **options : Any
+        PyTorch's options that change nothing here, such as `layout` and `pin_memory`.
+
+    Returns
+    -------
+    Tensor
+        Of the given shape.
+
+    Raises
+    ------
+    ShapeError
+        If a size is negative.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.zeros(2, 3).tolist()
+    [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    """
     if options:
         require_dense("zeros", options)
     return _filled("zeros", 0, sizes, size, shape, dtype, device, requires_grad)
@@ -260,7 +475,35 @@ def ones(
     requires_grad: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Return a tensor of ones; the shape as separate sizes or one list."""
+    """Return a tensor of ones.
+
+    Parameters
+    ----------
+    *sizes : int
+        Shape, as separate sizes or one list.
+    size : sequence of int, optional
+        Shape, by name.
+    shape : sequence of int, optional
+        Paddle's name of `size`.
+    dtype : dtype, optional
+        Data type of the result; by default, the default floating-point dtype.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+    requires_grad : bool, default False
+        Whether to record operations on the result.
+    **options : Any
+        PyTorch's options that change nothing here, such as `layout` and `pin_memory`.
+
+    Returns
+    -------
+    Tensor
+        Of the given shape.
+
+    Raises
+    ------
+    ShapeError
+        If a size is negative.
+    """
     if options:
         require_dense("ones", options)
     return _filled("ones", 1, sizes, size, shape, dtype, device, requires_grad)
@@ -275,7 +518,41 @@ def arange(
     requires_grad: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Return the values from `start` (0 if only one bound is given) up to but excluding `end`, `step` apart."""
+    """Return the numbers from `start` up to but excluding `end`, `step` apart.
+
+    Parameters
+    ----------
+    start : number
+        First number; if it is the only bound, it is the end, and the numbers start at 0.
+    end : number, optional
+        Bound that is excluded.
+    step : number, default 1
+        Distance of neighbours; it leads towards the end.
+    dtype : dtype, optional
+        Data type of the result; by default, int64 for integers, otherwise the default floating-point dtype.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+    requires_grad : bool, default False
+        Whether to record operations on the result.
+    **options : Any
+        PyTorch's options that change nothing here, such as `layout` and `pin_memory`.
+
+    Returns
+    -------
+    Tensor
+        Vector of the numbers.
+
+    Raises
+    ------
+    ArgumentError
+        If `step` is 0, or leads away from the end.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.arange(1, 10, 3).tolist()
+    [1, 4, 7]
+    """
     if options:
         require_dense("arange", options)
     start, end, step = (v.item() if isinstance(v, Tensor | np.generic) else v for v in (start, end, step))
@@ -304,7 +581,33 @@ def _are_complex(*numbers: Any) -> bool:
 def linspace(
     start: Any, end: Any, steps: int, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any
 ) -> Tensor:
-    """Return `steps` evenly spaced values from `start` to `end`, both included."""
+    """Return evenly spaced numbers from `start` to `end`, both included.
+
+    Parameters
+    ----------
+    start, end : number
+        First and last number.
+    steps : int
+        How many numbers.
+    dtype : dtype, optional
+        Data type of the result; by default, the default floating-point dtype, or its complex form for complex bounds.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+    requires_grad : bool, default False
+        Whether to record operations on the result.
+    **options : Any
+        PyTorch's options that change nothing here, such as `layout` and `pin_memory`.
+
+    Returns
+    -------
+    Tensor
+        Of shape (steps,).
+
+    Raises
+    ------
+    ArgumentError
+        If `steps` is negative.
+    """
     if options:
         require_dense("linspace", options)
     values = _spaced("linspace", start, end, steps)
@@ -319,7 +622,35 @@ def logspace(
     start: Any, end: Any, steps: int, base: float = 10.0, dtype: Any = None, device: Any = None,
     requires_grad: bool = False, **options: Any
 ) -> Tensor:  # fmt: skip
-    """Return `base` to the power of `steps` evenly spaced exponents from `start` to `end`, both included."""
+    """Return `base` to the power of evenly spaced exponents from `start` to `end`, both included.
+
+    Parameters
+    ----------
+    start, end : number
+        First and last exponent.
+    steps : int
+        How many numbers.
+    base : float, default 10.0
+        Base of the powers.
+    dtype : dtype, optional
+        Data type of the result; by default, the default floating-point dtype, or its complex form for complex bounds.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+    requires_grad : bool, default False
+        Whether to record operations on the result.
+    **options : Any
+        PyTorch's options that change nothing here, such as `layout` and `pin_memory`.
+
+    Returns
+    -------
+    Tensor
+        Of shape (steps,).
+
+    Raises
+    ------
+    ArgumentError
+        If `steps` is negative.
+    """
     if options:
         require_dense("logspace", options)
     powers = np.power(float(base), _spaced("logspace", start, end, steps))
@@ -329,7 +660,26 @@ def logspace(
 def scalar_tensor(
     s: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any
 ) -> Tensor:
-    """Return a number as a 0-d tensor, by default of the default float dtype."""
+    """Return a number as a 0-d tensor.
+
+    Parameters
+    ----------
+    s : number
+        The number.
+    dtype : dtype, optional
+        Data type of the result; by default, the default floating-point dtype.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+    requires_grad : bool, default False
+        Whether to record operations on the result.
+    **options : Any
+        PyTorch's options that change nothing here, such as `layout` and `pin_memory`.
+
+    Returns
+    -------
+    Tensor
+        Of shape ().
+    """
     if options:
         require_dense("scalar_tensor", options)
     return tensor(s, _dtype_or_default(dtype), device, requires_grad)
@@ -338,7 +688,33 @@ def scalar_tensor(
 def eye(
     n: int, m: int | None = None, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any
 ) -> Tensor:
-    """Return an n × m matrix with ones on the diagonal."""
+    """Return a matrix with ones on the diagonal and zeros elsewhere.
+
+    Parameters
+    ----------
+    n : int
+        Number of rows.
+    m : int, optional
+        Number of columns; by default, `n`.
+    dtype : dtype, optional
+        Data type of the result; by default, the default floating-point dtype.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+    requires_grad : bool, default False
+        Whether to record operations on the result.
+    **options : Any
+        PyTorch's options that change nothing here, such as `layout` and `pin_memory`.
+
+    Returns
+    -------
+    Tensor
+        Of shape (n, m).
+
+    Raises
+    ------
+    ShapeError
+        If a size is negative.
+    """
     if options:
         require_dense("eye", options)
     shape = _sizes("eye", (n, n if m is None else m))
@@ -377,7 +753,28 @@ def full_like(
     requires_grad: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Return a tensor in the shape and dtype of `input` filled with one value."""
+    """Return a tensor filled with one value, in the shape and dtype of `input`.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    fill_value : number
+        Value of all elements.
+    dtype : dtype, optional
+        Data type of the result; by default, that of the input.
+    device : Device or str, optional
+        Where the result is; by default, where the input is.
+    requires_grad : bool, default False
+        Whether to record operations on the result.
+    **options : Any
+        PyTorch's options that change nothing here, such as `layout` and `pin_memory`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+    """
     if options:
         require_dense("full_like", options)
     place = input.device if device is None else device
@@ -425,7 +822,39 @@ def rand(
     *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, generator: Generator | None = None,
     device: Any = None, requires_grad: bool = False, **options: Any
 ) -> Tensor:  # fmt: skip
-    """Return values drawn uniformly from [0, 1)."""
+    """Return numbers drawn uniformly from [0, 1).
+
+    Parameters
+    ----------
+    *sizes : int
+        Shape, as separate sizes or one list.
+    size : sequence of int, optional
+        Shape, by name.
+    shape : sequence of int, optional
+        Paddle's name of `size`.
+    dtype : dtype, optional
+        Data type of the result; by default, the default floating-point dtype.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+    requires_grad : bool, default False
+        Whether to record operations on the result.
+    **options : Any
+        PyTorch's options that change nothing here, such as `layout` and `pin_memory`.
+
+    Returns
+    -------
+    Tensor
+        Of the given shape.
+
+    Raises
+    ------
+    ArgumentError
+        If the dtype is neither of floating-point nor of complex numbers.
+    ShapeError
+        If a size is negative.
+    """
     if options:
         require_dense("rand", options)
     return _random("rand", kernels.uniform, sizes, size, shape, dtype, generator, device, requires_grad)
@@ -435,7 +864,47 @@ def randn(
     *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None, generator: Generator | None = None,
     device: Any = None, requires_grad: bool = False, **options: Any
 ) -> Tensor:  # fmt: skip
-    """Return values drawn from the standard normal distribution."""
+    """Return numbers drawn from the standard normal distribution.
+
+    Parameters
+    ----------
+    *sizes : int
+        Shape, as separate sizes or one list.
+    size : sequence of int, optional
+        Shape, by name.
+    shape : sequence of int, optional
+        Paddle's name of `size`.
+    dtype : dtype, optional
+        Data type of the result; by default, the default floating-point dtype.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+    requires_grad : bool, default False
+        Whether to record operations on the result.
+    **options : Any
+        PyTorch's options that change nothing here, such as `layout` and `pin_memory`.
+
+    Returns
+    -------
+    Tensor
+        Of the given shape; of complex numbers, each part has the variance 1/2.
+
+    Raises
+    ------
+    ArgumentError
+        If the dtype is neither of floating-point nor of complex numbers.
+    ShapeError
+        If a size is negative.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> g = sg.Generator().manual_seed(0)
+    >>> a, b = sg.randn(2, 3, generator=g), sg.randn(2, 3, generator=g.manual_seed(0))
+    >>> a.equal(b)
+    True
+    """
     if options:
         require_dense("randn", options)
     return _random("randn", kernels.normal, sizes, size, shape, dtype, generator, device, requires_grad)
@@ -471,7 +940,37 @@ def randint(
     low: Any = 0, high: Any = None, size: Any = None, dtype: Any = None, generator: Generator | None = None,
     device: Any = None, *, shape: Any = (1,), **options: Any
 ) -> Tensor:  # fmt: skip
-    """Return integers drawn uniformly from [low, high), or from [0, low) if only one bound is given."""
+    """Return integers drawn uniformly from [low, high).
+
+    Parameters
+    ----------
+    low : int, default 0
+        Least integer; if it is the only bound, it is the upper one, and the least integer is 0.
+    high : int, optional
+        Bound that is excluded.
+    size : sequence of int, optional
+        Shape of the result.
+    dtype : dtype, optional
+        Data type of the result; by default, int64.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+    shape : sequence of int, default (1,)
+        Paddle's name of `size`.
+    **options : Any
+        PyTorch's options that change nothing here, such as `layout` and `pin_memory`.
+
+    Returns
+    -------
+    Tensor
+        Of the given shape.
+
+    Raises
+    ------
+    ArgumentError
+        If the upper bound does not exceed the lower one.
+    """
     if options:
         require_dense("randint", options)
     if isinstance(high, list | tuple):
@@ -487,7 +986,24 @@ def randint(
 
 
 def randperm(n: int, generator: Generator | None = None, *, device: Any = None, **options: Any) -> Tensor:
-    """Return the integers 0 to n - 1 in random order."""
+    """Return the integers 0 to n - 1 in random order.
+
+    Parameters
+    ----------
+    n : int
+        How many integers.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+    **options : Any
+        PyTorch's options that change nothing here, such as `layout` and `pin_memory`.
+
+    Returns
+    -------
+    Tensor
+        Of int64, of shape (n,).
+    """
     if options:
         require_dense("randperm", options)
     (n,) = _sizes("randperm", (n,))

@@ -69,15 +69,42 @@ def ctc_loss(
     log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
     reduction: str = "mean", zero_infinity: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return the negative log probability of the labels `targets`, read in order, with blanks or repeats between them.
+    """Return the negative log probability of labels, read in order, with blanks or repeats between them.
 
-    "mean" first divides each loss by the length of its target. A target that is too long for its input has an infinite
-    loss; with `zero_infinity`, its loss and gradient are 0. The gradient is the derivative by `log_probs` itself, and
-    can be differentiated again. (PyTorch's gradient assumes that log_softmax made `log_probs`; the input of log_softmax
-    gets the same gradient from both.)
-    Shapes: log_probs (T, N, C) or (T, C); targets (N, S), or all labels in one dimension; lengths (N,) or (). Labels
-    are 0 to C - 1 without `blank`.
-    Raises ShapeError, DtypeError, ArgumentError, and DimensionError for a label outside [0, C).
+    The gradient is the derivative by `log_probs` itself, and can be differentiated again. (PyTorch's gradient assumes
+    that log_softmax made `log_probs`; the input of log_softmax gets the same gradient from both.)
+
+    Parameters
+    ----------
+    log_probs : Tensor
+        Log probabilities of C classes at T times, of shape (T, N, C) or (T, C).
+    targets : Tensor
+        Labels, 0 to C - 1 without `blank`: of shape (N, S), or all in one dimension.
+    input_lengths, target_lengths : Tensor or sequence of int
+        Numbers of times and of labels, of shape (N,) or ().
+    blank : int, default 0
+        Class that stands for no label.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether the result is the mean of the losses, their sum, or each of them; "mean" first divides each loss by the
+        length of its target.
+    zero_infinity : bool, default False
+        Whether loss and gradient are 0 where the loss is infinite: where a target is too long for its input.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N,) or () for "none", otherwise ().
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit together.
+    DtypeError
+        If labels or lengths are not integers, or log probabilities are not floating-point numbers.
+    ArgumentError
+        If an option or a length is out of range.
+    DimensionError
+        If a label is outside [0, C).
     """
     name = "ctc_loss"
     require_floats(name, log_probs.dtype)

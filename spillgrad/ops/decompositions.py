@@ -49,10 +49,30 @@ _cholesky: Callable[..., Tensor] = operation(
 @declare(method=True)
 @float32_in_autocast
 def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:
-    """Return the lower triangular L with L Lᴴ = A, or with `upper` the conjugate transpose of L.
+    """Return the lower triangular L with L Lᴴ = A.
 
     Only one triangle of A is read; the gradient by A is symmetric, for complex matrices Hermitian.
-    Shapes: A (..., n, n), result the same. Raises ShapeError, DtypeError; LinAlgError unless A is positive definite.
+
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., n, n), symmetric (complex: Hermitian) and positive definite.
+    upper : bool, default False
+        Whether to return the conjugate transpose of L, from the upper triangle.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `A`.
+
+    Raises
+    ------
+    ShapeError
+        If the matrices are not square.
+    DtypeError
+        If the numbers are integers.
+    LinAlgError
+        If a matrix is not positive definite.
     """
     require_square("linalg.cholesky", A)
     return mH(_cholesky(mH(A))) if upper else _cholesky(A)
@@ -103,9 +123,27 @@ _complete_qr: Any = operation(
 def qr(A: Tensor, mode: str = "reduced") -> QR:
     """Return Q with orthonormal columns and the upper triangular R with Q R = A.
 
-    In the mode "reduced", Q has min(m, n) columns. In "complete", Q has m columns, and there is no gradient if m > n.
-    In "r", Q is empty, and R has a gradient (PyTorch's has none).
-    Shapes: A (..., m, n), Q (..., m, k), R (..., k, n). Raises ShapeError, DtypeError, ArgumentError.
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., m, n).
+    mode : {"reduced", "complete", "r"}, default "reduced"
+        With "reduced", Q has k = min(m, n) columns. With "complete", it has k = m, and there is no gradient if m > n.
+        With "r", Q is empty, and R has a gradient (PyTorch's has none).
+
+    Returns
+    -------
+    QR
+        Q of shape (..., m, k), and R of shape (..., k, n).
+
+    Raises
+    ------
+    ShapeError
+        If there are fewer than two dimensions.
+    DtypeError
+        If the numbers are integers.
+    ArgumentError
+        If `mode` is another word.
     """
     require_matrices("linalg.qr", A)
     rows, columns = A.shape[-2:]
@@ -184,11 +222,33 @@ _eigh: Any = operation(
 def eigh(A: Tensor, UPLO: str = "L") -> Eigh:
     """Return the real eigenvalues and the eigenvectors of symmetric matrices, or of complex Hermitian ones.
 
-    Only the lower ("L") or upper ("U") triangle is read. The gradient holds for symmetric changes of A. It is
-    infinite if equal eigenvalues leave the eigenvectors arbitrary and the result depends on these eigenvectors.
-    Shapes: A (..., n, n), eigenvalues (..., n), eigenvectors (..., n, n).
-    Raises ShapeError, DtypeError, ArgumentError; LinAlgError if the algorithm does not converge; in backward
-    GraphError if the result depends on the phase of complex eigenvectors.
+    The gradient holds for symmetric changes of A. It is infinite if equal eigenvalues leave the eigenvectors arbitrary
+    and the result depends on these eigenvectors.
+
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., n, n).
+    UPLO : {"L", "U"}, default "L"
+        Whether the lower or the upper triangle is read.
+
+    Returns
+    -------
+    Eigh
+        Eigenvalues in ascending order, of shape (..., n), and eigenvectors as columns, of shape (..., n, n).
+
+    Raises
+    ------
+    ShapeError
+        If the matrices are not square.
+    DtypeError
+        If the numbers are integers.
+    ArgumentError
+        If `UPLO` is another word.
+    LinAlgError
+        If the algorithm does not converge.
+    GraphError
+        In backward, if the result depends on the phase of complex eigenvectors.
     """
     require_square("linalg.eigh", A)
     if UPLO.upper() not in ("L", "U"):
@@ -199,7 +259,20 @@ def eigh(A: Tensor, UPLO: str = "L") -> Eigh:
 @declare(numpy="linalg.eigvalsh")
 @float32_in_autocast
 def eigvalsh(A: Tensor, UPLO: str = "L") -> Tensor:
-    """Return the eigenvalues of symmetric matrices in ascending order (see `eigh`)."""
+    """Return the eigenvalues of symmetric matrices in ascending order (see `eigh`).
+
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., n, n).
+    UPLO : {"L", "U"}, default "L"
+        Whether the lower or the upper triangle is read.
+
+    Returns
+    -------
+    Tensor
+        Of shape (..., n).
+    """
     return eigh(A, UPLO).eigenvalues
 
 
@@ -239,8 +312,27 @@ def eig(A: Tensor) -> Eig:
     """Return the eigenvalues and eigenvectors of square matrices, as complex numbers in any order.
 
     The gradient is infinite if equal eigenvalues leave the eigenvectors arbitrary and the result depends on them.
-    Shapes: A (..., n, n), eigenvalues (..., n), eigenvectors (..., n, n). Raises ShapeError, DtypeError; LinAlgError
-    if the algorithm does not converge; in backward GraphError if the result depends on the phase of eigenvectors.
+
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., n, n).
+
+    Returns
+    -------
+    Eig
+        Eigenvalues of shape (..., n), and eigenvectors as columns, of shape (..., n, n).
+
+    Raises
+    ------
+    ShapeError
+        If the matrices are not square.
+    DtypeError
+        If the numbers are integers.
+    LinAlgError
+        If the algorithm does not converge.
+    GraphError
+        In backward, if the result depends on the phase of eigenvectors.
     """
     require_square("linalg.eig", A)
     return Eig(*_eig(to_dtype(A, COMPLEX_OF.get(A.dtype, A.dtype))))
@@ -249,7 +341,18 @@ def eig(A: Tensor) -> Eig:
 @declare(numpy="linalg.eigvals")
 @float32_in_autocast
 def eigvals(A: Tensor) -> Tensor:
-    """Return the complex eigenvalues of square matrices, in any order (see `eig`)."""
+    """Return the complex eigenvalues of square matrices, in any order (see `eig`).
+
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., n, n).
+
+    Returns
+    -------
+    Tensor
+        Of shape (..., n).
+    """
     return eig(A).eigenvalues
 
 
@@ -322,9 +425,30 @@ def svd(A: Tensor, full_matrices: bool = True, *, driver: str | None = None) -> 
     The gradient is infinite if equal singular values leave the vectors arbitrary and the result depends on the vectors.
     With `full_matrices`, backward raises GraphError for a gradient of vectors that have no singular value (PyTorch
     drops this gradient).
-    Shapes: A (..., m, n), S (..., k), k = min(m, n); U (..., m, k), Vh (..., k, n), or with `full_matrices` U (..., m,
-    m), Vh (..., n, n).
-    Raises ShapeError, DtypeError; LinAlgError if the algorithm does not converge. `driver` has no effect.
+
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., m, n); k is min(m, n).
+    full_matrices : bool, default True
+        Whether U and Vh are square.
+    driver : str, optional
+        Has no effect.
+
+    Returns
+    -------
+    SVD
+        U of shape (..., m, k), S of shape (..., k), and Vh of shape (..., k, n); with `full_matrices`, U of shape (...,
+        m, m) and Vh of shape (..., n, n).
+
+    Raises
+    ------
+    ShapeError
+        If there are fewer than two dimensions.
+    DtypeError
+        If the numbers are integers.
+    LinAlgError
+        If the algorithm does not converge.
     """
     require_matrices("linalg.svd", A)
     rows, columns = A.shape[-2:]
@@ -333,5 +457,18 @@ def svd(A: Tensor, full_matrices: bool = True, *, driver: str | None = None) -> 
 
 @float32_in_autocast
 def svdvals(A: Tensor, *, driver: str | None = None) -> Tensor:
-    """Return the singular values in descending order. Shapes: A (..., m, n), result (..., min(m, n))."""
+    """Return the singular values of matrices in descending order.
+
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., m, n).
+    driver : str, optional
+        Has no effect.
+
+    Returns
+    -------
+    Tensor
+        Of shape (..., min(m, n)).
+    """
     return svd(A, full_matrices=False).S

@@ -48,7 +48,23 @@ triu = _triangle("triu", np.triu, "upper")
 
 
 def block_diag(*tensors: Tensor) -> Tensor:
-    """Return the matrix with the given matrices along its diagonal and zeros elsewhere; vectors count as rows."""
+    """Return the matrix with the given matrices along its diagonal and zeros elsewhere.
+
+    Parameters
+    ----------
+    *tensors : Tensor
+        Matrices; a vector or a number counts as a row.
+
+    Returns
+    -------
+    Tensor
+        Matrix; of no tensors, of shape (1, 0).
+
+    Raises
+    ------
+    ShapeError
+        If a tensor has more than two dimensions.
+    """
     blocks = [atleast_2d(x) for x in tensors]
     if any(block.ndim > 2 for block in blocks):
         raise ShapeError("block_diag: got a tensor of more than two dimensions; wanted matrices")
@@ -65,7 +81,29 @@ def block_diag(*tensors: Tensor) -> Tensor:
 
 @declare(method=True)
 def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-    """Return matrices over `dim1` and `dim2` with the last dimension of `input` on the diagonal and zeros elsewhere."""
+    """Return matrices with the last dimension of a tensor on a diagonal and zeros elsewhere.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of at least one dimension.
+    offset : int, default 0
+        Diagonal: 0 is the main one, 1 the next above it.
+    dim1 : int, default -2
+        Dimension of the rows in the result.
+    dim2 : int, default -1
+        Dimension of the columns in the result.
+
+    Returns
+    -------
+    Tensor
+        Of one dimension more than `input`.
+
+    Raises
+    ------
+    ShapeError
+        If `input` has no dimension.
+    """
     ndim = input.ndim + 1
     first, second = normalize_dims("diag_embed", (dim1, dim2), ndim)
     size = input.shape[-1] + abs(offset) if input.ndim else 0
@@ -78,7 +116,20 @@ def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -
 
 @declare(method=True, numpy=True)
 def diagflat(input: Tensor, offset: int = 0) -> Tensor:
-    """Return the matrix with the elements of a tensor on its diagonal and zeros elsewhere."""
+    """Return the matrix with the elements of a tensor on a diagonal and zeros elsewhere.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    offset : int, default 0
+        Diagonal: 0 is the main one, 1 the next above it.
+
+    Returns
+    -------
+    Tensor
+        Square matrix.
+    """
     return diag(reshape(input, -1), offset)
 
 
@@ -91,7 +142,23 @@ _trace: Callable[..., Tensor] = operation(
 @declare(method=True)
 @float32_in_autocast
 def trace(input: Tensor) -> Tensor:
-    """Return the sum of a matrix's diagonal. Raises ShapeError unless the tensor has two dimensions."""
+    """Return the sum of a matrix's diagonal.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (m, n).
+
+    Returns
+    -------
+    Tensor
+        Of shape ().
+
+    Raises
+    ------
+    ShapeError
+        If `input` has not two dimensions.
+    """
     if input.ndim != 2:
         raise ShapeError(f"trace: got a tensor of shape {input.shape}; wanted a matrix")
     return _trace(input)
@@ -105,10 +172,54 @@ def _triangle_places(name: str, function: Any, row: int, col: int, offset: int, 
 
 
 def tril_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the indices of the lower triangle of a matrix. Shapes: the result (2, n), row and column indices."""
+    """Return the indices of the lower triangle of a matrix.
+
+    Parameters
+    ----------
+    row, col : int
+        Numbers of rows and columns of the matrix.
+    offset : int, default 0
+        Outermost diagonal of the triangle: 0 is the main one, 1 the next above it.
+    dtype : dtype, optional
+        Data type of the result; by default, int64.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+
+    Returns
+    -------
+    Tensor
+        Of shape (2, n): row and column indices.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is negative.
+    """
     return _triangle_places("tril_indices", np.tril_indices, row, col, offset, dtype, device)
 
 
 def triu_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Return the indices of the upper triangle of a matrix. Shapes: the result (2, n), row and column indices."""
+    """Return the indices of the upper triangle of a matrix.
+
+    Parameters
+    ----------
+    row, col : int
+        Numbers of rows and columns of the matrix.
+    offset : int, default 0
+        Outermost diagonal of the triangle: 0 is the main one, 1 the next above it.
+    dtype : dtype, optional
+        Data type of the result; by default, int64.
+    device : Device or str, optional
+        Where the result is; by default, the default device.
+
+    Returns
+    -------
+    Tensor
+        Of shape (2, n): row and column indices.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is negative.
+    """
     return _triangle_places("triu_indices", np.triu_indices, row, col, offset, dtype, device)

@@ -30,13 +30,51 @@ def normalize(
     input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, *, axis: int | None = None,
     epsilon: float | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the tensor divided by its p-norm along a dimension, or by `eps` if `eps` is larger than the norm."""
+    """Return the tensor divided by its p-norm along a dimension.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    p : float, default 2.0
+        Order of the norm.
+    dim : int, default 1
+        Dimension along which vectors lie.
+    eps : float, default 1e-12
+        Divisor if the norm is less.
+    axis : int, optional
+        Another name of `dim`.
+    epsilon : float, optional
+        Paddle's name of `eps`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+    """
     length = norm(input, p, dim if axis is None else axis, True)
     return div(input, clamp_min(length, eps if epsilon is None else epsilon))
 
 
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8, *, axis: int | None = None) -> Tensor:
-    """Return the cosine of the angle between vectors along a dimension; a length below `eps` counts as `eps`."""
+    """Return the cosine of the angle between vectors along a dimension.
+
+    Parameters
+    ----------
+    x1, x2 : Tensor
+        Vectors; the shapes broadcast.
+    dim : int, default 1
+        Dimension along which vectors lie.
+    eps : float, default 1e-8
+        A length below it counts as it.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to, without the dimension.
+    """
     first, second = broadcast_tensors(x1, x2)
     dim = dim if axis is None else axis
     directions = [div(x, clamp_min(norm(x, 2, dim, True), eps)) for x in (first, second)]
@@ -44,14 +82,46 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8, *
 
 
 def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
-    """Return the p-norm of x1 - x2 + eps along the last dimension."""
+    """Return the p-norm of ``x1 - x2 + eps`` along the last dimension.
+
+    Parameters
+    ----------
+    x1, x2 : Tensor
+        Vectors; the shapes broadcast.
+    p : float, default 2.0
+        Order of the norm.
+    eps : float, default 1e-6
+        Number that is added to each difference.
+    keepdim : bool, default False
+        Whether the last dimension stays, with size 1.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to, without the last dimension.
+    """
     return norm(add(sub(x1, x2), eps), p, -1, keepdim)
 
 
 def pdist(input: Tensor, p: float = 2.0) -> Tensor:
     """Return the p-norm of the difference of each pair of rows, in the order (0, 1), (0, 2), …, (1, 2), ….
 
-    Shapes: (n, m) gives (n (n - 1) / 2,).
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (n, m).
+    p : float, default 2.0
+        Order of the norm.
+
+    Returns
+    -------
+    Tensor
+        Of shape (n (n - 1) / 2,).
+
+    Raises
+    ------
+    ShapeError
+        If `input` has not two dimensions.
     """
     if input.ndim != 2:
         raise ShapeError(f"pdist: only supports 2D tensors, got: {input.ndim}D")
@@ -61,7 +131,20 @@ def pdist(input: Tensor, p: float = 2.0) -> Tensor:
 
 @declare(method=True)
 def dist(input: Tensor, other: Tensor, p: float = 2.0) -> Tensor:
-    """Return the p-norm of all elements of input - other."""
+    """Return the p-norm of all elements of ``input - other``.
+
+    Parameters
+    ----------
+    input, other : Tensor
+        Their shapes broadcast.
+    p : float, default 2.0
+        Order of the norm.
+
+    Returns
+    -------
+    Tensor
+        Of shape ().
+    """
     return norm(sub(input, other), p)
 
 
@@ -108,8 +191,32 @@ _cdist: Callable[..., Tensor] = operation("cdist", _euclidean, x1=_first_gradien
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
     """Return the p-norm of the difference of every row of `x1` and every row of `x2`.
 
-    Differences are exact: `compute_mode`, in PyTorch for speed, has no effect. The gradient of a distance 0 is 0.
-    Shapes: x1 (..., P, M), x2 (..., R, M), the result (..., P, R); leading dimensions broadcast.
+    The gradient of a distance 0 is 0.
+
+    Parameters
+    ----------
+    x1 : Tensor
+        Of shape (..., P, M); leading dimensions broadcast.
+    x2 : Tensor
+        Of shape (..., R, M).
+    p : float, default 2.0
+        Order of the norm, 0 or more.
+    compute_mode : str
+        Has no effect: differences are exact (in PyTorch, it is for speed).
+
+    Returns
+    -------
+    Tensor
+        Of shape (..., P, R).
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit together.
+    DtypeError
+        If the dtypes differ, or are not of floating-point numbers.
+    ArgumentError
+        If `p` is negative.
     """
     for x in (x1, x2):
         require_floats("cdist", x.dtype)

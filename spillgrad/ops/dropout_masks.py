@@ -42,9 +42,32 @@ def _require_probability(name: str, p: float) -> None:
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Return `input` with each element zeroed with probability `p` and the others scaled by 1 / (1 - p).
+    """Return `input` with each element set to 0 with probability `p`, and the others scaled by ``1 / (1 - p)``.
 
-    Without `training`, return `input`. Raises ArgumentError unless 0 <= p <= 1. Source: Srivastava et al. 2014.
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    p : float, default 0.5
+        Probability, 0 to 1.
+    training : bool, default True
+        Whether to drop elements; otherwise the result is `input`.
+    inplace : bool, default False
+        Whether to overwrite the input.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        If `p` is no probability.
+
+    Notes
+    -----
+    Source: Srivastava et al. 2014.
     """
     _require_probability("dropout", p)
     if not training or p == 0:
@@ -58,9 +81,30 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 
 
 def dropout_add(input: Tensor, residual: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """Return residual + dropout(input, p, training) in one pass, with the random numbers that `dropout` would draw.
+    """Return ``residual + dropout(input, p, training)`` in one pass.
 
-    Raises ArgumentError unless 0 <= p <= 1.
+    The random numbers are those that `dropout` would draw.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    residual : Tensor
+        Term; the shapes broadcast.
+    p : float, default 0.5
+        Probability, 0 to 1.
+    training : bool, default True
+        Whether to drop elements.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to.
+
+    Raises
+    ------
+    ArgumentError
+        If `p` is no probability.
     """
     alike = input.shape == residual.shape and input.dtype == residual.dtype and 0 < p <= 1
     if not training or not alike:
@@ -91,14 +135,64 @@ def _dropped_channels(
 
 
 def dropout1d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Return `input` with whole channels zeroed with probability `p`. Shapes: (N, C, L) or (C, L)."""
+    """Return `input` with whole channels set to 0 with probability `p`, and the others scaled by ``1 / (1 - p)``.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, L) or (C, L).
+    p : float, default 0.5
+        Probability, 0 to 1.
+    training : bool, default True
+        Whether to drop channels; otherwise the result is `input`.
+    inplace : bool, default False
+        Whether to overwrite the input.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        If `p` is no probability.
+    ShapeError
+        If `input` has another number of dimensions.
+    """
     return _dropped_channels("dropout1d", input, p, training, inplace, (2, 3), 2)
 
 
 def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Return `input` with whole channels zeroed with probability `p`. Shapes: (N, C, H, W) or (N, C, L).
+    """Return `input` with whole channels set to 0 with probability `p`, and the others scaled by ``1 / (1 - p)``.
 
-    Elements of a tensor (N, C) are channels; it warns of such a one, as PyTorch does.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, H, W) or (N, C, L); of shape (N, C), elements are channels.
+    p : float, default 0.5
+        Probability, 0 to 1.
+    training : bool, default True
+        Whether to drop channels; otherwise the result is `input`.
+    inplace : bool, default False
+        Whether to overwrite the input.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        If `p` is no probability.
+    ShapeError
+        If `input` has another number of dimensions.
+
+    Warns
+    -----
+    UserWarning
+        If `input` has two dimensions, as in PyTorch.
     """
     if input.ndim == 2:
         warnings.warn(
@@ -113,7 +207,31 @@ def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
 
 
 def dropout3d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Return `input` with whole channels zeroed with probability `p`. Shapes: (N, C, D, H, W) or (C, D, H, W)."""
+    """Return `input` with whole channels set to 0 with probability `p`, and the others scaled by ``1 / (1 - p)``.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, D, H, W) or (C, D, H, W).
+    p : float, default 0.5
+        Probability, 0 to 1.
+    training : bool, default True
+        Whether to drop channels; otherwise the result is `input`.
+    inplace : bool, default False
+        Whether to overwrite the input.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        If `p` is no probability.
+    ShapeError
+        If `input` has another number of dimensions.
+    """
     return _dropped_channels("dropout3d", input, p, training, inplace, (4, 5), 4)
 
 
@@ -141,13 +259,62 @@ def _alpha_dropped(name: str, input: Tensor, p: float, training: bool, inplace: 
 def alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
     """Return `input` with each element set to selu's lowest value with probability `p`, then scaled and shifted.
 
-    Scale and shift keep mean 0 and variance 1. Source: Klambauer et al. 2017, section 2.
+    Scale and shift keep mean 0 and variance 1.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any shape.
+    p : float, default 0.5
+        Probability, 0 to 1.
+    training : bool, default False
+        Whether to drop elements; otherwise the result is `input`.
+    inplace : bool, default False
+        Whether to overwrite the input.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        If `p` is no probability.
+
+    Notes
+    -----
+    Source: Klambauer et al. 2017, section 2.
     """
     return _alpha_dropped("alpha_dropout", input, p, training, inplace, input.shape)
 
 
 def feature_alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
-    """Return `input` after `alpha_dropout` of whole channels. Shapes: (N, C, ...)."""
+    """Return `input` after `alpha_dropout` of whole channels.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (N, C, ...).
+    p : float, default 0.5
+        Probability, 0 to 1.
+    training : bool, default False
+        Whether to drop channels; otherwise the result is `input`.
+    inplace : bool, default False
+        Whether to overwrite the input.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        If `p` is no probability.
+    ShapeError
+        If `input` has fewer than two dimensions.
+    """
     if input.ndim < 2:
         raise ShapeError(f"feature_alpha_dropout: got a tensor of shape {input.shape}; wanted (N, C, ...)")
     shape = (*input.shape[:2], *(1,) * (input.ndim - 2))

@@ -157,12 +157,40 @@ def _product(first: Term, second: Term, kept: frozenset[Any], sizes: dict[Any, i
 def einsum(equation: Any, *operands: Any) -> Tensor:
     """Return the sum of products of the operands over all dimensions that the result does not name.
 
-        einsum("bij,bjk->bik", a, b)    einsum("...ii->...i", a)    einsum(a, [0, 1], b, [1, 2], [0, 2])
-
     Labels are letters (or, in lists, numbers). A label repeated in one operand takes the operand's diagonal. "..."
     stands for dimensions that broadcast; dimensions of size 1 broadcast, too. Without "->", the result has the labels
     that appear once, in alphabetical order.
-    Raises ArgumentError for an equation that cannot be read, ShapeError for operands that do not fit the equation.
+
+    Parameters
+    ----------
+    equation : str or Tensor
+        Labels of the dimensions of each operand, then "->" and those of the result. In another form, the operands
+        alternate with lists of labels: ``einsum(a, [0, 1], b, [1, 2], [0, 2])``.
+    *operands : Tensor
+        As many as the equation has.
+
+    Returns
+    -------
+    Tensor
+        With the dimensions that the equation names.
+
+    Raises
+    ------
+    ArgumentError
+        If the equation cannot be read.
+    ShapeError
+        If operands do not fit the equation.
+    OperandError
+        If an operand is not a tensor.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> a, b = sg.ones(2, 3, 4), sg.ones(2, 4, 5)
+    >>> tuple(sg.einsum("bij,bjk->bik", a, b).shape)
+    (2, 3, 5)
+    >>> sg.einsum("...ii->...i", sg.eye(2)).tolist()
+    [1.0, 1.0]
     """
     if isinstance(equation, str):
         if len(operands) == 1 and isinstance(operands[0], list | tuple):
@@ -236,10 +264,28 @@ def _cheapest(terms: list[Term], sizes: dict[Any, int]) -> tuple[int, int]:
 
 @declare(method=True)
 def tensordot(a: Tensor, b: Tensor, dims: Any = 2, *, axes: Any = None) -> Tensor:
-    """Return the sum of products over the last `dims` dimensions of `a` and the first `dims` of `b`.
+    """Return the sum of products over the last dimensions of `a` and the first of `b`.
 
-    `dims` (in Paddle and NumPy `axes`) may also be a pair of lists: the dimensions of `a`, and those of `b`. Raises
-    ShapeError if their sizes differ.
+    Parameters
+    ----------
+    a, b : Tensor
+        Of one dtype.
+    dims : int or pair of lists, default 2
+        How many dimensions, or a pair of lists: the dimensions of `a`, and those of `b`.
+    axes : int or pair of lists, optional
+        Paddle's and NumPy's name of `dims`.
+
+    Returns
+    -------
+    Tensor
+        With the other dimensions of `a`, then those of `b`.
+
+    Raises
+    ------
+    ShapeError
+        If the sizes of these dimensions differ.
+    ArgumentError
+        If there are fewer dimensions.
     """
     dims = dims if axes is None else axes
     if isinstance(dims, Tensor):
@@ -266,7 +312,23 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2, *, axes: Any = None) -> Tenso
 
 @declare(method=True, numpy=True)
 def inner(input: Tensor, other: Tensor) -> Tensor:
-    """Return the sum of products over the last dimensions; with a 0-d tensor, the product."""
+    """Return the sum of products over the last dimensions.
+
+    Parameters
+    ----------
+    input, other : Tensor
+        Of equal last sizes; with a 0-d tensor, the result is the product.
+
+    Returns
+    -------
+    Tensor
+        With the other dimensions of `input`, then those of `other`.
+
+    Raises
+    ------
+    ShapeError
+        If the last sizes differ.
+    """
     if not input.ndim or not other.ndim:
         return mul(input, other)
     if input.shape[-1] != other.shape[-1]:
@@ -276,7 +338,18 @@ def inner(input: Tensor, other: Tensor) -> Tensor:
 
 @declare(method=True, numpy=True)
 def kron(input: Tensor, other: Tensor) -> Tensor:
-    """Return the Kronecker product: `other` times each element of `input`, in the element's place."""
+    """Return the Kronecker product: `other` times each element of `input`, in the element's place.
+
+    Parameters
+    ----------
+    input, other : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    Tensor
+        Of sizes that are the products of the sizes.
+    """
     ndim = max(input.ndim, other.ndim)
     sizes = [(1,) * (ndim - x.ndim) + x.shape for x in (input, other)]
     one = reshape(input, tuple(size for s in sizes[0] for size in (s, 1)))
@@ -286,9 +359,26 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
 
 @declare(method=True)
 def cross(input: Tensor, other: Tensor, dim: int | None = None, *, axis: int | None = None) -> Tensor:
-    """Return the cross products of 3-vectors along a dimension, by default the first dimension of size 3.
+    """Return the cross products of 3-vectors along a dimension.
 
-    Other dimensions broadcast. Raises ShapeError if the dimension's size is not 3.
+    Parameters
+    ----------
+    input, other : Tensor
+        Of size 3 in the dimension; other dimensions broadcast.
+    dim : int, optional
+        Dimension of the vectors; by default, the first of size 3.
+    axis : int, optional
+        Another name of `dim`.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to.
+
+    Raises
+    ------
+    ShapeError
+        If the size of the dimension is not 3.
     """
     dim = axis if dim is None else dim
     if dim is None:
@@ -302,7 +392,23 @@ def cross(input: Tensor, other: Tensor, dim: int | None = None, *, axis: int | N
 @declare(method=True)
 @float32_in_autocast
 def vdot(input: Tensor, other: Tensor) -> Tensor:
-    """Return the dot product of two vectors, the first conjugated. Raises ShapeError unless they have one size."""
+    """Return the dot product of two vectors, the first conjugated.
+
+    Parameters
+    ----------
+    input, other : Tensor
+        Of shape (n,).
+
+    Returns
+    -------
+    Tensor
+        Of shape ().
+
+    Raises
+    ------
+    ShapeError
+        If they are not two vectors of one size.
+    """
     if input.ndim != 1 or input.shape != other.shape:
         raise ShapeError(f"vdot: got {input.shape} and {other.shape}; wanted two vectors of one size")
     return matmul(conjugate(input), other)
@@ -310,10 +416,30 @@ def vdot(input: Tensor, other: Tensor) -> Tensor:
 
 @float32_in_autocast
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return input1 A input2 + bias for each of the matrices A in `weight`.
+    """Return ``input1 A input2 + bias`` for each of several matrices A.
 
-    Shapes: input1 (..., m), input2 (..., n), weight (k, m, n), bias (k,), result (..., k).
-    Raises ShapeError if shapes do not fit, DtypeError if dtypes differ.
+    Parameters
+    ----------
+    input1 : Tensor
+        Of shape (..., m).
+    input2 : Tensor
+        Of shape (..., n).
+    weight : Tensor
+        The matrices, of shape (k, m, n).
+    bias : Tensor, optional
+        Of shape (k,).
+
+    Returns
+    -------
+    Tensor
+        Of shape (..., k).
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit together.
+    DtypeError
+        If the dtypes differ.
     """
     name = "bilinear"
     if weight.ndim != 3 or not input1.ndim or not input2.ndim:

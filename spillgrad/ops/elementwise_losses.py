@@ -80,10 +80,30 @@ def binary_cross_entropy_with_logits(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the negative log probability of `target` (probabilities) under the sigmoid of the logits `input`.
+    """Return the negative log probability of targets under the sigmoid of logits.
 
-    `weight` multiplies each loss, and `pos_weight` multiplies the term with the factor `target`; both broadcast.
-    Shapes: input and target the same.
+    Parameters
+    ----------
+    input : Tensor
+        Logits, of any shape.
+    target : Tensor
+        Probabilities, of the shape of `input`.
+    weight : Tensor, optional
+        Factor of each loss; it broadcasts.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether the result is the mean of the losses, their sum, or each of them.
+    pos_weight : Tensor, optional
+        Factor of the term that has the factor `target`; it broadcasts.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input` for "none", otherwise ().
+
+    Raises
+    ------
+    ShapeError
+        If `target` has another shape.
     """
     require_alike("binary_cross_entropy_with_logits", input, target)
     refuse_complex_operands("binary_cross_entropy_with_logits", input, target, weight, pos_weight)
@@ -133,21 +153,74 @@ _huber, _smooth_l1 = (
 
 @float32_in_autocast
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the squared differences: their mean, their sum, or each of them for "none"."""
+    """Return the squared differences, or their mean or sum.
+
+    Parameters
+    ----------
+    input, target : Tensor
+        Their shapes broadcast.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether the result is the mean of the losses, their sum, or each of them.
+
+    Returns
+    -------
+    Tensor
+        Of shape (), or for "none" the one that the operands broadcast to.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.nn.functional.mse_loss(sg.tensor([1.0, 2.0]), sg.tensor([1.0, 4.0])).item()
+    2.0
+    """
     return _run_reduced(_mse, _mse_loss, input, target, reduction)
 
 
 @float32_in_autocast
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the absolute differences: their mean, their sum, or each of them for "none"."""
+    """Return the absolute differences, or their mean or sum.
+
+    Parameters
+    ----------
+    input, target : Tensor
+        Their shapes broadcast.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether the result is the mean of the losses, their sum, or each of them.
+
+    Returns
+    -------
+    Tensor
+        Of shape (), or for "none" the one that the operands broadcast to.
+    """
     return reduced("l1_loss", _l1_loss(input, target), reduction)
 
 
 @float32_in_autocast
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
-    """Return half the square of differences up to `delta`, and delta (|difference| - delta / 2) for larger ones.
+    """Return half the squares of small differences d, and ``delta * (|d| - delta / 2)`` for large ones.
 
-    Raises ArgumentError unless delta > 0. Source: Huber 1964.
+    Parameters
+    ----------
+    input, target : Tensor
+        Their shapes broadcast.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether the result is the mean of the losses, their sum, or each of them.
+    delta : float, default 1.0
+        Largest difference that is squared; positive.
+
+    Returns
+    -------
+    Tensor
+        Of shape (), or for "none" the one that the operands broadcast to.
+
+    Raises
+    ------
+    ArgumentError
+        If `delta` is not positive.
+
+    Notes
+    -----
+    Source: Huber 1964.
     """
     if not delta > 0:
         raise ArgumentError(f"huber_loss: got delta={delta}; wanted a positive number")
@@ -156,8 +229,29 @@ def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: fl
 
 @float32_in_autocast
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
-    """Return the Huber loss with delta `beta`, divided by `beta`; for `beta` 0, the absolute differences.
+    """Return the Huber loss with delta `beta`, divided by `beta`.
 
+    Parameters
+    ----------
+    input, target : Tensor
+        Their shapes broadcast.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        Whether the result is the mean of the losses, their sum, or each of them.
+    beta : float, default 1.0
+        Largest difference that is squared; 0 gives the absolute differences.
+
+    Returns
+    -------
+    Tensor
+        Of shape (), or for "none" the one that the operands broadcast to.
+
+    Raises
+    ------
+    ArgumentError
+        If `beta` is negative.
+
+    Notes
+    -----
     Source: Girshick 2015, equation 3.
     """
     if beta < 0:

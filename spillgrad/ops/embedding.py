@@ -58,12 +58,45 @@ def embedding(
     input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
     norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return the rows of `weight` at the indices `input`; the row `padding_idx` receives no gradient.
+    """Return the rows of a table at indices.
 
-    With `max_norm`, looked-up rows whose p-norm exceeds it are first scaled down in place; p is `norm_type`. With
-    `scale_grad_by_freq`, the gradient of a row is divided by how often the row was looked up. `sparse` has no effect:
-    gradients are dense.
-    Shapes: input any, weight (V, D), result input.shape + (D,). Raises DimensionError for an index outside [0, V).
+    Parameters
+    ----------
+    input : Tensor
+        Indices of rows, 0 to V - 1, of any shape.
+    weight : Tensor
+        The table, of shape (V, D).
+    padding_idx : int, optional
+        Row that receives no gradient.
+    max_norm : float, optional
+        Looked-up rows whose p-norm exceeds it are first scaled down in place.
+    norm_type : float, default 2.0
+        The p of the norm.
+    scale_grad_by_freq : bool, default False
+        Whether a row's gradient is divided by how often the row was looked up.
+    sparse : bool, default False
+        Has no effect: gradients are dense.
+
+    Returns
+    -------
+    Tensor
+        Of shape ``input.shape + (D,)``.
+
+    Raises
+    ------
+    DimensionError
+        If an index is outside [0, V).
+    ArgumentError
+        If `padding_idx` is not a row of the table.
+    ShapeError
+        If `weight` is not a matrix of floating-point numbers.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> table = sg.tensor([[0.0, 1.0], [2.0, 3.0]])
+    >>> sg.nn.functional.embedding(sg.tensor([1, 0]), table).tolist()
+    [[2.0, 3.0], [0.0, 1.0]]
     """
     _check_table("embedding", input, weight)
     padding_idx = _padding_row("embedding", padding_idx, weight)
@@ -119,7 +152,25 @@ def _by_frequency(rows: Tensor, indices: np.ndarray) -> Tensor:
 
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
-    """Return an int64 row for each index, 1 at the index and 0 elsewhere; `num_classes` -1 is the largest index + 1."""
+    """Return a row for each index, 1 at the index and 0 elsewhere.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Indices, of any shape.
+    num_classes : int, default -1
+        Length of a row; -1 is the largest index + 1.
+
+    Returns
+    -------
+    Tensor
+        Of int64, of shape ``tensor.shape + (num_classes,)``.
+
+    Raises
+    ------
+    DimensionError
+        If an index is outside the row.
+    """
     largest = -1
     if isinstance(tensor, Tensor) and tensor.dtype.kind in "iu" and tensor.numel():
         largest = int(np.max(tensor.array))
@@ -136,14 +187,50 @@ def embedding_bag(
     scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
     per_sample_weights: Tensor | None = None, include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the sum, mean or elementwise maximum of the rows of `weight` in each bag; zeros for an empty bag.
+    """Return the sum, mean or elementwise maximum of the rows of a table in each bag; zeros for an empty bag.
 
-    Each row of a matrix `input` is a bag. In a vector, a bag begins at each of the `offsets` and ends before the next;
-    with `include_last_offset`, the last offset only ends the last bag. `per_sample_weights` multiply the rows of a
-    sum. The row `padding_idx` is left out. Of equal maxima, the first gets the gradient. Other options are as in
-    `embedding`.
-    Shapes: input (B, n), or (n,) with offsets (B,); weight (V, D); per_sample_weights as input; result (B, D).
-    Raises ShapeError, DtypeError, ArgumentError, and DimensionError for an index outside [0, V).
+    Each row of a matrix `input` is a bag. Of equal maxima, the first gets the gradient.
+
+    Parameters
+    ----------
+    input : Tensor
+        Indices of rows, 0 to V - 1, of shape (B, n), or (n,) with `offsets`.
+    weight : Tensor
+        The table, of shape (V, D).
+    offsets : Tensor, optional
+        For a vector `input`, where each bag begins, of shape (B,): a bag ends before the next.
+    max_norm : float, optional
+        Looked-up rows whose p-norm exceeds it are first scaled down in place.
+    norm_type : float, default 2.0
+        The p of the norm.
+    scale_grad_by_freq : bool, default False
+        Whether a row's gradient is divided by how often the row was looked up; not with "max".
+    mode : {"mean", "sum", "max"}, default "mean"
+        What becomes of the rows of a bag.
+    sparse : bool, default False
+        Has no effect: gradients are dense.
+    per_sample_weights : Tensor, optional
+        Factor of each row of a sum, of the shape of `input`.
+    include_last_offset : bool, default False
+        Whether the last offset only ends the last bag.
+    padding_idx : int, optional
+        Row that is left out.
+
+    Returns
+    -------
+    Tensor
+        Of shape (B, D).
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit together.
+    DtypeError
+        If the dtypes do not fit together.
+    ArgumentError
+        If options or offsets do not fit together.
+    DimensionError
+        If an index is outside [0, V).
     """
     name = "embedding_bag"
     if mode not in ("sum", "mean", "max"):

@@ -61,8 +61,26 @@ def _first_minor(matrix: np.ndarray) -> int:
 def cholesky_ex(A: Tensor, *, upper: bool = False, check_errors: bool = False) -> CholeskyAndInfo:
     """Return what `cholesky` does, and for each matrix 0 or the order of the leading minor that is not positive.
 
-    A matrix that is not positive definite gives NaN. With `check_errors` it raises LinAlgError.
-    Shapes: A (..., n, n), L the same, info (...), of int32.
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., n, n).
+    upper : bool, default False
+        Whether to return upper triangular factors.
+    check_errors : bool, default False
+        Whether to raise LinAlgError for a matrix that is not positive definite.
+
+    Returns
+    -------
+    CholeskyAndInfo
+        L of the shape of `A`, NaN where it fails, and info of int32, of shape (...).
+
+    Raises
+    ------
+    ShapeError
+        If the matrices are not square.
+    LinAlgError
+        With `check_errors`, if a matrix is not positive definite.
     """
     require_square("linalg.cholesky_ex", A)
     info = np.zeros(A.shape[:-2], np.int32)
@@ -82,7 +100,24 @@ def cholesky_ex(A: Tensor, *, upper: bool = False, check_errors: bool = False) -
 def inv_ex(A: Tensor, *, check_errors: bool = False) -> InverseAndInfo:
     """Return what `inv` does, and for each matrix 0 or the number of the first pivot that is zero.
 
-    A singular matrix gives NaN. With `check_errors` it raises LinAlgError. Shapes: A (..., n, n), info (...).
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., n, n).
+    check_errors : bool, default False
+        Whether to raise LinAlgError for a singular matrix.
+
+    Returns
+    -------
+    InverseAndInfo
+        The inverse, NaN of a singular matrix, and info of int32, of shape (...).
+
+    Raises
+    ------
+    ShapeError
+        If the matrices are not square.
+    LinAlgError
+        With `check_errors`, if a matrix is singular.
     """
     require_square("linalg.inv_ex", A)
     if check_errors:
@@ -93,7 +128,28 @@ def inv_ex(A: Tensor, *, check_errors: bool = False) -> InverseAndInfo:
 def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> SolutionAndInfo:
     """Return what `solve` does, and for each matrix 0 or the number of the first pivot that is zero.
 
-    A singular matrix gives NaN. With `check_errors` it raises LinAlgError. Shapes: as for `solve`, info (...).
+    Parameters
+    ----------
+    A : Tensor
+        Of shape (..., n, n).
+    B : Tensor
+        Right-hand sides, as for `solve`.
+    left : bool, default True
+        Whether to solve A X = B, not X A = B.
+    check_errors : bool, default False
+        Whether to raise LinAlgError for a singular matrix.
+
+    Returns
+    -------
+    SolutionAndInfo
+        The solution, NaN for a singular matrix, and info of int32, of shape (...).
+
+    Raises
+    ------
+    ShapeError
+        If the matrices are not square.
+    LinAlgError
+        With `check_errors`, if a matrix is singular.
     """
     require_square("linalg.solve_ex", A)
     info = np.zeros(A.shape[:-2], np.int32)

@@ -21,12 +21,38 @@ def gradient(
     input: Tensor, *, spacing: Spacing | Sequence[Spacing] | None = None, dim: int | Sequence[int] | None = None,
     edge_order: int = 1,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return the derivatives of a function along dimensions, by default all, given its values at points.
+    """Return the derivatives of a function along dimensions, given its values at points.
 
-    `spacing` is the distance of neighbours, by default 1, or a list with a distance or the coordinates of the points
-    (a tensor) for each dimension. Within, a derivative is exact for polynomials of degree 2; at the two ends for those
-    of degree `edge_order`, 1 or 2.
-    Shapes: each result as input. Raises ArgumentError, DimensionError, DtypeError.
+    Within, a derivative is exact for polynomials of degree 2.
+
+    Parameters
+    ----------
+    input : Tensor
+        Values of the function, of any shape.
+    spacing : number, Tensor or list, optional
+        Distance of neighbours, by default 1, or a list with a distance or the coordinates of the points (a tensor) for
+        each dimension.
+    dim : int or sequence of int, optional
+        Dimensions of the derivatives; by default, all.
+    edge_order : {1, 2}, default 1
+        Degree of the polynomials for which the derivatives at the two ends are exact.
+
+    Returns
+    -------
+    tuple of Tensor
+        A derivative for each dimension, of the shape of `input`.
+
+    Raises
+    ------
+    ArgumentError
+        If `edge_order` or `spacing` does not fit, or a dimension has too few points.
+    DimensionError
+        If there is no such dimension.
+    DtypeError
+        If the dtype is uint8 or bool.
+
+    Notes
+    -----
     Source: Fornberg 1988, "Generation of finite difference formulas on arbitrarily spaced grids".
     """
     if edge_order not in (1, 2):

@@ -138,10 +138,36 @@ class FusedFunction:
 def fuse(function: Callable[..., Any]) -> FusedFunction:
     """Fuse the elementwise operations of a function to one forward and one backward kernel; also a decorator.
 
-    Backward saves only the arguments that gradients need, and computes the rest again. Arguments broadcast. Float
-    arguments may change from call to call; each value of an argument that is neither tensor nor float gets a kernel of
-    its own. The function may branch on such arguments, but not on tensors or floats. Values that it reads from outside
-    are fixed at the first call. With complex tensors the function runs as it is, operation by operation.
+    Backward saves only the arguments that gradients need, and computes the rest again. Arguments broadcast.
+
+    Parameters
+    ----------
+    function : callable
+        Function of tensors and numbers. Float arguments may change from call to call; each value of an argument that is
+        neither tensor nor float gets a kernel of its own. The function may branch on such arguments, but not on tensors
+        or floats. Values that it reads from outside are fixed at the first call.
+
+    Returns
+    -------
+    FusedFunction
+        Function that takes the same arguments.
+
+    Raises
+    ------
+    FusionError
+        If the function takes ``*arguments`` or ``**options``; in a call, for an operation or argument that cannot be
+        fused.
+
+    Notes
+    -----
+    With complex tensors the function runs as it is, operation by operation.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> swish = sg.fuse(lambda x, beta: x * sg.sigmoid(beta * x))
+    >>> swish(sg.tensor([0.0, 1.0]), 0.0).tolist()
+    [0.0, 0.5]
     """
     return FusedFunction(function)
 

@@ -27,11 +27,31 @@ _PADDINGS = ("zeros", "border", "reflection")
 
 
 def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
-    """Return the grid of positions to which affine maps send the positions of an image of `size`.
+    """Return the grid of positions to which affine maps send the positions of an image.
 
-    Positions are (x, y), or (x, y, z), from -1 to 1; with `align_corners`, these are the centres of the outermost
-    elements, otherwise their outer edges.
-    Shapes: theta (N, 2, 3) and size (N, C, H, W), result (N, H, W, 2); or (N, 3, 4), (N, C, D, H, W), (N, D, H, W, 3).
+    Parameters
+    ----------
+    theta : Tensor
+        Affine maps, of shape (N, 2, 3); for volumes, (N, 3, 4).
+    size : sequence of int
+        Shape of the image, (N, C, H, W), or of the volume, (N, C, D, H, W).
+    align_corners : bool, optional
+        Whether -1 and 1 are the centres of the outermost elements, instead of their outer edges; by default, False.
+
+    Returns
+    -------
+    Tensor
+        Positions (x, y), of shape (N, H, W, 2), or (x, y, z), of shape (N, D, H, W, 3), from -1 to 1.
+
+    Raises
+    ------
+    ShapeError
+        If `theta` does not fit `size`.
+
+    Warns
+    -----
+    UserWarning
+        If `align_corners` is not given, as in PyTorch.
     """
     align_corners = _given(align_corners)
     sizes = tuple(size)[2:]
@@ -55,12 +75,37 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
 def grid_sample(
     input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
 ) -> Tensor:
-    """Return the values of images at the positions of a grid; see `affine_grid` for positions.
+    """Return the values of images at the positions of a grid.
 
-    Outside, there are zeros, the values at the border, or those reflected at it.
-    Shapes: input (N, C, H, W), grid (N, H', W', 2), result (N, C, H', W'); or (N, C, D, H, W), (N, D', H', W', 3),
-    (N, C, D', H', W').
-    Raises ArgumentError for another mode, and for "bicubic" of volumes. Raises ShapeError for shapes that do not fit.
+    Parameters
+    ----------
+    input : Tensor
+        Images, of shape (N, C, H, W), or volumes, of shape (N, C, D, H, W).
+    grid : Tensor
+        Positions as of `affine_grid`, of shape (N, H', W', 2), for volumes (N, D', H', W', 3).
+    mode : {"bilinear", "nearest", "bicubic"}, default "bilinear"
+        Interpolation; "bicubic" is for images only.
+    padding_mode : {"zeros", "border", "reflection"}, default "zeros"
+        What there is outside: zeros, the values at the border, or those reflected at it.
+    align_corners : bool, optional
+        Whether -1 and 1 are the centres of the outermost elements, instead of their outer edges; by default, False.
+
+    Returns
+    -------
+    Tensor
+        Of shape (N, C, H', W'), for volumes (N, C, D', H', W').
+
+    Raises
+    ------
+    ArgumentError
+        If a mode is another word, or "bicubic" for volumes.
+    ShapeError
+        If the shapes do not fit together.
+
+    Warns
+    -----
+    UserWarning
+        If `align_corners` is not given, as in PyTorch.
     """
     if mode not in _MODES or padding_mode not in _PADDINGS:
         raise ArgumentError(
