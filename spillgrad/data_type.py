@@ -184,7 +184,8 @@ def promote_types(type1: Any, type2: Any) -> dtype:
     Returns
     -------
     dtype
-        The smallest one that holds both kinds of values, by PyTorch's rules.
+        By PyTorch's rules: one of the higher kind (bool, integer, floating-point, complex); of the same kind, one at
+        least as wide as both. Float64 and complex64 give complex128.
 
     Examples
     --------

@@ -32,7 +32,18 @@ _AS_BF16: dict[str | None, float] = {"float32": 0.5, "float64": 0.25}
 
 
 def advise(run: Run) -> list[Advice]:
-    """Return the changes that would improve a run, the most effective first."""
+    """Return the changes that would improve a run, the most effective first.
+
+    Parameters
+    ----------
+    run : Run
+        A run that `inspect` returned.
+
+    Returns
+    -------
+    list of Advice
+        Text, with the arguments for `save_on_disk` and the numbers that they reach.
+    """
     return [*_budgets(run), *_codecs(run), *_waits(run)]
 
 

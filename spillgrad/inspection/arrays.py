@@ -32,7 +32,19 @@ CODEC_NAME = re.compile(r"lossless|bf16|int8|(?:(?:lossless|bf16|int8)\+)?aes256
 
 
 class Chunk(NamedTuple):
-    """The place of elements `start` to `start + length` of an array: `nbytes` stored bytes at `offset` in the file."""
+    """The place of some elements of an array in a file.
+
+    Parameters
+    ----------
+    start : int
+        Number of the first element.
+    length : int
+        Number of elements.
+    offset : int
+        Where they begin in the file, in bytes.
+    nbytes : int
+        How many bytes they take there.
+    """
 
     start: int
     length: int
@@ -44,11 +56,39 @@ class Chunk(NamedTuple):
 class StoredArray:
     """An array of a segment: a dataset of the root group, or one that the next flush will add there.
 
-    `key` is the array's name. The facts come from the journal of the run if `from_journal`, else from the dataset's
-    attribute; without an attribute, `sequence` is None. Only HDF5 knows `views` and `chunk_shape`. `dtype`, `shape` and
-    `nbytes` describe the array before the `codec` encoded it; `stored_bytes` and `chunks` describe the bytes in the
-    file. `checksum` has 16 hex digits; it is None if the run took no checksums. `problem` says why the values cannot be
-    read; if it is None, the values can be read unless they are `encrypted`.
+    The facts come from the journal of the run if `from_journal`, else from the dataset's attribute. `dtype`, `shape`
+    and `nbytes` describe the array before it was encoded; `stored_bytes` and `chunks` describe the bytes in the file.
+
+    Parameters
+    ----------
+    key : str
+        The array's name.
+    sequence : int or None
+        The array's number in its store; None without an attribute.
+    label : Label
+        Where the array comes from.
+    views : tuple of View
+        The tensors that were saved as views of it. Only HDF5 knows them.
+    dtype : dtype or None
+        NumPy's dtype; None if no array has it.
+    shape : tuple of int
+        The shape.
+    chunk_shape : tuple of int or None
+        Shape of HDF5's chunks. Only HDF5 knows it.
+    chunks : tuple of Chunk
+        Where the elements lie.
+    nbytes : int
+        Bytes of the array.
+    stored_bytes : int
+        Bytes in the file.
+    codec : str or None
+        How the array is encoded; None if it is not.
+    checksum : str or None
+        Sixteen hex digits; None if the run took no checksums.
+    problem : str or None
+        Why the values cannot be read. If it is None, they can be read unless they are `encrypted`.
+    from_journal : bool, default False
+        Whether the journal describes the array.
     """
 
     key: str
@@ -79,10 +119,32 @@ class StoredArray:
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """A named object of an HDF5 file: `kind` is group, dataset, soft link, external link, type or unreadable.
+    """A named object of an HDF5 file.
 
-    `target` is the target of a link; `members` is the number of a group's members. `layout`, `chunk_shape` and the
-    numbers of the `filters` describe a dataset. `attributes` holds the name and the size in bytes of each attribute.
+    Parameters
+    ----------
+    path : str
+        Its path in the file.
+    kind : {"group", "dataset", "soft link", "external link", "type", "unreadable"}
+        What it is.
+    target : str, optional
+        Target of a link.
+    members : int, optional
+        Number of a group's members.
+    shape : tuple of int, optional
+        Shape of a dataset.
+    dtype : str, optional
+        Name of a dataset's dtype.
+    layout : str, optional
+        How a dataset lies in the file, such as "contiguous" or "chunked".
+    chunk_shape : tuple of int, optional
+        Shape of a dataset's chunks.
+    filters : tuple of int, optional
+        Numbers of a dataset's HDF5 filters.
+    attributes : tuple of tuple, optional
+        Name and size in bytes of each attribute.
+    problem : str, optional
+        What is wrong with it.
     """
 
     path: str
@@ -100,12 +162,27 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """An HDF5 file of arrays.
+    """An HDF5 file of arrays; ``segment[key]`` is the array of this key.
 
-    `items` are all objects that HDF5 names in the file, as of its last flush. `arrays` are those that the run's journal
-    lists in the file; without a journal, they are the items that a store could have written. `left_out` counts objects
-    beyond the limits of reading. `problems` list what no store would have written. `note` says which arrays HDF5 does
-    not have yet.
+    Parameters
+    ----------
+    path : Path
+        The file.
+    file_bytes : int
+        Its size.
+    disk_bytes : int
+        Bytes that it occupies on disk.
+    arrays : tuple of StoredArray
+        The arrays that the run's journal lists in the file; without a journal, the items that a store could have
+        written.
+    items : tuple of Item
+        All objects that HDF5 names in the file, as of its last flush.
+    left_out : int
+        Number of objects beyond the limits of reading.
+    problems : tuple of str
+        What no store would have written.
+    note : str, optional
+        Which arrays HDF5 does not have yet.
     """
 
     path: Path

@@ -20,7 +20,17 @@ Number = int | float | str  # a date is text
 
 @dataclasses.dataclass(frozen=True)
 class Bin:
-    """A bin of a histogram: `count` finite values from `low` to below `high`; the last bin includes `high`."""
+    """A bin of a histogram.
+
+    Parameters
+    ----------
+    low : float
+        The least value.
+    high : float
+        End of the bin, which only the last bin includes.
+    count : int
+        Number of finite values in it.
+    """
 
     low: float
     high: float
@@ -31,10 +41,23 @@ class Bin:
 class ArrayContents:
     """A summary of the values of an array.
 
-    `checksum` is "verified", "wrong", or "none" if the run took no checksum. `min`, `max`, `mean` and `histogram` cover
-    the finite values; for complex values, they cover the magnitudes. For dates, `min` and `max` are ISO 8601, and there
-    is no mean or histogram. All four are missing for values without an order, such as text, for encrypted arrays, and
-    if no value is finite. NaT counts as NaN.
+    `min`, `max`, `mean` and `histogram` cover the finite values; for complex values, they cover the magnitudes. All
+    four are missing for values without an order, such as text, for encrypted arrays, and if no value is finite.
+
+    Parameters
+    ----------
+    checksum : {"verified", "wrong", "none"}
+        Whether the bytes match the checksum; "none" if the run took none.
+    min, max : int, float or str, optional
+        The least and the greatest value. For dates, they are ISO 8601.
+    mean : float, optional
+        The mean; dates have none.
+    nan_count : int, optional
+        Number of NaNs. NaT counts as NaN.
+    infinite_count : int, optional
+        Number of infinite values.
+    histogram : tuple of Bin, optional
+        The histogram; dates have none.
     """
 
     checksum: str
@@ -47,10 +70,28 @@ class ArrayContents:
 
 
 def array_contents(path: str | os.PathLike[str], array: StoredArray) -> ArrayContents:
-    """Read an array of a segment, of any size, piece by piece, and return a summary of its values.
+    """Read an array of a segment, of any size, piece by piece, and summarize its values.
 
-    Raises ArgumentError if the array cannot be read. Raises SpillCorruptionError if stored bytes are missing, or if no
-    encoder wrote them. Raises SpillError if the run freed or changed the array meanwhile.
+    Parameters
+    ----------
+    path : str or path
+        The segment.
+    array : StoredArray
+        One of its arrays, from `inspect_segment`.
+
+    Returns
+    -------
+    ArrayContents
+        Extremes, mean, histogram, and whether the checksum is right.
+
+    Raises
+    ------
+    ArgumentError
+        If the array cannot be read.
+    SpillCorruptionError
+        If stored bytes are missing, or if no encoder wrote them.
+    SpillError
+        If the run freed or changed the array meanwhile.
     """
     with there(Path(path), array) as values:
         checksum = values.verdict()

@@ -1,6 +1,6 @@
 """The records of an inspection: plain values, the same for the library and the command line.
 
-Units: bytes and seconds; times count from the beginning of the run.
+Each parameter of a record is its attribute, too. Units: bytes and seconds; times count from the beginning of the run.
 """
 
 import dataclasses
@@ -17,7 +17,15 @@ KEYS = ("module", "op", "dtype", "step")
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The counters of all arrays of one module, operation, dtype or step, which is called `name`."""
+    """The counters of all arrays of one module, operation, dtype or step.
+
+    Parameters
+    ----------
+    name : str
+        The module, operation, dtype or step.
+    moved : OriginCounters
+        What happened to its arrays.
+    """
 
     name: str
     moved: OriginCounters
@@ -25,13 +33,26 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step: the batches with the same `label`, which is the number of the training step; `batches` counts them.
+    """A step of a run: the batches with the same label, or one batch that only the store counted.
 
     Only batches that the journal has are counted. Other work without a label, such as an evaluation, may come between
-    the batches; `took_s` is the time from the beginning of the first batch to the end of the last.
+    the batches of a label.
 
-    If `label` is None, the step is one batch that only the store counted: the time from the first array put to the last
-    array dropped or, in an offload, the time from one step to the next. `number` counts steps of both kinds from 1.
+    Parameters
+    ----------
+    number : int
+        Number of the step, from 1; steps of both kinds count.
+    label : int or None
+        Number of the training step. With None, the step is one batch: the time from the first array put to the last
+        array dropped or, in an offload, the time from one step to the next.
+    began_s : float
+        When the first batch began.
+    took_s : float
+        Seconds from the beginning of the first batch to the end of the last.
+    moved : OriginCounters
+        What happened to the step's arrays.
+    batches : int, default 1
+        Number of batches.
     """
 
     number: int
@@ -44,11 +65,40 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """The memory of a store at the time `t`, and its counters so far.
+    """The memory of a store at a time, and its counters so far.
 
-    The budget bounds `ram_bytes`. Of these, `hot_bytes` are not on disk yet, `writing_bytes` are being written,
-    `cached_bytes` are on disk as well (prefetched, or not evicted yet), and `lent_bytes` belong to arrays that callers
-    hold; the rest is being read or encoded. `rss_bytes` is the memory of the whole process.
+    What is in `ram_bytes`, and in none of its four parts below, is being read or encoded.
+
+    Parameters
+    ----------
+    t : float
+        The time.
+    ram_bytes : int
+        Bytes in RAM, which the budget bounds.
+    hot_bytes : int
+        Those in RAM that are not on disk yet.
+    writing_bytes : int
+        Those in RAM that are being written.
+    cached_bytes : int
+        Those in RAM that are on disk as well: prefetched, or not evicted yet.
+    lent_bytes : int
+        Those in RAM that belong to arrays that callers hold.
+    live_bytes : int
+        Bytes of live arrays, wherever they are.
+    disk_bytes : int
+        Bytes that the files occupy.
+    rss_bytes : int
+        Bytes of memory of the whole process.
+    written_bytes : int
+        Bytes written so far.
+    read_bytes : int
+        Bytes read so far.
+    hits : int
+        Number of uses whose array was in RAM, or on its way there.
+    misses : int
+        Number of uses that had to read the disk themselves.
+    wait_s : float
+        Seconds that callers waited so far.
     """
 
     t: float
@@ -69,9 +119,26 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """A span of time: a phase (`forward`, `backward`, `update`), a `write`, a `read`, or a `wait`.
+    """A span of time: a phase, or a write, a read or a wait.
 
-    `array` is None for a phase. `cause` is `put` or `get` for a wait, else None. `ahead` marks a read as a prefetch.
+    Parameters
+    ----------
+    kind : {"forward", "backward", "update", "write", "read", "wait"}
+        What took the time; the first three are phases.
+    began_s : float
+        When it began.
+    took_s : float
+        How long it took.
+    array : int, optional
+        Number of the array; None for a phase.
+    nbytes : int, default 0
+        Bytes of the array.
+    origin : Origin, optional
+        Where the array comes from.
+    cause : {"put", "get"}, optional
+        What waited; None for other kinds than a wait.
+    ahead : bool, default False
+        Whether a read is a prefetch.
     """
 
     kind: str
@@ -86,7 +153,15 @@ class Span:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """An error of the disk at the time `t`."""
+    """An error of the disk.
+
+    Parameters
+    ----------
+    t : float
+        When it happened.
+    reason : str
+        The error's message.
+    """
 
     t: float
     reason: str
@@ -94,7 +169,21 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The options of a store; None also stands for an option that a journal of the first version does not have."""
+    """The options of a store; None also stands for an option that a journal of the first version does not have.
+
+    Parameters
+    ----------
+    budget_bytes : int, optional
+        The `ram_budget` in bytes.
+    codec : str, optional
+        How arrays are encoded.
+    encrypt : bool, optional
+        Whether the files are encrypted.
+    checksums : bool, optional
+        Whether arrays have checksums.
+    on_full : str, optional
+        What happens when the disk is full.
+    """
 
     budget_bytes: int | None = None
     codec: str | None = None
@@ -105,7 +194,17 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Shrinkage:
-    """The effect of lossless compression on arrays of an origin: samples predict `stored_bytes` for `nbytes`."""
+    """The effect of lossless compression on arrays of an origin, which samples predict.
+
+    Parameters
+    ----------
+    origin : Origin
+        Where the arrays come from.
+    nbytes : int
+        Bytes of the arrays.
+    stored_bytes : int
+        Bytes that they would take on disk.
+    """
 
     origin: Origin
     nbytes: int
@@ -116,9 +215,15 @@ class Shrinkage:
 class StepPlan:
     """The sequence of store events that most batches had.
 
-    `arrays` holds the bytes of each array and whether it is persistent. `happened` holds for each event "put", "use" or
-    "drop" and the array's index in `arrays`. If there are more events than a journal lists, both are empty, and
-    `untold` is the number of events.
+    Parameters
+    ----------
+    arrays : list of tuple
+        For each array, its bytes and whether it is persistent.
+    happened : list of tuple
+        For each event, "put", "use" or "drop", and the array's index in `arrays`. If there are more events than a
+        journal lists, both lists are empty.
+    untold : int, default 0
+        The number of events that are not listed.
     """
 
     arrays: list[tuple[int, bool]]
@@ -130,12 +235,60 @@ class StepPlan:
 class Run:
     """A run as its journal describes it, with the files that it left.
 
-    `path` is the run's directory or its journal. `state` is one of `STATES`. A run is dead if its journal has no end
-    and this machine sees no process that writes it. If the `folder` of a dead run exists, the run was killed; if not,
-    it was killed and swept, or it closed its store while the disk refused the journal's last lines. `stats` are exact
-    over the whole run, and so are `by("module")`, `by("op")` and `by("dtype")`. `steps`, `samples` and spans are those
-    that the journal still has, from `first_s` on. `lost_lines` counts lines that the disk refused, `damaged_lines`
-    lines that make no sense.
+    `stats` are exact over the whole run, and so are ``by("module")``, ``by("op")`` and ``by("dtype")``. `steps`,
+    `samples` and spans are those that the journal still has, from `first_s` on.
+
+    Parameters
+    ----------
+    path : Path
+        The run's directory or its journal.
+    journal : Path or None
+        The journal, if it exists.
+    state : {"live", "finished", "dead"}
+        A run is dead if its journal has no end and this machine sees no process that writes it.
+    host : str or None
+        Name of the machine.
+    process : int or None
+        Number of the process.
+    command : str or None
+        Command line of the process.
+    version : str or None
+        Version of spillgrad.
+    began : str or None
+        When the run began.
+    duration_s : float
+        Seconds from the beginning to the last event.
+    first_s : float
+        Time of the first event that the journal still has.
+    settings : Settings
+        The options of the store.
+    stats : StoreStats
+        The store's counters.
+    kept_bytes : int
+        Bytes that stayed in RAM outside the store.
+    origins : dict
+        Maps each `Origin` to its `OriginCounters`.
+    steps : list of Step
+        The steps.
+    samples : list of Sample
+        The memory from time to time.
+    failures : list of Failure
+        Errors of the disk.
+    failure_count : int
+        Number of errors of the disk.
+    shrinkage : list of Shrinkage
+        What lossless compression would do.
+    segments : dict
+        Maps the path of each file of arrays to its bytes on disk.
+    step_plan : StepPlan or None
+        What most batches did.
+    lost_lines : int
+        Number of journal lines that the disk refused.
+    damaged_lines : int
+        Number of journal lines that make no sense.
+    folder : Path, optional
+        The run's directory, if it exists. If a dead run has one, the run was killed; if not, it was killed and swept,
+        or it closed its store while the disk refused the journal's last lines.
     """
 
     path: Path
@@ -164,9 +317,22 @@ class Run:
     folder: Path | None = None
 
     def by(self, key: str) -> list[Group]:
-        """Group the counters by `key`: "module", "op", "dtype" or "step". Groups are in the order of first appearance.
+        """Group the counters of the run.
 
-        Raises ArgumentError for any other key.
+        Parameters
+        ----------
+        key : {"module", "op", "dtype", "step"}
+            What the arrays of a group have in common.
+
+        Returns
+        -------
+        list of Group
+            In the order of first appearance.
+
+        Raises
+        ------
+        ArgumentError
+            For any other key.
         """
         if key not in KEYS:
             raise ArgumentError(f"by: got {key!r}; wanted {', '.join(KEYS)}")
@@ -178,9 +344,13 @@ class Run:
         return [Group(name, total(each)) for name, each in parts.items()]
 
     def step_names(self) -> list[str]:
-        """Return a name for each of `steps`: its label, or its number if no step has a label.
+        """Return a name for each of `steps`.
 
-        If only some steps have labels, a step without one is named by the store's count, such as `(none, store's 8)`.
+        Returns
+        -------
+        list of str
+            The label of each step, or its number if no step has a label. If only some steps have labels, a step without
+            one is named by the store's count, such as "(none, store's 8)".
         """
         if all(step.label is None for step in self.steps):
             return [str(step.number) for step in self.steps]
@@ -189,9 +359,16 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """A change to make: `text` in plain words, the `arguments` for `save_on_disk`, and the `figures` that `text` names.
+    """A change to make; a run with the new arguments reaches each figure within 20 %.
 
-    A run with these arguments reaches each figure within 20 %.
+    Parameters
+    ----------
+    text : str
+        The advice in plain words.
+    arguments : dict
+        The arguments for `save_on_disk`.
+    figures : dict
+        The numbers that `text` names, by name.
     """
 
     text: str
@@ -201,7 +378,17 @@ class Advice:
 
 @dataclasses.dataclass(frozen=True)
 class Inspection:
-    """The runs at `path`, from the oldest to the newest, or the segment that `path` names."""
+    """What `inspect` found at a path.
+
+    Parameters
+    ----------
+    path : Path
+        The path.
+    runs : list of Run
+        The runs, from the oldest to the newest.
+    segment : Segment, optional
+        The segment that the path names.
+    """
 
     path: Path
     runs: list[Run]

@@ -110,13 +110,44 @@ class RunReader(contextlib.AbstractContextManager["RunReader"]):
 
 
 def inspect(path: str | os.PathLike[str]) -> Inspection:
-    """Return records of what is at `path`: a run's directory, a directory of runs, a journal, or a segment.
+    """Return records of what is at a path.
 
     Live runs are not disturbed. For runs of this process, all events until now are included; for runs of other
     processes, all events up to a fifth of a second ago. If one of several runs ends meanwhile and leaves no files, it
     is left out.
-    Raises OSError if a file cannot be read. Raises SpillFormatError if a file is no journal, or is of a newer version.
-    Raises SpillError if there is no run at `path`.
+
+    Parameters
+    ----------
+    path : str or path
+        A run's directory, a directory of runs, a journal, or a segment.
+
+    Returns
+    -------
+    Inspection
+        The runs, or the segment.
+
+    Raises
+    ------
+    OSError
+        If a file cannot be read.
+    SpillFormatError
+        If a file is no journal, or is of a newer version.
+    SpillError
+        If there is no run at `path`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import spillgrad as sg
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with sg.save_on_disk(folder, ram_budget="64KiB"):
+    ...         loss = sg.ones(256, 256, requires_grad=True).exp().sum()
+    ...     (run,) = sg.storage.inspect(folder).runs
+    ...     del loss
+    >>> run.state, run.stats.packed_bytes
+    ('live', 262144)
+    >>> [(group.name, group.moved.packed_bytes) for group in run.by("op")]
+    [('exp', 262144)]
     """
     if is_segment_file(Path(path)):
         return Inspection(Path(path), [], inspect_segment(path))
@@ -198,7 +229,18 @@ def goes_on(place: Path) -> bool:
 
 
 def spans(run: Run) -> Iterator[Span]:
-    """Yield the spans of a run that its journal still has, in the order in which they ended."""
+    """Yield the spans of a run that its journal still has, in the order in which they ended.
+
+    Parameters
+    ----------
+    run : Run
+        A run that `inspect` returned.
+
+    Yields
+    ------
+    Span
+        A phase, a write, a read or a wait.
+    """
     if run.journal is None:
         return
     found: list[Span] = []

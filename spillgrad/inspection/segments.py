@@ -23,9 +23,28 @@ def inspect_segment(
 ) -> Segment:
     """Return the contents of a segment of a live or dead run, without opening the file with HDF5 in this process.
 
-    To inspect several segments, pass the same `reader`, and the same `journals` for segments of one run.
-    Raises SpillError if HDF5 cannot read the file and no journal describes it. Raises SpillFormatError, a SpillError,
-    if the file is of a newer version. Raises OSError if the file cannot be opened.
+    Parameters
+    ----------
+    path : str or path
+        The segment, which may be of unknown origin.
+    reader : UntrustedReader, optional
+        The process that reads; pass the same one to inspect several segments.
+    journals : Journals, optional
+        The journals that are open; pass the same ones for several segments of one run.
+
+    Returns
+    -------
+    Segment
+        The arrays of the file, and where they lie.
+
+    Raises
+    ------
+    SpillError
+        If HDF5 cannot read the file and no journal describes it.
+    SpillFormatError
+        If the file is of a newer version; this is a SpillError.
+    OSError
+        If the file cannot be opened.
     """
     path = Path(path)
     with contextlib.ExitStack() as ours:

@@ -29,7 +29,17 @@ _TOLD_LINES = 10
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem found in the array `key` of a file, or in the file itself if `key` is None."""
+    """A problem found in a file, or in an array of it.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    key : str or None
+        Name of the array; None for the file itself.
+    what : str
+        The problem in words.
+    """
 
     path: Path
     key: str | None
@@ -38,11 +48,34 @@ class Problem:
 
 @dataclasses.dataclass
 class Verification:
-    """Counts of what was checked at `path`, and the problems found.
+    """Counts of what was checked, and the problems found.
 
-    `arrays` counts all arrays. `verified` arrays match their checksums; so do `encrypted` arrays, which only their run
-    can decrypt. `unverified` arrays have no checksum. All other arrays are in `problems`, or in `changed` if a live run
-    changed them meanwhile. `notes` are remarks that mean no damage. `checked_bytes` counts stored bytes.
+    Parameters
+    ----------
+    path : Path
+        What was checked.
+    segments : int
+        Number of segments.
+    journals : int
+        Number of journals.
+    journal_lines : int
+        Number of lines of the journals.
+    arrays : int
+        Number of all arrays.
+    verified : int
+        Number of arrays that match their checksums.
+    encrypted : int
+        Number of arrays that match their checksums, and that only their run can decrypt.
+    unverified : int
+        Number of arrays that have no checksum.
+    checked_bytes : int
+        Stored bytes that were checked.
+    problems : list of Problem
+        Damage: all other arrays are here, or in `changed`.
+    changed : list of Problem
+        What a live run changed while it was checked.
+    notes : list of Problem
+        Remarks that mean no damage.
     """
 
     path: Path
@@ -60,11 +93,32 @@ class Verification:
 
 
 def verify(path: str | os.PathLike[str], progress: Callable[[Path], None] | None = None) -> Verification:
-    """Check a segment, a journal, a run's folder, or the runs in a folder.
+    """Check that stored data is what was written: arrays of segments, and lines of journals.
 
-    In a folder, `progress` is called with each file before the file is checked. Live runs are not disturbed.
-    Raises SpillError if there is nothing to check, or if a single file is neither a segment nor a journal. Raises
-    SpillFormatError, a SpillError, for a single file of a newer version. Raises OSError if `path` cannot be read.
+    Live runs are not disturbed.
+
+    Parameters
+    ----------
+    path : str or path
+        A segment, a journal, a run's folder, or a folder of runs.
+    progress : callable, optional
+        Function that is called with each file of a folder before the file is checked.
+
+    Returns
+    -------
+    Verification
+        Counts, and problems.
+
+    Raises
+    ------
+    SpillError
+        If there is nothing to check, or if a single file is neither a segment nor a journal.
+    SpillFormatError
+        For a single file of a newer version; this is a SpillError.
+    ArgumentError
+        If `path` is neither a file nor a folder.
+    OSError
+        If `path` cannot be read.
     """
     path = Path(path)
     found = Verification(path)

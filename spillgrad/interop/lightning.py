@@ -13,12 +13,32 @@ __all__ = ["SaveOnDiskCallback"]
 
 
 class SaveOnDiskCallback(Callback):  # type: ignore[misc]
-    """A callback that spills to disk what training steps save for backward.
+    """Spill what training steps save for backward to disk, while Lightning's Trainer trains a module.
+
+    An optimizer that `configure_optimizers` returns may be offloaded by `disk_offload_optimizer`.
+
+    Parameters
+    ----------
+    directory : str, path or optimizer, optional
+        Folder for the files, or the optimizer that `disk_offload_optimizer` returned.
+    **options : object
+        The other arguments of `spillgrad.interop.torch.save_on_disk`, such as `ram_budget`.
+
+    Attributes
+    ----------
+    spill : save_on_disk
+        The context, with ``stats()`` and ``flush()``.
+
+    Raises
+    ------
+    SpillgradError
+        As by `spillgrad.interop.torch.save_on_disk`.
+
+    Examples
+    --------
+    As a callback of a Trainer::
 
         trainer = lightning.Trainer(callbacks=[SaveOnDiskCallback("spill/", ram_budget="2GiB")])
-
-    Arguments and errors are those of `spillgrad.interop.torch.save_on_disk`; the attribute `spill` is that context.
-    An optimizer that `configure_optimizers` returns may be offloaded by `disk_offload_optimizer`.
     """
 
     def __init__(self, directory: Any = None, **options: Any) -> None:
@@ -26,13 +46,29 @@ class SaveOnDiskCallback(Callback):  # type: ignore[misc]
         self._is_entered = False
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
-        """Begin to spill."""
+        """Begin to spill.
+
+        Parameters
+        ----------
+        *args : object
+            What Lightning gives to callbacks.
+        **kwargs : object
+            What else Lightning gives to callbacks.
+        """
         if not self._is_entered:  # still entered if a module skipped the batch before
             self.spill.__enter__()
             self._is_entered = True
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        """Stop spilling."""
+        """Stop spilling.
+
+        Parameters
+        ----------
+        *args : object
+            What Lightning gives to callbacks.
+        **kwargs : object
+            What else Lightning gives to callbacks.
+        """
         if self._is_entered:
             self._is_entered = False
             self.spill.__exit__()

@@ -13,16 +13,37 @@ __all__ = ["SaveOnDiskCallback"]
 
 
 class SaveOnDiskCallback(TrainerCallback):  # type: ignore[misc]
-    """A callback that spills to disk what the model's forward saves for backward, while a Trainer trains the model.
+    """Spill what a model's forward saves for backward to disk, while Hugging Face's Trainer trains the model.
+
+    Parameters
+    ----------
+    directory : str, path or optimizer, optional
+        Folder for the files, or the optimizer that `disk_offload_optimizer` returned, which is passed to the Trainer
+        too.
+    **options : object
+        The other arguments of `spillgrad.interop.torch.save_on_disk`, such as `ram_budget`.
+
+    Attributes
+    ----------
+    spill : save_on_disk
+        The context, with ``stats()`` and ``flush()``.
+
+    Raises
+    ------
+    SpillgradError
+        As by `spillgrad.interop.torch.save_on_disk`.
+
+    Notes
+    -----
+    Models of transformers compute their loss in forward, if labels are given. What a loss outside the model saves
+    (`label_smoothing_factor`, `compute_loss_func`) stays in RAM; ``with save_on_disk(...): trainer.train()`` spills
+    these tensors too.
+
+    Examples
+    --------
+    As a callback of a Trainer::
 
         trainer = Trainer(model, arguments, train_dataset=data, callbacks=[SaveOnDiskCallback(ram_budget="2GiB")])
-
-    Arguments and errors are those of `spillgrad.interop.torch.save_on_disk`; the attribute `spill` is that context. An
-    optimizer that `disk_offload_optimizer` returned may be passed in place of the directory, and to the Trainer too.
-
-    Models of transformers compute their loss in forward, if labels are given. What a loss outside the model saves
-    (`label_smoothing_factor`, `compute_loss_func`) stays in RAM; `with save_on_disk(...): trainer.train()` spills these
-    tensors too.
     """
 
     def __init__(self, directory: Any = None, **options: Any) -> None:
@@ -30,7 +51,17 @@ class SaveOnDiskCallback(TrainerCallback):  # type: ignore[misc]
         self._hooks: list[Any] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Begin to spill what the model saves."""
+        """Begin to spill what the model saves.
+
+        Parameters
+        ----------
+        args, state, control : object
+            What the Trainer gives to callbacks.
+        model : torch.nn.Module
+            The model.
+        **kwargs : object
+            What else the Trainer gives to callbacks.
+        """
         self.on_train_end(args, state, control)  # removes the hooks of a training that an error ended
         # Around forward only: its hook leaves the context after an error too, when the Trainer calls no callback.
         self._hooks = [
@@ -39,7 +70,15 @@ class SaveOnDiskCallback(TrainerCallback):  # type: ignore[misc]
         ]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop spilling: remove the hooks from the model."""
+        """Stop spilling: remove the hooks from the model.
+
+        Parameters
+        ----------
+        args, state, control : object
+            What the Trainer gives to callbacks.
+        **kwargs : object
+            What else the Trainer gives to callbacks.
+        """
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -4,7 +4,8 @@
 * `measure(directory)` returns a `Machine`: the speed of this machine's matrix products, and of its `Disk`;
 * `observe(…)` makes a `Profile` of two layers and returns a `Whole`, which predicts a step for any budget and choice.
 
-`save_on_disk(policy="auto")` makes the same choice during training, from measurements of the first steps.
+`save_on_disk(policy="auto")` makes the same choice during training, from measurements of the first steps. Each
+parameter of a record, such as `Plan`, is its attribute, too.
 """
 
 from spillgrad.spill.planning.machine import Disk, Machine, measure

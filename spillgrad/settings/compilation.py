@@ -44,7 +44,7 @@ def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
     Warns
     -----
     CompilationWarning
-        At the first call.
+        At the first call in a process.
 
     See Also
     --------

@@ -80,6 +80,8 @@ class disk_offload(StoreOwner):
         The offloaded model.
     optimizer : Optimizer or None
         The offloaded optimizer.
+    directory : Path
+        The folder of this object's files.
     least_budget : int
         The least `ram_budget` in bytes.
     least_device_budget : int
@@ -110,6 +112,9 @@ class disk_offload(StoreOwner):
 
     Notes
     -----
+    **Files.** ``preflight()`` returns the free space and the measured speed of the disk, as `sg.storage.preflight`
+    does.
+
     **Saved tensors.** ``with sg.save_on_disk(offload)`` puts what operations save for backward into the same store,
     under the same budget.
 

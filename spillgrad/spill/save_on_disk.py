@@ -118,6 +118,11 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
         function takes a path or a name, and returns a word, or None for no choice. A fourth word, "auto", cannot be
         part of a mapping: it measures, and chooses what to recompute; see the Notes.
 
+    Attributes
+    ----------
+    directory : Path
+        The folder of this object's files.
+
     Raises
     ------
     BudgetError
@@ -150,9 +155,10 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
     **In-place changes.** If a saved tensor is modified in place, backward gets its old values or raises an error; it
     never computes with the new values.
 
-    **Files.** They are removed when the last graph that uses them is gone, or when the process ends. The same object
-    can be entered again, and it is cheap to make a new one for each step. `pack_hook` and `unpack_hook` can be passed
-    to ``saved_tensors_hooks(...)`` and ``register_hooks(...)`` too.
+    **Files.** ``preflight()`` returns the free space and the measured speed of their disk, as `sg.storage.preflight`
+    does. They are removed when the last graph that uses them is gone, or when the process ends. The same object can be
+    entered again, and it is cheap to make a new one for each step. `pack_hook` and `unpack_hook` can be passed to
+    ``saved_tensors_hooks(...)`` and ``register_hooks(...)`` too.
 
     **Which choice of a policy counts.** The choice for an operation takes precedence over the choice for a module, and
     an inner module over an outer one. Of a mapping's patterns, the first that matches counts. A tensor without a choice

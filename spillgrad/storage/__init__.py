@@ -10,6 +10,8 @@
   `array_contents(path, array)` returns the `ArrayContents` of one array, with a histogram of `Bin`; `verify(path)`
   returns a `Verification`, with each `Problem`;
 * files of your own runs: `read_segment` yields a `Stored` for each array, `read_journal` a dict for each line.
+
+Each parameter of a record, such as `Run`, is its attribute, too.
 """
 
 import importlib

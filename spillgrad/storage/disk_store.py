@@ -40,7 +40,8 @@ protect(__name__.rpartition(".")[0])
 class DiskStore(TieredStore[DiskEntry]):
     """Store that keeps arrays in RAM up to `ram_budget` bytes, and the others in HDF5 files.
 
-    `save_on_disk` and `disk_offload` put tensors into such a store; programs may put NumPy arrays.
+    `save_on_disk` and `disk_offload` put tensors into such a store; programs may put NumPy arrays. It has all methods
+    of `Store`.
 
     Parameters
     ----------

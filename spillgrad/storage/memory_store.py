@@ -35,6 +35,10 @@ class _Kept(Handle):
 class MemoryStore:
     """Store that keeps arrays in RAM, without bound.
 
+    It has all methods of `Store`.
+
+    Notes
+    -----
     The lock guards everything except `_dropped`, to which `drop` appends without the lock.
 
     Examples

@@ -139,7 +139,7 @@ class BufferPool:
     def stats(self) -> MemoryStats:
         """Return the numbers of bytes in the buffer pool, from which host memory for arrays comes.
 
-        Arrays smaller than `POOLED_MIN_BYTES` do not count.
+        Arrays smaller than 64 KiB do not count.
 
         Returns
         -------

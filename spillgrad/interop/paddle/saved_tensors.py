@@ -161,36 +161,73 @@ class _Saved(hooks.SavedValue):
 
 
 class save_on_disk(FrameworkContext):
-    """Context manager: spill what Paddle saves for backward to disk; keep at most `ram_budget` bytes of it in RAM.
+    """Spill what Paddle saves for backward to disk, and keep at most `ram_budget` bytes of it in RAM.
+
+    A context manager for the forward pass::
 
         with save_on_disk("spill/", ram_budget="2GiB"):
             loss = model(x)
         loss.backward()
 
-    `spillgrad.save_on_disk` explains the options, and when the files are removed. Gradients are the same, bit for bit.
-    The same object can be entered again, in any thread. `pack_hook` and `unpack_hook` can be passed to
-    `paddle.autograd.saved_tensors_hooks(...)` too.
+    Gradients are the same, bit for bit, unless `codec` rounds. `spillgrad.save_on_disk` says when the files are
+    removed.
 
-    These contexts can be nested. Each affects the thread that entered it. But Paddle has only one pair of hooks at a
-    time: entering this context inside other hooks raises an error, and so do other hooks inside this context.
-    `recompute` with `use_reentrant=False` has such hooks; its default works.
+    Parameters
+    ----------
+    directory : str or path, optional
+        Folder for the files, which is made if it does not exist. By default, a folder of this user in the directory for
+        temporary files.
+    ram_budget : int or str
+        The most bytes of saved tensors in RAM, or a size such as "2GiB". Required.
+    min_bytes : int or str, default 4096
+        Tensors that span less than this stay in RAM. Bytes, or a size.
+    direct_io : bool, optional
+        Whether to bypass the page cache, if the file system can. With None, a short measurement decides.
+    checksums : bool, default True
+        Whether to take a checksum of each array that is written, and to compare it when the array is read.
+    on_full : {"raise", "ram"}, default "raise"
+        What happens when the disk is full or reports an error: raise SpillError, or warn once and keep tensors in RAM
+        beyond the budget until the disk accepts them again.
+    codec : {"lossless", "bf16", "int8"}, optional
+        How tensors are encoded in the files; as they are, by default. `spillgrad.save_on_disk` says how exact each is.
+    encrypt : bool, default False
+        Whether to encrypt the files, with a key that only this object has. Needs the package cryptography.
+    keep_journal : str or path, optional
+        File that records what is packed, written, read and waited for; `spillgrad inspect` reads it. Give each object a
+        file of its own.
+    only : callable, optional
+        Function of an object with `tensor` and `nbytes` that returns whether to spill the tensor. By default, all are
+        spilled.
 
-    Memory is stored once, however many nodes and views save it, unless it left RAM in between. These tensors stay in
-    RAM: parameters and other leaves that require a gradient, because they are in RAM anyway; tensors that span fewer
-    than `min_bytes`; tensors that `only` rejects (it gets an object with `tensor` and `nbytes`); and tensors that are
-    not dense, or not in host memory.
+    Raises
+    ------
+    BudgetError
+        If a size does not parse.
+    ArgumentError
+        For an unknown word, a missing package or a missing `ram_budget`; when it is entered, inside other hooks.
+    SpillError
+        If the directory cannot be used, or if the journal belongs to another living object; when a tensor is saved or
+        read, if the disk is full or fails.
 
-    A saved tensor that was modified in place raises an error in backward, as it does without hooks. If a PyLayer saved
-    the tensor, backward gets the old values, or raises an error. Only Paddle's version counters show such changes.
+    Notes
+    -----
+    The same object can be entered again, in any thread. These contexts can be nested, and each affects the thread that
+    entered it. But Paddle has only one pair of hooks at a time: entering this context inside other hooks raises an
+    error, and so do other hooks inside this context. `recompute` with ``use_reentrant=False`` has such hooks; its
+    default works. `pack_hook` and `unpack_hook` can be passed to ``paddle.autograd.saved_tensors_hooks(...)`` too.
 
-    Paddle keeps unpacked tensors in RAM while a graph is retained, or after `paddle.grad` has run through the graph.
+    **What stays in RAM.** Memory is stored once, however many nodes and views save it, unless it left RAM in between.
+    These tensors stay in RAM: parameters and other leaves that require a gradient, because they are in RAM anyway;
+    tensors smaller than `min_bytes`; tensors that `only` rejects; and tensors that are not dense, or not in host
+    memory. Paddle keeps unpacked tensors in RAM while a graph is retained, or after `paddle.grad` has run through the
+    graph.
 
-    An error in a hook reaches the caller as Paddle's OSError with the same message. When that OSError leaves the
-    context, the context raises the original error.
+    **In-place changes.** A saved tensor that was modified in place raises an error in backward, as it does without
+    hooks. If a PyLayer saved the tensor, backward gets the old values, or raises an error. Only Paddle's version
+    counters show such changes.
 
-    Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB".
-    Raises the errors of `spillgrad.save_on_disk`. Raises ArgumentError inside other hooks. Raises SpillError when a
-    tensor is saved, if the disk is full or fails.
+    **Errors.** An error in a hook reaches the caller as Paddle's OSError with the same message. When that OSError
+    leaves the context, the context raises the original error.
     """
 
     def __enter__(self) -> "save_on_disk":
@@ -210,11 +247,33 @@ class save_on_disk(FrameworkContext):
                 del failure, error, trace  # they refer to this frame: the cycle would keep the graph alive
 
     def pack_hook(self, tensor: Any) -> Any:
-        """Give a tensor's memory to the store, or keep the tensor; return the object that `unpack_hook` takes."""
+        """Give a tensor's memory to the store, or keep the tensor.
+
+        Parameters
+        ----------
+        tensor : paddle.Tensor
+            The tensor that an operation saves.
+
+        Returns
+        -------
+        object
+            What `unpack_hook` takes.
+        """
         return _answer(self._pack, tensor, sys._getframe(1))
 
     def unpack_hook(self, packed: Any) -> Any:
-        """Return the tensor that `pack_hook` packed."""
+        """Return the tensor that `pack_hook` packed.
+
+        Parameters
+        ----------
+        packed : object
+            What `pack_hook` returned.
+
+        Returns
+        -------
+        paddle.Tensor
+            Of the same shape, dtype and values, as far as the codec is exact.
+        """
         return _answer(_unpacked, packed, sys._getframe(1))
 
     def _pack(self, tensor: Any, caller: FrameType) -> Any:

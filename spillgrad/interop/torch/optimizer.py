@@ -104,10 +104,10 @@ class _State:
 
 
 class OffloadedOptimizer(StoreOwner):
-    """The methods that `disk_offload_optimizer` adds. An optimizer's new class derives from this and its former class.
+    """The methods that `disk_offload_optimizer` adds to an optimizer.
 
-    Between steps, `state` has a mapping for each parameter. The mapping reads a tensor from the store when a caller
-    asks for the tensor.
+    The optimizer's new class derives from this and its former class. Between steps, `state` has a mapping for each
+    parameter. The mapping reads a tensor from the store when a caller asks for the tensor.
     """
 
     param_groups: list[dict[str, Any]]
@@ -115,7 +115,13 @@ class OffloadedOptimizer(StoreOwner):
     _min_bytes: int
 
     def state_dict(self) -> Any:
-        """Return the state dict of the original optimizer class, with copies of all tensors in RAM."""
+        """Return the state dict of the original optimizer class, with copies of all tensors in RAM.
+
+        Returns
+        -------
+        dict
+            As PyTorch's `state_dict` returns it.
+        """
         on_disk = self.state
         self.state = collections.defaultdict(dict)
         try:
@@ -129,7 +135,13 @@ class OffloadedOptimizer(StoreOwner):
             self.state = on_disk
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load a state dict, which may come from an optimizer in RAM, and move the state to the store."""
+        """Load a state dict, and move the state to the store.
+
+        Parameters
+        ----------
+        state_dict : dict
+            What `state_dict` returned; it may come from an optimizer in RAM.
+        """
         super().load_state_dict(state_dict)  # type: ignore[misc]
         self._put_all_away()
 
@@ -220,30 +232,67 @@ def disk_offload_optimizer(
     on_full: str = "raise",
     keep_journal: str | os.PathLike[str] | None = None,
 ) -> Any:
-    """Keep an optimizer's state on disk, and return the optimizer.
+    """Keep the state of a PyTorch optimizer on disk, with at most `ram_budget` bytes of it in RAM.
 
-    At most `ram_budget` bytes of the state are in RAM, and the state of the parameter being updated.
+    The state of the parameter that is being updated comes on top of the budget. Results are the same, bit for bit, also
+    with `foreach` and `fused`.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        The optimizer, which may have a state already.
+    directory : str or path, optional
+        Folder for the files, which is made if it does not exist. By default, a folder of this user in the directory for
+        temporary files.
+    ram_budget : int or str
+        The most bytes of state in RAM, or a size such as "512MiB".
+    min_bytes : int or str, default 4096
+        Tensors of fewer bytes stay in RAM. Bytes, or a size.
+    direct_io : bool, optional
+        Whether to bypass the page cache, if the file system can. With None, a short measurement decides.
+    checksums : bool, default True
+        Whether to take a checksum of each array that is written, and to compare it when the array is read.
+    on_full : {"raise", "ram"}, default "raise"
+        What happens when the disk is full or reports an error: raise SpillError, or warn once and keep arrays in RAM
+        beyond the budget until the disk accepts them again.
+    keep_journal : str or path, optional
+        File for the journal, which `spillgrad inspect` reads.
+
+    Returns
+    -------
+    OffloadedOptimizer
+        The same object. Its new class derives from its former class, so schedulers, gradient scalers and hooks go on
+        working.
+
+    Raises
+    ------
+    ArgumentError
+        For an optimizer that updates all parameters together (LBFGS), is differentiable, is offloaded already, or has
+        another `step` than its class.
+    OperandError
+        If `optimizer` is no PyTorch optimizer.
+    BudgetError
+        If a size does not parse.
+    SpillError
+        If the directory cannot be used.
+
+    Notes
+    -----
+    ``step()`` updates one parameter after another. Once a step has shown the order, later steps read the state ahead of
+    time. A closure is called once, before the updates.
+
+    ``state_dict()`` returns copies of all tensors in RAM. ``load_state_dict()`` also takes the state dict of an
+    optimizer in RAM. A tensor of `state` that is used between two steps stays in RAM until the next step. The optimizer
+    itself cannot be copied or pickled. ``stats()``, ``flush()``, ``preflight()`` and `directory` are those of the
+    store.
+
+    Examples
+    --------
+    Saved tensors may share the store and its budget::
 
         optimizer = disk_offload_optimizer(torch.optim.AdamW(model.parameters()), "spill/", ram_budget="1GiB")
-        with save_on_disk(optimizer):  # if saved tensors are to share the store and its budget
+        with save_on_disk(optimizer):
             loss = model(x)
-
-    The result is the same object. Its new class derives from its former class, so schedulers, gradient scalers and
-    hooks go on working. `step()` updates one parameter after another. Once a step has shown the order, later steps read
-    the state ahead of time. Results are the same, bit for bit, also with `foreach` and `fused`. A closure is called
-    once, before the updates.
-
-    `state_dict()` returns copies of all tensors in RAM. `load_state_dict()` also takes the state dict of an optimizer
-    in RAM. A tensor of `state` that is used between two steps stays in RAM until the next step. The optimizer itself
-    cannot be copied or pickled. `stats()`, `flush()`, `preflight()` and `directory` are those of the store.
-
-    Tensors of fewer than `min_bytes` stay in RAM. `direct_io`, `checksums`, `on_full` and `keep_journal` are those of
-    `spillgrad.disk_offload`.
-
-    Units: `ram_budget` and `min_bytes` are bytes, or a size such as "512MiB".
-    Raises ArgumentError for an optimizer that updates all parameters together (LBFGS), is differentiable, is offloaded
-    already, or has another `step` than its class. Raises OperandError if `optimizer` is no PyTorch optimizer. Raises
-    BudgetError if a size does not parse. Raises SpillError if the directory cannot be used.
     """
     who = "disk_offload_optimizer"
     kind: Any = type(optimizer)

@@ -106,37 +106,85 @@ class _Memory(NamedTuple):
 
 
 class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
-    """Context manager: spill what PyTorch saves for backward to disk; keep at most `ram_budget` bytes of it in RAM.
+    """Spill what PyTorch saves for backward to disk, and keep at most `ram_budget` bytes of it in RAM.
+
+    A context manager for the forward pass::
 
         with save_on_disk("spill/", ram_budget="2GiB"):
             loss = model(x)
         loss.backward()
 
-    `spillgrad.save_on_disk` explains the options, and when the files are removed. Gradients are the same, bit for bit.
+    Gradients are the same, bit for bit, unless `codec` rounds. `spillgrad.save_on_disk` says when the files are
+    removed.
+
+    Parameters
+    ----------
+    directory : str, path or optimizer, optional
+        Folder for the files, which is made if it does not exist. By default, a folder of this user in the directory for
+        temporary files. In place of a folder, the optimizer that `disk_offload_optimizer` returned: saved tensors then
+        share its store, its budget and its options.
+    ram_budget : int or str
+        The most bytes of saved tensors in RAM, or a size such as "2GiB". Required, except with an offloaded optimizer.
+    min_bytes : int or str, default 4096
+        Tensors that span less than this stay in RAM. Bytes, or a size.
+    direct_io : bool, optional
+        Whether to bypass the page cache, if the file system can. With None, a short measurement decides.
+    checksums : bool, default True
+        Whether to take a checksum of each array that is written, and to compare it when the array is read.
+    on_full : {"raise", "ram"}, default "raise"
+        What happens when the disk is full or reports an error: raise SpillError, or warn once and keep tensors in RAM
+        beyond the budget until the disk accepts them again.
+    codec : {"lossless", "bf16", "int8"}, optional
+        How tensors are encoded in the files; as they are, by default. `spillgrad.save_on_disk` says how exact each is.
+    encrypt : bool, default False
+        Whether to encrypt the files, with a key that only this object has. Needs the package cryptography.
+    keep_journal : str or path, optional
+        File that records what is packed, written, read and waited for; `spillgrad inspect` reads it. Give each object a
+        file of its own.
+    only : callable, optional
+        Function of an object with `tensor` and `nbytes` that returns whether to spill the tensor. By default, all are
+        spilled.
+
+    Raises
+    ------
+    BudgetError
+        If a size does not parse.
+    ArgumentError
+        For an unknown word, a missing package, a missing `ram_budget`, or an option that the offload has already.
+    SpillError
+        If the directory cannot be used, or if the journal belongs to another living object; when a tensor is saved or
+        read, if the disk is full or fails.
+
+    Notes
+    -----
     The same object can be entered again, in any thread. Like all hooks of PyTorch, it affects the thread that entered
-    it. `pack_hook` and `unpack_hook` can be passed to `saved_tensors_hooks(...)` and `register_hooks(...)` too.
+    it. `pack_hook` and `unpack_hook` can be passed to ``saved_tensors_hooks(...)`` and ``register_hooks(...)`` too.
 
-    In place of a directory it takes the optimizer that `disk_offload_optimizer` returned, and shares the optimizer's
-    store and budget.
+    **What stays in RAM.** Each storage is stored once, however many nodes and views save it. These tensors stay in RAM:
+    parameters, other leaves that require a gradient, and views of both, because they are in RAM anyway; tensors smaller
+    than `min_bytes`; tensors that `only` rejects; and tensors that are not plain memory with strides: sparse,
+    quantized, nested, meta and fake tensors, and subclasses.
 
-    Each storage is stored once, however many nodes and views save it. These tensors stay in RAM: parameters, other
-    leaves that require a gradient, and views of both, because they are in RAM anyway; tensors that span fewer than
-    `min_bytes`; tensors that `only` rejects (it gets an object with `tensor` and `nbytes`); and tensors that are not
-    plain memory with strides: sparse, quantized, nested, meta and fake tensors, and subclasses.
+    **In-place changes.** A saved tensor that was modified in place raises an error in backward, as it does without
+    hooks. Only PyTorch's version counters show such changes: changes through ``.data``, ``.numpy()`` or other libraries
+    go unnoticed, as they do without hooks. A saved tensor cannot be resized.
 
-    A saved tensor that was modified in place raises an error in backward, as it does without hooks. Only PyTorch's
-    version counters show such changes: changes through `.data`, `.numpy()` or other libraries go unnoticed, as they do
-    without hooks. A saved tensor cannot be resized.
+    **CUDA devices.** Tensors on a CUDA device are copied to pinned memory, which counts in `ram_budget`, on a stream
+    beside the kernels. They are copied back when backward asks for them.
 
-    Tensors on a CUDA device are copied to pinned memory, which counts in `ram_budget`, on a stream beside the kernels.
-    They are copied back when backward asks for them.
+    **Compilation.** `torch.compile` works inside: the hooks pack what the compiled forward saves. `torch.func.grad`,
+    `vjp`, `jacrev` and `hessian` refuse all hooks.
 
-    `torch.compile` works inside: the hooks pack what the compiled forward saves. `torch.func.grad`, `vjp`, `jacrev` and
-    `hessian` refuse all hooks.
-
-    Units: `ram_budget` and `min_bytes` are bytes, or a size such as "64MiB".
-    Raises the errors of `spillgrad.save_on_disk`. Raises SpillError when a tensor is saved, if the disk is full or
-    fails.
+    Examples
+    --------
+    >>> import torch
+    >>> from spillgrad.interop.torch import save_on_disk
+    >>> x = torch.ones(256, 256, requires_grad=True)
+    >>> with save_on_disk(ram_budget="64KiB") as spill:
+    ...     loss = x.exp().sum()
+    >>> spill.stats().packed_bytes
+    262144
+    >>> loss.backward()
     """
 
     _shared = ("disk_offload_optimizer", OffloadedOptimizer)
@@ -157,7 +205,18 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
 
     @torch.compiler.disable
     def pack_hook(self, tensor: Any) -> Any:
-        """Give a tensor's storage to the store, or keep the tensor; return the object that `unpack_hook` takes."""
+        """Give a tensor's storage to the store, or keep the tensor.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            The tensor that an operation saves.
+
+        Returns
+        -------
+        object
+            What `unpack_hook` takes.
+        """
         taken = self.only is None or self.only(hooks.SavedValue(tensor, "", "", ""))
         if not taken or not is_plain(tensor) or _stays(tensor):
             return _kept(tensor.detach())  # the tensor itself holds its node, which would then hold itself
@@ -199,7 +258,18 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
 
     @torch.compiler.disable
     def unpack_hook(self, packed: Any) -> Any:
-        """Return the tensor that `pack_hook` packed."""
+        """Return the tensor that `pack_hook` packed.
+
+        Parameters
+        ----------
+        packed : object
+            What `pack_hook` returned.
+
+        Returns
+        -------
+        torch.Tensor
+            Of the same shape, dtype, device and values, as far as the codec is exact.
+        """
         return packed.tensor() if isinstance(packed, Packed) else packed
 
     def _memory_of(

@@ -26,7 +26,19 @@ _PRODUCTS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Disk:
-    """The write and read speed of a store, the free space, and the time that one core spends on each byte moved."""
+    """The speed of a store on a disk, and the free space.
+
+    Parameters
+    ----------
+    write_bytes_per_s : float
+        Bytes written in a second.
+    read_bytes_per_s : float
+        Bytes read in a second.
+    busy_s_per_byte : float
+        Seconds that one core spends on each byte moved.
+    free_bytes : int
+        Bytes that are free.
+    """
 
     write_bytes_per_s: float
     read_bytes_per_s: float
@@ -34,25 +46,77 @@ class Disk:
     free_bytes: int
 
     def seconds(self, written_bytes: int, read_bytes: int) -> float:
-        """Return the seconds that the disk takes to write and read these numbers of bytes."""
+        """Return how long the disk takes to write and read.
+
+        Parameters
+        ----------
+        written_bytes : int
+            Bytes to write.
+        read_bytes : int
+            Bytes to read.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         return written_bytes / self.write_bytes_per_s + read_bytes / self.read_bytes_per_s
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """The speed of a machine: the number of cores, the speed of float32 matrix products, and the disk."""
+    """The speed of a machine.
+
+    Parameters
+    ----------
+    cores : int
+        Number of cores.
+    matmul_flop_per_s : float
+        Floating-point operations of float32 matrix products in a second.
+    disk : Disk
+        The disk.
+    """
 
     cores: int
     matmul_flop_per_s: float
     disk: Disk
 
     def busy_s(self, nbytes: int) -> float:
-        """Return the seconds that a computation on all cores loses while a store moves `nbytes` bytes."""
+        """Return how long a computation on all cores is held up while a store moves data.
+
+        Parameters
+        ----------
+        nbytes : int
+            Bytes moved.
+
+        Returns
+        -------
+        float
+            Seconds that the computation loses.
+        """
         return nbytes * self.disk.busy_s_per_byte / self.cores
 
 
 def measure(directory: str | os.PathLike[str], seconds: float = 2.0) -> Machine:
-    """Measure this machine; write to `directory` for `seconds` to measure the disk. Raises SpillError if that fails."""
+    """Measure the speed of this machine, and of a disk.
+
+    Parameters
+    ----------
+    directory : str or path
+        Folder on the disk, to which this writes.
+    seconds : float, default 2.0
+        How long to write; reading comes on top.
+
+    Returns
+    -------
+    Machine
+        For `plan`.
+
+    Raises
+    ------
+    SpillError
+        If the directory cannot be written.
+    """
     return Machine(os.cpu_count() or 1, matmul_rate(), measure_disk(directory, seconds))
 
 

@@ -38,9 +38,18 @@ _RAM_FACTORS = (0.5, 2.0, 4.0, 8.0, 16.0)
 
 @dataclasses.dataclass(frozen=True)
 class Treatment:
-    """The bytes that some modules save: how many are kept in RAM, spilled to disk and recomputed.
+    """What happens to the tensors that some modules save.
 
-    `modules` is the path of one layer or, for several neighbours, the path of the first and the number of the last.
+    Parameters
+    ----------
+    modules : str
+        Path of one layer; or, for several neighbours, the path of the first and the number of the last.
+    kept_bytes : int
+        Bytes that stay in RAM.
+    spilled_bytes : int
+        Bytes that go to disk.
+    recomputed_bytes : int
+        Bytes that are not saved, but recomputed.
     """
 
     modules: str
@@ -51,7 +60,19 @@ class Treatment:
 
 @dataclasses.dataclass(frozen=True)
 class Alternative:
-    """The prediction for another amount of memory: a step's time, and the bytes it writes to and reads from disk."""
+    """The prediction for another amount of memory.
+
+    Parameters
+    ----------
+    ram_bytes : int
+        The memory in bytes.
+    offload : bool
+        Whether parameters and optimizer state are on disk too.
+    step_s : float
+        Seconds of a step.
+    moved_bytes : int
+        Bytes that a step writes to and reads from disk.
+    """
 
     ram_bytes: int
     offload: bool
@@ -61,10 +82,42 @@ class Alternative:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The plan of a training run within `ram_bytes` of memory; `str` gives a summary in one line.
+    """The plan of a training run; `str` gives a summary in one line.
 
-    `policy` is the argument of `save_on_disk`. `offload` says whether parameters and optimizer state are on disk too.
-    `recomputed` has the paths of the modules to recompute.
+    Parameters
+    ----------
+    model : str
+        Name of the model.
+    batch : int
+        Number of sequences in a batch.
+    context : int
+        Number of tokens in a sequence.
+    accumulate : int
+        Number of batches in a step.
+    ram_bytes : int
+        Memory of the process that the plan stays within.
+    least_bytes : int
+        The least memory in which the model can be trained.
+    parameter_bytes : int
+        Bytes of all parameters.
+    trained_bytes : int
+        Bytes of the parameters that require gradients.
+    state_bytes : int
+        Bytes of the optimizer's state.
+    offload : bool
+        Whether parameters and optimizer state are on disk too, by `disk_offload`.
+    policy : str
+        The argument of `save_on_disk`.
+    recomputed : tuple of str
+        Paths of the modules to recompute.
+    treatments : tuple of Treatment
+        What happens to the tensors that each layer saves.
+    prediction : Prediction
+        Bytes and seconds of a step.
+    machine : Machine
+        The machine that the plan is for.
+    alternatives : tuple of Alternative
+        Predictions for less and for more memory.
     """
 
     model: str
@@ -90,7 +143,13 @@ class Plan:
         return self.prediction.disk_bytes <= self.machine.disk.free_bytes
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan as a dictionary that JSON can represent."""
+        """Return the plan as a dictionary that JSON can represent.
+
+        Returns
+        -------
+        dict
+            The fields by name.
+        """
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -121,22 +180,67 @@ def plan(
     loss: Callable[[Module], Tensor] | None = None,
     machine: Machine | None = None,
 ) -> Plan:
-    """Plan how to train a model in a process with `ram` of memory; predict the run's memory, disk space and time.
+    """Plan how to train a model in a process with `ram` of memory, and predict the run's memory, disk space and time.
 
     This builds two layers of the model and trains them for a few steps, with batches of the planned size; it builds
-    nothing larger. It also measures this machine, unless `machine`, a result of `sg.planning.measure`, is given.
+    nothing larger.
 
-    `model` is a name of the catalogue, or a function that builds a model with a given number of layers. With such a
-    function, `depth` is the number of layers of the whole model, and `loss` is a function from the model to the loss of
-    a batch. A training step is `accumulate` batches and one update. `lora` is the rank of adapters. With `autocast`,
-    products are computed in bfloat16. `offload` says whether parameters and optimizer state are on disk too; with None,
-    the plan decides. Without `directory`, spill files go to the directory for temporary files.
+    Parameters
+    ----------
+    model : str or callable
+        Name of a model of the catalogue, or a function that builds a model with a given number of layers.
+    batch : int
+        Number of sequences in a batch.
+    context : int
+        Number of tokens in a sequence.
+    ram : int or str
+        Memory of the whole process in bytes, or a size such as "4GiB".
+    directory : str or path, optional
+        Folder for the spill files; by default, the directory for temporary files.
+    depth : int, optional
+        Number of layers of the whole model; 1, by default. Only for a function.
+    accumulate : int, default 1
+        Number of batches in a training step, which ends with one update.
+    lora : int, optional
+        Rank of adapters, which are trained instead of the model; none, by default.
+    autocast : bool, default False
+        Whether products are computed in bfloat16.
+    offload : bool, optional
+        Whether parameters and optimizer state are on disk too. With None, the plan decides.
+    optimizer : callable, optional
+        Function from the list of trained parameters to the optimizer; by default, `AdamW`.
+    loss : callable, optional
+        Function from the model to the loss of a batch. Needed if `model` is a function.
+    machine : Machine, optional
+        Result of `sg.planning.measure`; by default, this machine is measured.
 
+    Returns
+    -------
+    Plan
+        The policy and the budget of the fastest step, and what they lead to.
+
+    Raises
+    ------
+    BudgetError
+        If `ram` is too small; the message says the least memory that works.
+    ArgumentError
+        For arguments that contradict each other.
+    SpillError
+        If the directory cannot be written.
+
+    Notes
+    -----
     The plan counts the memory of a process like this one. A process that has compiled a kernel keeps the compiler's
     200 MiB. So if kernels were not cached on disk, plan again in a new process.
-    Units: `ram` is bytes, or a size such as "4GiB".
-    Raises BudgetError, with the least memory that works, if `ram` is too small. Raises ArgumentError for arguments that
-    contradict each other.
+
+    Examples
+    --------
+    A plan takes some seconds::
+
+        plan = sg.planning.plan("gpt2", batch=4, context=512, ram="4GiB", directory="spill/", offload=False)
+        print(plan)
+        with sg.save_on_disk("spill/", ram_budget=plan.prediction.budget_bytes, policy=plan.policy):
+            ...
     """
     ram_bytes = parse_bytes(ram)
     if accumulate < 1:
@@ -183,9 +287,36 @@ def observe(
     model: str, batch: int, context: int, ram: int | str, directory: str | os.PathLike[str], *, offload: bool,
     accumulate: int = 1,
 ) -> Whole:  # fmt: skip
-    """Profile two layers of a catalogue model, trained by AdamW as in `plan`; return a `Whole`, which predicts steps.
+    """Profile two layers of a model, trained by AdamW as in `plan`.
 
-    To predict for another machine, set the attribute `machine` of the result. Raises the errors of `plan`.
+    Parameters
+    ----------
+    model : str
+        Name of a model of the catalogue.
+    batch : int
+        Number of sequences in a batch.
+    context : int
+        Number of tokens in a sequence.
+    ram : int or str
+        Memory of the whole process in bytes, or a size such as "4GiB".
+    directory : str or path
+        Folder for the spill files.
+    offload : bool
+        Whether parameters and optimizer state are on disk too.
+    accumulate : int, default 1
+        Number of batches in a training step.
+
+    Returns
+    -------
+    Whole
+        Predicts steps of the whole model. To predict for another machine, set its attribute `machine`.
+
+    Raises
+    ------
+    BudgetError
+        If `ram` is too small.
+    ArgumentError
+        For arguments that contradict each other.
     """
     build, layers, _ = _builder(model, context, None, None)
     return _watched(build, layers, _loss(model, batch, context), parse_bytes(ram), directory, accumulate)(offload)

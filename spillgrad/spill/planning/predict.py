@@ -33,8 +33,26 @@ _BUDGET_STEP = 1 << 20
 class Prediction:
     """The predicted bytes and seconds of a training step.
 
-    `compute_s` includes recomputation; `io_s` is the time of the disk. `saved_bytes` counts one batch, of which a
-    step may have several.
+    Parameters
+    ----------
+    budget_bytes : int
+        The `ram_budget`.
+    peak_bytes : int
+        The most memory of the process.
+    disk_bytes : int
+        Space on the disk.
+    saved_bytes : int
+        Bytes that one batch saves for backward; a step may have several batches.
+    written_bytes : int
+        Bytes written to disk.
+    read_bytes : int
+        Bytes read from disk.
+    compute_s : float
+        Seconds of computing, recomputation included.
+    io_s : float
+        Seconds of the disk.
+    step_s : float
+        Seconds of the step.
     """
 
     budget_bytes: int
@@ -49,7 +67,17 @@ class Prediction:
 
 
 class Whole:
-    """The events, bytes and times of the whole model, derived from a profile of two layers."""
+    """The events, bytes and times of the whole model, derived from a profile of two layers.
+
+    Parameters
+    ----------
+    profile : Profile
+        What was measured.
+    depth : int
+        Number of layers of the whole model.
+    machine : Machine
+        The machine to predict for.
+    """
 
     def __init__(self, profile: Profile, depth: int, machine: Machine) -> None:
         self.profile, self.machine = profile, machine
@@ -73,9 +101,21 @@ class Whole:
         return int(self.trained_bytes * self.profile.state_per_trained_byte)
 
     def predict(self, budget_bytes: int, choice: Choice = NOTHING, keeps: bool = False) -> Prediction:
-        """Return the prediction for a step under a budget, with the modules of `choice` recomputed.
+        """Predict a step.
 
-        If `keeps` is true, all saved tensors stay in RAM, in addition to the budget.
+        Parameters
+        ----------
+        budget_bytes : int
+            The `ram_budget`.
+        choice : Choice, optional
+            The modules to recompute; none, by default.
+        keeps : bool, default False
+            Whether all saved tensors stay in RAM, in addition to the budget.
+
+        Returns
+        -------
+        Prediction
+            Bytes and seconds.
         """
         moved = self._moved(budget_bytes, choice, keeps)
         kept_bytes = self._saved(choice)[0] if keeps else 0
@@ -101,9 +141,21 @@ class Whole:
     def events(
         self, choice: Choice = NOTHING, passes: int | None = None, keeps: bool = False
     ) -> tuple[list[Item], list[Event]]:
-        """Return the items and events of a step of the whole model with `passes` batches; None means as in the profile.
+        """Return what happens to arrays in a step of the whole model.
 
-        If `keeps` is true, saved tensors have no events, because they never reach the store.
+        Parameters
+        ----------
+        choice : Choice, optional
+            The modules to recompute; none, by default.
+        passes : int, optional
+            Number of batches; by default, as in the profile.
+        keeps : bool, default False
+            Whether saved tensors have no events, because they never reach the store.
+
+        Returns
+        -------
+        tuple of list
+            The arrays (items), and the events.
         """
         copies = _Copies(self.profile, self._more, self._prefix, choice.paths)
         count = self.profile.accumulate if passes is None else passes
@@ -140,17 +192,49 @@ class Whole:
         return moved
 
     def peak_bytes(self, budget_bytes: int, choice: Choice = NOTHING) -> int:
-        """Return the peak memory of the process in bytes, under a budget, with the modules of `choice` recomputed."""
+        """Return the peak memory of the process.
+
+        Parameters
+        ----------
+        budget_bytes : int
+            The `ram_budget`.
+        choice : Choice, optional
+            The modules to recompute; none, by default.
+
+        Returns
+        -------
+        int
+            Number of bytes.
+        """
         arrays = max(self._arrays_bytes(phase, unit, budget_bytes, choice) for phase, unit in self.profile.held)
         return self.profile.base_bytes + int(arrays * self.profile.mapped_per_live)
 
     def least_bytes(self) -> int:
-        """Return the least memory in bytes in which the model can be trained."""
+        """Return the least memory in which the model can be trained.
+
+        Returns
+        -------
+        int
+            Bytes of the whole process.
+        """
         everything = Choice(frozenset(unit.whole.path for unit in self.units), 0, 0.0, 0.0)
         return min(self.peak_bytes(self.profile.least_budget, choice) for choice in (NOTHING, everything))
 
     def budget_within(self, ram_bytes: int, choice: Choice = NOTHING) -> int | None:
-        """Return the largest budget with which the process stays within `ram_bytes`; None if no budget does."""
+        """Return the largest budget with which the process stays within a given memory.
+
+        Parameters
+        ----------
+        ram_bytes : int
+            Memory of the whole process in bytes.
+        choice : Choice, optional
+            The modules to recompute; none, by default.
+
+        Returns
+        -------
+        int or None
+            The budget in bytes; None if no budget will do.
+        """
         least = self.profile.least_budget
         if self.peak_bytes(least, choice) > ram_bytes:
             return None

@@ -55,13 +55,48 @@ Step = Callable[[Module], Tensor]
 class Profile:
     """The measurements of a training step of a model with at most two layers.
 
-    `layers` is the path of the list of layers, of which two ran; it is None if the whole model ran. An event refers to
-    its item by number. For each item, `units` has the number of its layer, or OUTSIDE; `freed_by` has the paths of the
-    modules whose recomputation frees the item. If a step has several batches (`accumulate`), the events are those of
-    the last batch and of the update, and `accumulated` has the items that exist since the first batch: gradients.
-    Times are computing times of one batch: `phase_s` has the time of each phase, `layer_s` the time of the last layer
-    by phase. `held` maps (phase, unit) to the peak memory of arrays outside the store. `least_budget` is the least
-    budget with which the store works.
+    A unit is the number of a layer, or OUTSIDE, or HEAD. An event refers to its item by number. Times are computing
+    times of one batch.
+
+    Parameters
+    ----------
+    layers : str or None
+        Path of the list of layers, of which two ran; None if the whole model ran.
+    offload : bool
+        Whether parameters and optimizer state were on disk too.
+    parameter_bytes : dict
+        By unit, bytes of the parameters.
+    trained_bytes : dict
+        By unit, bytes of the parameters that require gradients.
+    items : list of Item
+        The arrays in the store.
+    units : list of int
+        For each item, its unit.
+    freed_by : list of frozenset
+        For each item, the paths of the modules whose recomputation frees it.
+    events : list of Event
+        What happened to the items. If a step has several batches, these are the events of the last batch and of the
+        update.
+    phase_s : dict
+        By phase, its time.
+    layer_s : dict
+        By phase, the time of the last layer.
+    recomputable : list of Unit
+        Layers, and their parts, that may be recomputed.
+    held : dict
+        By phase and unit, the peak memory of arrays outside the store.
+    least_budget : int
+        The least budget in bytes with which the store works.
+    state_per_trained_byte : float
+        Bytes of the optimizer's state for each byte of a trained parameter.
+    base_bytes : int
+        Memory of the process without arrays.
+    mapped_per_live : float
+        Memory that is mapped for each byte of a live array.
+    accumulate : int, default 1
+        Number of batches in a step.
+    accumulated : frozenset of int, optional
+        Items that exist since a step's first batch: gradients.
     """
 
     layers: str | None
@@ -91,10 +126,38 @@ def profile(
 ) -> Profile:  # fmt: skip
     """Build a model of at most two layers, train it for a few steps, and return the measurements.
 
-    `build` returns a model with a given number of layers; the whole model has `depth` layers. `step` returns the loss
-    of a batch; an update follows every `accumulate` batches. The store holds saved tensors, and with `offload` also
-    parameters, gradients and the optimizer's state; it keeps at most `ram_budget` bytes in RAM.
-    Raises BudgetError if the budget is too small for a layer.
+    Parameters
+    ----------
+    build : callable
+        Function that returns a model with a given number of layers.
+    depth : int
+        Number of layers of the whole model.
+    step : callable
+        Function from the model to the loss of a batch.
+    make_optimizer : callable
+        Function from the list of trained parameters to the optimizer.
+    directory : str or path
+        Folder for the spill files.
+    ram_budget : int
+        The most bytes that the store keeps in RAM.
+    offload : bool
+        Whether the store holds parameters, gradients and the optimizer's state, in addition to saved tensors.
+    mixed_precision : bool, default False
+        Whether products are computed in bfloat16.
+    accumulate : int, default 1
+        Number of batches before each update.
+    busy_s_per_byte : float, default 0.0
+        Seconds of the processor for each byte that the store moves; they do not count as computing.
+
+    Returns
+    -------
+    Profile
+        The measurements.
+
+    Raises
+    ------
+    BudgetError
+        If the budget is too small for a layer.
     """
     state = default_generator.get_state()
     with tempfile.TemporaryDirectory(dir=directory, prefix="plan-") as place:
