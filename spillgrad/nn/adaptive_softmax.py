@@ -30,10 +30,33 @@ class TargetsAndLoss(NamedTuple):
 class AdaptiveLogSoftmaxWithLoss(Module):
     """The log probabilities of target classes, and their mean loss, of classes that are sorted from frequent to rare.
 
-    The head tells the classes below `cutoffs[0]` apart, and the clusters between two cutoffs. A cluster's classes are
-    told apart by a linear layer of fewer features, `in_features // div_value ** i` for the i-th, counted from 1.
-    Shapes: input (N, in_features) and target (N,), or without N; the output as target, the loss ().
-    Raises ArgumentError for cutoffs that do not increase, or a target that is no class; ShapeError.
+    The head tells the classes below ``cutoffs[0]`` apart, and the clusters between two cutoffs. A cluster's classes are
+    told apart by a linear layer of fewer features, ``in_features // div_value ** i`` for the i-th, counted from 1.
+
+    Parameters
+    ----------
+    in_features : int
+        Size of the input's last dimension.
+    n_classes : int
+        Number of classes.
+    cutoffs : sequence of int
+        First class of each cluster, in increasing order, between 1 and ``n_classes - 1``.
+    div_value : float, default 4.0
+        How many times fewer features each cluster has than the one before.
+    head_bias : bool, default False
+        Whether the head has a bias.
+    device : device, optional
+        Where the parameters are; by default, the default device.
+    dtype : dtype, optional
+        Data type of the parameters; by default, the default dtype.
+
+    Raises
+    ------
+    ArgumentError
+        For cutoffs that do not increase, or are out of range.
+
+    Notes
+    -----
     Source: Grave et al. 2017, "Efficient softmax approximation for GPUs".
     """
 
@@ -72,6 +95,27 @@ class AdaptiveLogSoftmaxWithLoss(Module):
                 layer.reset_parameters()
 
     def forward(self, input_: Tensor, target_: Tensor) -> TargetsAndLoss:
+        """Return the log probabilities of the target classes, and their mean loss.
+
+        Parameters
+        ----------
+        input_ : Tensor
+            Of shape (N, in_features), or (in_features,).
+        target_ : Tensor
+            Classes, of shape (N,), or ().
+
+        Returns
+        -------
+        tuple
+            ``output``, the log probabilities in the shape of the target, and ``loss``, of shape ().
+
+        Raises
+        ------
+        ShapeError
+            For shapes that do not fit.
+        ArgumentError
+            For a target that is no class.
+        """
         if target_.ndim > 1:
             raise ShapeError("0D or 1D target tensor expected, multi-target not supported")
         if input_.ndim != target_.ndim + 1:
@@ -104,7 +148,18 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         return TargetsAndLoss(output if target_.ndim else squeeze(output, 0), loss)
 
     def log_prob(self, input: Tensor) -> Tensor:
-        """Return the log probabilities of all classes. Shapes: input (N, in_features), result (N, n_classes)."""
+        """Return the log probabilities of all classes.
+
+        Parameters
+        ----------
+        input : Tensor
+            Of shape (N, in_features).
+
+        Returns
+        -------
+        Tensor
+            Of shape (N, n_classes).
+        """
         head = log_softmax(self.head(input), 1)
         parts = [head[:, : self.shortlist_size]]
         for i, projection in enumerate(self.tail):
@@ -113,7 +168,18 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         return cat(parts, 1)
 
     def predict(self, input: Tensor) -> Tensor:
-        """Return the most likely class of each row. Shapes: input (N, in_features), result (N,)."""
+        """Return the most likely class of each row.
+
+        Parameters
+        ----------
+        input : Tensor
+            Of shape (N, in_features).
+
+        Returns
+        -------
+        Tensor
+            Of shape (N,).
+        """
         found: Tensor = self.head(input).argmax(1)
         if bool((found < self.shortlist_size).all()):
             return found
