@@ -20,7 +20,18 @@ __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd", "is_autocast_av
 
 
 def is_autocast_available(device_type: str) -> bool:
-    """Return whether `autocast` works on a device type: on "cpu" always, on "cuda" if there is a CUDA device."""
+    """Return whether `autocast` works on a device type.
+
+    Parameters
+    ----------
+    device_type : str
+        Such as "cpu" or "cuda".
+
+    Returns
+    -------
+    bool
+        True for "cpu"; for "cuda", whether there is a CUDA device; else False.
+    """
     return device_type == "cpu" or (device_type == "cuda" and missing() is None)
 
 
@@ -29,9 +40,25 @@ def custom_fwd(
 ) -> Callable[..., Any]:
     """Decorate a custom function's forward: store the mode of `autocast`, in which a backward with `custom_bwd` runs.
 
-    If `cast_inputs` is a dtype and `autocast` is enabled, forward runs with `autocast` disabled, and its floating-point
-    inputs other than float64 are converted to that dtype.
-    Raises ArgumentError for a `device_type` other than "cpu" and "cuda".
+    Parameters
+    ----------
+    fwd : callable, optional
+        Static method ``forward(ctx, ...)`` of a `Function`; None returns a decorator with these options.
+    device_type : {"cpu", "cuda"}, default "cpu"
+        Type of device whose mode `cast_inputs` depends on.
+    cast_inputs : dtype, optional
+        If `autocast` is enabled, forward runs with `autocast` disabled, and its floating-point inputs other than
+        float64 are converted to this dtype. None converts nothing.
+
+    Returns
+    -------
+    callable
+        The decorated method.
+
+    Raises
+    ------
+    ArgumentError
+        For another `device_type`.
     """
     _require_device("custom_fwd", device_type)
     if fwd is None:
@@ -53,7 +80,22 @@ def custom_fwd(
 def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str = "cpu") -> Callable[..., Any]:
     """Decorate a custom function's backward: run it in the mode of `autocast` that `custom_fwd` stored in forward.
 
-    Raises ArgumentError for a `device_type` other than "cpu" and "cuda".
+    Parameters
+    ----------
+    bwd : callable, optional
+        Static method ``backward(ctx, ...)`` of a `Function`; None returns a decorator with these options.
+    device_type : {"cpu", "cuda"}, default "cpu"
+        Accepted, as in PyTorch.
+
+    Returns
+    -------
+    callable
+        The decorated method.
+
+    Raises
+    ------
+    ArgumentError
+        For another `device_type`.
     """
     _require_device("custom_bwd", device_type)
     if bwd is None:

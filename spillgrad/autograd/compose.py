@@ -10,11 +10,30 @@ from spillgrad.tensor import Tensor
 class compose(saved_tensors_hooks):
     """Context manager: pack with `inner`, then pack the result with `outer`; unpack in the reverse order.
 
-    `pack_hook(x)` is `outer.pack(inner.pack(x))`, `unpack_hook(p)` is `inner.unpack(outer.unpack(p))`. `outer` and
-    `inner` are objects with a pair of hooks (`saved_tensors_hooks`, `save_on_cpu`, `save_on_disk`, another `compose`)
-    or tuples (pack, unpack). `inner` must pack to a tensor, because `outer` packs nothing else. `only` chooses the
-    values that the two pairs take, as in `saved_tensors_hooks`; neither pair may have a separate `only`. The context
-    can be entered again. This example saves float32 activations as bfloat16, and keeps at most 1 GiB of them in RAM:
+    ``pack_hook(x)`` is ``outer.pack(inner.pack(x))``, ``unpack_hook(p)`` is ``inner.unpack(outer.unpack(p))``. The
+    context can be entered again.
+
+    Parameters
+    ----------
+    outer : saved_tensors_hooks or tuple of two callables
+        Object with a pair of hooks (`saved_tensors_hooks`, `save_on_cpu`, `save_on_disk`, another `compose`), or a
+        tuple (pack, unpack).
+    inner : saved_tensors_hooks or tuple of two callables
+        The same. It must pack to a tensor, because `outer` packs nothing else.
+    only : callable, optional
+        Chooses the values that the two pairs take, as in `saved_tensors_hooks`; neither pair may have a separate
+        `only`.
+
+    Raises
+    ------
+    HookTypeError
+        If an argument is not a pair of hooks, or if `inner` packs to something other than a tensor.
+    SavedTensorError
+        If the outer pack hook changes its input.
+
+    Notes
+    -----
+    This example saves float32 activations as bfloat16, and keeps at most 1 GiB of them in RAM::
 
         def pack(x):
             return x.to(sg.bfloat16) if x.dtype == sg.float32 else x
@@ -22,9 +41,6 @@ class compose(saved_tensors_hooks):
         half = (pack, lambda x: x.to(sg.float32) if x.dtype == sg.bfloat16 else x)
         with sg.autograd.graph.compose(sg.save_on_disk(ram_budget="1GiB"), half):
             loss = model(batch)
-
-    Raises HookTypeError if an argument is not a pair of hooks, or if `inner` packs to something other than a tensor.
-    Raises SavedTensorError if the outer pack hook changes its input.
     """
 
     def __init__(self, outer: Any, inner: Any, *, only: Predicate | None = None) -> None:

@@ -9,7 +9,17 @@ from spillgrad.ops.convert import to
 class save_on_cpu(saved_tensors_hooks):
     """Context manager: move saved tensors to host memory, and back to their device when backward needs them.
 
-    `pin_memory` and `device_type` are accepted, as in PyTorch, and change nothing. `only`: as in `saved_tensors_hooks`.
+    Parameters
+    ----------
+    pin_memory : bool, default False
+        Accepted, as in PyTorch; it changes nothing.
+    device_type : str, default "cuda"
+        Accepted, as in PyTorch; it changes nothing.
+    only : callable, optional
+        Chooses the values to move, as in `saved_tensors_hooks`.
+
+    Notes
+    -----
     Source: torch.autograd.graph.save_on_cpu.
     """
 

@@ -106,11 +106,37 @@ def backward(
 ) -> None:
     """Add the gradient of `tensors` to the `.grad` of the leaves they were computed from (or of `inputs` only).
 
-    `grad_tensors`: the gradient with respect to each tensor; may be left out for one-element tensors. The graph's saved
-    values are freed unless `retain_graph` is true (default: `create_graph`). A non-leaf among `inputs` retains its
-    gradient. Any tensor may be replaced by its gradient edge; for the edge of a non-leaf, no `.grad` is changed.
-    Warns with `create_graph`, because a leaf and its gradient then keep each other alive.
-    Raises GraphError if one of `tensors` does not require a gradient.
+    Parameters
+    ----------
+    tensors : Tensor or sequence of Tensor
+        Tensors to differentiate. A gradient edge may replace a tensor.
+    grad_tensors : Tensor or sequence of Tensor, optional
+        Gradient with respect to each tensor, of its shape; None for tensors of one element, which start from 1.
+    retain_graph : bool, optional
+        Whether the graph's saved values stay for another backward; by default, as `create_graph`.
+    create_graph : bool, default False
+        Whether the gradients can be differentiated again.
+    inputs : Tensor or sequence of Tensor, optional
+        Tensors whose `.grad` changes; all leaves, by default. A non-leaf retains its gradient. A gradient edge may
+        replace a tensor; for the edge of a non-leaf, no `.grad` is changed.
+
+    Raises
+    ------
+    GraphError
+        If one of `tensors` does not require a gradient.
+
+    Warns
+    -----
+    UserWarning
+        With `create_graph`, because a leaf and its gradient then keep each other alive.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> x = sg.tensor([1.0, 2.0], requires_grad=True)
+    >>> sg.autograd.backward((x * x).sum())
+    >>> x.grad
+    tensor([2., 4.])
     """
     roots, grads = _roots("backward", tensors, grad_tensors, create_graph)
     edges = None
@@ -163,15 +189,55 @@ def grad(
     *,
     no_grad_vars: Tensors | None = None,
 ) -> Any:
-    """Return the gradients of `outputs` with respect to `inputs`, as a tuple; nothing is added to `.grad`.
+    """Return the gradients of `outputs` with respect to `inputs`; nothing is added to `.grad`.
 
-    `inputs` may be a dict; the result is then a dict of the same keys. No gradient flows through `no_grad_vars`, which
-    count as constants. With `is_grads_batched`, each of `grad_outputs` has an additional first dimension; one backward
-    runs for each index, and the results (also materialized zeros, unlike PyTorch's) have this dimension too.
-    An input that was not used gets a gradient of None with `allow_unused`, and of zeros with `materialize_grads`. With
-    `create_graph`, these zeros are a leaf that requires a gradient.
-    Raises GraphError if an input was not used and neither option is set. Raises ArgumentError for only_inputs=False.
+    Parameters
+    ----------
+    outputs : Tensor or sequence of Tensor
+        Tensors to differentiate; a gradient edge may replace a tensor.
+    inputs : Tensor, sequence of Tensor, or dict
+        Tensors to differentiate by; a gradient edge may replace a tensor.
+    grad_outputs : Tensor or sequence of Tensor, optional
+        Gradient with respect to each output, of its shape; None for outputs of one element, which start from 1.
+    retain_graph : bool, optional
+        Whether the graph's saved values stay for another backward; by default, as `create_graph`.
+    create_graph : bool, default False
+        Whether the gradients can be differentiated again.
+    only_inputs : bool, default True
+        Only True is accepted.
+    allow_unused : bool, optional
+        Whether an input that was not used gets None as gradient.
+    is_grads_batched : bool, default False
+        Whether each of `grad_outputs` has an additional first dimension. One backward runs for each index, and the
+        results (also materialized zeros, unlike PyTorch's) have this dimension too.
+    materialize_grads : bool, default False
+        Whether an input that was not used gets zeros as gradient; with `create_graph`, they are a leaf that requires a
+        gradient.
+    no_grad_vars : Tensor or sequence of Tensor, optional
+        Tensors that count as constants: no gradient flows through them.
+
+    Returns
+    -------
+    tuple of Tensor or dict
+        Gradient of each input, of its shape. For a dict of inputs, a dict of the same keys.
+
+    Raises
+    ------
+    GraphError
+        If an input was not used, and neither `allow_unused` nor `materialize_grads` is set.
+    ArgumentError
+        For ``only_inputs=False``, and for ``allow_unused=False`` with `materialize_grads`.
+
+    Notes
+    -----
     Source: torch.autograd.grad, paddle.grad.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> x = sg.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    >>> sg.grad((x**2).sum(), x)
+    (tensor([2., 4., 6.]),)
     """
     if materialize_grads and allow_unused is False:
         raise ArgumentError(

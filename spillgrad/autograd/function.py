@@ -56,22 +56,67 @@ class FunctionCtx(Context):
         raise AttributeError(f"ctx has no attribute {name!r}; set it in forward")
 
     def save_for_forward(self, *tensors: Tensor) -> None:
-        """Do nothing: only forward-mode differentiation, which spillgrad does not have, would use these tensors."""
+        """Do nothing: only forward-mode differentiation, which spillgrad does not have, would use these tensors.
+
+        Parameters
+        ----------
+        *tensors : Tensor
+            Ignored.
+        """
 
     def mark_dirty(self, *inputs: Tensor) -> None:
-        """Mark inputs that forward changed in place and must return. Raises OperandError for anything but tensors."""
+        """Mark inputs that forward changed in place and must return.
+
+        Parameters
+        ----------
+        *inputs : Tensor
+            Arguments of forward.
+
+        Raises
+        ------
+        OperandError
+            For anything but tensors.
+        """
         require_tensors("mark_dirty can only accept variables", inputs, "name inputs of forward")
         self._dirty = inputs
 
 
 class Function(CustomFunction):
-    """A custom function in PyTorch's dialect, called by `apply`.
+    """A custom function in PyTorch's dialect, called by ``apply``.
 
-    Subclasses define static methods `forward(ctx, ...)` and `backward(ctx, *grad_outputs)`. If they also define a
-    static `setup_context(ctx, inputs, output)`, forward takes no ctx, and `inputs` holds all arguments of forward, with
-    defaults filled in. `vjp` is another name for backward. With `clear_saved_tensors_on_access`, saved tensors are
-    freed when backward first reads them. With `boxed_grads_call`, backward gets its gradients as one list and can free
-    them one by one. `jvp` and `vmap` are never called. Raises RuntimeError if backward returns wrong gradients.
+    Subclasses define static methods ``forward(ctx, ...)`` and ``backward(ctx, *grad_outputs)``. If they also define a
+    static ``setup_context(ctx, inputs, output)``, forward takes no ctx, and `inputs` holds all arguments of forward,
+    with defaults filled in. ``vjp`` is another name for backward; ``jvp`` and ``vmap`` are never called.
+
+    Attributes
+    ----------
+    clear_saved_tensors_on_access : bool, default False
+        Whether saved tensors are freed when backward first reads them.
+    boxed_grads_call : bool, default False
+        Whether backward gets its gradients as one list, and can free them one by one.
+
+    Raises
+    ------
+    RuntimeError
+        If backward returns wrong gradients.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> class Cube(sg.autograd.Function):
+    ...     @staticmethod
+    ...     def forward(ctx, x):
+    ...         ctx.save_for_backward(x)
+    ...         return x**3
+    ...
+    ...     @staticmethod
+    ...     def backward(ctx, grad):
+    ...         (x,) = ctx.saved_tensors
+    ...         return grad * 3 * x**2
+    >>> x = sg.tensor(2.0, requires_grad=True)
+    >>> Cube.apply(x).backward()
+    >>> x.grad
+    tensor(12.)
     """
 
     clear_saved_tensors_on_access = False
@@ -170,7 +215,18 @@ class OnceOnly(Node):
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: run a custom backward without recording it. Differentiating its results raises GraphError."""
+    """Decorate a custom backward: run it without recording it. Differentiating its results raises GraphError.
+
+    Parameters
+    ----------
+    backward : callable
+        Static method ``backward(ctx, *grads)`` of a `Function`.
+
+    Returns
+    -------
+    callable
+        Function with the same arguments and results.
+    """
 
     @functools.wraps(backward)
     def wrapper(ctx: Any, *grads: Any) -> Any:

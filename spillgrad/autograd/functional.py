@@ -160,9 +160,31 @@ def _pulled(
 def vjp(
     func: Function, inputs: Tensors, v: Tensors | None = None, create_graph: bool = False, strict: bool = False
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return (func(*inputs), vᵀ J), where J is the Jacobian; `v` may be left out for an output of one element.
+    """Return ``func(*inputs)`` and vᵀ J, where J is the Jacobian.
 
-    Shapes: v as the outputs, vᵀ J as the inputs.
+    Parameters
+    ----------
+    func : callable
+        Function of the inputs that returns a tensor or a tuple of them.
+    inputs : Tensor or tuple of Tensor
+        Where to differentiate.
+    v : Tensor or tuple of Tensor, optional
+        Vector, in the shapes of the outputs; may be left out for an output of one element.
+    create_graph : bool, default False
+        Whether the results can be differentiated; else they are detached from the graph.
+    strict : bool, default False
+        Whether to raise an error for a derivative that is zero because nothing depends on the input; else it is zeros.
+
+    Returns
+    -------
+    tuple
+        ``func(*inputs)``, and vᵀ J in the shapes of the inputs.
+
+    Raises
+    ------
+    GraphError
+        With `strict`, for an output that does not depend on the inputs, or an input that nothing depends on; with
+        `create_graph` too, for a derivative that does not depend on the inputs.
     """
     with enable_grad():
         call = _Call("vjp", func, inputs, create_graph, strict)
@@ -175,10 +197,33 @@ def vjp(
 def jvp(
     func: Function, inputs: Tensors, v: Tensors | None = None, create_graph: bool = False, strict: bool = False
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return (func(*inputs), J v), where J is the Jacobian; `v` may be left out for an input of one element.
+    """Return ``func(*inputs)`` and J v, where J is the Jacobian.
 
     J v is computed as the derivative of uᵀ J v with respect to u, by two backwards, whatever the number of outputs.
-    Shapes: v as the inputs, J v as the outputs.
+
+    Parameters
+    ----------
+    func : callable
+        Function of the inputs that returns a tensor or a tuple of them.
+    inputs : Tensor or tuple of Tensor
+        Where to differentiate.
+    v : Tensor or tuple of Tensor, optional
+        Vector, in the shapes of the inputs; may be left out for an input of one element.
+    create_graph : bool, default False
+        Whether the results can be differentiated; else they are detached from the graph.
+    strict : bool, default False
+        Whether to raise an error for a derivative that is zero because nothing depends on the input; else it is zeros.
+
+    Returns
+    -------
+    tuple
+        ``func(*inputs)``, and J v in the shapes of the outputs.
+
+    Raises
+    ------
+    GraphError
+        With `strict`, for an output that does not depend on the inputs, or an input that nothing depends on; with
+        `create_graph` too, for a derivative that does not depend on the inputs.
     """
     with enable_grad():
         call = _Call("jvp", func, inputs, create_graph, strict)
@@ -223,13 +268,45 @@ def jacobian(
     vectorize: bool = False,
     strategy: str = "reverse-mode",
 ) -> Any:
-    """Return all derivatives of the outputs by the inputs: result[i][j] holds those of output i by input j.
+    """Return all derivatives of the outputs of a function by its inputs.
 
-    If outputs or inputs are a single tensor, that level of the result is left out. "reverse-mode" runs one backward for
-    each element of the outputs; "forward-mode" runs one, through a recorded backward, for each element of the inputs.
-    Choose the mode with fewer elements. `vectorize` changes nothing: the same backwards run.
-    Shapes: result[i][j] has the shape of output i, then that of input j.
-    Raises ArgumentError for another strategy; GraphError for complex outputs, in "forward-mode" for complex inputs.
+    Parameters
+    ----------
+    func : callable
+        Function of the inputs that returns a tensor or a tuple of them.
+    inputs : Tensor or tuple of Tensor
+        Where to differentiate.
+    create_graph : bool, default False
+        Whether the results can be differentiated; else they are detached from the graph.
+    strict : bool, default False
+        Whether to raise an error for a derivative that is zero because nothing depends on the input; else it is zeros.
+    vectorize : bool, default False
+        Changes nothing: the same backwards run.
+    strategy : {"reverse-mode", "forward-mode"}, default "reverse-mode"
+        "reverse-mode" runs one backward for each element of the outputs; "forward-mode" runs one, through a recorded
+        backward, for each element of the inputs. Choose the mode with fewer elements.
+
+    Returns
+    -------
+    Tensor or tuple
+        ``result[i][j]`` holds the derivatives of output i by input j, in the shape of output i, then that of input j.
+        If outputs or inputs are a single tensor, that level of the result is left out.
+
+    Raises
+    ------
+    ArgumentError
+        For another strategy.
+    GraphError
+        For complex outputs; in "forward-mode", for complex inputs. With `strict`, for an output that does not depend on
+        the inputs, or an input that nothing depends on; with `create_graph` too, for a derivative that does not depend
+        on the inputs.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.autograd.functional.jacobian(lambda x: x**2, sg.tensor([1.0, 2.0]))
+    tensor([[2., 0.],
+            [0., 4.]])
     """
     _check_strategy("jacobian", strategy)
     with enable_grad():
@@ -295,11 +372,38 @@ def hessian(
     vectorize: bool = False,
     outer_jacobian_strategy: str = "reverse-mode",
 ) -> Any:
-    """Return the second derivatives of a one-element output: result[i][j] holds those by input i and input j.
+    """Return the second derivatives of the output of a function, which must have one element, by its inputs.
 
-    The Hessian is the Jacobian of the gradient; for the options, see `jacobian`. For a single input tensor, the result
-    is a tensor.
-    Shapes: result[i][j] has the shape of input i, then that of input j.
+    The Hessian is the `jacobian` of the gradient.
+
+    Parameters
+    ----------
+    func : callable
+        Function of the inputs that returns a tensor or a tuple of them; the output must have one element.
+    inputs : Tensor or tuple of Tensor
+        Where to differentiate.
+    create_graph : bool, default False
+        Whether the results can be differentiated; else they are detached from the graph.
+    strict : bool, default False
+        Whether to raise an error for a derivative that is zero because nothing depends on the input; else it is zeros.
+    vectorize : bool, default False
+        Changes nothing: the same backwards run.
+    outer_jacobian_strategy : {"reverse-mode", "forward-mode"}, default "reverse-mode"
+        Strategy of the Jacobian.
+
+    Returns
+    -------
+    Tensor or tuple
+        ``result[i][j]`` holds the derivatives by input i and input j, in the shape of input i, then that of input j.
+        For a single input tensor, the result is a tensor.
+
+    Raises
+    ------
+    ArgumentError
+        For another strategy.
+    GraphError
+        With `strict`, for an output that does not depend on the inputs, or an input that nothing depends on; with
+        `create_graph` too, for a derivative that does not depend on the inputs.
     """
     _check_strategy("hessian", outer_jacobian_strategy)
     given = _Group.of("hessian", "inputs", inputs)
@@ -314,10 +418,31 @@ def hessian(
 def vhp(
     func: Function, inputs: Tensors, v: Tensors | None = None, create_graph: bool = False, strict: bool = False
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return (func(*inputs), vᵀ H), where H is the Hessian. The output must have one element.
+    """Return ``func(*inputs)`` and vᵀ H, where H is the Hessian.
 
-    `v` may be left out for an input of one element.
-    Shapes: v and vᵀ H as the inputs.
+    Parameters
+    ----------
+    func : callable
+        Function of the inputs that returns a tensor or a tuple of them; the output must have one element.
+    inputs : Tensor or tuple of Tensor
+        Where to differentiate.
+    v : Tensor or tuple of Tensor, optional
+        Vector, in the shapes of the inputs; may be left out for an input of one element.
+    create_graph : bool, default False
+        Whether the results can be differentiated; else they are detached from the graph.
+    strict : bool, default False
+        Whether to raise an error for a derivative that is zero because nothing depends on the input; else it is zeros.
+
+    Returns
+    -------
+    tuple
+        ``func(*inputs)``, and vᵀ H in the shapes of the inputs.
+
+    Raises
+    ------
+    GraphError
+        With `strict`, for an output that does not depend on the inputs, or an input that nothing depends on; with
+        `create_graph` too, for a derivative that does not depend on the inputs.
     """
     with enable_grad():
         call = _Call("vhp", func, inputs, create_graph, strict)
@@ -330,10 +455,33 @@ def vhp(
 def hvp(
     func: Function, inputs: Tensors, v: Tensors | None = None, create_graph: bool = False, strict: bool = False
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return (func(*inputs), H v), where H is the Hessian. The output must have one element.
+    """Return ``func(*inputs)`` and H v, where H is the Hessian.
 
     This takes three backwards. `vhp` takes two, and gives the same, because H is symmetric.
-    Shapes: v and H v as the inputs.
+
+    Parameters
+    ----------
+    func : callable
+        Function of the inputs that returns a tensor or a tuple of them; the output must have one element.
+    inputs : Tensor or tuple of Tensor
+        Where to differentiate.
+    v : Tensor or tuple of Tensor, optional
+        Vector, in the shapes of the inputs; may be left out for an input of one element.
+    create_graph : bool, default False
+        Whether the results can be differentiated; else they are detached from the graph.
+    strict : bool, default False
+        Whether to raise an error for a derivative that is zero because nothing depends on the input; else it is zeros.
+
+    Returns
+    -------
+    tuple
+        ``func(*inputs)``, and H v in the shapes of the inputs.
+
+    Raises
+    ------
+    GraphError
+        With `strict`, for an output that does not depend on the inputs, or an input that nothing depends on; with
+        `create_graph` too, for a derivative that does not depend on the inputs.
     """
     with enable_grad():
         call = _Call("hvp", func, inputs, create_graph, strict)

@@ -329,17 +329,63 @@ def gradcheck(
 ) -> bool:
     """Return whether the gradients of `func` at `inputs` equal central differences; use float64 or complex128 inputs.
 
-    The derivative of each output element by each input element is compared, with tolerance atol + rtol * |difference|.
-    In `fast_mode`, one random combination of these derivatives is compared for each output and input.
-    Three more checks are made. A second run of backward must give the same gradients, within `nondet_tol`. Gradients of
-    zeros must give zeros; with `check_undefined_grad`, outputs without a gradient must give zeros too. With
-    `check_batched_grad`, `grad(is_grads_batched=True)` must give the same gradients. `check_grad_dtypes` and `masked`
-    change nothing: a gradient always gets its input's dtype, and tensors are dense.
+    The derivative of each output element by each input element is compared. Two more checks are always made: a second
+    run of backward must give the same gradients, and gradients of zeros must give zeros.
 
-    Raises GradcheckError, which names output, input, element and both values, unless `raise_exception` is False.
-    Raises ArgumentError if no input requires a gradient, if elements of an input share memory, or for
-    `check_forward_ad`, because spillgrad has no forward-mode differentiation.
+    Parameters
+    ----------
+    func : callable
+        Function of the inputs that returns a tensor or several.
+    inputs : Tensor or sequence
+        Arguments of `func`. The tensors that require a gradient are checked.
+    eps : float, default 1e-6
+        Step of the differences.
+    atol, rtol : float
+        Tolerance: a derivative may differ by ``atol + rtol * abs(difference)``. The defaults are 1e-5 and 1e-3.
+    raise_exception : bool, default True
+        Whether to raise GradcheckError where a check fails; else the result is False.
+    nondet_tol : float, default 0.0
+        Largest difference between two runs of backward.
+    check_undefined_grad : bool, default True
+        Whether outputs without a gradient must give zeros too.
+    check_grad_dtypes : bool, default False
+        Changes nothing: a gradient always gets its input's dtype.
+    check_batched_grad : bool, default False
+        Whether `grad` with ``is_grads_batched=True`` must give the same gradients.
+    check_batched_forward_grad : bool, default False
+        Only False is accepted.
+    check_forward_ad : bool, default False
+        Only False is accepted, because spillgrad has no forward-mode differentiation.
+    check_backward_ad : bool, default True
+        Only True is accepted.
+    fast_mode : bool, default False
+        Whether to compare only one random combination of the derivatives for each output and input.
+    masked : bool, optional
+        Changes nothing: tensors are dense.
+
+    Returns
+    -------
+    bool
+        True if all checks pass.
+
+    Raises
+    ------
+    GradcheckError
+        If a check fails, unless `raise_exception` is False; it names output, input, element and both values.
+    ArgumentError
+        If no input requires a gradient, if elements of an input share memory, or for an option of forward-mode
+        differentiation.
+
+    Notes
+    -----
     Source: torch.autograd.gradcheck.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> x = sg.tensor([0.5, 1.5], dtype=sg.float64, requires_grad=True)
+    >>> sg.autograd.gradcheck(sg.sin, (x,))
+    True
     """
     if check_forward_ad or check_batched_forward_grad or not check_backward_ad:
         raise ArgumentError(
@@ -377,9 +423,52 @@ def gradgradcheck(
 ) -> bool:
     """Return whether the second derivatives of `func` equal central differences of its gradients.
 
-    `grad_outputs`: the gradient with respect to each output; by default random values, with gaps in memory if
-    `gen_non_contig_grad_outputs`. For the other arguments, see `gradcheck`, which checks the gradients as a function of
-    inputs and `grad_outputs`. Its errors number inputs and `grad_outputs` together.
+    `gradcheck` checks the gradients as a function of inputs and `grad_outputs`. Its errors number both together.
+
+    Parameters
+    ----------
+    func : callable
+        Function of the inputs that returns a tensor or several.
+    inputs : Tensor or sequence
+        Arguments of `func`. The tensors that require a gradient are checked.
+    grad_outputs : Tensor or sequence of Tensor, optional
+        Gradient with respect to each output; random values, by default.
+    eps : float, default 1e-6
+        Step of the differences.
+    atol, rtol : float
+        Tolerance: a derivative may differ by ``atol + rtol * abs(difference)``. The defaults are 1e-5 and 1e-3.
+    gen_non_contig_grad_outputs : bool, default False
+        Whether the random `grad_outputs` have gaps in memory.
+    raise_exception : bool, default True
+        Whether to raise GradcheckError where a check fails; else the result is False.
+    nondet_tol : float, default 0.0
+        Largest difference between two runs of backward.
+    check_undefined_grad : bool, default True
+        Whether outputs without a gradient must give zeros too.
+    check_grad_dtypes : bool, default False
+        Changes nothing: a gradient always gets its input's dtype.
+    check_batched_grad : bool, default False
+        Whether `grad` with ``is_grads_batched=True`` must give the same gradients.
+    check_fwd_over_rev : bool, default False
+        Only False is accepted, because spillgrad has no forward-mode differentiation.
+    check_rev_over_rev : bool, default True
+        Only True is accepted.
+    fast_mode : bool, default False
+        Whether to compare only one random combination of the derivatives for each output and input.
+    masked : bool, default False
+        Changes nothing: tensors are dense.
+
+    Returns
+    -------
+    bool
+        True if all checks pass.
+
+    Raises
+    ------
+    GradcheckError
+        If a check fails, unless `raise_exception` is False.
+    ArgumentError
+        As `gradcheck` does.
     """
     if check_fwd_over_rev or not check_rev_over_rev:
         raise ArgumentError(

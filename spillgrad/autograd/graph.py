@@ -31,10 +31,24 @@ __all__ = [
 
 
 def get_gradient_edge(tensor: Tensor) -> GradientEdge:
-    """Return the edge to which a gradient of `tensor` flows: a node (for a leaf, its accumulator) and an output number.
+    """Return the edge to which a gradient of `tensor` flows.
 
-    `grad` and `backward` accept the edge in place of the tensor, which may be freed before. Raises GraphError for a
-    tensor that requires no gradient.
+    `grad` and `backward` accept the edge in place of the tensor, which may be freed before.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Of any shape.
+
+    Returns
+    -------
+    GradientEdge
+        A node (for a leaf, its accumulator) and an output number.
+
+    Raises
+    ------
+    GraphError
+        For a tensor that requires no gradient.
     """
     if not tensor.requires_grad:
         raise GraphError(
@@ -45,13 +59,24 @@ def get_gradient_edge(tensor: Tensor) -> GradientEdge:
 
 
 def increment_version(tensor: Tensor | Iterable[Tensor]) -> None:
-    """Record that the memory of one or several tensors was changed outside spillgrad, for example through `.numpy()`.
+    """Record that the memory of one or several tensors was changed outside spillgrad, for example through ``.numpy()``.
 
     Backward then raises an error if it needs the former values.
+
+    Parameters
+    ----------
+    tensor : Tensor or iterable of Tensor
+        The changed tensors.
     """
     for changed in [tensor] if isinstance(tensor, Tensor) else tensor:
         changed.bump_version()
 
 
 def set_warn_on_accumulate_grad_stream_mismatch(enabled: bool) -> None:
-    """Do nothing: the gradients of a leaf are added in the order of one stream, so that there is nothing to warn of."""
+    """Do nothing: the gradients of a leaf are added in the order of one stream, so that there is nothing to warn of.
+
+    Parameters
+    ----------
+    enabled : bool
+        Ignored.
+    """

@@ -150,9 +150,28 @@ def _require(who: str, tensors: Any, batch_axis: int | None) -> None:
 def jacobian(ys: Any, xs: Any, batch_axis: int | None = None) -> Any:
     """Return the `Jacobian` of `ys` by `xs`, each a tensor or a sequence of tensors.
 
-    For a sequence `ys`, result[i] belongs to ys[i]. For a sequence `xs`, result[j] belongs to xs[j]. If both are
-    sequences, result[i][j] is the `Jacobian` of ys[i] by xs[j].
-    With `batch_axis=0`, member b of `ys` must depend only on member b of `xs`.
+    Parameters
+    ----------
+    ys : Tensor or sequence of Tensor
+        Results, of shape (M,), or (B, M) with a batch.
+    xs : Tensor or sequence of Tensor
+        What the results were computed from, of shape (N,), or (B, N) with a batch.
+    batch_axis : {0, None}, default None
+        Dimension of the batch. With 0, member b of `ys` must depend only on member b of `xs`.
+
+    Returns
+    -------
+    Jacobian or tuple
+        Matrix of shape (M, N), or (B, M, N), whose rows are computed when they are read. For a sequence `ys`,
+        ``result[i]`` belongs to ``ys[i]``. For a sequence `xs`, ``result[j]`` belongs to ``xs[j]``. If both are
+        sequences, ``result[i][j]`` is the `Jacobian` of ``ys[i]`` by ``xs[j]``.
+
+    Raises
+    ------
+    ArgumentError
+        For tensors of more dimensions, batches of different lengths, and another `batch_axis`.
+    OperandError
+        For anything but tensors.
     """
     _require("jacobian", ys, batch_axis)
     _require("jacobian", xs, batch_axis)
@@ -165,10 +184,29 @@ def jacobian(ys: Any, xs: Any, batch_axis: int | None = None) -> Any:
 
 
 def hessian(ys: Tensor, xs: Any, batch_axis: int | None = None) -> Any:
-    """Return the `Hessian` of `ys` by `xs`. For a sequence `xs`, result[i][j] is the `Hessian` by xs[i] and xs[j].
+    """Return the `Hessian` of `ys` by `xs`.
 
-    Shapes: ys has one element; with `batch_axis=0`, one element for each member of the batch: (B,) or (B, 1).
-    Raises ArgumentError for any other shape of `ys`.
+    Parameters
+    ----------
+    ys : Tensor
+        Of one element; with a batch, of one element for each member: (B,) or (B, 1).
+    xs : Tensor or sequence of Tensor
+        What `ys` was computed from, of shape (N,), or (B, N) with a batch.
+    batch_axis : {0, None}, default None
+        Dimension of the batch.
+
+    Returns
+    -------
+    Hessian or tuple
+        Matrix of shape (N, N), or (B, N, N), whose rows are computed when they are read. For a sequence `xs`,
+        ``result[i][j]`` is the `Hessian` by ``xs[i]`` and ``xs[j]``.
+
+    Raises
+    ------
+    ArgumentError
+        For any other shape of `ys`, and another `batch_axis`.
+    OperandError
+        For anything but tensors.
     """
     _require("hessian", [ys], batch_axis)
     _require("hessian", xs, batch_axis)

@@ -33,9 +33,14 @@ class _Tensors(type(Tensor)):  # type: ignore[misc]
 
 
 class Variable(Tensor, metaclass=_Tensors):
-    """PyTorch's former name of tensors: `Variable(data, requires_grad=True)` makes one, and all tensors are instances.
+    """PyTorch's former name of tensors: a call makes a tensor, and all tensors are instances.
 
-    A tensor that is given is not copied; the new one shares its memory.
+    Parameters
+    ----------
+    data : Tensor or array, optional
+        Values; a tensor is not copied, and the new one shares its memory. None makes an empty tensor.
+    requires_grad : bool, default False
+        Whether to record operations on the result.
     """
 
     _execution_engine = ExecutionEngine()

@@ -75,13 +75,33 @@ class _Handle(RemovableHandle):
 def register_multi_grad_hook(
     tensors: Sequence[Tensor], fn: Callable[[Any], None], *, mode: str = "all"
 ) -> RemovableHandle:
-    """Call `fn` once in every backward that computes gradients of `tensors`; return the handle that removes it.
+    """Call `fn` once in every backward that computes gradients of `tensors`.
 
-    With "all", `fn(grads)` runs when the last of these gradients has arrived, or at the end of backward if an expected
-    gradient never arrives; the entry of a tensor without gradient is None. With "any", `fn(grad)` runs with the first
-    gradient; tensors that require no gradient are ignored. `fn` must not change gradients, and its result is ignored.
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        Tensors whose gradients `fn` gets. With "any", those that require no gradient are ignored.
+    fn : callable
+        ``fn(grads)`` with "all", ``fn(grad)`` with "any". It must not change gradients, and its result is ignored.
+    mode : {"all", "any"}, default "all"
+        With "all", `fn` runs when the last of these gradients has arrived, or at the end of backward if an expected
+        gradient never arrives; the entry of a tensor without gradient is None. With "any", `fn` runs with the first
+        gradient.
 
-    Raises ArgumentError for another mode. Raises GraphError, with "all", for a tensor that requires no gradient.
+    Returns
+    -------
+    RemovableHandle
+        Removes the hook.
+
+    Raises
+    ------
+    ArgumentError
+        For another mode.
+    GraphError
+        With "all", for a tensor that requires no gradient.
+
+    Notes
+    -----
     Source: torch.autograd.graph.register_multi_grad_hook.
     """
     if mode not in ("all", "any"):

@@ -94,8 +94,20 @@ class allow_mutation_on_saved_tensors(saved_tensors_hooks):
 
     A saved tensor costs nothing until it is about to be changed. Then one copy is made for all tensors that saved this
     version of the memory; the copy is freed with the last graph that needs it. Changes and backward may also happen
-    after the context has ended. As elsewhere, writes through `.numpy()` and DLPack are not noticed. `only`: as in
-    `saved_tensors_hooks`. Raises GraphError within another such context.
+    after the context has ended. As elsewhere, writes through ``.numpy()`` and DLPack are not noticed.
+
+    Parameters
+    ----------
+    only : callable, optional
+        Chooses the values that may change, as in `saved_tensors_hooks`.
+
+    Raises
+    ------
+    GraphError
+        On entering it within another such context.
+
+    Notes
+    -----
     Source: torch.autograd.graph.allow_mutation_on_saved_tensors.
     """
 

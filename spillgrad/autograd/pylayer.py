@@ -17,20 +17,38 @@ class PyLayerContext(Context):
     """The `ctx` that forward and backward of a `PyLayer` get: forward saves in it what backward needs."""
 
     def saved_tensor(self) -> tuple[Any, ...] | None:
-        """Return the tensors given to `save_for_backward`, unpacked; None if forward did not call it."""
+        """Return the tensors given to `save_for_backward`, unpacked.
+
+        Returns
+        -------
+        tuple of Tensor or None
+            None if forward did not call `save_for_backward`.
+        """
         return None if self._to_save is None and not self._saved else self._unpacked()
 
     def mark_not_inplace(self, *inputs: Tensor) -> None:
-        """Mark inputs that forward returns unchanged: each becomes a separate output, not an in-place change."""
+        """Mark inputs that forward returns unchanged: each becomes a separate output, not an in-place change.
+
+        Parameters
+        ----------
+        *inputs : Tensor
+            Arguments of forward.
+        """
         self._not_inplace = inputs
 
 
 class PyLayer(CustomFunction):
-    """A custom function in Paddle's dialect: static `forward(ctx, ...)` and `backward(ctx, *grads)`, called by `apply`.
+    """A custom function in Paddle's dialect, called by ``apply``.
 
-    Tensors in lists and keyword arguments are inputs too. `backward()` of an output with many elements starts from a
-    gradient of ones, as in Paddle, where other tensors need one. Raises ValueError for a wrong number or type of
-    gradients, for a forward that returns no tensor, and for a leaf that forward returns without `mark_not_inplace`.
+    Subclasses define static methods ``forward(ctx, ...)`` and ``backward(ctx, *grads)``. Tensors in lists and keyword
+    arguments are inputs too. ``backward()`` of an output with many elements starts from a gradient of ones, as in
+    Paddle, where other tensors need one.
+
+    Raises
+    ------
+    ValueError
+        For a wrong number or type of gradients, for a forward that returns no tensor, and for a leaf that forward
+        returns without `mark_not_inplace`.
     """
 
     _context = PyLayerContext

@@ -45,12 +45,24 @@ running = _Running()
 
 
 def is_anomaly_enabled() -> bool:
-    """Return whether anomaly detection is on."""
+    """Return whether anomaly detection is on.
+
+    Returns
+    -------
+    bool
+        What `set_detect_anomaly` or `detect_anomaly` set; False by default.
+    """
     return _mode.enabled
 
 
 def is_anomaly_check_nan_enabled() -> bool:
-    """Return whether anomaly detection looks for NaNs when it is on."""
+    """Return whether anomaly detection looks for NaNs when it is on.
+
+    Returns
+    -------
+    bool
+        What `set_detect_anomaly` or `detect_anomaly` set; True by default.
+    """
     return _mode.check_nan
 
 
@@ -63,8 +75,14 @@ class set_detect_anomaly:
     """Switch anomaly detection on or off in all threads. As a context manager, restore the former setting on exit.
 
     While detection is on, each operation records where it was called, which takes some 10 microseconds. An error in the
-    operation's backward then shows that place. With `check_nan`, a backward that computes NaN raises GraphError with
-    the line of the forward pass.
+    operation's backward then shows that place.
+
+    Parameters
+    ----------
+    mode : bool
+        Whether detection is on.
+    check_nan : bool, default True
+        Whether a backward that computes NaN raises GraphError with the line of the forward pass.
     """
 
     def __init__(self, mode: bool, check_nan: bool = True) -> None:
@@ -82,9 +100,18 @@ class detect_anomaly:
     """Context manager: an error or a NaN in backward names the line of the forward pass that it comes from.
 
     Run both the forward and the backward pass in the context, because the forward pass records where each operation was
-    called. This is slow and meant for debugging, of which a warning reminds.
-    Backward raises GraphError if it computes NaN, unless `check_nan` is False. Before any error of backward, a warning
-    shows the traceback of the forward pass.
+    called. This is slow and meant for debugging. Before any error of backward, a warning shows the traceback of the
+    forward pass.
+
+    Parameters
+    ----------
+    check_nan : bool, default True
+        Whether a backward that computes NaN raises GraphError.
+
+    Warns
+    -----
+    UserWarning
+        Always, as a reminder that this mode is slow.
     """
 
     def __init__(self, check_nan: bool = True) -> None:

@@ -50,12 +50,24 @@ def is_recording() -> bool:
 
 
 def is_grad_enabled() -> bool:
-    """Return whether this thread is in grad mode. Then it records operations, unless it is in inference mode."""
+    """Return whether this thread is in grad mode.
+
+    Returns
+    -------
+    bool
+        True if this thread records operations, unless it is in inference mode.
+    """
     return state.enabled or state.unrecorded
 
 
 def is_inference_mode_enabled() -> bool:
-    """Return whether this thread is in inference mode."""
+    """Return whether this thread is in inference mode.
+
+    Returns
+    -------
+    bool
+        True within `inference_mode`.
+    """
     return state.inference
 
 
@@ -95,7 +107,13 @@ class _Context:
 
 
 class set_grad_enabled(_Context):
-    """Switch recording on or off from now on; as a context manager or decorator, only in the block or function."""
+    """Switch recording on or off from now on; as a context manager or decorator, only in the block or function.
+
+    Parameters
+    ----------
+    mode : bool
+        Whether to record operations.
+    """
 
     def __init__(self, mode: bool) -> None:
         super().__init__()
@@ -123,7 +141,22 @@ class _Parameterless(_Context):
 
 
 class no_grad(_Parameterless):
-    """Context manager and decorator: do not record operations."""
+    """Context manager and decorator: do not record operations.
+
+    Parameters
+    ----------
+    function : callable, optional
+        Function to decorate, where `no_grad` is a decorator without parentheses.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> x = sg.ones(2, requires_grad=True)
+    >>> with sg.no_grad():
+    ...     y = x * 2
+    >>> y.requires_grad
+    False
+    """
 
     def _change(self) -> None:
         state.enabled = state.unrecorded = False
@@ -132,7 +165,12 @@ class no_grad(_Parameterless):
 class enable_grad(_Parameterless):
     """Context manager and decorator: record operations, even within `no_grad`, but not within `inference_mode`.
 
-    Within `inference_mode`, `is_grad_enabled()` is True nevertheless, as in PyTorch.
+    Within `inference_mode`, `is_grad_enabled` returns True nevertheless, as in PyTorch.
+
+    Parameters
+    ----------
+    function : callable, optional
+        Function to decorate, where `enable_grad` is a decorator without parentheses.
     """
 
     def _change(self) -> None:
@@ -142,10 +180,18 @@ class enable_grad(_Parameterless):
 class inference_mode(_Context):
     """Context manager and decorator: do not record operations, and make inference tensors.
 
-    `inference_mode(False)` records operations, even within another `inference_mode`, and makes ordinary tensors.
     An inference tensor, or a view of one, has no version: outside of the mode it cannot be changed in place or saved
-    for backward, and cannot be set to require a gradient. Its `clone()` is an ordinary tensor. Views of ordinary
+    for backward, and cannot be set to require a gradient. Its ``clone()`` is an ordinary tensor. Views of ordinary
     tensors stay ordinary ones.
+
+    Parameters
+    ----------
+    mode : bool or callable, default True
+        Whether inference mode is on; False records operations, even within another `inference_mode`, and makes ordinary
+        tensors. A function is decorated, where `inference_mode` is a decorator without parentheses.
+
+    Notes
+    -----
     Source: torch.inference_mode.
     """
 

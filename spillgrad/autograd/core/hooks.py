@@ -13,9 +13,16 @@ from spillgrad.errors import GraphError, HookTypeError
 class SavedValue(NamedTuple):
     """The argument of an `only` function: a tensor that is saved for backward, and the operation that saves it.
 
-    `op` is the operation's name, such as "mul"; for a custom function it is the node's name, "ScaleBackward". `slot` is
-    the operation's name for the value ("self", "result"); for a custom function it is a number. `module` is the path of
-    the running module, such as "blocks.3.mlp", and empty outside of modules.
+    Parameters
+    ----------
+    tensor : Tensor
+        The saved value.
+    op : str
+        The operation's name, such as "mul"; for a custom function it is the node's name, "ScaleBackward".
+    slot : str
+        The operation's name for the value ("self", "result"); for a custom function it is a number.
+    module : str
+        Path of the running module, such as "blocks.3.mlp"; empty outside of modules.
     """
 
     tensor: Any
@@ -114,18 +121,43 @@ def set_packing(operation: str, slot: str) -> None:
 class saved_tensors_hooks:
     """Context manager: call a pair of hooks for every tensor that operations save for backward.
 
-    `pack_hook(tensor)` runs when an operation has finished, and gets a detached tensor, which it must not change; its
-    result is kept instead of the tensor. `unpack_hook(packed)` runs when backward needs the value, and must return a
-    tensor of the same shape, dtype and device. `only(saved)` gets a `SavedValue` and returns whether the pair takes it;
-    it may use `saved.op`, `saved.slot`, `saved.module`, `saved.nbytes` and `saved.tensor`. Contexts nest: the innermost
-    pair that takes a value packs it. A value that no pair takes is saved as if there were no hooks. The context can be
-    entered again. Leaving it also leaves any context that was entered within it and is still active.
+    Contexts nest: the innermost pair that takes a value packs it. A value that no pair takes is saved as if there were
+    no hooks. The context can be entered again. Leaving it also leaves any context that was entered within it and is
+    still active.
 
-        with saved_tensors_hooks(pack, unpack, only=lambda saved: saved.op == "softmax" and saved.nbytes > 1 << 20):
-            loss = model(x)
+    Parameters
+    ----------
+    pack_hook : callable
+        ``pack_hook(tensor)`` runs when an operation has finished, and gets a detached tensor, which it must not change.
+        Its result is kept instead of the tensor.
+    unpack_hook : callable
+        ``unpack_hook(packed)`` runs when backward needs the value, and must return a tensor of the same shape, dtype
+        and device.
+    only : callable, optional
+        ``only(saved)`` gets a `SavedValue` and returns whether the pair takes it. It may use ``saved.op``,
+        ``saved.slot``, ``saved.module``, ``saved.nbytes`` and ``saved.tensor``. By default, the pair takes every value.
 
-    Raises GraphError within `disable_saved_tensors_hooks`. Raises HookTypeError for an `only` that cannot be called.
+    Raises
+    ------
+    GraphError
+        On entering it within `disable_saved_tensors_hooks`.
+    HookTypeError
+        For an `only` that cannot be called.
+
+    Notes
+    -----
     Source: torch.autograd.graph.saved_tensors_hooks, paddle.autograd.saved_tensors_hooks; neither has `only`.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> def pack(x):
+    ...     print("saved", tuple(x.shape))
+    ...     return x
+    >>> x = sg.ones(3, requires_grad=True)
+    >>> with sg.autograd.graph.saved_tensors_hooks(pack, lambda x: x, only=lambda saved: saved.op == "exp"):
+    ...     y = (x.exp() * 2).sum()
+    saved (3,)
     """
 
     only: Predicate | None = None
@@ -171,9 +203,14 @@ def checked_predicate(who: str, only: Any) -> Predicate | None:
 
 
 class disable_saved_tensors_hooks(contextlib.ContextDecorator):
-    """Context manager and decorator: entering `saved_tensors_hooks` raises GraphError with the given `error_message`.
+    """Context manager and decorator: entering `saved_tensors_hooks` raises GraphError.
 
     If hooks are already active in this thread, entering this context raises that error too.
+
+    Parameters
+    ----------
+    error_message : str
+        Text of the error.
     """
 
     def __init__(self, error_message: str) -> None:

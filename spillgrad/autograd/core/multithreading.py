@@ -18,7 +18,13 @@ _setting = _Setting()
 
 
 def is_multithreading_enabled() -> bool:
-    """Return what `set_multithreading_enabled` has set in this thread; True if nothing."""
+    """Return what `set_multithreading_enabled` has set in this thread.
+
+    Returns
+    -------
+    bool
+        True if nothing was set.
+    """
     return _setting.enabled
 
 
@@ -27,6 +33,11 @@ class set_multithreading_enabled:
 
     Programs may set it, and nothing changes: the nodes of a graph run one after the other, in the caller's thread, and
     each kernel uses the threads of `set_num_threads`.
+
+    Parameters
+    ----------
+    mode : bool
+        What `is_multithreading_enabled` returns.
     """
 
     def __init__(self, mode: bool) -> None:
@@ -45,5 +56,11 @@ class set_multithreading_enabled:
         return decorated(function, lambda: set_multithreading_enabled(self.mode))  # type: ignore[arg-type]
 
     def clone(self) -> "set_multithreading_enabled":
-        """Return a new context with the same mode."""
+        """Return a new context with the same mode.
+
+        Returns
+        -------
+        set_multithreading_enabled
+            A context of its own.
+        """
         return set_multithreading_enabled(self.mode)

@@ -51,7 +51,15 @@ NO_EDGE: Edge = (None, 0)
 
 
 class GradientEdge(NamedTuple):
-    """An edge with named fields, as `get_gradient_edge` returns it."""
+    """An edge with named fields, as `get_gradient_edge` returns it.
+
+    Parameters
+    ----------
+    node : Node or None
+        Node that the gradient flows to; None where no gradient flows.
+    output_nr : int
+        Number of the node's output.
+    """
 
     node: "Node | None"
     output_nr: int
@@ -106,7 +114,13 @@ class OwnHook:
 
 
 class RemovableHandle:
-    """A handle that removes a registered hook. As a context manager, it removes the hook on exit."""
+    """A handle that removes a registered hook. As a context manager, it removes the hook on exit.
+
+    Parameters
+    ----------
+    hooks : HookDict
+        Hooks that the hook is one of.
+    """
 
     def __init__(self, hooks: HookDict) -> None:
         self._hooks = weakref.ref(hooks)
@@ -159,7 +173,13 @@ class Node:
             anomaly_mode.note(self)
 
     def name(self) -> str:
-        """Return the node's name, as PyTorch spells it."""
+        """Return the node's name, as PyTorch spells it.
+
+        Returns
+        -------
+        str
+            Such as "MulBackward0".
+        """
         return type(self).__name__
 
     @property
@@ -175,7 +195,18 @@ class Node:
         return self._metadata
 
     def apply(self, grads: list[Any]) -> list[Any]:
-        """Return the gradient of each edge, given the gradient of each output. None means that there is no gradient."""
+        """Return the gradient of each edge, given the gradient of each output.
+
+        Parameters
+        ----------
+        grads : list of Tensor or None
+            Gradient of each output; None means that there is no gradient.
+
+        Returns
+        -------
+        list of Tensor or None
+            Gradient of each edge; None means that there is no gradient.
+        """
         raise NotImplementedError
 
     def __call__(self, *grads: Any) -> Any:
@@ -191,42 +222,111 @@ class Node:
         """Free the values saved for backward; the node cannot be applied afterwards."""
 
     def register_prehook(self, hook: Callable[[tuple[Any, ...]], Any]) -> RemovableHandle:
-        """Call `hook(grad_outputs)` before the node runs; a tuple that the hook returns replaces grad_outputs."""
+        """Call ``hook(grad_outputs)`` before the node runs.
+
+        Parameters
+        ----------
+        hook : callable
+            Takes the tuple of the outputs' gradients. A tuple that it returns replaces them.
+
+        Returns
+        -------
+        RemovableHandle
+            Removes the hook.
+        """
         if self._prehooks is None:
             self._prehooks = HookDict()
         return self._prehooks.add(hook)
 
     def register_hook(self, hook: Callable[[tuple[Any, ...], tuple[Any, ...]], Any]) -> RemovableHandle:
-        """Call `hook(grad_inputs, grad_outputs)` after the node ran; a tuple that it returns replaces grad_inputs."""
+        """Call ``hook(grad_inputs, grad_outputs)`` after the node ran.
+
+        Parameters
+        ----------
+        hook : callable
+            Takes the tuples of the inputs' and of the outputs' gradients. A tuple that it returns replaces
+            `grad_inputs`.
+
+        Returns
+        -------
+        RemovableHandle
+            Removes the hook.
+        """
         if self._posthooks is None:
             self._posthooks = HookDict()
         return self._posthooks.add(hook)
 
     def register_tensor_hook(self, output_nr: int, hook: Callable[[Any], Any]) -> RemovableHandle:
-        """Call `hook(grad)` with the gradient of output number `output_nr`, before anything else uses the gradient."""
+        """Call ``hook(grad)`` with the gradient of an output, before anything else uses the gradient.
+
+        Parameters
+        ----------
+        output_nr : int
+            Number of the output.
+        hook : callable
+            Takes the gradient. A tensor that it returns replaces the gradient.
+
+        Returns
+        -------
+        RemovableHandle
+            Removes the hook.
+        """
         if self._tensor_hooks is None:
             self._tensor_hooks = {}
         return self._tensor_hooks.setdefault(output_nr, HookDict()).add(hook)
 
     def retain_gradient(self, output_nr: int, store: Callable[[Any], None]) -> None:
-        """Call `store(grad)` with the gradient of output number `output_nr`, after the hooks on this gradient."""
+        """Call ``store(grad)`` with the gradient of an output, after the hooks on this gradient.
+
+        Parameters
+        ----------
+        output_nr : int
+            Number of the output.
+        store : callable
+            Takes the gradient; its result is ignored.
+        """
         if self._retain_hooks is None:
             self._retain_hooks = {}
         self._retain_hooks[output_nr] = store
 
     def hand_over_retained(self, output_nr: int, edge: Edge) -> None:
-        """Retain the gradient of `edge`, not of output `output_nr`: an in-place change moved the tensor to `edge`."""
+        """Retain the gradient of `edge`, not of output `output_nr`: an in-place change moved the tensor to `edge`.
+
+        Parameters
+        ----------
+        output_nr : int
+            Number of the output that the tensor was.
+        edge : tuple of Node or None, int
+            Where the tensor's gradient now flows.
+        """
         store = (self._retain_hooks or {}).pop(output_nr, None)
         node, number = edge
         if store is not None and node is not None:
             node.retain_gradient(number, store)
 
     def output(self, output_nr: int) -> OutputMeta:
-        """Return the shape, dtype and device that a gradient of the output must have."""
+        """Return the shape, dtype and device that a gradient of the output must have.
+
+        Parameters
+        ----------
+        output_nr : int
+            Number of the output.
+
+        Returns
+        -------
+        OutputMeta
+            Tuple with the fields ``shape``, ``dtype`` and ``device``.
+        """
         return self.outputs[output_nr]
 
     def tensor_hooks(self) -> dict[int, HookDict] | None:
-        """Return the hooks of the output tensors, by output number; None if there are none."""
+        """Return the hooks of the output tensors, by output number.
+
+        Returns
+        -------
+        dict or None
+            None if there are none.
+        """
         return self._tensor_hooks
 
     @property
@@ -235,7 +335,18 @@ class Node:
         return len(self.outputs)
 
     def run(self, grads: list[Any]) -> list[Any]:
-        """Apply the node between its pre- and post-hooks."""
+        """Apply the node between its pre- and post-hooks.
+
+        Parameters
+        ----------
+        grads : list of Tensor or None
+            Gradient of each output.
+
+        Returns
+        -------
+        list of Tensor or None
+            Gradient of each edge.
+        """
         if self._prehooks:
             mode = state.enabled
             grads = _replaced(self._prehooks, grads, lambda hook, values: hook(values))
@@ -247,7 +358,15 @@ class Node:
         return results
 
     def run_tensor_hooks(self, tensor_hooks: dict[int, HookDict] | None, grads: list[Any]) -> None:
-        """Call the hooks of the output tensors with the gradients in `grads`. A hook's result replaces the gradient."""
+        """Call the hooks of the output tensors with their gradients. A hook's result replaces the gradient.
+
+        Parameters
+        ----------
+        tensor_hooks : dict or None
+            What `tensor_hooks` returned.
+        grads : list of Tensor or None
+            Gradient of each output; changed in place.
+        """
         for output_nr, hooks in list((tensor_hooks or {}).items()):
             for hook in list(hooks.values()):
                 grad = grads[output_nr]

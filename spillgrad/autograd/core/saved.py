@@ -20,6 +20,23 @@ FREED = (
 class SavedTensor:
     """One saved value: an alias without graph or a packed object, and the value's place in the graph.
 
+    Parameters
+    ----------
+    tensor : Tensor
+        Value to save.
+    operation : str
+        Name of the operation that saves it.
+    slot : str
+        The operation's name for the value.
+    edge : tuple of Node or None, int
+        Where a gradient of the value flows.
+    node : Node, optional
+        Node that the value is an output of; the gradient then flows to this output, not to `edge`.
+    output_nr : int, default 0
+        Number of the output.
+
+    Notes
+    -----
     Invariant: this object refers to its node only weakly, and never to a tensor that keeps its own graph alive, so no
     reference cycle can form. A leaf itself is kept; of any other tensor, only an alias is kept.
     """
@@ -61,10 +78,15 @@ class SavedTensor:
             self._edge = edge
 
     def pack(self, pairs: list[hooks.HookPair] | None = None) -> None:
-        """Pack the value with the innermost of `pairs` (default: the active pairs) that takes it.
+        """Pack the value with the innermost pair of hooks that takes it.
 
         If no pair takes the value, keep it unchanged. But if the value's memory is in a store, keep only an object by
         which the store finds the value again.
+
+        Parameters
+        ----------
+        pairs : list of HookPair, optional
+            Pairs of hooks, the innermost last; the active ones, by default.
         """
         pair = hooks.chosen(self._alias, self.operation, self.slot, pairs)
         if pair is not None:
@@ -75,8 +97,19 @@ class SavedTensor:
     def register_hooks(self, pack_hook: Any, unpack_hook: Any) -> None:
         """Pack the value now with `pack_hook`; `unpack_hook` will unpack it.
 
-        Raises GraphError if hooks were set before, if the value was freed or changed in place, or if the pack hook
-        changes its input. Raises HookTypeError for a hook that cannot be called.
+        Parameters
+        ----------
+        pack_hook : callable
+            Takes a tensor, and returns the object to keep.
+        unpack_hook : callable
+            Takes the packed object, and returns a tensor of the same shape, dtype and device.
+
+        Raises
+        ------
+        GraphError
+            If hooks were set before, if the value was freed or changed in place, or if the pack hook changes its input.
+        HookTypeError
+            For a hook that cannot be called.
         """
         if self._freed:
             raise SavedTensorError(f"Calling register_hooks on a saved tensor after it has been freed. {FREED}")
@@ -154,9 +187,19 @@ class SavedTensor:
     def unpack(self) -> Any:
         """Return the saved tensor, connected to its former place in the graph.
 
-        Raises SavedTensorError if the value was freed or modified in place, or if the unpack hook returned another
-        shape, dtype or device. Raises HookTypeError if the unpack hook returned no tensor. Exceptions of the hook pass
-        through unchanged.
+        Exceptions of the hook pass through unchanged.
+
+        Returns
+        -------
+        Tensor
+            Of the saved values.
+
+        Raises
+        ------
+        SavedTensorError
+            If the value was freed or modified in place, or if the unpack hook returned another shape, dtype or device.
+        HookTypeError
+            If the unpack hook returned no tensor.
         """
         if self._freed:
             raise SavedTensorError(FREED)

@@ -27,7 +27,24 @@ class CheckpointFunction(Function):
 
     @staticmethod
     def forward(ctx: Any, function: Callable[..., Any], preserve_rng_state: bool, *arguments: Any) -> Any:
-        """Run the function without recording it, and save the arguments."""
+        """Run the function without recording it, and save the arguments.
+
+        Parameters
+        ----------
+        ctx : FunctionCtx
+            Context of this call.
+        function : callable
+            Function to recompute in backward.
+        preserve_rng_state : bool
+            Whether the recomputation draws the same random numbers.
+        *arguments : object
+            Arguments of the function.
+
+        Returns
+        -------
+        object
+            What the function returns.
+        """
         ctx.function = function
         ctx.state = default_generator.get_state() if preserve_rng_state else None
         ctx.autocast = autocast.present()
@@ -38,7 +55,25 @@ class CheckpointFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        """Run the function again, recorded, and go backward through it; return the gradients of the arguments."""
+        """Run the function again, recorded, and go backward through it.
+
+        Parameters
+        ----------
+        ctx : FunctionCtx
+            Context of this call.
+        *grads : Tensor
+            Gradients of the outputs.
+
+        Returns
+        -------
+        tuple
+            Gradients of the arguments, after two None.
+
+        Raises
+        ------
+        GraphError
+            Within `grad` or a backward with `inputs`, or if no output requires a gradient.
+        """
         if not reaches_every_leaf():
             raise GraphError(
                 "When use_reentrant=True, torch.utils.checkpoint is incompatible with .grad() or passing an `inputs` "

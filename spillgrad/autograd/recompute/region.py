@@ -242,7 +242,13 @@ def _mapped(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
 
 
 def noop_context_fn() -> Contexts:
-    """Return two context managers that do nothing."""
+    """Return two context managers that do nothing.
+
+    Returns
+    -------
+    tuple of two context managers
+        What `checkpoint` uses by default.
+    """
     return contextlib.nullcontext(), contextlib.nullcontext()
 
 
@@ -264,24 +270,65 @@ def checkpoint(
     around the call; within `save_on_disk` they go to disk. Other tensors that the function uses must not change before
     backward. In `no_grad` the function just runs.
 
-    The recomputation runs in the forward's mode of `autocast` and, with `preserve_rng_state`, draws the same random
-    numbers from the default generator. With `early_stop` it ends after the last value that backward needs. `context_fn`
-    returns two context managers, one for the function and one for its recomputations: see
-    `create_selective_checkpoint_contexts`. Running statistics of `batch_norm` are updated once, unlike PyTorch's. Other
-    side effects of the function happen again.
+    The recomputation runs in the forward's mode of `autocast`. Running statistics of `batch_norm` are updated once,
+    unlike PyTorch's. Other side effects of the function happen again.
 
-    `determinism_check`: "default" compares the operation, shape, dtype and device of every saved value. "values" also
-    compares checksums, which finds a function whose results changed. "none" compares nothing. With `debug`, errors list
-    all saved values.
+    Parameters
+    ----------
+    function : callable
+        Function to recompute.
+    *args : object
+        Arguments of the function.
+    use_reentrant : bool, optional
+        True records nothing of the function in the forward pass, and runs a backward within backward; see the notes.
+    context_fn : callable, optional
+        Returns two context managers, one for the function and one for its recomputations: see
+        `create_selective_checkpoint_contexts`.
+    determinism_check : {"default", "values", "none"}, default "default"
+        "default" compares the operation, shape, dtype and device of every saved value. "values" also compares
+        checksums, which finds a function whose results changed. "none" compares nothing.
+    debug : bool, default False
+        Whether errors list all saved values.
+    early_stop : bool, default True
+        Whether the recomputation ends after the last value that backward needs.
+    preserve_rng_state : bool, default True
+        Whether the recomputation draws the same random numbers from the default generator.
+    **kwargs : object
+        Keyword arguments of the function.
 
-    `use_reentrant=True` records nothing of the function in the forward pass, and runs a backward within backward. It is
-    for programs that rely on that: only tensors that are arguments themselves get gradients, and at least one of them
-    must require a gradient (a warning says if none does); all of the function runs again; `grad`, backward with
-    `inputs` and second derivatives raise GraphError; and all options but `preserve_rng_state` are refused or unused.
+    Returns
+    -------
+    object
+        What the function returns.
 
-    Raises ArgumentError for keywords that are not accepted. Backward raises RecomputationError (alias
-    `CheckpointError`) if the recomputation saves other values. It raises SavedTensorError if an argument was changed in
-    place.
+    Raises
+    ------
+    ArgumentError
+        For keywords that are not accepted.
+    RecomputationError
+        In backward, if the recomputation saves other values. An alias is `CheckpointError`.
+    SavedTensorError
+        In backward, if an argument was changed in place.
+
+    Warns
+    -----
+    UserWarning
+        With ``use_reentrant=True``, if none of the arguments requires a gradient.
+
+    Notes
+    -----
+    ``use_reentrant=True`` is for programs that rely on it. Only tensors that are arguments themselves get gradients,
+    and at least one of them must require a gradient. All of the function runs again. `grad`, backward with `inputs` and
+    second derivatives raise GraphError. All options but `preserve_rng_state` are refused or unused.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> from spillgrad.utils.checkpoint import checkpoint
+    >>> x = sg.tensor([1.0, 2.0], requires_grad=True)
+    >>> checkpoint(lambda x: x.square().square(), x).sum().backward()
+    >>> x.grad
+    tensor([ 4., 32.])
     """
     if use_reentrant:
         if kwargs:
@@ -330,9 +377,30 @@ def checkpoint_sequential(
     *,
     preserve_rng_state: bool = True,
 ) -> Any:
-    """Call `functions` one after the other, in `segments` groups. Backward recomputes all groups except the last.
+    """Call `functions` one after the other, in groups. Backward recomputes all groups except the last.
 
-    Raises ArgumentError unless `segments` is at least 1 and at most the number of functions.
+    Parameters
+    ----------
+    functions : iterable of callable
+        Functions of one argument, such as the layers of an `nn.Sequential`.
+    segments : int
+        Number of groups, at least 1 and at most the number of functions.
+    input : object
+        Argument of the first function.
+    use_reentrant : bool, optional
+        As in `checkpoint`.
+    preserve_rng_state : bool, default True
+        As in `checkpoint`.
+
+    Returns
+    -------
+    object
+        What the last function returns.
+
+    Raises
+    ------
+    ArgumentError
+        For another number of segments.
     """
     steps = list(functions)
     if not 1 <= segments <= len(steps):
@@ -355,7 +423,13 @@ def _run(steps: Sequence[Callable[[Any], Any]], value: Any) -> Any:
 
 @contextlib.contextmanager
 def set_checkpoint_early_stop(enable: bool) -> Iterator[None]:
-    """Context manager: override `early_stop` of all checkpoints that are made in this thread."""
+    """Return a context manager that overrides `early_stop` of all checkpoints that are made in this thread.
+
+    Parameters
+    ----------
+    enable : bool
+        The value in its place.
+    """
     before, _override.early_stop = _override.early_stop, enable
     try:
         yield
@@ -365,7 +439,13 @@ def set_checkpoint_early_stop(enable: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def set_checkpoint_debug_enabled(enabled: bool | None) -> Iterator[None]:
-    """Context manager: override `debug` of all checkpoints that are made in this thread; None does not override."""
+    """Return a context manager that overrides `debug` of all checkpoints that are made in this thread.
+
+    Parameters
+    ----------
+    enabled : bool or None
+        The value in its place; None does not override.
+    """
     before, _override.debug = _override.debug, enabled
     try:
         yield

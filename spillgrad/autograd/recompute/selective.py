@@ -22,7 +22,11 @@ from spillgrad_kernels.memory.buffers import copy
 
 
 class CheckpointPolicy(enum.Enum):
-    """Whether an operation's results are kept for the recomputation; MUST and PREFER mean the same here."""
+    """Whether an operation's results are kept for the recomputation: a policy returns one of these.
+
+    ``MUST_SAVE`` and ``PREFER_SAVE`` keep the results, ``MUST_RECOMPUTE`` and ``PREFER_RECOMPUTE`` do not; MUST and
+    PREFER mean the same here.
+    """
 
     MUST_SAVE = 0
     PREFER_SAVE = 1
@@ -31,9 +35,14 @@ class CheckpointPolicy(enum.Enum):
 
 
 class SelectiveCheckpointContext:
-    """The first argument of a policy: it holds the operation's output, `op_output`.
+    """The first argument of a policy: it holds the operation's output.
 
-    `is_recompute` is always False, because policies are called only in the forward.
+    Parameters
+    ----------
+    is_recompute : bool
+        Always False, because policies are called only in the forward.
+    op_output : Tensor or tuple of Tensor, optional
+        The operation's output.
     """
 
     def __init__(self, *, is_recompute: bool, op_output: Any = None) -> None:
@@ -54,19 +63,33 @@ _Kept = list[Any]
 def create_selective_checkpoint_contexts(
     policy_fn_or_list: Policy | Sequence[str | Callable[..., Any]], allow_cache_entry_mutation: bool = False
 ) -> tuple[intercept, intercept]:
-    """Return the context managers for `checkpoint(context_fn=…)` that keep the results of chosen operations.
+    """Return the context managers for ``checkpoint(context_fn=…)`` that keep the results of chosen operations.
 
-    Operations are chosen by a list of their nodes' names ("mm", "matmul", "linear", "scaled_dot_product_attention", …)
-    or of functions with these names, or by a policy(context, name, *arguments) that returns a `CheckpointPolicy` or a
-    bool. The policy is never called for views, which cost nothing. Kept results stay until the graph is freed, so that
-    several backwards are possible. Unlike in PyTorch, the hooks that are active around the checkpoint pack these
-    results; within `save_on_disk` they go to disk:
+    Kept results stay until the graph is freed, so that several backwards are possible. Unlike in PyTorch, the hooks
+    that are active around the checkpoint pack these results; within `save_on_disk` they go to disk::
 
         keep = functools.partial(create_selective_checkpoint_contexts, ["linear", "scaled_dot_product_attention"])
         y = checkpoint(block, x, context_fn=keep)
 
-    Raises ArgumentError for a name that no operation has. Backward raises SavedTensorError if a kept result was changed
-    in place, unless `allow_cache_entry_mutation` is set; kept results then stay in RAM.
+    Parameters
+    ----------
+    policy_fn_or_list : callable or sequence of str or callable
+        Operations to keep: a list of their nodes' names ("mm", "matmul", "linear", "scaled_dot_product_attention", …)
+        or of functions with these names, or a ``policy(context, name, *arguments)`` that returns a `CheckpointPolicy`
+        or a bool. The policy is never called for views, which cost nothing.
+    allow_cache_entry_mutation : bool, default False
+        Whether kept results may be changed in place; they then stay in RAM. Otherwise, backward raises SavedTensorError
+        for a changed one.
+
+    Returns
+    -------
+    tuple of two context managers
+        One for the forward, one for recomputations.
+
+    Raises
+    ------
+    ArgumentError
+        For a name that no operation has.
     """
     names, policy = None, policy_fn_or_list
     if not callable(policy):
