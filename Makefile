@@ -113,7 +113,7 @@ format: $(VENV)/installed-dev  ## rewrite the sources as `make lint` wants them
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv, caches and build results (never what was trained)
-	rm -rf $(VENV) dist docs/_build docs/reference docs/command_line.md .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) dist docs/_build docs/reference docs/command_line.md docs/benchmarks/*.md docs/benchmarks/*.svg .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find spillgrad kernels tools tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/made:

@@ -20,6 +20,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx_copybutton",
     "sphinx_design",
+    "benchmarks",
     "command_line",
     "reference",
 ]

@@ -19,6 +19,8 @@ MODULES = {
     "spillgrad.nn.functional": "Layers as functions",
     "spillgrad.nn.init": "Initial values",
     "spillgrad.nn.utils": "Tools for layers",
+    "spillgrad.nn.utils.rnn": "Packed sequences",
+    "spillgrad.nn.utils.prune": "Pruning",
     "spillgrad.nn.utils.parametrize": "Parametrizations",
     "spillgrad.nn.utils.parametrizations": "Ready-made parametrizations",
     "spillgrad.optim": "Optimizers",
@@ -43,6 +45,7 @@ MODULES = {
     "spillgrad.special": "Special functions",
     "spillgrad.sparse": "Sparse matrices",
     "spillgrad.distributions": "Probability distributions",
+    "spillgrad.testing": "Comparisons in tests",
     "spillgrad.amp": "Mixed precision",
     "spillgrad.cuda": "NVIDIA GPUs",
     "spillgrad.distributed": "Processes",
@@ -116,6 +119,7 @@ def _public(path: str) -> Iterator[tuple[str, Any]]:
 def _pages() -> Iterator[tuple[str, str]]:
     by_module = public_entries()
     described = {id(entry.value): entry for entries in by_module.values() for entry in entries}
+    public = set(described)
     contents = []
     for path, entries in by_module.items():
         families: dict[str, list[Entry]] = {}
@@ -126,7 +130,7 @@ def _pages() -> Iterator[tuple[str, str]]:
         ]
         folder = path.removeprefix("spillgrad").removeprefix(".") or "spillgrad"
         if len(families) == 1 or len(entries) < 12:
-            text = _heading(MODULES[path], path) + _lead(path, path) + _table(entries) + "".join(map(_entry, entries))
+            text = _heading(MODULES[path], path) + _lead(path, path) + _table(entries) + _entries(entries, public)
             yield f"{folder}.rst", text + _elsewhere(elsewhere)
             contents.append(folder)
             continue
@@ -135,7 +139,7 @@ def _pages() -> Iterator[tuple[str, str]]:
             title = family.lstrip("_").replace("_", " ").capitalize()
             yield (
                 f"{folder}/{family}.rst",
-                _heading(title, path) + _lead(source, path) + _table(members) + "".join(map(_entry, members)),
+                _heading(title, path) + _lead(source, path) + _table(members) + _entries(members, public),
             )
         toctree = _toctree([f"{folder}/{family}" for family in sorted(families)])
         yield f"{folder}.rst", _heading(MODULES[path], path) + _lead(path, path) + toctree + _elsewhere(elsewhere)
@@ -169,16 +173,33 @@ def _table(entries: list[Entry]) -> str:
     return f".. list-table::\n   :class: names\n   :widths: 25 75\n\n{rows}\n"
 
 
-def _entry(entry: Entry) -> str:
+def _entries(entries: list[Entry], public: set[int]) -> str:
+    return "".join(_entry(entry, public) for entry in entries)
+
+
+def _entry(entry: Entry, public: set[int]) -> str:
     if entry.value is spillgrad.Tensor:
         return _tensor_class()
     kind, options = "function", ""
-    if inspect.isclass(entry.value):
-        kind = "exception" if issubclass(entry.value, BaseException) else "class"
-        options = "" if kind == "exception" else "   :members:\n   :show-inheritance:\n"
+    if inspect.isclass(entry.value) and issubclass(entry.value, BaseException):
+        kind = "exception"
+    elif inspect.isclass(entry.value):
+        kind, members = "class", ", ".join(_members(entry.value, public))
+        options = "   :show-inheritance:\n" + (f"   :members: {members}\n" if members else "")
     text = f".. auto{kind}:: {entry.module}.{entry.name}\n{options}\n"
     aliases = [name for name in entry.names if name != entry.name]
     return text + (f"Also named {_listed(aliases)}.\n\n" if aliases else "")
+
+
+def _members(kind: type, public: set[int]) -> list[str]:
+    """Return the public members of a class and of those of its bases that are not described themselves."""
+    names: dict[str, None] = {}
+    for base in kind.__mro__:
+        if base is object or (base is not kind and id(base) in public):
+            break
+        if base.__module__.startswith("spillgrad"):
+            names |= {name: None for name, value in vars(base).items() if not name.startswith("_") and value.__doc__}
+    return list(names)
 
 
 def _tensor_class() -> str:
