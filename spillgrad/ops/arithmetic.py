@@ -172,14 +172,15 @@ def div(input: Operand, other: Operand, *, rounding_mode: str | None = None, out
     input, other : Tensor or number
         Their shapes broadcast, and their dtypes promote to one.
     rounding_mode : {"floor", "trunc"}, optional
-        Whether the quotient is rounded down or towards 0, exactly for integers; by default, not at all.
+        Whether the quotient is rounded down or towards 0, exactly for integers, which stay integers; by default, not at
+        all.
     out : Tensor, optional
         Tensor that takes the result.
 
     Returns
     -------
     Tensor
-        Of the shape that the operands broadcast to; without rounding, of integers, in the default dtype.
+        Of the shape that the operands broadcast to; a quotient of integers is in the default dtype.
 
     Raises
     ------

@@ -916,7 +916,24 @@ randn_like = _like(randn, "Return draws from the standard normal distribution, i
 
 @declare(method=True)
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Generator | None = None) -> Tensor:
-    """Overwrite the tensor with draws from U(a, b); return the tensor."""
+    """Overwrite the tensor with draws from U(a, b); return the tensor.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Of floating-point or complex numbers.
+    a : float, default 0.0
+        Lower bound.
+    b : float, default 1.0
+        Upper bound.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself, changed.
+    """
     if tensor.is_complex():
         uniform_(view_as_real(tensor), a, b, generator=generator)
         return tensor
@@ -926,7 +943,24 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Gener
 
 @declare(method=True)
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Tensor:
-    """Overwrite the tensor with draws from N(mean, std²); return the tensor."""
+    """Overwrite the tensor with draws from N(mean, std²); return the tensor.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Of floating-point or complex numbers.
+    mean : float, default 0.0
+        Mean.
+    std : float, default 1.0
+        Standard deviation.
+    generator : Generator, optional
+        Where draws come from; by default, the generator of `manual_seed`.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself, changed.
+    """
     if tensor.is_complex():
         normal_(view_as_real(tensor), 0.0, std * math.sqrt(0.5), generator=generator)
         if mean:

@@ -181,13 +181,13 @@ _KINDS = {
         "Half a spectrum, of complex numbers.",
         "Number of elements of the result; by default, ``2 * (size - 1)``.",
         "Sizes of the result; by default, the last is ``2 * (size - 1)``, and the others are those of the input.",
-        "Real, with these sizes.",
+        "Real, of these sizes along the dimensions transformed.",
     ),
 }
 _KINDS |= {_inverse: _KINDS[_transform], _hermitian: _KINDS[_real], _inverse_hermitian: _KINDS[_half]}
 _NORM = """norm : {"backward", "forward", "ortho"}, optional
     Which transform is divided by the number of elements: "backward", the default, the inverse one; "forward" the
-    other; "ortho" both by its square root."""
+    forward one; "ortho" both by its square root."""
 _RAISES = """ShapeError
     If there is no dimension, or no element to transform.
 DtypeError
