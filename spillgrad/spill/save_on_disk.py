@@ -106,8 +106,8 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
         Function of a saved value that returns whether to spill it. It may use `saved.op`, `saved.slot`, `saved.module`,
         `saved.nbytes` and `saved.tensor`; see `saved_tensors_hooks`. By default, all are spilled.
     policy : str, mapping or callable, default "spill"
-        Which tensors, among those that `only` takes, are treated how: a word for all of them, or a choice for each
-        module or operation. The words are:
+        How the tensors that `only` takes are treated: one word for all of them, or a word for each module or operation.
+        The words are:
 
         * "spill" puts a tensor into the store.
         * "keep" leaves a tensor in RAM, outside the budget.
@@ -130,8 +130,8 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
     ArgumentError
         For an unknown word, a missing package, a missing `ram_budget`, or an option that the offload has already.
     SpillError
-        If the directory cannot be used, or if the journal belongs to another living object; when a tensor is saved or
-        read, if the disk fails.
+        If the directory cannot be used; if the journal belongs to another living object; or if the disk fails when a
+        tensor is saved or read.
 
     Warns
     -----
@@ -155,10 +155,10 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
     **In-place changes.** If a saved tensor is modified in place, backward gets its old values or raises an error; it
     never computes with the new values.
 
-    **Files.** ``preflight()`` returns the free space and the measured speed of their disk, as `sg.storage.preflight`
-    does. They are removed when the last graph that uses them is gone, or when the process ends. The same object can be
-    entered again, and it is cheap to make a new one for each step. `pack_hook` and `unpack_hook` can be passed to
-    ``saved_tensors_hooks(...)`` and ``register_hooks(...)`` too.
+    **Files.** They are removed when the last graph that uses them is gone, or when the process ends. The same object
+    can be entered again, and it is cheap to make a new one for each step. `pack_hook` and `unpack_hook` can be passed
+    to ``saved_tensors_hooks(...)`` and ``register_hooks(...)`` too. ``preflight()`` returns the free space and the
+    measured speed of the disk, as `sg.storage.preflight` does.
 
     **Which choice of a policy counts.** The choice for an operation takes precedence over the choice for a module, and
     an inner module over an outer one. Of a mapping's patterns, the first that matches counts. A tensor without a choice
@@ -186,8 +186,8 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
     ...     loss = model(x).square().mean()
     >>> sg.storage.format_bytes(spill.stats().packed_bytes)
     '5 MiB'
-    >>> sg.storage.format_bytes(spill.stats().ram_bytes)
-    '1 MiB'
+    >>> spill.stats().ram_bytes <= 1 << 20
+    True
     >>> loss.backward()
 
     GELU's input stays in RAM, outside the budget; all else is spilled:
