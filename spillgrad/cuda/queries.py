@@ -19,7 +19,7 @@ def is_available() -> bool:
     Returns
     -------
     bool
-        False if there is no device, or no driver.
+        If False, `missing` says why.
     """
     return missing() is None
 
@@ -233,8 +233,6 @@ def synchronize(device: Any = None) -> None:
     ------
     CudaError
         If the work failed.
-    DeviceError
-        If there is no such device.
     """
     if is_initialized():
         _driver(device).synchronize()

@@ -39,7 +39,7 @@ class MixtureSameFamily(Distribution):
     Raises
     ------
     ArgumentError
-        If the two are not such distributions.
+        For other distributions, and for batches that do not fit.
     """
 
     arg_constraints: Any = {}

@@ -67,7 +67,8 @@ class MultivariateNormal(Distribution):
     Raises
     ------
     ArgumentError
-        Unless exactly one matrix is given; if a parameter is outside its constraint, and arguments are checked.
+        Unless exactly one matrix is given; for too few dimensions; if a parameter is outside its constraint, and
+        arguments are checked.
     """
 
     arg_constraints = {
