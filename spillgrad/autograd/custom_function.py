@@ -47,7 +47,17 @@ class Context:
     def save_for_backward(self, *tensors: Any) -> None:
         """Save tensors (or None) for backward, once, in forward. Active hooks pack them after forward has returned.
 
-        Raises GraphError on a second call or outside forward. Raises OperandError for anything but tensors and None.
+        Parameters
+        ----------
+        *tensors : Tensor or None
+            What backward needs; it reads them from ``ctx``.
+
+        Raises
+        ------
+        GraphError
+            On a second call or outside forward.
+        OperandError
+            For anything but tensors and None.
         """
         if self._forward_done:
             raise GraphError("save_for_backward: called outside forward; save what backward needs in forward")
@@ -60,14 +70,28 @@ class Context:
     def mark_non_differentiable(self, *outputs: Tensor) -> None:
         """Mark outputs of forward as needing no gradient; backward still gets a gradient of zeros for each.
 
-        Raises OperandError for anything but tensors.
+        Parameters
+        ----------
+        *outputs : Tensor
+            Results of forward.
+
+        Raises
+        ------
+        OperandError
+            For anything but tensors.
         """
         says = "mark_non_differentiable only accepts variable arguments"
         require_tensors(says, outputs, "name outputs of forward")
         self._non_differentiable = outputs
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Choose whether backward gets zeros (the default) or None for an output without a gradient."""
+        """Choose what backward gets for an output without a gradient.
+
+        Parameters
+        ----------
+        value : bool
+            True, at first, gives zeros; False gives None.
+        """
         self._materialize = bool(value)
 
     def _forget_marks(self) -> None:
@@ -242,7 +266,20 @@ class CustomFunction:
 
     @classmethod
     def apply(cls, *arguments: Any, **keywords: Any) -> Any:
-        """Run forward and record the call; return what forward returned."""
+        """Run forward and record the call.
+
+        Parameters
+        ----------
+        *arguments : object
+            Arguments of forward, after ``ctx``.
+        **keywords : object
+            Keyword arguments of forward.
+
+        Returns
+        -------
+        object
+            What forward returned.
+        """
         cls._require("forward")
         arguments, keywords = cls._bound(arguments, keywords)
         ctx = cls._context()

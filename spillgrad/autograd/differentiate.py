@@ -170,8 +170,40 @@ def tensor_backward(
 ) -> None:
     """Add the gradient of this tensor to the `.grad` of the leaves it was computed from (or of `inputs` only).
 
-    `gradient` (Paddle: `grad_tensor`): the gradient with respect to this tensor; may be left out for one element.
-    For the other arguments, see `spillgrad.autograd.backward`.
+    Parameters
+    ----------
+    gradient : Tensor, optional
+        Gradient with respect to this tensor, of its shape; None for a tensor of one element, which starts from 1.
+    retain_graph : bool, optional
+        Whether the graph's saved values stay for another backward; by default, as `create_graph`.
+    create_graph : bool, default False
+        Whether the gradients can be differentiated again.
+    inputs : Tensor or sequence of Tensor, optional
+        Tensors whose `.grad` changes; all leaves, by default. A non-leaf retains its gradient.
+    grad_tensor : Tensor, optional
+        Paddle's name of `gradient`.
+
+    Raises
+    ------
+    GraphError
+        If this tensor does not require a gradient.
+
+    Warns
+    -----
+    UserWarning
+        With `create_graph`, because a leaf and its gradient then keep each other alive.
+
+    See Also
+    --------
+    spillgrad.autograd.backward : The same for several tensors.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> x = sg.tensor([1.0, 2.0], requires_grad=True)
+    >>> x.square().sum().backward()
+    >>> x.grad
+    tensor([2., 4.])
     """
     backward(tensor, grad_tensor if gradient is None else gradient, retain_graph, create_graph, inputs)
 

@@ -16,7 +16,22 @@ def _require_length(name: str, objects: Sequence[Any], group: Any) -> None:
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-    """Put the object of each process into the list."""
+    """Put the object of each process into the list.
+
+    Parameters
+    ----------
+    object_list : list
+        List to fill, with one place for each process.
+    obj : object
+        What this process gives.
+    group : ProcessGroup, optional
+        Processes that take part; all, by default.
+
+    Raises
+    ------
+    DistributedError
+        Before `init_process_group`, or if the list has not one place for each process.
+    """
     _require_length("all_gather_object", object_list, group)
     object_list[0] = obj
 
@@ -24,7 +39,26 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> No
 def broadcast_object_list(
     object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None, group_src: int | None = None
 ) -> None:
-    """Give all processes the list of process `src`; that of one process stays as it is."""
+    """Give all processes the list of one process; that of one process stays as it is.
+
+    Parameters
+    ----------
+    object_list : list
+        What is sent, or overwritten.
+    src : int, optional
+        Number of the process that sends; 0, by default.
+    group : ProcessGroup, optional
+        Processes that take part; all, by default.
+    device : device, optional
+        Accepted, as in PyTorch; it changes nothing.
+    group_src : int, optional
+        Number in the group, where `src` is None.
+
+    Raises
+    ------
+    DistributedError
+        Before `init_process_group`, or if there is no such process.
+    """
     require_rank("broadcast_object_list", group_src if src is None else src, group)
 
 
@@ -32,7 +66,26 @@ def gather_object(
     obj: Any, object_gather_list: list[Any] | None = None, dst: int | None = None, group: Any = None,
     group_dst: int | None = None,
 ) -> None:  # fmt: skip
-    """Put the object of each process into the list of process `dst`."""
+    """Put the object of each process into the list of one process.
+
+    Parameters
+    ----------
+    obj : object
+        What this process gives.
+    object_gather_list : list
+        List to fill, with one place for each process.
+    dst : int, optional
+        Number of the process that has the list; 0, by default.
+    group : ProcessGroup, optional
+        Processes that take part; all, by default.
+    group_dst : int, optional
+        Number in the group, where `dst` is None.
+
+    Raises
+    ------
+    DistributedError
+        Before `init_process_group`, if there is no such process, or if the list has not one place for each process.
+    """
     require_rank("gather_object", group_dst if dst is None else dst, group)
     _require_length("gather_object", object_gather_list or (), group)
     object_gather_list[0] = obj  # type: ignore[index]
@@ -42,7 +95,26 @@ def scatter_object_list(
     scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None, src: int | None = None,
     group: Any = None, group_src: int | None = None,
 ) -> None:  # fmt: skip
-    """Put one object of the list of process `src` into the list of each process."""
+    """Put one object of the list of one process into the list of each process.
+
+    Parameters
+    ----------
+    scatter_object_output_list : list
+        List whose first element is overwritten.
+    scatter_object_input_list : list
+        Objects to send, one for each process.
+    src : int, optional
+        Number of the process that has the list; 0, by default.
+    group : ProcessGroup, optional
+        Processes that take part; all, by default.
+    group_src : int, optional
+        Number in the group, where `src` is None.
+
+    Raises
+    ------
+    DistributedError
+        Before `init_process_group`, if there is no such process, or if the list has not one object for each process.
+    """
     require_rank("scatter_object_list", group_src if src is None else src, group)
     _require_length("scatter_object_list", scatter_object_input_list or (), group)
     scatter_object_output_list[0] = scatter_object_input_list[0]  # type: ignore[index]

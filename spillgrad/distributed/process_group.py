@@ -39,34 +39,81 @@ class Work:
     """A collective that was asked for with `async_op`; it has finished."""
 
     def wait(self, timeout: Any = None) -> bool:
-        """Return True: the collective has finished."""
+        """Return at once: the collective has finished.
+
+        Parameters
+        ----------
+        timeout : timedelta, optional
+            Accepted, as in PyTorch; it changes nothing.
+
+        Returns
+        -------
+        bool
+            Always True.
+        """
         return True
 
     def is_completed(self) -> bool:
-        """Return True: the collective has finished."""
+        """Return True: the collective has finished.
+
+        Returns
+        -------
+        bool
+            Always True.
+        """
         return True
 
     def is_success(self) -> bool:
-        """Return True: the collective has finished."""
+        """Return True: the collective has finished.
+
+        Returns
+        -------
+        bool
+            Always True.
+        """
         return True
 
 
 class ProcessGroup:
-    """A group of processes; here, this process alone."""
+    """A group of processes; here, this process alone.
+
+    Parameters
+    ----------
+    backend : str
+        Name that `get_backend` returns.
+    """
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
 
     def rank(self) -> int:
-        """Return the number of this process in the group."""
+        """Return the number of this process in the group.
+
+        Returns
+        -------
+        int
+            Always 0.
+        """
         return 0
 
     def size(self) -> int:
-        """Return the number of processes in the group."""
+        """Return the number of processes in the group.
+
+        Returns
+        -------
+        int
+            Always 1.
+        """
         return 1
 
     def name(self) -> str:
-        """Return the name of the group's backend."""
+        """Return the name of the group's backend.
+
+        Returns
+        -------
+        str
+            Such as "gloo".
+        """
         return self.backend
 
 
@@ -87,17 +134,35 @@ GroupMember = group
 
 
 def is_available() -> bool:
-    """Return True: one process works as a group of its own."""
+    """Return whether this package works.
+
+    Returns
+    -------
+    bool
+        Always True: one process works as a group of its own.
+    """
     return True
 
 
 def is_initialized() -> bool:
-    """Return whether `init_process_group` was called."""
+    """Return whether `init_process_group` was called.
+
+    Returns
+    -------
+    bool
+        False after `destroy_process_group`.
+    """
     return _Default.group is not None
 
 
 def is_gloo_available() -> bool:
-    """Return False: nothing is sent to other processes."""
+    """Return whether a backend is available.
+
+    Returns
+    -------
+    bool
+        Always False: nothing is sent to other processes.
+    """
     return False
 
 
@@ -105,7 +170,13 @@ is_mpi_available = is_nccl_available = is_gloo_available
 
 
 def is_torchelastic_launched() -> bool:
-    """Return whether `torchrun` started this process."""
+    """Return whether ``torchrun`` started this process.
+
+    Returns
+    -------
+    bool
+        True if the environment has ``TORCHELASTIC_RUN_ID``.
+    """
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -115,10 +186,33 @@ def init_process_group(
 ) -> None:  # fmt: skip
     """Make the group of all processes, which is this process alone.
 
-    The number of processes is `world_size`, or what the environment says as `WORLD_SIZE`. The backend's name is kept
-    for `get_backend`.
-    Raises DistributedError for more than one process, if the environment of "env://" is not complete, and if the group
-    was made before. Raises ArgumentError for an unknown backend.
+    Parameters
+    ----------
+    backend : str, optional
+        "gloo", "mpi", "nccl" or "ucc", a name that is kept for `get_backend`; "gloo", by default.
+    init_method : str, optional
+        How processes find each other; "env://", by default, reads the environment.
+    timeout : timedelta, optional
+        Accepted, as in PyTorch; it changes nothing.
+    world_size : int, default -1
+        Number of processes; -1 takes what the environment says as ``WORLD_SIZE``.
+    rank : int, default -1
+        Number of this process; -1 takes what the environment says as ``RANK``.
+    store : object, optional
+        If it is given, the environment need not be complete.
+    group_name : str, default ""
+        Accepted, as in PyTorch; it changes nothing.
+    pg_options : object, optional
+        Accepted, as in PyTorch; it changes nothing.
+    device_id : device, optional
+        Accepted, as in PyTorch; it changes nothing.
+
+    Raises
+    ------
+    DistributedError
+        For more than one process, if the environment of "env://" is not complete, and if the group was made before.
+    ArgumentError
+        For an unknown backend.
     """
     if is_initialized():
         raise DistributedError("init_process_group: trying to initialize the default process group twice!")
@@ -143,7 +237,18 @@ def init_process_group(
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
-    """Forget a group; without an argument, the group of all processes. Raises DistributedError if there is none."""
+    """Forget a group.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group; that of all processes, by default.
+
+    Raises
+    ------
+    DistributedError
+        Before `init_process_group`.
+    """
     present = member(group)
     if present is _Default.group:
         _Default.group = GroupMember.WORLD = None
@@ -163,27 +268,93 @@ def member(group: Any = None) -> ProcessGroup:
 
 
 def get_rank(group: ProcessGroup | None = None) -> int:
-    """Return the number of this process in a group: 0. Raises DistributedError before `init_process_group`."""
+    """Return the number of this process in a group.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group; that of all processes, by default.
+
+    Returns
+    -------
+    int
+        Always 0.
+
+    Raises
+    ------
+    DistributedError
+        Before `init_process_group`.
+    """
     return member(group).rank()
 
 
 def get_world_size(group: ProcessGroup | None = None) -> int:
-    """Return the number of processes in a group: 1. Raises DistributedError before `init_process_group`."""
+    """Return the number of processes in a group.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group; that of all processes, by default.
+
+    Returns
+    -------
+    int
+        Always 1.
+
+    Raises
+    ------
+    DistributedError
+        Before `init_process_group`.
+    """
     return member(group).size()
 
 
 def get_backend(group: ProcessGroup | None = None) -> str:
-    """Return the name of a group's backend. Raises DistributedError before `init_process_group`."""
+    """Return the name of a group's backend.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group; that of all processes, by default.
+
+    Returns
+    -------
+    str
+        What `init_process_group` or `new_group` was given; "gloo", if nothing.
+
+    Raises
+    ------
+    DistributedError
+        Before `init_process_group`.
+    """
     return member(group).backend
 
 
 def new_group(
     ranks: Iterable[int] | None = None, timeout: Any = None, backend: str | None = None, **options: Any
 ) -> Any:
-    """Return a new group of the processes `ranks`; of all, if None.
+    """Return a new group of processes.
 
-    Returns `GroupMember.NON_GROUP_MEMBER` if this process is not among them. Raises DistributedError for processes that
-    do not exist.
+    Parameters
+    ----------
+    ranks : iterable of int, optional
+        Numbers of the processes; all, by default.
+    timeout : timedelta, optional
+        Accepted, as in PyTorch; it changes nothing.
+    backend : str, optional
+        Name that `get_backend` returns; that of the group of all processes, by default.
+    **options : object
+        PyTorch's other options, which change nothing.
+
+    Returns
+    -------
+    ProcessGroup
+        Or ``GroupMember.NON_GROUP_MEMBER``, if `ranks` is empty, so that this process is not among them.
+
+    Raises
+    ------
+    DistributedError
+        Before `init_process_group`, and for processes that do not exist.
     """
     world = member()
     wanted = [0] if ranks is None else list(ranks)
@@ -193,17 +364,69 @@ def new_group(
 
 
 def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
-    """Return the numbers of a group's processes in the group of all: [0]."""
+    """Return the numbers of a group's processes in the group of all.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group; that of all processes, by default.
+
+    Returns
+    -------
+    list of int
+        Always ``[0]``.
+
+    Raises
+    ------
+    DistributedError
+        Before `init_process_group`.
+    """
     return list(range(member(group).size()))
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
-    """Return the number among all processes of a process of the group."""
+    """Return the number of a process among all processes.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+        The group.
+    group_rank : int
+        Its number in the group.
+
+    Returns
+    -------
+    int
+        Always 0.
+
+    Raises
+    ------
+    DistributedError
+        Before `init_process_group`, or if there is no such process.
+    """
     return require_rank("get_global_rank", group_rank, group)
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
-    """Return the number in the group of a process, given its number among all."""
+    """Return the number of a process in a group.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+        The group.
+    global_rank : int
+        Its number among all processes.
+
+    Returns
+    -------
+    int
+        Always 0.
+
+    Raises
+    ------
+    DistributedError
+        Before `init_process_group`, or if there is no such process.
+    """
     return require_rank("get_group_rank", global_rank, group)
 
 

@@ -17,7 +17,23 @@ __all__ = ["Bernoulli"]
 
 
 class Bernoulli(Binary):
-    """The distribution of 1, with the probability `probs`, and 0; `logits` are the log-odds of 1."""
+    """The distribution of 1, with the probability `probs`, and 0.
+
+    Parameters
+    ----------
+    probs : Tensor or float, optional
+        Probability of 1.
+    logits : Tensor or float, optional
+        Log-odds of 1. Give either `probs` or `logits`.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        Unless exactly one of `probs` and `logits` is given; if a parameter is outside its constraint, and arguments are
+        checked.
+    """
 
     support = constraints.boolean
     has_enumerate_support = True

@@ -13,7 +13,20 @@ __all__ = ["Beta"]
 
 
 class Beta(Distribution):
-    """The beta distribution; `concentration1` draws towards 1, `concentration0` towards 0."""
+    """The beta distribution; `concentration1` draws towards 1, `concentration0` towards 0.
+
+    Parameters
+    ----------
+    concentration1, concentration0 : Tensor or float
+        More than 0, broadcast together.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        If a parameter is outside its constraint, and arguments are checked.
+    """
 
     arg_constraints = {"concentration1": constraints.positive, "concentration0": constraints.positive}
     support = constraints.unit_interval

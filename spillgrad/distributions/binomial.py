@@ -16,7 +16,25 @@ __all__ = ["Binomial"]
 
 
 class Binomial(Binary):
-    """The number of successes in `total_count` trials, each of probability `probs` or of log-odds `logits`."""
+    """The number of successes in `total_count` trials.
+
+    Parameters
+    ----------
+    total_count : Tensor or int, default 1
+        Number of trials, broadcast with the probability.
+    probs : Tensor or float, optional
+        Probability of a success in a trial.
+    logits : Tensor or float, optional
+        Log-odds of a success in a trial. Give either `probs` or `logits`.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        Unless exactly one of `probs` and `logits` is given; if a parameter is outside its constraint, and arguments are
+        checked.
+    """
 
     arg_constraints = {"total_count": constraints.nonnegative_integer, **Binary.arg_constraints}
     has_enumerate_support = True

@@ -21,7 +21,29 @@ __all__ = ["Categorical"]
 class Categorical(Distribution):
     """The distribution of an index 0 … n - 1, by probabilities or their logarithms, which are normalized.
 
-    Shapes: probs or logits (…, n); a draw is an int64 number.
+    A draw is an int64 number.
+
+    Parameters
+    ----------
+    probs : Tensor, optional
+        Probabilities, of shape (…, n).
+    logits : Tensor, optional
+        Logarithms of probabilities, of shape (…, n). Give either `probs` or `logits`.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        Unless exactly one of `probs` and `logits` is given, of at least one dimension; if it is outside its constraint,
+        and arguments are checked.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> categorical = sg.distributions.Categorical(sg.tensor([0.25, 0.75]))
+    >>> categorical.log_prob(sg.tensor(1)).exp()
+    tensor(0.7500)
     """
 
     arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}

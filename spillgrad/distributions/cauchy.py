@@ -12,7 +12,22 @@ __all__ = ["Cauchy"]
 
 
 class Cauchy(LocationScale):
-    """The Cauchy distribution of median `loc` and half width at half maximum `scale`; it has no mean."""
+    """The Cauchy distribution, which has no mean.
+
+    Parameters
+    ----------
+    loc : Tensor or float
+        Median, broadcast with `scale`.
+    scale : Tensor or float
+        Half width at half maximum, more than 0.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        If a parameter is outside its constraint, and arguments are checked.
+    """
 
     @property
     def mean(self) -> Tensor:

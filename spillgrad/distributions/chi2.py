@@ -10,7 +10,20 @@ __all__ = ["Chi2"]
 
 
 class Chi2(Gamma):
-    """The chi-squared distribution of `df` degrees of freedom: the gamma distribution of df / 2 at rate 1 / 2."""
+    """The chi-squared distribution: the gamma distribution of df / 2 at rate 1 / 2.
+
+    Parameters
+    ----------
+    df : Tensor or float
+        Degrees of freedom, more than 0.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        If a parameter is outside its constraint, and arguments are checked.
+    """
 
     arg_constraints = {"df": constraints.positive}
 

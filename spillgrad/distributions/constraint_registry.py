@@ -18,15 +18,33 @@ Factory = Callable[[Any], Transform]
 
 
 class ConstraintRegistry:
-    """A function from constraints to transforms, by the class of the constraint; `register` adds one."""
+    """A function from constraints to transforms, by the class of the constraint; `register` adds one.
+
+    `biject_to` and `transform_to` are such functions.
+    """
 
     def __init__(self) -> None:
         self._factories: dict[type[constraints.Constraint], Factory] = {}
 
     def register(self, constraint: Any, factory: Factory | None = None) -> Any:
-        """Make `factory(constraint)` the transform for a class of constraints, given it or one of it; a decorator, too.
+        """Make ``factory(constraint)`` the transform for a class of constraints; a decorator, too.
 
-        Raises OperandError, a TypeError, for what is no constraint.
+        Parameters
+        ----------
+        constraint : Constraint or type
+            The class of constraints, or one of it.
+        factory : callable, optional
+            Takes a constraint, and returns a `Transform`; None returns a decorator of such a function.
+
+        Returns
+        -------
+        callable
+            The `factory`, or the decorator.
+
+        Raises
+        ------
+        OperandError
+            For what is no constraint; the error is a TypeError.
         """
         if factory is None:
             return lambda factory: self.register(constraint, factory)
@@ -48,10 +66,51 @@ class ConstraintRegistry:
         return factory(constraint)
 
 
-# To a set, by bijections: what a sampler needs that moves among all numbers.
 biject_to = ConstraintRegistry()
-# To a set, by transforms that need not be bijections: what an optimizer of parameters needs.
+biject_to.__doc__ = """Return a bijection to the set of a constraint: what a sampler needs that moves among all numbers.
+
+Parameters
+----------
+constraint : Constraint
+    The constraint, such as ``constraints.positive``.
+
+Returns
+-------
+Transform
+    From all real numbers to the set.
+
+Raises
+------
+UnsupportedError
+    For a class of constraints that was not registered; ``biject_to.register`` adds one.
+
+Examples
+--------
+>>> import spillgrad as sg
+>>> from spillgrad.distributions import biject_to, constraints
+>>> biject_to(constraints.positive)(sg.tensor(0.0))
+tensor(1.)
+"""
 transform_to = ConstraintRegistry()
+transform_to.__doc__ = """Return a transform to the set of a constraint: what an optimizer of parameters needs.
+
+It need not be a bijection, unlike that of `biject_to`.
+
+Parameters
+----------
+constraint : Constraint
+    The constraint, such as ``constraints.positive``.
+
+Returns
+-------
+Transform
+    From all real numbers to the set.
+
+Raises
+------
+UnsupportedError
+    For a class of constraints that was not registered; ``transform_to.register`` adds one.
+"""
 
 
 def _both(*kinds: Any) -> Callable[[Factory], Factory]:

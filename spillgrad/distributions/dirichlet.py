@@ -14,9 +14,21 @@ __all__ = ["Dirichlet"]
 
 
 class Dirichlet(Distribution):
-    """The Dirichlet distribution over the simplex. Shapes: concentration (…, n); a draw is (n,).
+    """The Dirichlet distribution over the simplex.
 
     `rsample` normalizes draws of gamma distributions, and has their gradients.
+
+    Parameters
+    ----------
+    concentration : Tensor
+        Of shape (…, n), more than 0; a draw is of shape (n,).
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        If `concentration` has no dimension; if it is not more than 0, and arguments are checked.
     """
 
     arg_constraints = {"concentration": constraints.independent(constraints.positive, 1)}

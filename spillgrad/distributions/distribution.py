@@ -23,9 +23,22 @@ Shape = Iterable[int]
 class Distribution:
     """The base class of distributions. A subclass defines what it has of the methods below; the others raise.
 
-    A class of one's own sets `arg_constraints` and `support`, calls `super().__init__` when its parameters are
-    attributes, and defines `expand` if it has an `__init__`. Raises ArgumentError for parameters outside their
-    constraints, unless `validate_args` is False.
+    A class of one's own sets `arg_constraints` and `support`, calls ``super().__init__`` when its parameters are
+    attributes, and defines `expand` if it has an ``__init__``.
+
+    Parameters
+    ----------
+    batch_shape : sequence of int, default ()
+        Shape of the batch of distributions.
+    event_shape : sequence of int, default ()
+        Shape of one draw from one distribution.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        If a parameter is outside its constraint, and arguments are checked.
     """
 
     has_rsample = False
@@ -36,7 +49,18 @@ class Distribution:
 
     @staticmethod
     def set_default_validate_args(value: bool) -> None:
-        """Set whether distributions check parameters and values if they are made without `validate_args`."""
+        """Set whether distributions check parameters and values if they are made without `validate_args`.
+
+        Parameters
+        ----------
+        value : bool
+            True at first, unless Python runs with ``-O``.
+
+        Raises
+        ------
+        ArgumentError
+            For anything but a bool.
+        """
         if value not in (True, False):
             raise ArgumentError(f"set_default_validate_args: got {value!r}; wanted True or False")
         Distribution._validate_args = value
@@ -70,7 +94,25 @@ class Distribution:
                 )
 
     def expand(self, batch_shape: Shape, _instance: Any = None) -> Self:
-        """Return the distribution with its parameters expanded to another batch shape; no memory is copied."""
+        """Return the distribution with its parameters expanded to another batch shape; no memory is copied.
+
+        Parameters
+        ----------
+        batch_shape : sequence of int
+            The other batch shape.
+        _instance : Distribution, optional
+            Object that becomes the result; a new one, by default.
+
+        Returns
+        -------
+        Distribution
+            Of the same class.
+
+        Raises
+        ------
+        UnsupportedError
+            For a subclass that defines an ``__init__`` and no `expand` of its own.
+        """
         if not type(self).__init__.__module__.startswith(__name__.rpartition(".")[0] + "."):
             raise UnsupportedError(
                 f"Subclass {type(self).__name__} that defines a custom __init__ method must also define a custom "
@@ -132,46 +174,173 @@ class Distribution:
         return self.variance.sqrt()
 
     def sample(self, sample_shape: Shape = ()) -> Tensor:
-        """Return draws without a graph. Shapes: sample_shape + batch_shape + event_shape."""
+        """Return draws without a graph.
+
+        Parameters
+        ----------
+        sample_shape : sequence of int, default ()
+            Shape of the draws from each distribution.
+
+        Returns
+        -------
+        Tensor
+            Of shape sample_shape + batch_shape + event_shape.
+        """
         with no_grad():
             return self.rsample(sample_shape)
 
     def rsample(self, sample_shape: Shape = ()) -> Tensor:
-        """Return draws whose gradients by the parameters are those of a reparametrisation, if `has_rsample`.
+        """Return draws whose gradients by the parameters are those of a reparametrisation.
 
-        Shapes: sample_shape + batch_shape + event_shape.
+        Parameters
+        ----------
+        sample_shape : sequence of int, default ()
+            Shape of the draws from each distribution.
+
+        Returns
+        -------
+        Tensor
+            Of shape sample_shape + batch_shape + event_shape.
+
+        Raises
+        ------
+        UnsupportedError
+            Unless `has_rsample` is True.
         """
         self._missing("rsample")
 
     def sample_n(self, n: int) -> Tensor:
-        """Return `n` draws. Deprecated in PyTorch: use `sample((n,))`."""
+        """Return several draws. Deprecated in PyTorch: use ``sample((n,))``.
+
+        Parameters
+        ----------
+        n : int
+            Number of draws.
+
+        Returns
+        -------
+        Tensor
+            Of shape (n,) + batch_shape + event_shape.
+
+        Warns
+        -----
+        FutureWarning
+            Always.
+        """
         warnings.warn("`sample_n(n)` will be deprecated. Use `sample((n,))` instead.", FutureWarning, stacklevel=2)
         return self.sample((n,))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the logarithm of the density, or of the probability, at `value`."""
+        """Return the logarithm of the density, or of the probability, at `value`.
+
+        Parameters
+        ----------
+        value : Tensor
+            Values, of the shape batch_shape + event_shape or one that broadcasts with it.
+
+        Returns
+        -------
+        Tensor
+            Of the broadcast shape, without event_shape.
+
+        Raises
+        ------
+        ArgumentError
+            For values of another shape or outside the support, if arguments are checked.
+        UnsupportedError
+            If the distribution does not define it.
+        """
         self._missing("log_prob")
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Return the probability of a draw up to `value`."""
+        """Return the probability of a draw up to `value`.
+
+        Parameters
+        ----------
+        value : Tensor
+            Values, of the shape batch_shape + event_shape or one that broadcasts with it.
+
+        Returns
+        -------
+        Tensor
+            Of the broadcast shape, without event_shape.
+
+        Raises
+        ------
+        ArgumentError
+            For values of another shape or outside the support, if arguments are checked.
+        UnsupportedError
+            If the distribution does not define it.
+        """
         self._missing("cdf")
 
     def icdf(self, value: Tensor) -> Tensor:
-        """Return the quantile of the probability `value`: the inverse of `cdf`."""
+        """Return the quantile of the probability `value`: the inverse of `cdf`.
+
+        Parameters
+        ----------
+        value : Tensor
+            Probabilities, of a shape that broadcasts with batch_shape.
+
+        Returns
+        -------
+        Tensor
+            Of the broadcast shape.
+
+        Raises
+        ------
+        UnsupportedError
+            If the distribution does not define it.
+        """
         self._missing("icdf")
 
     def entropy(self) -> Tensor:
-        """Return the entropy of each distribution, in nats. Shapes: batch_shape."""
+        """Return the entropy of each distribution, in nats.
+
+        Returns
+        -------
+        Tensor
+            Of shape batch_shape.
+
+        Raises
+        ------
+        UnsupportedError
+            If the distribution does not define it.
+        """
         self._missing("entropy")
 
     def perplexity(self) -> Tensor:
-        """Return exp(entropy)."""
+        """Return the exponential of the entropy.
+
+        Returns
+        -------
+        Tensor
+            Of shape batch_shape.
+
+        Raises
+        ------
+        UnsupportedError
+            If the distribution does not define it.
+        """
         return exp(self.entropy())
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """Return all values of a discrete distribution along a new first dimension.
 
-        Shapes: (count,) + batch_shape + event_shape; without `expand`, the batch's dimensions have size 1.
+        Parameters
+        ----------
+        expand : bool, default True
+            Whether the batch's dimensions have their full size; else 1.
+
+        Returns
+        -------
+        Tensor
+            Of shape (count,) + batch_shape + event_shape.
+
+        Raises
+        ------
+        UnsupportedError
+            Unless `has_enumerate_support` is True.
         """
         self._missing("enumerate_support")
 

@@ -13,7 +13,20 @@ __all__ = ["Exponential"]
 
 
 class Exponential(Distribution):
-    """The exponential distribution of `rate` events per unit."""
+    """The exponential distribution of `rate` events per unit.
+
+    Parameters
+    ----------
+    rate : Tensor or float
+        Events per unit, more than 0.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        If a parameter is outside its constraint, and arguments are checked.
+    """
 
     arg_constraints = {"rate": constraints.positive}
     support = constraints.nonnegative

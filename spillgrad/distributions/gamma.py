@@ -17,7 +17,21 @@ __all__ = ["Gamma"]
 class Gamma(Distribution):
     """The gamma distribution of shape parameter `concentration` and `rate`.
 
-    `rsample` has gradients by both parameters; see `spillgrad.distributions.gamma_draws`.
+    `rsample` has gradients by both parameters; see ``spillgrad.distributions.gamma_draws``.
+
+    Parameters
+    ----------
+    concentration : Tensor or float
+        Shape parameter, more than 0, broadcast with `rate`.
+    rate : Tensor or float
+        One over the scale, more than 0.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        If a parameter is outside its constraint, and arguments are checked.
     """
 
     arg_constraints = {"concentration": constraints.positive, "rate": constraints.positive}

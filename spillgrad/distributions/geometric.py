@@ -18,7 +18,23 @@ __all__ = ["Geometric"]
 
 
 class Geometric(Binary):
-    """The number of failures before the first success, which has the probability `probs` in each trial."""
+    """The number of failures before the first success.
+
+    Parameters
+    ----------
+    probs : Tensor or float, optional
+        Probability of a success in each trial.
+    logits : Tensor or float, optional
+        Log-odds of a success in each trial. Give either `probs` or `logits`.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        Unless exactly one of `probs` and `logits` is given; if the probability is not more than 0 and at most 1, and
+        arguments are checked.
+    """
 
     support = constraints.nonnegative_integer
 

@@ -10,7 +10,22 @@ __all__ = ["Gumbel"]
 
 
 class Gumbel(LocationScale):
-    """The Gumbel distribution of mode `loc`: that of the largest of many numbers, scaled by `scale`."""
+    """The Gumbel distribution of mode `loc`: that of the largest of many numbers, scaled by `scale`.
+
+    Parameters
+    ----------
+    loc : Tensor or float
+        Mode, broadcast with `scale`.
+    scale : Tensor or float
+        More than 0.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        If a parameter is outside its constraint, and arguments are checked.
+    """
 
     @property
     def mean(self) -> Tensor:

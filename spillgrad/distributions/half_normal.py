@@ -15,7 +15,20 @@ __all__ = ["HalfNormal"]
 
 
 class HalfNormal(TransformedDistribution):
-    """The distribution of |x|, where x is normal of mean 0 and standard deviation `scale`."""
+    """The distribution of ``abs(x)``, where x is normal of mean 0.
+
+    Parameters
+    ----------
+    scale : Tensor or float
+        Standard deviation of x, more than 0.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        If a parameter is outside its constraint, and arguments are checked.
+    """
 
     arg_constraints = {"scale": constraints.positive}
     support = constraints.nonnegative

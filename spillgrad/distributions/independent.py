@@ -12,7 +12,29 @@ __all__ = ["Independent"]
 
 
 class Independent(Distribution):
-    """The joint distribution of the last `reinterpreted_batch_ndims` batch dimensions, whose log-probabilities add."""
+    """The joint distribution of the last batch dimensions, whose log-probabilities add.
+
+    Parameters
+    ----------
+    base_distribution : Distribution
+        Distribution with these batch dimensions.
+    reinterpreted_batch_ndims : int
+        How many batch dimensions become dimensions of one draw.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        If the base distribution has fewer batch dimensions.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> rows = sg.distributions.Independent(sg.distributions.Normal(sg.zeros(3, 2), 1.0), 1)
+    >>> rows.batch_shape, rows.event_shape
+    ((3,), (2,))
+    """
 
     arg_constraints: Any = {}
 

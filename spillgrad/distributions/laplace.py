@@ -7,7 +7,22 @@ __all__ = ["Laplace"]
 
 
 class Laplace(LocationScale):
-    """The Laplace distribution, whose density falls by a factor e with each `scale` of distance from `loc`."""
+    """The Laplace distribution, whose density falls by a factor e with each `scale` of distance from `loc`.
+
+    Parameters
+    ----------
+    loc : Tensor or float
+        Mean, broadcast with `scale`.
+    scale : Tensor or float
+        More than 0.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        If a parameter is outside its constraint, and arguments are checked.
+    """
 
     @property
     def mean(self) -> Tensor:

@@ -12,7 +12,22 @@ __all__ = ["LogNormal"]
 
 
 class LogNormal(TransformedDistribution):
-    """The distribution of exp(x), where x is normal of mean `loc` and standard deviation `scale`."""
+    """The distribution of exp(x), where x is normal.
+
+    Parameters
+    ----------
+    loc : Tensor or float
+        Mean of x, broadcast with `scale`.
+    scale : Tensor or float
+        Standard deviation of x, more than 0.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        If a parameter is outside its constraint, and arguments are checked.
+    """
 
     arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
     support = constraints.positive

@@ -26,7 +26,13 @@ class _OfMatrices(Transform):
 
 
 class LowerCholeskyTransform(_OfMatrices):
-    """From any matrix to a lower triangular one: the diagonal is exponentiated, what is above it is dropped."""
+    """From any matrix to a lower triangular one: the diagonal is exponentiated, what is above it is dropped.
+
+    Parameters
+    ----------
+    cache_size : {0, 1}, default 0
+        1 keeps the last input and output, so that the inverse of an output is exactly its input; 0 keeps nothing.
+    """
 
     codomain = constraints.lower_cholesky
 
@@ -38,7 +44,13 @@ class LowerCholeskyTransform(_OfMatrices):
 
 
 class PositiveDefiniteTransform(_OfMatrices):
-    """From any matrix to a positive definite one, L Lᵀ, where L is the `LowerCholeskyTransform` of the matrix."""
+    """From any matrix to a positive definite one, L Lᵀ, where L is the `LowerCholeskyTransform` of the matrix.
+
+    Parameters
+    ----------
+    cache_size : {0, 1}, default 0
+        1 keeps the last input and output, so that the inverse of an output is exactly its input; 0 keeps nothing.
+    """
 
     codomain = constraints.positive_definite
 
@@ -51,7 +63,20 @@ class PositiveDefiniteTransform(_OfMatrices):
 
 
 class ReshapeTransform(Transform):
-    """From values of one shape to values of another, with as many elements."""
+    """From values of one shape to values of another, with as many elements.
+
+    Parameters
+    ----------
+    in_shape, out_shape : sequence of int
+        Last sizes of the input and of the output.
+    cache_size : {0, 1}, default 0
+        1 keeps the last input and output, so that the inverse of an output is exactly its input; 0 keeps nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If the shapes have different numbers of elements.
+    """
 
     bijective = True
 

@@ -25,9 +25,21 @@ class _OfComponents(constraints.Constraint):
 
 
 class MixtureSameFamily(Distribution):
-    """A mixture of the components along the last batch dimension of `component_distribution`.
+    """A mixture of the components along the last batch dimension of a distribution.
 
-    Shapes: the categorical `mixture_distribution` has a batch of b, the components one of b + (n,).
+    Parameters
+    ----------
+    mixture_distribution : Categorical
+        Weights of the components, with a batch of b.
+    component_distribution : Distribution
+        The components, with a batch of b + (n,).
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        For other distributions, and for batches that do not fit.
     """
 
     arg_constraints: Any = {}

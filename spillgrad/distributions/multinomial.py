@@ -17,7 +17,27 @@ __all__ = ["Multinomial"]
 
 
 class Multinomial(OfCategorical):
-    """How often each of n indices is drawn in `total_count` categorical draws. Shapes: probs or logits (…, n)."""
+    """How often each of n indices is drawn in `total_count` categorical draws.
+
+    Parameters
+    ----------
+    total_count : int, default 1
+        Number of draws.
+    probs : Tensor, optional
+        Probabilities, of shape (…, n); they are normalized.
+    logits : Tensor, optional
+        Logarithms of probabilities, of shape (…, n); they are normalized. Give either `probs` or `logits`.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        Unless exactly one of `probs` and `logits` is given; if a parameter is outside its constraint, and arguments are
+        checked.
+    UnsupportedError
+        For a `total_count` that is no int.
+    """
 
     arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
 

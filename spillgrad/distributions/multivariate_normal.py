@@ -51,7 +51,24 @@ def _factor(name: str, matrix: Tensor) -> Tensor:
 class MultivariateNormal(Distribution):
     """The normal distribution of vectors, by exactly one of covariance, precision and the covariance's lower factor.
 
-    Shapes: loc (…, n), the matrix (…, n, n). With `scale_tril` nothing is factorized.
+    Parameters
+    ----------
+    loc : Tensor
+        Mean, of shape (…, n).
+    covariance_matrix : Tensor, optional
+        Positive definite, of shape (…, n, n).
+    precision_matrix : Tensor, optional
+        Inverse of the covariance, positive definite, of shape (…, n, n).
+    scale_tril : Tensor, optional
+        Lower triangular L, where the covariance is L Lᵀ, of shape (…, n, n). With it nothing is factorized.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        Unless exactly one matrix is given; for too few dimensions; if a parameter is outside its constraint, and
+        arguments are checked.
     """
 
     arg_constraints = {

@@ -11,7 +11,31 @@ __all__ = ["Normal"]
 
 
 class Normal(LocationScale):
-    """The normal distribution of mean `loc` and standard deviation `scale`."""
+    """The normal distribution of mean `loc` and standard deviation `scale`.
+
+    Parameters
+    ----------
+    loc : Tensor or float
+        Mean, broadcast with `scale`.
+    scale : Tensor or float
+        Standard deviation, more than 0.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        If a parameter is outside its constraint, and arguments are checked.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> normal = sg.distributions.Normal(sg.zeros(2), sg.ones(2))
+    >>> normal.log_prob(sg.zeros(2))
+    tensor([-0.9189, -0.9189])
+    >>> normal.rsample((3,)).shape
+    (3, 2)
+    """
 
     @property
     def mean(self) -> Tensor:

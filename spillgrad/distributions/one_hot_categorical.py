@@ -12,7 +12,23 @@ __all__ = ["OneHotCategorical", "OneHotCategoricalStraightThrough"]
 
 
 class OneHotCategorical(OfCategorical):
-    """The distribution of one-hot vectors whose 1 is at a categorical index. Shapes: probs or logits (…, n)."""
+    """The distribution of one-hot vectors whose 1 is at a categorical index.
+
+    Parameters
+    ----------
+    probs : Tensor, optional
+        Probabilities, of shape (…, n); they are normalized.
+    logits : Tensor, optional
+        Logarithms of probabilities, of shape (…, n); they are normalized. Give either `probs` or `logits`.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        Unless exactly one of `probs` and `logits` is given; if a parameter is outside its constraint, and arguments are
+        checked.
+    """
 
     arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}
     support = constraints.one_hot
@@ -57,6 +73,23 @@ class OneHotCategorical(OfCategorical):
 class OneHotCategoricalStraightThrough(OneHotCategorical):
     """A `OneHotCategorical` whose `rsample` has the gradient of the probabilities.
 
+    Parameters
+    ----------
+    probs : Tensor, optional
+        Probabilities, of shape (…, n); they are normalized.
+    logits : Tensor, optional
+        Logarithms of probabilities, of shape (…, n); they are normalized. Give either `probs` or `logits`.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        Unless exactly one of `probs` and `logits` is given; if a parameter is outside its constraint, and arguments are
+        checked.
+
+    Notes
+    -----
     Source: Bengio, Léonard & Courville 2013, the straight-through estimator.
     """
 

@@ -14,7 +14,20 @@ __all__ = ["Poisson"]
 
 
 class Poisson(Distribution):
-    """The Poisson distribution of counts with the mean `rate`."""
+    """The Poisson distribution of counts with the mean `rate`.
+
+    Parameters
+    ----------
+    rate : Tensor or float
+        Mean, at least 0.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        If a parameter is outside its constraint, and arguments are checked.
+    """
 
     arg_constraints = {"rate": constraints.nonnegative}
     support = constraints.nonnegative_integer

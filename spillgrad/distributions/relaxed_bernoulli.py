@@ -44,7 +44,25 @@ class LogitRelaxedBernoulli(Binary):
 
 
 class RelaxedBernoulli(TransformedDistribution):
-    """Draws from (0, 1), nearer to 0 and 1 the lower the `temperature` is."""
+    """Draws from (0, 1), nearer to 0 and 1 the lower the `temperature` is.
+
+    Parameters
+    ----------
+    temperature : Tensor or float
+        More than 0.
+    probs : Tensor or float, optional
+        Probability of 1.
+    logits : Tensor or float, optional
+        Log-odds of 1. Give either `probs` or `logits`.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        Unless exactly one of `probs` and `logits` is given; if a parameter is outside its constraint, and arguments are
+        checked.
+    """
 
     arg_constraints = Binary.arg_constraints
     support = constraints.unit_interval

@@ -51,7 +51,22 @@ class ExpRelaxedCategorical(OfCategorical):
 class RelaxedOneHotCategorical(TransformedDistribution):
     """Draws from the inside of the simplex, nearer to its corners the lower the `temperature` is.
 
-    Shapes: probs or logits (…, n).
+    Parameters
+    ----------
+    temperature : Tensor or float
+        More than 0.
+    probs : Tensor, optional
+        Probabilities, of shape (…, n); they are normalized.
+    logits : Tensor, optional
+        Logarithms of probabilities, of shape (…, n); they are normalized. Give either `probs` or `logits`.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        Unless exactly one of `probs` and `logits` is given; if a parameter is outside its constraint, and arguments are
+        checked.
     """
 
     arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}

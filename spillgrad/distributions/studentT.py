@@ -14,7 +14,24 @@ __all__ = ["StudentT"]
 
 
 class StudentT(Distribution):
-    """Student's t-distribution of `df` degrees of freedom, scaled by `scale` about `loc`."""
+    """Student's t-distribution.
+
+    Parameters
+    ----------
+    df : Tensor or float
+        Degrees of freedom, more than 0, broadcast with the others.
+    loc : Tensor or float, default 0.0
+        Centre.
+    scale : Tensor or float, default 1.0
+        Width, more than 0.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        If a parameter is outside its constraint, and arguments are checked.
+    """
 
     arg_constraints = {"df": constraints.positive, "loc": constraints.real, "scale": constraints.positive}
     support = constraints.real

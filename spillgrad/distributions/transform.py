@@ -20,8 +20,18 @@ Shape = tuple[int, ...]
 class Transform:
     """The base class of transforms from `domain` to `codomain`.
 
-    A subclass defines `_call(x)` and `_inverse(y)`, and, if it is `bijective`, `log_abs_det_jacobian(x, y)`. `sign` is
-    1 for an increasing function of one variable and -1 for a decreasing one.
+    A subclass defines ``_call(x)`` and ``_inverse(y)``, and, if it is `bijective`, ``log_abs_det_jacobian(x, y)``.
+    `sign` is 1 for an increasing function of one variable and -1 for a decreasing one.
+
+    Parameters
+    ----------
+    cache_size : {0, 1}, default 0
+        1 keeps the last input and output, so that the inverse of an output is exactly its input; 0 keeps nothing.
+
+    Raises
+    ------
+    ArgumentError
+        For another `cache_size`.
     """
 
     bijective: Any = False
@@ -55,7 +65,23 @@ class Transform:
         raise UnsupportedError(f"{type(self).__name__} does not implement sign")
 
     def with_cache(self, cache_size: int = 1) -> "Transform":
-        """Return the same transform with a cache of another size."""
+        """Return the same transform with a cache of another size.
+
+        Parameters
+        ----------
+        cache_size : {0, 1}, default 1
+            1 keeps the last input and output, so that the inverse of an output is exactly its input; 0 keeps nothing.
+
+        Returns
+        -------
+        Transform
+            This one, if its cache has this size.
+
+        Raises
+        ------
+        UnsupportedError
+            For a subclass that defines an ``__init__`` and no `with_cache` of its own.
+        """
         if self._cache_size == cache_size:
             return self
         if type(self).__init__ is Transform.__init__:
@@ -91,15 +117,55 @@ class Transform:
         raise UnsupportedError(f"{type(self).__name__} does not implement _inverse")
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return log |dy/dx| for an input and its output."""
+        """Return ``log(abs(dy/dx))`` for an input and its output.
+
+        Parameters
+        ----------
+        x : Tensor
+            The input.
+        y : Tensor
+            The output.
+
+        Returns
+        -------
+        Tensor
+            Of the shape of `x`, without the dimensions of one value.
+
+        Raises
+        ------
+        UnsupportedError
+            If the transform does not define it.
+        """
         raise UnsupportedError(f"{type(self).__name__} does not implement log_abs_det_jacobian")
 
     def forward_shape(self, shape: Shape) -> Shape:
-        """Return the shape of the output for an input of this shape."""
+        """Return the shape of the output for an input of this shape.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Shape of the input.
+
+        Returns
+        -------
+        tuple of int
+            Shape of the output.
+        """
         return shape
 
     def inverse_shape(self, shape: Shape) -> Shape:
-        """Return the shape of the input for an output of this shape."""
+        """Return the shape of the input for an output of this shape.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Shape of the output.
+
+        Returns
+        -------
+        tuple of int
+            Shape of the input.
+        """
         return shape
 
     def __repr__(self) -> str:
@@ -152,7 +218,15 @@ def within(constraint: constraints.Constraint, event_dim: int) -> constraints.Co
 
 
 class ComposeTransform(Transform):
-    """Transforms applied one after the other; each keeps its own cache."""
+    """Transforms applied one after the other; each keeps its own cache.
+
+    Parameters
+    ----------
+    parts : sequence of Transform
+        The transforms, the first one first.
+    cache_size : {0, 1}, default 0
+        1 keeps the last input and output, so that the inverse of an output is exactly its input; 0 keeps nothing.
+    """
 
     def __init__(self, parts: Sequence[Transform], cache_size: int = 0) -> None:
         self.parts = [part.with_cache(cache_size) for part in parts] if cache_size else list(parts)
@@ -237,10 +311,32 @@ class ComposeTransform(Transform):
 
 
 identity_transform = ComposeTransform([])
+identity_transform.__doc__ = """Return the argument: the transform that changes nothing.
+
+Parameters
+----------
+x : Tensor
+    Of any shape.
+
+Returns
+-------
+Tensor
+    The argument itself.
+"""
 
 
 class IndependentTransform(Transform):
-    """A transform whose last further dimensions count as one value: their log-determinants are added."""
+    """A transform whose last further dimensions count as one value: their log-determinants are added.
+
+    Parameters
+    ----------
+    base_transform : Transform
+        The transform of each value.
+    reinterpreted_batch_ndims : int
+        How many further dimensions.
+    cache_size : {0, 1}, default 0
+        1 keeps the last input and output, so that the inverse of an output is exactly its input; 0 keeps nothing.
+    """
 
     def __init__(self, base_transform: Transform, reinterpreted_batch_ndims: int, cache_size: int = 0) -> None:
         super().__init__(cache_size)

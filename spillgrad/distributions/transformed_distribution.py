@@ -15,7 +15,22 @@ __all__ = ["TransformedDistribution"]
 
 
 class TransformedDistribution(Distribution):
-    """The distribution of draws of `base_distribution` after one transform, or a list of them, in order."""
+    """The distribution of draws of `base_distribution` after one transform, or a list of them, in order.
+
+    Parameters
+    ----------
+    base_distribution : Distribution
+        Distribution of the draws.
+    transforms : Transform or list of Transform
+        What is done with each draw.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        For other transforms, and if draws have too few dimensions for them.
+    """
 
     arg_constraints: Any = {}
 

@@ -50,7 +50,13 @@ class _Increasing(_Equal):
 
 
 class ExpTransform(_Increasing):
-    """y = exp(x)."""
+    """``y = exp(x)``.
+
+    Parameters
+    ----------
+    cache_size : {0, 1}, default 0
+        1 keeps the last input and output, so that the inverse of an output is exactly its input; 0 keeps nothing.
+    """
 
     codomain = constraints.positive
 
@@ -65,7 +71,15 @@ class ExpTransform(_Increasing):
 
 
 class PowerTransform(Transform):
-    """y = x ** exponent, of positive numbers."""
+    """``y = x ** exponent``, of positive numbers.
+
+    Parameters
+    ----------
+    exponent : Tensor or float
+        Broadcast with x.
+    cache_size : {0, 1}, default 0
+        1 keeps the last input and output, so that the inverse of an output is exactly its input; 0 keeps nothing.
+    """
 
     domain, codomain = constraints.positive, constraints.positive
     bijective = True
@@ -97,7 +111,13 @@ class PowerTransform(Transform):
 
 
 class SigmoidTransform(_Increasing):
-    """y = 1 / (1 + exp(-x)), kept away from 0 and 1."""
+    """``y = 1 / (1 + exp(-x))``, kept away from 0 and 1.
+
+    Parameters
+    ----------
+    cache_size : {0, 1}, default 0
+        1 keeps the last input and output, so that the inverse of an output is exactly its input; 0 keeps nothing.
+    """
 
     codomain = constraints.unit_interval
 
@@ -115,7 +135,13 @@ class SigmoidTransform(_Increasing):
 
 
 class SoftplusTransform(_Increasing):
-    """y = log(1 + exp(x))."""
+    """``y = log(1 + exp(x))``.
+
+    Parameters
+    ----------
+    cache_size : {0, 1}, default 0
+        1 keeps the last input and output, so that the inverse of an output is exactly its input; 0 keeps nothing.
+    """
 
     codomain = constraints.positive
 
@@ -130,7 +156,15 @@ class SoftplusTransform(_Increasing):
 
 
 class TanhTransform(_Increasing):
-    """y = tanh(x). Use `cache_size=1`: the inverse of an output near -1 or 1 is not exact."""
+    """``y = tanh(x)``.
+
+    Use ``cache_size=1``: the inverse of an output near -1 or 1 is not exact.
+
+    Parameters
+    ----------
+    cache_size : {0, 1}, default 0
+        1 keeps the last input and output, so that the inverse of an output is exactly its input; 0 keeps nothing.
+    """
 
     codomain = constraints.interval(-1.0, 1.0)
 
@@ -145,7 +179,13 @@ class TanhTransform(_Increasing):
 
 
 class AbsTransform(_Equal):
-    """y = |x|, whose inverse is taken to be y."""
+    """``y = abs(x)``, whose inverse is taken to be y.
+
+    Parameters
+    ----------
+    cache_size : {0, 1}, default 0
+        1 keeps the last input and output, so that the inverse of an output is exactly its input; 0 keeps nothing.
+    """
 
     codomain = constraints.positive
 
@@ -157,7 +197,19 @@ class AbsTransform(_Equal):
 
 
 class AffineTransform(Transform):
-    """y = loc + scale * x; the last `event_dim` dimensions hold one value."""
+    """``y = loc + scale * x``.
+
+    Parameters
+    ----------
+    loc : Tensor or float
+        What is added.
+    scale : Tensor or float
+        What x is multiplied by.
+    event_dim : int, default 0
+        How many last dimensions hold one value.
+    cache_size : {0, 1}, default 0
+        1 keeps the last input and output, so that the inverse of an output is exactly its input; 0 keeps nothing.
+    """
 
     bijective = True
 
@@ -211,7 +263,13 @@ class AffineTransform(Transform):
 
 
 class SoftmaxTransform(_Equal):
-    """y = softmax(x) over the last dimension; log(y) is taken for the inverse."""
+    """``y = softmax(x)`` over the last dimension; ``log(y)`` is taken for the inverse.
+
+    Parameters
+    ----------
+    cache_size : {0, 1}, default 0
+        1 keeps the last input and output, so that the inverse of an output is exactly its input; 0 keeps nothing.
+    """
 
     domain, codomain = constraints.real_vector, constraints.simplex
 
@@ -223,7 +281,13 @@ class SoftmaxTransform(_Equal):
 
 
 class StickBreakingTransform(_Equal):
-    """From n - 1 numbers to the simplex of n: each is the share, by the sigmoid, of what the former have left."""
+    """From n - 1 numbers to the simplex of n: each is the share, by the sigmoid, of what the former have left.
+
+    Parameters
+    ----------
+    cache_size : {0, 1}, default 0
+        1 keeps the last input and output, so that the inverse of an output is exactly its input; 0 keeps nothing.
+    """
 
     domain, codomain = constraints.real_vector, constraints.simplex
     bijective = True

@@ -14,7 +14,22 @@ __all__ = ["Uniform"]
 
 
 class Uniform(Distribution):
-    """The uniform distribution over [low, high). Raises ArgumentError unless low < high."""
+    """The uniform distribution over [low, high).
+
+    Parameters
+    ----------
+    low : Tensor or float
+        Least value, broadcast with `high`.
+    high : Tensor or float
+        Bound that no value reaches, more than `low`.
+    validate_args : bool, optional
+        Whether to check parameters and values; by default, what `Distribution.set_default_validate_args` set.
+
+    Raises
+    ------
+    ArgumentError
+        Unless low < high, if arguments are checked.
+    """
 
     has_rsample = True
 

@@ -59,7 +59,18 @@ _mm: Callable[..., Tensor] = operation(
 class SparseTensor:
     """A tensor of zeros but for `values` at the positions `indices`; values at equal positions add up.
 
-    Shapes: indices (dimensions, count), int64; values (count,).
+    `sparse_coo_tensor` makes one.
+
+    Parameters
+    ----------
+    indices : Tensor
+        Positions, of shape (dimensions, count), int64.
+    values : Tensor
+        Of shape (count,).
+    shape : tuple of int
+        Size of each dimension.
+    is_coalesced : bool, default False
+        Whether the positions are known to be in order, each once.
     """
 
     is_sparse = True
@@ -105,22 +116,51 @@ class SparseTensor:
         return self._of_values.requires_grad
 
     def size(self, dim: int | None = None) -> Any:
-        """Return the shape, or the size of one dimension."""
+        """Return the shape, or the size of one dimension.
+
+        Parameters
+        ----------
+        dim : int, optional
+            The dimension; None returns the shape.
+
+        Returns
+        -------
+        Size or int
+            The shape, or the size of `dim`.
+        """
         return Size(self._shape) if dim is None else self._shape[dim]
 
     def dim(self) -> int:
-        """Return the number of dimensions."""
+        """Return the number of dimensions.
+
+        Returns
+        -------
+        int
+            Length of the shape.
+        """
         return self.ndim
 
     def numel(self) -> int:
-        """Return the number of elements, zeros included."""
+        """Return the number of elements, zeros included.
+
+        Returns
+        -------
+        int
+            Product of the shape.
+        """
         return math.prod(self._shape)
 
     def _nnz(self) -> int:
         return self._of_values.shape[0]
 
     def is_coalesced(self) -> bool:
-        """Return whether the positions are known to be in order, each once."""
+        """Return whether the positions are known to be in order, each once.
+
+        Returns
+        -------
+        bool
+            True after `coalesce`.
+        """
         return self._coalesced
 
     def _indices(self) -> Tensor:
@@ -130,12 +170,34 @@ class SparseTensor:
         return self._of_values.detach()
 
     def indices(self) -> Tensor:
-        """Return the positions. Raises ArgumentError before `coalesce`: positions may be there twice."""
+        """Return the positions.
+
+        Returns
+        -------
+        Tensor
+            Of shape (dimensions, count), int64.
+
+        Raises
+        ------
+        ArgumentError
+            Before `coalesce`: positions may be there twice.
+        """
         self._require_coalesced("indices")
         return self._of_indices
 
     def values(self) -> Tensor:
-        """Return the values, with their graph. Raises ArgumentError before `coalesce`."""
+        """Return the values, with their graph.
+
+        Returns
+        -------
+        Tensor
+            Of shape (count,).
+
+        Raises
+        ------
+        ArgumentError
+            Before `coalesce`: positions may be there twice.
+        """
         self._require_coalesced("values")
         return self._of_values
 
@@ -149,7 +211,13 @@ class SparseTensor:
         return to_device(Tensor.wrap(np.asarray(flat, np.int64)), self.device)
 
     def coalesce(self) -> "SparseTensor":
-        """Return the tensor with its positions in order, each once, and the values at equal positions added."""
+        """Return the tensor with its positions in order, each once, and the values at equal positions added.
+
+        Returns
+        -------
+        SparseTensor
+            The tensor itself, if it is coalesced.
+        """
         if self._coalesced:
             return self
         flat, place = np.unique(self._flat().host_array(), return_inverse=True)
@@ -159,11 +227,23 @@ class SparseTensor:
         return SparseTensor(to_device(Tensor.wrap(indices), self.device), values, self._shape, True)
 
     def to_dense(self) -> Tensor:
-        """Return the tensor with all its zeros; gradients flow to the values."""
+        """Return the tensor with all its zeros; gradients flow to the values.
+
+        Returns
+        -------
+        Tensor
+            Of the shape of this one.
+        """
         return reshape(summed_at(reshape(self._of_values, (-1, 1)), self._flat(), self.numel()), self._shape)
 
     def to_sparse(self) -> "SparseTensor":
-        """Return the tensor itself."""
+        """Return the tensor itself.
+
+        Returns
+        -------
+        SparseTensor
+            Not a copy.
+        """
         return self
 
     def _with(self, values: Tensor) -> "SparseTensor":
@@ -171,31 +251,87 @@ class SparseTensor:
         return SparseTensor(indices, values, self._shape, self._coalesced)
 
     def to(self, *arguments: Any, **options: Any) -> "SparseTensor":
-        """Return the tensor with values of another dtype, or on another device."""
+        """Return the tensor with values of another dtype, or on another device.
+
+        Parameters
+        ----------
+        *arguments : dtype or device
+            As `Tensor.to` takes them.
+        **options : object
+            As `Tensor.to` takes them.
+
+        Returns
+        -------
+        SparseTensor
+            Of the same positions.
+        """
         return self._with(self._of_values.to(*arguments, **options))
 
     def cpu(self) -> "SparseTensor":
-        """Return the tensor on the host."""
+        """Return the tensor on the host.
+
+        Returns
+        -------
+        SparseTensor
+            Of the same positions.
+        """
         return self.to("cpu")
 
     def cuda(self, device: Any = None, non_blocking: bool = False) -> "SparseTensor":
-        """Return the tensor on a CUDA device."""
+        """Return the tensor on a CUDA device.
+
+        Parameters
+        ----------
+        device : device, optional
+            The device; "cuda", by default.
+        non_blocking : bool, default False
+            Accepted, as in PyTorch; it changes nothing.
+
+        Returns
+        -------
+        SparseTensor
+            Of the same positions.
+        """
         return self.to("cuda" if device is None else device)
 
     def float(self) -> "SparseTensor":
-        """Return the tensor with values of float32."""
+        """Return the tensor with values of float32.
+
+        Returns
+        -------
+        SparseTensor
+            Of the same positions.
+        """
         return self.to(dtypes.float32)
 
     def double(self) -> "SparseTensor":
-        """Return the tensor with values of float64."""
+        """Return the tensor with values of float64.
+
+        Returns
+        -------
+        SparseTensor
+            Of the same positions.
+        """
         return self.to(dtypes.float64)
 
     def is_floating_point(self) -> bool:
-        """Return whether the values are floating-point numbers."""
+        """Return whether the values are floating-point numbers.
+
+        Returns
+        -------
+        bool
+            False for integers and complex numbers.
+        """
         return bool(self._of_values.is_floating_point())
 
     def is_complex(self) -> bool:
-        """Return whether the values are complex numbers."""
+        """Return whether the values are complex numbers.
+
+        Returns
+        -------
+        bool
+            True for complex64 and complex128.
+        """
         return bool(self._of_values.is_complex())
 
     @property
@@ -210,15 +346,38 @@ class SparseTensor:
         self._of_indices, self._of_values, self._coalesced = new._of_indices, new._of_values, new._coalesced
 
     def detach(self) -> "SparseTensor":
-        """Return the tensor with values that have no graph."""
+        """Return the tensor with values that have no graph.
+
+        Returns
+        -------
+        SparseTensor
+            It shares memory with this one.
+        """
         return self._with(self._of_values.detach())
 
     def clone(self) -> "SparseTensor":
-        """Return a copy; gradients flow through."""
+        """Return a copy; gradients flow through.
+
+        Returns
+        -------
+        SparseTensor
+            Of the same positions.
+        """
         return self._with(self._of_values.clone())
 
     def t(self) -> "SparseTensor":
-        """Return the transposed matrix. Raises ShapeError for other than two dimensions."""
+        """Return the transposed matrix.
+
+        Returns
+        -------
+        SparseTensor
+            Of the same values.
+
+        Raises
+        ------
+        ShapeError
+            For other than two dimensions.
+        """
         if self.ndim != 2:
             raise ShapeError(
                 f"t: got a sparse tensor of {self.ndim} dimensions; wanted a matrix: use .to_dense() first"
@@ -228,7 +387,23 @@ class SparseTensor:
     T = property(t)
 
     def transpose(self, dim0: int, dim1: int) -> "SparseTensor":
-        """Return the matrix with two dimensions swapped."""
+        """Return the matrix with two dimensions swapped.
+
+        Parameters
+        ----------
+        dim0, dim1 : int
+            The dimensions, which may be negative.
+
+        Returns
+        -------
+        SparseTensor
+            The transposed matrix; for equal dimensions, the tensor itself.
+
+        Raises
+        ------
+        ShapeError
+            If two different dimensions are swapped of a tensor that is no matrix.
+        """
         dims = {dim % 2 for dim in (dim0, dim1)}
         return self.t() if dims == {0, 1} else self
 
@@ -279,8 +454,24 @@ class SparseTensor:
     def times_dense(self, dense: Any) -> Tensor:
         """Return the product with a dense matrix or vector; its terms take count × columns numbers for a while.
 
-        Raises OperandError for a sparse or other operand, ShapeError for sizes that do not fit, DtypeError for another
-        dtype.
+        Parameters
+        ----------
+        dense : Tensor
+            Of shape (k, n) or (k,), where this tensor is (m, k), and of its dtype.
+
+        Returns
+        -------
+        Tensor
+            Of shape (m, n) or (m,).
+
+        Raises
+        ------
+        OperandError
+            For a sparse or other operand.
+        ShapeError
+            For sizes that do not fit.
+        DtypeError
+            For another dtype.
         """
         if not isinstance(dense, Tensor):
             raise OperandError(f"sparse mm: got {type(dense).__name__}; wanted a dense tensor: use .to_dense() on it")
@@ -296,7 +487,25 @@ class SparseTensor:
         return product if dense.ndim == 2 else reshape(product, (-1,))
 
     def dense_times(self, dense: Any) -> Tensor:
-        """Return the product of a dense matrix with this one. Raises as `times_dense` does."""
+        """Return the product of a dense matrix with this one.
+
+        Parameters
+        ----------
+        dense : Tensor
+            Of shape (m, k), where this tensor is (k, n), and of its dtype.
+
+        Returns
+        -------
+        Tensor
+            Of shape (m, n).
+
+        Raises
+        ------
+        ShapeError
+            For anything but a dense matrix, and for sizes that do not fit.
+        DtypeError
+            For another dtype.
+        """
         if not isinstance(dense, Tensor) or dense.ndim != 2 or self.ndim != 2 or dense.shape[1] != self._shape[0]:
             got = tuple(dense.shape) if isinstance(dense, Tensor) else type(dense).__name__
             raise ShapeError(f"sparse mm: got {got} and {self._shape}; wanted a dense (m, k) and a sparse (k, n)")
@@ -310,11 +519,50 @@ def sparse_coo_tensor(
     indices: Any, values: Any, size: Any = None, *, dtype: Any = None, device: Any = None, requires_grad: bool = False,
     check_invariants: bool | None = None, is_coalesced: bool | None = None,
 ) -> SparseTensor:  # fmt: skip
-    """Return a sparse tensor of values at positions; without a `size`, the smallest that holds them.
+    """Return a sparse tensor of values at positions.
 
-    Shapes: indices (dimensions, count), values (count,). Positions are always checked.
-    Raises ShapeError for other shapes, DimensionError for a position outside the size, and ArgumentError for
-    `requires_grad`: values that require a gradient get one.
+    Parameters
+    ----------
+    indices : Tensor or array
+        Positions, of shape (dimensions, count). They are always checked.
+    values : Tensor or array
+        Of shape (count,).
+    size : sequence of int, optional
+        Size of each dimension; by default, the smallest that holds the positions.
+    dtype : dtype, optional
+        Data type of the result; by default, that of the values.
+    device : device, optional
+        Where the result is; by default, where the values are.
+    requires_grad : bool, default False
+        Only False is accepted.
+    check_invariants : bool, optional
+        Accepted, as in PyTorch; it changes nothing.
+    is_coalesced : bool, optional
+        Whether the positions are known to be in order, each once.
+
+    Returns
+    -------
+    SparseTensor
+        Of the given size; gradients flow to `values`.
+
+    Raises
+    ------
+    ShapeError
+        For other shapes.
+    DimensionError
+        For a position outside the size.
+    ArgumentError
+        For `requires_grad`: values that require a gradient get one.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> s = sg.sparse_coo_tensor([[0, 1], [2, 0]], [3.0, 4.0], (2, 3))
+    >>> s.to_dense()
+    tensor([[0., 0., 3.],
+            [4., 0., 0.]])
+    >>> s @ sg.ones(3)
+    tensor([3., 4.])
     """
     if requires_grad:
         raise ArgumentError("sparse_coo_tensor: got requires_grad=True; give values that require a gradient instead")
@@ -341,7 +589,22 @@ def sparse_coo_tensor(
 def to_sparse(input: Tensor) -> SparseTensor:
     """Return the elements that are not 0 as a sparse tensor.
 
-    Raises GraphError for a tensor that requires a gradient: that of its zeros would be lost.
+    Parameters
+    ----------
+    input : Tensor
+        Of at least one dimension.
+
+    Returns
+    -------
+    SparseTensor
+        Of the shape of `input`, coalesced.
+
+    Raises
+    ------
+    GraphError
+        For a tensor that requires a gradient: that of its zeros would be lost.
+    ShapeError
+        For a tensor of no dimensions.
     """
     if input.requires_grad and is_recording():
         raise GraphError(
@@ -357,7 +620,29 @@ def to_sparse(input: Tensor) -> SparseTensor:
 
 
 def mm(sparse: Any, dense: Any) -> Tensor:
-    """Return the product of a sparse matrix and a dense one. Raises OperandError unless the first is sparse."""
+    """Return the product of a sparse matrix and a dense one.
+
+    Parameters
+    ----------
+    sparse : SparseTensor
+        Of shape (m, k).
+    dense : Tensor
+        Of shape (k, n) or (k,), of the dtype of `sparse`.
+
+    Returns
+    -------
+    Tensor
+        Of shape (m, n) or (m,).
+
+    Raises
+    ------
+    OperandError
+        Unless the first matrix is sparse, and the second dense.
+    ShapeError
+        For sizes that do not fit.
+    DtypeError
+        For different dtypes.
+    """
     if not isinstance(sparse, SparseTensor):
         raise OperandError(f"sparse mm: got {type(sparse).__name__} as the first matrix; wanted a sparse one: use mm()")
     return sparse.times_dense(dense)
@@ -370,7 +655,23 @@ def _typed(name: str, dtype: dtypes.DType) -> Callable[..., SparseTensor]:
     def function(indices: Any, values: Any, size: Any = None) -> SparseTensor:
         return sparse_coo_tensor(indices, values, size, dtype=dtype)
 
-    return named(function, name, f"Return a sparse tensor of {dtype}; see `sparse_coo_tensor`.")
+    doc = f"""Return a sparse tensor of {dtype}; see `sparse_coo_tensor`.
+
+    Parameters
+    ----------
+    indices : Tensor or array
+        Positions, of shape (dimensions, count).
+    values : Tensor or array
+        Of shape (count,); converted to {dtype}.
+    size : sequence of int, optional
+        Size of each dimension; by default, the smallest that holds the positions.
+
+    Returns
+    -------
+    SparseTensor
+        Of the given size; gradients flow to `values`.
+    """
+    return named(function, name, doc)
 
 
 FloatTensor = _typed("FloatTensor", dtypes.float32)
