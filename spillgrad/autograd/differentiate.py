@@ -104,7 +104,7 @@ def backward(
     create_graph: bool = False,
     inputs: Tensors | None = None,
 ) -> None:
-    """Add the gradient of `tensors` to the `.grad` of the leaves they were computed from (or of `inputs` only).
+    """Add the gradient of `tensors` to the ``.grad`` of the leaves they were computed from (or of `inputs` only).
 
     Parameters
     ----------
@@ -117,8 +117,8 @@ def backward(
     create_graph : bool, default False
         Whether the gradients can be differentiated again.
     inputs : Tensor or sequence of Tensor, optional
-        Tensors whose `.grad` changes; all leaves, by default. A non-leaf retains its gradient. A gradient edge may
-        replace a tensor; for the edge of a non-leaf, no `.grad` is changed.
+        Tensors whose ``.grad`` changes; all leaves, by default. A non-leaf retains its gradient. A gradient edge may
+        replace a tensor; for the edge of a non-leaf, no ``.grad`` is changed.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def tensor_backward(
     *,
     grad_tensor: Any = None,
 ) -> None:
-    """Add the gradient of this tensor to the `.grad` of the leaves it was computed from (or of `inputs` only).
+    """Add the gradient of this tensor to the ``.grad`` of the leaves it was computed from (or of `inputs` only).
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def tensor_backward(
     create_graph : bool, default False
         Whether the gradients can be differentiated again.
     inputs : Tensor or sequence of Tensor, optional
-        Tensors whose `.grad` changes; all leaves, by default. A non-leaf retains its gradient.
+        Tensors whose ``.grad`` changes; all leaves, by default. A non-leaf retains its gradient.
     grad_tensor : Tensor, optional
         Paddle's name of `gradient`.
 
@@ -221,7 +221,7 @@ def grad(
     *,
     no_grad_vars: Tensors | None = None,
 ) -> Any:
-    """Return the gradients of `outputs` with respect to `inputs`; nothing is added to `.grad`.
+    """Return the gradients of `outputs` with respect to `inputs`; nothing is added to ``.grad``.
 
     Parameters
     ----------

@@ -92,7 +92,7 @@ def assert_close(
     equal_nan: bool = False, check_device: bool = True, check_dtype: bool = True, check_layout: bool = True,
     check_stride: bool = False, msg: str | Callable[[str], str] | None = None,
 ) -> None:  # fmt: skip
-    """Raise NotCloseError, an AssertionError, unless |actual - expected| <= atol + rtol * |expected| everywhere.
+    """Raise NotCloseError, an AssertionError, unless ``|actual - expected| <= atol + rtol * |expected|`` everywhere.
 
     Tensors, NumPy arrays and numbers are compared, in sequences and mappings, too; shapes, dtypes, devices, and types
     of containers' items must agree. The tolerances follow the dtype: for float32 1.3e-6 and 1e-5, for float64 1e-7
