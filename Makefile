@@ -21,7 +21,7 @@ PYTHON_IS_NEW := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"spillgrad: got Python {sys.version.split()[0]}, wanted 3.11 or newer; name one with make PYTHON=python3.12")
 
 .DEFAULT_GOAL := help
-.PHONY: help train bench test test-all test-cuda check-gpu test-nojit test-page test-peers test-array-api docs wheel fuzz lint format clean
+.PHONY: help train bench test test-all test-cuda check-gpu test-nojit test-page test-peers test-array-api docs wheel test-python test-arm fuzz lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 16
@@ -91,10 +91,27 @@ docs: $(VENV)/installed-docs  ## build the site of docs/ into docs/_build/html
 	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
 
 # The tests install the wheel into an environment of its own, and run there what README and pages show.
-wheel: $(VENV)/installed-dev  ## build the wheel and the source distribution into dist/, and try the wheel
+wheel: packages  ## build the wheel and the source distribution into dist/, and try the wheel
+	$(BIN)/python -m pytest tests/wheel $(ARGS)
+
+.PHONY: packages
+packages: $(VENV)/installed-dev
 	rm -rf dist
 	$(BIN)/python -m hatchling build
-	$(BIN)/python -m pytest tests/wheel $(ARGS)
+
+# Each Python of this machine, and, as root where there is debootstrap, those of Debian's stable and unstable releases.
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+TRIED := tests/spill/test_save_on_disk.py tests/ops/test_shape.py tests/ops/test_creation.py
+test-python: packages  ## try the wheel with other releases of Python
+	@for python in $(PYTHONS); do if $$python --version >/dev/null 2>&1; then \
+		sh tools/try_wheel.sh $$python . .venv/tried-$$python $(TRIED) || exit 1; fi; done
+	@if command -v debootstrap >/dev/null && test "$$(id -u)" = 0; then for suite in trixie sid; do \
+		sh tools/try_in_debian.sh $$suite "$$(dpkg --print-architecture)" $(TRIED) || exit 1; done; \
+	else echo "spillgrad: make test-python: no Debian was tried; that needs root and debootstrap"; fi
+
+# The processor is emulated: a test takes many times as long.
+test-arm: packages  ## try the wheel and the matrix products on ARM: as root, with debootstrap and qemu-user-static
+	sh tools/try_in_debian.sh trixie arm64 tests/kernels/cpu/test_matmul.py $(ARGS)
 
 .PHONY: chromium
 chromium:
@@ -129,7 +146,7 @@ $(VENV)/installed-dev: pyproject.toml | $(VENV)/made
 	$(PIP) --editable ".[test,lint]"
 	@touch $(VENV)/installed $@
 
-$(VENV)/installed-peers: $(VENV)/installed-dev $(VENV)/installed-torch
+$(VENV)/installed-peers: $(VENV)/installed-dev $(VENV)/installed-bench
 	$(PIP) --editable ".[peers]"
 	@touch $@
 
@@ -146,6 +163,6 @@ $(VENV)/installed-docs: $(VENV)/installed-peers
 	@touch $@
 
 # The index of builds without CUDA, which are a tenth of the size.
-$(VENV)/installed-torch: $(VENV)/installed
-	$(PIP) --extra-index-url https://download.pytorch.org/whl/cpu --editable ".[torch]"
+$(VENV)/installed-bench: $(VENV)/installed
+	$(PIP) --extra-index-url https://download.pytorch.org/whl/cpu --editable ".[bench]"
 	@touch $@

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from spillgrad_tools.bench.harness import PIP_NAMES
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 PACKAGES = {
@@ -82,3 +84,10 @@ def test_every_third_party_import_is_a_declared_dependency():
 
 def test_every_dependency_has_a_lower_bound():
     assert [name for name in PROJECT["dependencies"] if ">=" not in name] == []
+
+
+def test_pytorch_is_pinned_for_recorded_results_and_not_for_users():
+    extras = PROJECT["optional-dependencies"]
+    pin = PIP_NAMES["torch"]
+    assert "==" in pin and pin in extras["bench"] and pin in extras["peers"]
+    assert [name for name in extras["torch"] if "==" in name or "<" in name] == []

@@ -232,10 +232,14 @@ def test_the_object_is_neither_copied_nor_pickled(directory: Path):
             make(spill)
 
 
+# PyTorch 2.6 leaves a temporary directory of its own to the end of the process.
+WARNINGS = ("-W", "error", "-W", "ignore:Implicitly cleaning up <TemporaryDirectory:ResourceWarning")
+
+
 def script(text: str, *arguments: object, wrapped: tuple[str, ...] = ()) -> str:
     """Return what a program prints."""
     ran = subprocess.run(
-        [*wrapped, sys.executable, "-W", "error", "-c", textwrap.dedent(text), *map(str, arguments)],
+        [*wrapped, sys.executable, *WARNINGS, "-c", textwrap.dedent(text), *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,

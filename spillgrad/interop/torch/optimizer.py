@@ -309,21 +309,23 @@ def disk_offload_optimizer(
     if not hasattr(vars(optimizer).get("step"), "_wrapped_by_lr_sched") and "step" in vars(optimizer):
         raise ArgumentError(f"{who}: something has replaced step() of this {kind.__name__}; offload it before that")
     smallest = parse_bytes(min_bytes)
-    offloaded = _offloaded(kind)
-    OffloadedOptimizer._open_store(
-        optimizer,
-        who,
-        directory,
-        ram_budget,
-        direct_io=direct_io,
-        checksums=checksums,
-        on_full=on_full,
-        keep_journal=keep_journal,
-    )
-    vars(optimizer).pop("step", None)
     # Hooks would not do: those before and after a step can neither run the step once per parameter nor return its loss.
     # The object stays the same, because schedulers, gradient scalers and callers hold it.
-    optimizer.__class__ = offloaded
+    optimizer.__class__ = _offloaded(kind)
+    try:
+        optimizer._open_store(
+            who,
+            directory,
+            ram_budget,
+            direct_io=direct_io,
+            checksums=checksums,
+            on_full=on_full,
+            keep_journal=keep_journal,
+        )
+    except BaseException:
+        optimizer.__class__ = kind
+        raise
+    vars(optimizer).pop("step", None)
     optimizer._min_bytes = smallest
     optimizer._put_all_away()
     return optimizer
