@@ -37,15 +37,12 @@ bench: $(VENV)/installed-peers  ## time kernels, training, hooks and the store b
 	$(BIN)/spillgrad bench memory --write docs/benchmarks
 	$(BIN)/spillgrad bench fit --write docs/benchmarks
 
-# Of long tables of cases it runs a part; `make test-all` runs all.
-test: $(VENV)/installed-dev  ## run the tests (ten minutes)
-	$(BIN)/python -m pytest -m "not exhaustive" --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+test: $(VENV)/installed-dev  ## run the tests
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
-# What needs the same environment runs in one target after the other: each uses both cores.
-test-all: $(VENV)/installed-dev  ## run all that continuous integration runs (an hour): PyTorch, Paddle, a browser, CUDA's simulator
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
-	@$(MAKE) --no-print-directory test-cuda test-peers docs test-page wheel
-	@test ! -d "$(ARRAY_API_TESTS)" || $(MAKE) --no-print-directory test-array-api
+# Beside these, `make docs`, `make wheel` and `make test-array-api` try what changes less often.
+test-all: test  ## run what continuous integration runs (half an hour): PyTorch, Paddle, a browser, CUDA's simulator
+	@$(MAKE) --no-print-directory test-cuda test-peers test-page
 
 # A process has either the simulator or a GPU: these tests run apart from the others.
 test-cuda: $(VENV)/installed-dev  ## run the CUDA kernels in Numba's simulator; with SIMULATED=0, on the GPU

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-MADE_AT_BUILD = ("docs/_build/", "docs/reference/", "docs/command_line.md")
+MADE_AT_BUILD = ("docs/_build/", "docs/benchmarks/", "docs/reference/", "docs/command_line.md")
 FRAMEWORKS = ("torch", "paddle", "transformers", "lightning")
 
 
