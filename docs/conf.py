@@ -60,7 +60,7 @@ html_theme_options = {
     "switcher": {"json_url": "_static/versions.json", "version_match": version},
     "check_switcher": False,
     "show_prev_next": True,
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 5,
     "show_toc_level": 2,
     "footer_start": ["copyright"],
     "footer_end": [],
