@@ -97,8 +97,8 @@ def test_a_parameter_list_behaves_as_a_list():
     values[-1] = nn.Parameter(sg.ones(5))
     assert (len(values), values[3].shape, len(values[1:])) == (4, (5,), 3)
     assert "(0): Parameter of shape (2,), float32" in repr(values)
-    with pytest.raises(TypeError, match="got int; wanted tensors"):
-        values.append(3)
+    values.append(3)  # no parameter, as in PyTorch
+    assert (values[4], len(list(values.parameters()))) == (3, 4)
 
 
 def test_a_parameter_dict_behaves_as_a_dict():
