@@ -86,6 +86,7 @@ test-page: $(VENV)/installed-page  ## open a report in a real browser, Debian's 
 # The pages' examples are executed, those for PyTorch and Paddle too. What did not change is not executed again.
 docs: $(VENV)/installed-docs  ## build the site of docs/ into docs/_build/html
 	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
+	$(BIN)/python -m pytest tests/docs/test_benchmark_pages.py
 
 # The tests install the wheel into an environment of its own, and run there what README and pages show.
 wheel: packages  ## build the wheel and the source distribution into dist/, and try the wheel

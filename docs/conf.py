@@ -24,7 +24,6 @@ extensions = [
     "command_line",
     "reference",
 ]
-templates_path = ["_templates"]
 exclude_patterns = ["_build", "_ext"]
 
 # Pages in Markdown; those with {code-cell} are executed.

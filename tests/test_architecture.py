@@ -106,11 +106,21 @@ LATE_IMPORTS = {
     "spillgrad.storage.disk.hdf5": "`import spillgrad` must not wait for HDF5, which only spilling needs",
 }
 
-MOST_LINES = 500  # without docstrings, which the API reference makes long
+MOST_LINES = 500
 # Longer files, each with its reason.
 LONG_FILES = {
     "spillgrad": "a façade: it lists the public names",
 }
+# Longer by the docstrings of their public names, which make the API reference; without them no longer than others.
+LONG_BY_DOCSTRINGS = {
+    "spillgrad.autograd.gradcheck", "spillgrad.nn.containers", "spillgrad.nn.init", "spillgrad.nn.module",
+    "spillgrad.nn.rnn", "spillgrad.ops.activations", "spillgrad.ops.arithmetic", "spillgrad.ops.creation",
+    "spillgrad.ops.index_replace", "spillgrad.ops.indexing", "spillgrad.ops.join_split",
+    "spillgrad.ops.matrix_products", "spillgrad.ops.pooling", "spillgrad.ops.reduce", "spillgrad.ops.shape",
+    "spillgrad.ops.solving", "spillgrad.ops.sorting", "spillgrad.optim.adaptive", "spillgrad.optim.optimizer",
+    "spillgrad.sparse.coo", "spillgrad.spill.planning.profile", "spillgrad.storage.disk_store", "spillgrad.tensor",
+    "spillgrad.tensor_data",
+}  # fmt: skip
 
 Import = tuple[str, bool]  # what is imported, and whether inside a function
 
@@ -216,8 +226,9 @@ def test_a_circle_is_found():
 
 
 def test_no_file_is_long_without_a_reason():
-    long = {name for name, path in MODULES.items() if _lines_without_docstrings(path) > MOST_LINES}
-    assert long - LONG_FILES.keys() == set()
+    long = {name for name, path in MODULES.items() if len(path.read_text().splitlines()) > MOST_LINES}
+    assert long - LONG_FILES.keys() - LONG_BY_DOCSTRINGS == set()
+    assert {name for name in LONG_BY_DOCSTRINGS if _lines_without_docstrings(MODULES[name]) > MOST_LINES} == set()
 
 
 def _lines_without_docstrings(path: Path) -> int:
