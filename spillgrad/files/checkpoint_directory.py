@@ -9,8 +9,9 @@ pointer is ever half written.
 The lock ends with the process.
 
 Versions that are not current are removed: former versions, and remains of killed saves. They are recognised by a name
-that only a save gives and by the format in their pointer or `state.json`. Only files that a save writes are removed;
-all other files in the directory or in a version belong to the user and stay.
+that only a save gives and by the format in their pointer or `state.json`; or, after a kill in `begin`, by a pointer
+that is cut short. Only files that a save writes are removed; all other files in the directory or in a version belong to
+the user and stay.
 """
 
 import contextlib
@@ -120,7 +121,7 @@ def new_version(root: Path, step: int) -> Path:
 def begin(version: Path) -> None:
     """Make the sub-directory of a version, with a pointer inside that marks it as a version. Raises OSError."""
     version.mkdir()
-    safetensors_io.write_json(version / POINTER, {"format": FORMAT, "version": _VERSION, "current": version.name})
+    safetensors_io.write_json(version / POINTER, _pointer_to(version))
 
 
 def make_current(version: Path, state: Mapping[str, Any]) -> None:
@@ -128,10 +129,13 @@ def make_current(version: Path, state: Mapping[str, Any]) -> None:
     root = version.parent
     checksum = safetensors_io.write_json(version / STATE, {"format": FORMAT, **state})
     safetensors_io.sync_directory(version)
-    pointer = {"format": FORMAT, "version": _VERSION, "current": version.name, "checksum": checksum}
-    safetensors_io.write_json(version / POINTER, pointer)
+    safetensors_io.write_json(version / POINTER, _pointer_to(version) | {"checksum": checksum})
     os.replace(version / POINTER, root / POINTER)
     safetensors_io.sync_directory(root)
+
+
+def _pointer_to(version: Path) -> dict[str, Any]:
+    return {"format": FORMAT, "version": _VERSION, "current": version.name}
 
 
 def is_file_name(name: str) -> bool:
@@ -181,11 +185,21 @@ def remove(version: Path) -> None:
 
 
 def _is_ours(version: Path) -> bool:
-    """Return whether a save made this directory: its pointer or `state.json` has our format, or it is still empty."""
+    """Return whether a save made this directory: its pointer or `state.json` has our format, or `begin` was killed."""
     try:
-        return any(_says_so(version / name) for name in (POINTER, STATE)) or not os.listdir(version)
+        return any(_says_so(version / name) for name in (POINTER, STATE)) or _is_just_begun(version)
     except OSError:  # our own saves leave nothing unreadable
         return False
+
+
+def _is_just_begun(version: Path) -> bool:
+    """Return whether a directory holds nothing, or only the beginning of the pointer that `begin` writes."""
+    names = os.listdir(version)
+    if names != [POINTER]:
+        return not names
+    whole = safetensors_io.json_bytes(_pointer_to(version))
+    with open(version / POINTER, "rb") as file:
+        return whole.startswith(file.read(len(whole) + 1))
 
 
 def _says_so(path: Path) -> bool:

@@ -263,12 +263,17 @@ def find(folder: Path, stem: str) -> Path | None:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> str:
     """Write a JSON object to a file, wait until the file is on the disk, and return its checksum."""
-    content = json.dumps(value, indent=1).encode()
+    content = json_bytes(value)
     with path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     return xxhash.xxh3_128_hexdigest(content)
+
+
+def json_bytes(value: Mapping[str, Any]) -> bytes:
+    """Return the content of a JSON file of a checkpoint."""
+    return json.dumps(value, indent=1).encode()
 
 
 def sync_directory(path: Path) -> None:

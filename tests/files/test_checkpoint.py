@@ -419,6 +419,33 @@ def test_a_run_killed_while_it_saves_leaves_the_former_checkpoint(tmp_path, numb
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", latest.name]
 
 
+@pytest.mark.parametrize("length", [0, 1, 40])
+def test_a_version_whose_pointer_was_cut_short_by_a_kill_is_removed(tmp_path, length):
+    run = Run()
+    first = run.save(tmp_path, step=1)
+    begun = checkpoint_directory.new_version(tmp_path, 2)
+    checkpoint_directory.begin(begun)
+    pointer = begun / "checkpoint.json"
+    assert len(pointer.read_bytes()) > 40
+    os.truncate(pointer, length)
+    assert Run().load(tmp_path)["step"] == 1
+    second = run.save(tmp_path, step=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", second.name]
+    assert first != second
+
+
+@pytest.mark.parametrize("files", [{"checkpoint.json": "mine"}, {"checkpoint.json": "", "model.safetensors": "mine"}])
+def test_a_folder_named_as_a_version_that_no_save_made_stays(tmp_path, files):
+    mine = tmp_path / "step-00000007-00000000"
+    mine.mkdir()
+    for name, text in files.items():
+        (mine / name).write_text(text)
+    run = Run()
+    for step in (1, 2):
+        run.save(tmp_path, step=step)
+    assert {path.name: path.read_text() for path in mine.iterdir()} == files
+
+
 def test_a_run_killed_at_random_moments_leaves_a_whole_checkpoint(tmp_path):
     script = textwrap.dedent(
         f"""
