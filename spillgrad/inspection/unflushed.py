@@ -25,6 +25,7 @@ _DATASET_NAME = re.compile("[0-9]{8,19}")
 
 class Journals(contextlib.AbstractContextManager["Journals"]):
     """Reads the journals in the folders of segments. The last journal stays open, so only its new lines are read.
+
     A store records in its journal that an array is gone before it reuses the array's bytes. So the bytes read for an
     array are the array's own if the journal still lists the array after the reading.
     """

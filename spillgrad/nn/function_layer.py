@@ -42,7 +42,7 @@ class FunctionLayer(Module):
             cls.__init__ = _constructor(list(options.values()))  # type: ignore[method-assign]
 
     def _set_up(self) -> None:
-        """Hook for subclasses, called last in the constructor: check and complete the options; does nothing here."""
+        """Check and complete the options. The constructor calls this last; subclasses override it."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         return type(self)._function(*inputs, **named, **{name: getattr(self, name) for name in self._options})

@@ -114,7 +114,7 @@ class _Uninitialized(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """This tensor. On assignment, it takes the dtype and device of another uninitialised tensor."""
+        """The tensor itself. On assignment, it takes the dtype and device of another uninitialised tensor."""
         return self
 
     @data.setter

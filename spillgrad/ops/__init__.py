@@ -1,0 +1,1 @@
+"""The operations: functions of tensors, each with its derivatives."""

@@ -414,7 +414,7 @@ def clear_autocast_cache() -> None:
 
 
 def float32_in_autocast(function: _Function) -> _Function:
-    """Decorator: in a region, run the function with `autocast` off and half-precision arguments as float32."""
+    """Decorate a function: in a region, run it with `autocast` off and half-precision arguments as float32."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
@@ -434,7 +434,7 @@ def float32_in_autocast(function: _Function) -> _Function:
 
 
 def half_in_autocast(function: _Function) -> _Function:
-    """Decorator: convert positional float32 and half-precision arguments to the dtype of the `autocast` region, if any.
+    """Decorate a function: convert positional float32 and half-precision arguments to the dtype of a region, if any.
 
     For functions that compute several products.
     """

@@ -157,7 +157,7 @@ class Planned:
         return True
 
     def promoted(self, *arguments: Any) -> tuple[Any, ...]:
-        """Hook for subclasses: return the arguments, with tensors converted to the dtype of the computation."""
+        """Return the arguments, with tensors converted to the dtype of the computation; subclasses override this."""
         return arguments
 
     @lazy_property

@@ -49,7 +49,7 @@ def _logical(name: str, function: np.ufunc) -> Callable[..., Tensor]:
 
 def _bitwise(name: str, doc: str, function: np.ufunc, takes_bool: bool = True) -> Callable[..., Tensor]:
     def on_bits(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-        """{doc}
+        """Return {doc}.
 
         Parameters
         ----------
@@ -112,13 +112,9 @@ def logical_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     return deliver("logical_not", by_numpy("logical_not", np.logical_not, input), out)
 
 
-bitwise_and = _bitwise(
-    "bitwise_and", "Return the bitwise and of integers, or the logical and of bools.", np.bitwise_and
-)
-bitwise_or = _bitwise("bitwise_or", "Return the bitwise or of integers, or the logical or of bools.", np.bitwise_or)
-bitwise_xor = _bitwise(
-    "bitwise_xor", "Return the bitwise xor of integers, or the logical xor of bools.", np.bitwise_xor
-)
+bitwise_and = _bitwise("bitwise_and", "the bitwise and of integers, or the logical and of bools", np.bitwise_and)
+bitwise_or = _bitwise("bitwise_or", "the bitwise or of integers, or the logical or of bools", np.bitwise_or)
+bitwise_xor = _bitwise("bitwise_xor", "the bitwise xor of integers, or the logical xor of bools", np.bitwise_xor)
 
 
 @declare(in_place=True, numpy="invert", standard="bitwise_invert")
@@ -150,11 +146,11 @@ def bitwise_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 bitwise_left_shift = _bitwise(
-    "bitwise_left_shift", "Return integers times two to the power `other`.", np.left_shift, takes_bool=False
+    "bitwise_left_shift", "integers times two to the power `other`", np.left_shift, takes_bool=False
 )
 bitwise_right_shift = _bitwise(
     "bitwise_right_shift",
-    "Return integers over two to the power `other`, rounded down.",
+    "integers over two to the power `other`, rounded down",
     np.right_shift,
     takes_bool=False,
 )

@@ -39,7 +39,6 @@ else:
     @intrinsic
     def call(typing_context: Any, address: Any, arguments: Any) -> Any:
         """Call the kernel whose machine code is at `address` with the int64 numbers `arguments`; kernels call this."""
-
         integers = types.UniTuple(types.int64, len(arguments))
 
         def codegen(context: Any, builder: Any, signature: Any, given: Any) -> Any:

@@ -152,7 +152,7 @@ def emitted(signature: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any
 
 
 def overload(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Decorator: the decorated function chooses, by the arguments' types, how `function` is implemented in kernels."""
+    """Make the decorated function choose, by the arguments' types, how `function` is implemented in kernels."""
 
     def decorate(choose: Callable[..., Any]) -> Callable[..., Any]:
         Deferred(lambda compiler: compiler.overload(function, **options)(choose))
@@ -162,7 +162,7 @@ def overload(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
 
 
 def register_jitable(function: Callable[..., Any] | None = None, *, inline: str = "never", **options: Any) -> Any:
-    """Decorator: let kernels call `function`, and return `function` unchanged."""
+    """Let kernels call `function`, and return `function` unchanged; a decorator."""
     if function is None:
         return functools.partial(register_jitable, inline=inline, **options)
     overload(function, jit_options=NO_WRAPPER | options, inline=inline, strict=False)(lambda *_, **__: function)
@@ -176,7 +176,7 @@ def jit(
     name: str | None = None,
     by_address: bool = False,
 ) -> Any:
-    """Decorator: compile `function` on first use, to run without the GIL; cache its machine code on disk.
+    """Compile `function` on first use, to run without the GIL; cache its machine code on disk; a decorator.
 
     `name` identifies the kernel in the cache; the default is its module and qualified name. If one source line makes
     several kernels (closures over a scalar), their names must differ. With `by_address`, the kernel can only be called

@@ -1,5 +1,7 @@
-"""Helpers for all parameters and gradients of a model, for sequences of different lengths (`rnn`), and for weights that
-are computed from others (`parametrize`, `parametrizations`, `prune`)."""
+"""Helpers for a model's parameters and gradients, and for sequences of different lengths (`rnn`).
+
+`parametrize`, `parametrizations` and `prune` compute weights from other tensors.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
