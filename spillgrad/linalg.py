@@ -20,12 +20,52 @@ from spillgrad.tensor import Tensor
 
 
 def diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-    """Return a view of the diagonals of matrices; `offset` 0 is the main diagonal, 1 the next above it."""
+    """Return a view of the diagonals of matrices, as the last dimension.
+
+    Parameters
+    ----------
+    A : Tensor
+        Of at least two dimensions.
+    offset : int, default 0
+        Which diagonal: 0 is the main one, 1 the next above it; negative numbers are below.
+    dim1 : int, default -2
+        Dimension of the rows.
+    dim2 : int, default -1
+        Dimension of the columns.
+
+    Returns
+    -------
+    Tensor
+        A view with one dimension less.
+
+    Raises
+    ------
+    DimensionError
+        If the two dimensions are equal or out of range.
+    """
     return _diagonal(A, offset, dim1, dim2)
 
 
 def cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
-    """Return the cross products of vectors of length 3 along a dimension. Raises ShapeError for another length."""
+    """Return the cross products of 3-vectors along a dimension.
+
+    Parameters
+    ----------
+    input, other : Tensor
+        Of size 3 in the dimension; other dimensions broadcast.
+    dim : int, default -1
+        Dimension of the vectors.
+
+    Returns
+    -------
+    Tensor
+        Of the shape that the operands broadcast to.
+
+    Raises
+    ------
+    ShapeError
+        If the size of the dimension is not 3.
+    """
     return _cross(input, other, dim)
 
 

@@ -81,6 +81,7 @@ class Entry(NamedTuple):
 def write_pages(sphinx: Any) -> None:
     """Write the pages to the folder `reference`; remove those of modules and files that are gone."""
     folder = Path(sphinx.srcdir) / "reference"
+    _name_classes()
     pages = dict(_pages())
     for old in folder.rglob("*.rst"):
         if str(old.relative_to(folder)) not in pages:
@@ -114,6 +115,14 @@ def _public(path: str) -> Iterator[tuple[str, Any]]:
         value = getattr(module, name)
         if callable(value) and str(getattr(value, "__module__", "")).startswith("spillgrad"):
             yield name, value
+
+
+def _name_classes() -> None:
+    """Name each class as programs do; autodoc would show a class of another name as "alias of" it, undescribed."""
+    for entries in public_entries().values():
+        for entry in entries:
+            if inspect.isclass(entry.value):
+                entry.value.__name__ = entry.name
 
 
 def _pages() -> Iterator[tuple[str, str]]:

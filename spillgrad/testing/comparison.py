@@ -92,12 +92,47 @@ def assert_close(
     equal_nan: bool = False, check_device: bool = True, check_dtype: bool = True, check_layout: bool = True,
     check_stride: bool = False, msg: str | Callable[[str], str] | None = None,
 ) -> None:  # fmt: skip
-    """Raise NotCloseError, an AssertionError, unless ``|actual - expected| <= atol + rtol * |expected|`` everywhere.
+    """Raise an error unless ``|actual - expected| <= atol + rtol * |expected|`` everywhere.
 
-    Tensors, NumPy arrays and numbers are compared, in sequences and mappings, too; shapes, dtypes, devices, and types
-    of containers' items must agree. The tolerances follow the dtype: for float32 1.3e-6 and 1e-5, for float64 1e-7
-    and 1e-7; give both or none. `msg` replaces the message, or is a function that makes another of it.
-    Raises OperandError, a TypeError, for what cannot be compared; ArgumentError, a ValueError, for one tolerance alone.
+    Shapes, lengths of sequences, keys of mappings, and types of items must agree, too.
+
+    Parameters
+    ----------
+    actual, expected : Any
+        Tensors, NumPy arrays, numbers or None, or sequences and mappings of them.
+    allow_subclasses : bool, default True
+        Whether one value may be of a subclass of the other's type.
+    rtol, atol : float, optional
+        Relative and absolute tolerance; give both or none. By default, they follow the dtype: for float32 1.3e-6 and
+        1e-5, for float64 1e-7 and 1e-7, for float16 1e-3 and 1e-5, for bfloat16 1.6e-2 and 1e-5; complex numbers as
+        their parts; other dtypes must be equal. Of two dtypes, the larger tolerances count.
+    equal_nan : bool, default False
+        Whether NaN equals NaN.
+    check_device : bool, default True
+        Whether tensors must be on the same device.
+    check_dtype : bool, default True
+        Whether dtypes of tensors, and types of numbers, must be the same.
+    check_layout : bool, default True
+        Whether layouts must be the same.
+    check_stride : bool, default False
+        Whether strides must be the same.
+    msg : str or callable, optional
+        Replaces the message of the error; a function is given the message and returns another.
+
+    Raises
+    ------
+    NotCloseError
+        If values differ; it is an AssertionError.
+    OperandError
+        For what cannot be compared; it is a TypeError.
+    ArgumentError
+        For one tolerance alone; it is a ValueError.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> sg.testing.assert_close(sg.tensor([1.0, 2.0]), sg.tensor([1.0, 2.000001]))
+    >>> sg.testing.assert_close({"loss": 0.5}, {"loss": 0.51}, rtol=0, atol=0.1)
     """
     checks = _Checks(
         allow_subclasses, rtol, atol, equal_nan, check_device, check_dtype, check_layout, check_stride
@@ -118,7 +153,31 @@ def assert_allclose(
     actual: Any, expected: Any, rtol: float | None = None, atol: float | None = None, equal_nan: bool = True,
     msg: str = "",
 ) -> None:  # fmt: skip
-    """Compare as `assert_close` does, but neither dtypes nor NaN count as differences; it warns, as PyTorch does."""
+    """Compare as `assert_close` does, but neither dtypes nor NaN count as differences.
+
+    Parameters
+    ----------
+    actual, expected : Tensor, ndarray, number or sequence of numbers
+        Values to compare, each as one tensor.
+    rtol, atol : float, optional
+        Relative and absolute tolerance, as of `assert_close`.
+    equal_nan : bool, default True
+        Whether NaN equals NaN.
+    msg : str, default ""
+        Replaces the message of the error, unless it is empty.
+
+    Raises
+    ------
+    NotCloseError
+        If values differ.
+    ArgumentError
+        For one tolerance alone.
+
+    Warns
+    -----
+    FutureWarning
+        Always, as PyTorch does: `assert_close` replaces it.
+    """
     warnings.warn(
         "`torch.testing.assert_allclose()` is deprecated since 1.12 and will be removed in a future release. Please "
         "use `torch.testing.assert_close()` instead.",

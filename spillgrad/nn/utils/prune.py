@@ -60,10 +60,34 @@ class BasePruningMethod(abc.ABC):
 
     @abc.abstractmethod
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
-        """Return the mask, given the elements' importance and the mask so far; 1 keeps an element, 0 prunes it."""
+        """Return the mask: 1 keeps an element, 0 prunes it.
+
+        Parameters
+        ----------
+        t : Tensor
+            Importance of the elements, by default the parameter itself.
+        default_mask : Tensor
+            The mask so far, of the shape of `t`.
+
+        Returns
+        -------
+        Tensor
+            Of the shape of `t`.
+        """
 
     def apply_mask(self, module: Module) -> Tensor:
-        """Return the product of a module's parameter and its mask."""
+        """Return the product of a module's parameter and its mask.
+
+        Parameters
+        ----------
+        module : Module
+            Has the pruned parameter.
+
+        Returns
+        -------
+        Tensor
+            Of the parameter's shape and dtype.
+        """
         original = getattr(module, f"{self._tensor_name}_orig")
         return getattr(module, f"{self._tensor_name}_mask").to(original.dtype) * original  # type: ignore[no-any-return]
 
@@ -71,9 +95,30 @@ class BasePruningMethod(abc.ABC):
     def apply(
         cls, module: Module, name: str, *args: Any, importance_scores: Tensor | None = None, **kwargs: Any
     ) -> "BasePruningMethod":
-        """Prune the parameter `name` of a module, and return the hook; further arguments are those of the class.
+        """Prune a parameter of a module.
 
-        `importance_scores`, by default the parameter itself, rank its elements. Raises ArgumentError for another shape.
+        Parameters
+        ----------
+        module : Module
+            Has the parameter.
+        name : str
+            Name of the parameter in the module.
+        *args : Any
+            Arguments of the class.
+        importance_scores : Tensor, optional
+            Of the parameter's shape, ranks its elements; by default, the parameter itself.
+        **kwargs : Any
+            Arguments of the class, by name.
+
+        Returns
+        -------
+        BasePruningMethod
+            The hook; a `PruningContainer` if the parameter was pruned before.
+
+        Raises
+        ------
+        ArgumentError
+            If scores have another shape.
         """
         earlier = _hooks(module, name)
         method: BasePruningMethod = cls(*args, **kwargs)
@@ -102,14 +147,40 @@ class BasePruningMethod(abc.ABC):
         return method
 
     def prune(self, t: Tensor, default_mask: Tensor | None = None, importance_scores: Tensor | None = None) -> Tensor:
-        """Return a tensor, not of a module, with its unimportant elements set to zero."""
+        """Return a tensor, not of a module, with its unimportant elements set to zero.
+
+        Parameters
+        ----------
+        t : Tensor
+            The tensor.
+        default_mask : Tensor, optional
+            The mask so far, of the shape of `t`; by default, ones.
+        importance_scores : Tensor, optional
+            Of the shape of `t`, ranks its elements; by default, `t` itself.
+
+        Returns
+        -------
+        Tensor
+            The product of `t` and its mask.
+
+        Raises
+        ------
+        ArgumentError
+            If scores have another shape.
+        """
         if importance_scores is not None and importance_scores.shape != t.shape:
             raise ArgumentError("prune: importance_scores should have the same shape as tensor t")
         scores = t if importance_scores is None else importance_scores
         return t * self.compute_mask(scores, ones_like(t) if default_mask is None else default_mask)
 
     def remove(self, module: Module) -> None:
-        """Make the product of parameter and mask the parameter, without a mask; the hook itself stays."""
+        """Make the product of parameter and mask the parameter, without a mask; the hook itself stays.
+
+        Parameters
+        ----------
+        module : Module
+            Has the pruned parameter.
+        """
         name = self._tensor_name
         original = getattr(module, f"{name}_orig")
         with no_grad():
@@ -121,7 +192,13 @@ class BasePruningMethod(abc.ABC):
 
 
 class PruningContainer(BasePruningMethod):
-    """Several ways to prune one parameter, in the order they were applied."""
+    """Several ways to prune one parameter, in the order they were applied.
+
+    Parameters
+    ----------
+    *args : BasePruningMethod
+        The first way to prune; `add_pruning_method` adds others.
+    """
 
     def __init__(self, *args: BasePruningMethod) -> None:
         self._pruning_methods: tuple[BasePruningMethod, ...] = ()
@@ -131,7 +208,20 @@ class PruningContainer(BasePruningMethod):
             self.add_pruning_method(method)
 
     def add_pruning_method(self, method: BasePruningMethod | None) -> None:
-        """Add a way to prune the same parameter. Raises OperandError, a TypeError, for anything else."""
+        """Add a way to prune the same parameter.
+
+        Parameters
+        ----------
+        method : BasePruningMethod
+            Acts on the parameter of that name.
+
+        Raises
+        ------
+        OperandError
+            For anything else; it is a TypeError.
+        ArgumentError
+            If it acts on a parameter of another name.
+        """
         if method is not None and not isinstance(method, BasePruningMethod):
             raise OperandError(f"{type(method)} is not a BasePruningMethod subclass")
         if method is not None and self._tensor_name != method._tensor_name:
@@ -151,7 +241,20 @@ class PruningContainer(BasePruningMethod):
         return self._pruning_methods[index]
 
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
-        """Return the mask so far, with what the last way to prune takes from it."""
+        """Return the mask so far, with what the last way to prune takes from it.
+
+        Parameters
+        ----------
+        t : Tensor
+            Importance of the elements.
+        default_mask : Tensor
+            The mask so far, of the shape of `t`.
+
+        Returns
+        -------
+        Tensor
+            Of the shape and dtype of `t`.
+        """
         return self._with(self._pruning_methods[-1], t, default_mask)
 
     def _with(self, method: BasePruningMethod, t: Tensor, mask: Tensor) -> Tensor:
@@ -208,7 +311,20 @@ class _Unstructured(BasePruningMethod):
 
 
 class RandomUnstructured(_Unstructured):
-    """Prune elements that are drawn at random. `amount` is a number of them, or their fraction."""
+    """Prune elements that are drawn at random.
+
+    Parameters
+    ----------
+    amount : int or float
+        Number of elements, or, as a float from 0 to 1, a fraction of them.
+
+    Raises
+    ------
+    OperandError
+        If `amount` is not a number.
+    ArgumentError
+        If `amount` is negative, or a float above 1.
+    """
 
     @staticmethod
     def _ranks(t: Tensor) -> Tensor:
@@ -216,7 +332,20 @@ class RandomUnstructured(_Unstructured):
 
 
 class L1Unstructured(_Unstructured):
-    """Prune the elements of the smallest absolute values. `amount` is a number of them, or their fraction."""
+    """Prune the elements of the smallest absolute values.
+
+    Parameters
+    ----------
+    amount : int or float
+        Number of elements, or, as a float from 0 to 1, a fraction of them.
+
+    Raises
+    ------
+    OperandError
+        If `amount` is not a number.
+    ArgumentError
+        If `amount` is negative, or a float above 1.
+    """
 
     @staticmethod
     def _ranks(t: Tensor) -> Tensor:
@@ -253,14 +382,46 @@ class _Structured(BasePruningMethod):
 
 
 class RandomStructured(_Structured):
-    """Prune slices along `dim` that are drawn at random. `amount` is a number of them, or their fraction."""
+    """Prune slices along a dimension that are drawn at random.
+
+    Parameters
+    ----------
+    amount : int or float
+        Number of slices, or, as a float from 0 to 1, a fraction of them.
+    dim : int, default -1
+        Dimension of the slices.
+
+    Raises
+    ------
+    OperandError
+        If `amount` is not a number.
+    ArgumentError
+        If `amount` is negative, or a float above 1.
+    """
 
     def _ranks(self, t: Tensor) -> Tensor:
         return rand(t.shape[self.dim], device=t.device)
 
 
 class LnStructured(_Structured):
-    """Prune the slices along `dim` of the smallest n-norms. `amount` is a number of them, or their fraction."""
+    """Prune the slices along a dimension that have the smallest norms.
+
+    Parameters
+    ----------
+    amount : int or float
+        Number of slices, or, as a float from 0 to 1, a fraction of them.
+    n : float
+        Order of the norm; inf and -inf give the largest and the smallest absolute value.
+    dim : int, default -1
+        Dimension of the slices.
+
+    Raises
+    ------
+    OperandError
+        If `amount` is not a number.
+    ArgumentError
+        If `amount` is negative, or a float above 1.
+    """
 
     def __init__(self, amount: float, n: Any, dim: int = -1) -> None:
         super().__init__(amount, dim)
@@ -272,7 +433,13 @@ class LnStructured(_Structured):
 
 
 class CustomFromMask(BasePruningMethod):
-    """Prune by a mask that is given."""
+    """Prune by a mask that is given.
+
+    Parameters
+    ----------
+    mask : Tensor
+        Of the parameter's shape; 0 prunes an element.
+    """
 
     PRUNING_TYPE = "global"
 
@@ -300,28 +467,120 @@ def _hooks(module: Module, name: str | None) -> list[Any]:
 
 
 def identity(module: Module, name: str) -> Module:
-    """Make the mask and the hook of a parameter, and prune nothing; return the module."""
+    """Make the mask and the hook of a parameter, and prune nothing.
+
+    Parameters
+    ----------
+    module : Module
+        Has the parameter.
+    name : str
+        Name of the parameter in the module.
+
+    Returns
+    -------
+    Module
+        The module itself.
+    """
     Identity.apply(module, name)
     return module
 
 
 def random_unstructured(module: Module, name: str, amount: float) -> Module:
-    """Prune elements of a parameter that are drawn at random; return the module.
+    """Prune elements of a parameter that are drawn at random.
 
-    `amount` is a number of elements, or a fraction of those that are left.
+    Parameters
+    ----------
+    module : Module
+        Has the parameter.
+    name : str
+        Name of the parameter in the module.
+    amount : int or float
+        Number of elements, or, as a float from 0 to 1, a fraction of those that are left.
+
+    Returns
+    -------
+    Module
+        The module itself.
+
+    Raises
+    ------
+    OperandError
+        If `amount` is not a number.
+    ArgumentError
+        If `amount` is negative, a float above 1, or more than there are.
     """
     RandomUnstructured.apply(module, name, amount)
     return module
 
 
 def l1_unstructured(module: Module, name: str, amount: float, importance_scores: Tensor | None = None) -> Module:
-    """Prune the elements of a parameter that have the smallest absolute values, or scores; return the module."""
+    """Prune the elements of a parameter that have the smallest absolute values, or scores.
+
+    Parameters
+    ----------
+    module : Module
+        Has the parameter.
+    name : str
+        Name of the parameter in the module.
+    amount : int or float
+        Number of elements, or, as a float from 0 to 1, a fraction of those that are left.
+    importance_scores : Tensor, optional
+        Of the parameter's shape, ranks its elements; by default, the parameter itself.
+
+    Returns
+    -------
+    Module
+        The module itself.
+
+    Raises
+    ------
+    OperandError
+        If `amount` is not a number.
+    ArgumentError
+        If `amount` is negative, a float above 1, or more than there are; or if scores have another shape.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> from spillgrad.nn.utils import prune
+    >>> layer = sg.nn.Linear(3, 2, bias=False)
+    >>> with sg.no_grad():
+    ...     layer.weight[:] = sg.tensor([[0.5, -0.1, 2.0], [0.3, -1.0, 0.05]])
+    >>> prune.l1_unstructured(layer, "weight", amount=0.5).weight_mask.tolist()
+    [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
+    """
     L1Unstructured.apply(module, name, amount=amount, importance_scores=importance_scores)
     return module
 
 
 def random_structured(module: Module, name: str, amount: float, dim: int) -> Module:
-    """Prune slices of a parameter along `dim` that are drawn at random; return the module."""
+    """Prune slices of a parameter along a dimension that are drawn at random.
+
+    Parameters
+    ----------
+    module : Module
+        Has the parameter.
+    name : str
+        Name of the parameter in the module.
+    amount : int or float
+        Number of slices, or, as a float from 0 to 1, a fraction of those that are left.
+    dim : int
+        Dimension of the slices.
+
+    Returns
+    -------
+    Module
+        The module itself.
+
+    Raises
+    ------
+    OperandError
+        If `amount` is not a number.
+    ArgumentError
+        If `amount` is negative, a float above 1, or more than there are; or if the parameter has only one dimension.
+    DimensionError
+        If `dim` is out of range.
+    """
     RandomStructured.apply(module, name, amount, dim)
     return module
 
@@ -329,13 +588,64 @@ def random_structured(module: Module, name: str, amount: float, dim: int) -> Mod
 def ln_structured(
     module: Module, name: str, amount: float, n: Any, dim: int, importance_scores: Tensor | None = None
 ) -> Module:
-    """Prune the slices of a parameter along `dim` that have the smallest n-norms; return the module."""
+    """Prune the slices of a parameter along a dimension that have the smallest norms.
+
+    Parameters
+    ----------
+    module : Module
+        Has the parameter.
+    name : str
+        Name of the parameter in the module.
+    amount : int or float
+        Number of slices, or, as a float from 0 to 1, a fraction of those that are left.
+    n : float
+        Order of the norm; inf and -inf give the largest and the smallest absolute value.
+    dim : int
+        Dimension of the slices.
+    importance_scores : Tensor, optional
+        Of the parameter's shape, ranks its elements; by default, the parameter itself.
+
+    Returns
+    -------
+    Module
+        The module itself.
+
+    Raises
+    ------
+    OperandError
+        If `amount` is not a number.
+    ArgumentError
+        If `amount` is negative, a float above 1, or more than there are; if the parameter has only
+        one dimension; or if scores have another shape.
+    DimensionError
+        If `dim` is out of range.
+    """
     LnStructured.apply(module, name, amount, n, dim, importance_scores=importance_scores)
     return module
 
 
 def custom_from_mask(module: Module, name: str, mask: Tensor) -> Module:
-    """Prune the elements of a parameter where `mask` is 0; return the module."""
+    """Prune the elements of a parameter where a mask is 0.
+
+    Parameters
+    ----------
+    module : Module
+        Has the parameter.
+    name : str
+        Name of the parameter in the module.
+    mask : Tensor
+        Of the parameter's shape.
+
+    Returns
+    -------
+    Module
+        The module itself.
+
+    Raises
+    ------
+    ArgumentError
+        If the mask has another shape.
+    """
     CustomFromMask.apply(module, name, mask)
     return module
 
@@ -344,10 +654,23 @@ def global_unstructured(
     parameters: Iterable[tuple[Module, str]], pruning_method: type[BasePruningMethod],
     importance_scores: dict[tuple[Module, str], Tensor] | None = None, **kwargs: Any,
 ) -> None:  # fmt: skip
-    """Prune the least important elements among those of several parameters, given as (module, name).
+    """Prune the least important elements among those of several parameters.
 
-    `kwargs` are the arguments of the class `pruning_method`. Raises OperandError, a TypeError, for one that is not
-    "unstructured".
+    Parameters
+    ----------
+    parameters : iterable of tuple of (Module, str)
+        Modules, each with the name of a parameter in it.
+    pruning_method : subclass of BasePruningMethod
+        Its `PRUNING_TYPE` must be "unstructured".
+    importance_scores : dict from (Module, str) to Tensor, optional
+        Ranks the elements of these parameters, in the shape of each; by default, a parameter itself does.
+    **kwargs : Any
+        Arguments of the class `pruning_method`; `amount` is of the elements that are left of all parameters.
+
+    Raises
+    ------
+    OperandError
+        If `pruning_method` is not "unstructured", or an argument is of a wrong type; it is a TypeError.
     """
     if not isinstance(parameters, Iterable):
         raise OperandError("global_unstructured(): parameters is not an Iterable")
@@ -372,7 +695,25 @@ def global_unstructured(
 
 
 def remove(module: Module, name: str) -> Module:
-    """Make a pruned parameter an ordinary one, with zeros; return the module. Raises ArgumentError without a mask."""
+    """Make a pruned parameter an ordinary one, with zeros.
+
+    Parameters
+    ----------
+    module : Module
+        Has the parameter.
+    name : str
+        Name of the parameter in the module.
+
+    Returns
+    -------
+    Module
+        The module itself.
+
+    Raises
+    ------
+    ArgumentError
+        If the parameter is not pruned.
+    """
     keys = _hooks(module, name)
     if not keys:
         raise ArgumentError(
@@ -384,5 +725,16 @@ def remove(module: Module, name: str) -> Module:
 
 
 def is_pruned(module: Module) -> bool:
-    """Return whether a parameter of a module, or of one within, is pruned."""
+    """Return whether a parameter of a module, or of one within, is pruned.
+
+    Parameters
+    ----------
+    module : Module
+        Module to search.
+
+    Returns
+    -------
+    bool
+        True if there is a hook that prunes.
+    """
     return any(_hooks(m, None) for _, m in module.named_modules())

@@ -14,14 +14,26 @@ from spillgrad.ops.shape import reshape, transpose
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import beside
 
+__all__ = [
+    "PackedSequence", "invert_permutation", "pack_padded_sequence", "pack_sequence", "pad_packed_sequence",
+    "pad_sequence", "unpack_sequence", "unpad_sequence",
+]  # fmt: skip
+
 
 class PackedSequence(NamedTuple):
     """Sequences in descending order of length, without padding: all first elements, all second elements, and so on.
 
-    `batch_sizes`, always in the host's memory, has the number of sequences with an element at each time step.
-    `sorted_indices` has the user's index of each packed sequence; `unsorted_indices` is the inverse permutation. Both
-    are None if the sequences are in the user's order.
-    Shapes: data (sum of lengths, ...), batch_sizes int64 (longest length,).
+    Parameters
+    ----------
+    data : Tensor
+        The elements, of shape (sum of lengths, ...).
+    batch_sizes : Tensor
+        The number of sequences with an element at each time step: int64, of shape (longest length,), always in the
+        host's memory.
+    sorted_indices : Tensor, optional
+        The user's index of each packed sequence; None if the sequences are in the user's order.
+    unsorted_indices : Tensor, optional
+        The inverse permutation of `sorted_indices`.
     """
 
     data: Tensor
@@ -30,7 +42,18 @@ class PackedSequence(NamedTuple):
     unsorted_indices: Tensor | None = None
 
     def to(self, *args: Any, **kwargs: Any) -> "PackedSequence":
-        """Return the sequences with the data converted to a device or dtype, and the indices moved to its device."""
+        """Return the sequences with the data converted to a device or dtype, and the indices moved to its device.
+
+        Parameters
+        ----------
+        *args, **kwargs : Any
+            Arguments of `Tensor.to`.
+
+        Returns
+        -------
+        PackedSequence
+            The same object if the data is already of that device and dtype.
+        """
         data = self.data.to(*args, **kwargs)
         if data is self.data:
             return self
@@ -38,24 +61,64 @@ class PackedSequence(NamedTuple):
         return PackedSequence(data, self.batch_sizes, *indices)
 
     def double(self) -> "PackedSequence":
-        """Return the sequences as float64."""
+        """Return the sequences as float64.
+
+        Returns
+        -------
+        PackedSequence
+            The same object if the data is of float64.
+        """
         return self.to("float64")
 
     def float(self) -> "PackedSequence":
-        """Return the sequences as float32."""
+        """Return the sequences as float32.
+
+        Returns
+        -------
+        PackedSequence
+            The same object if the data is of float32.
+        """
         return self.to("float32")
 
     def cpu(self) -> "PackedSequence":
-        """Return the sequences in the host's memory."""
+        """Return the sequences in the host's memory.
+
+        Returns
+        -------
+        PackedSequence
+            The same object if the data is in the host's memory.
+        """
         return self.to("cpu")
 
     def cuda(self) -> "PackedSequence":
-        """Return the sequences on a CUDA device. Raises DeviceError if there is no CUDA device."""
+        """Return the sequences on a CUDA device.
+
+        Returns
+        -------
+        PackedSequence
+            The same object if the data is on the CUDA device.
+
+        Raises
+        ------
+        DeviceError
+            If there is no CUDA device.
+        """
         return self.to("cuda")
 
 
 def invert_permutation(permutation: Tensor | None) -> Tensor | None:
-    """Return the inverse of a permutation; for None, return None."""
+    """Return the inverse of a permutation.
+
+    Parameters
+    ----------
+    permutation : Tensor or None
+        The indices 0 to n - 1 in any order, of shape (n,).
+
+    Returns
+    -------
+    Tensor or None
+        Of shape (n,); for None, None.
+    """
     return None if permutation is None else Tensor.wrap(np.argsort(permutation.array, kind="stable"))
 
 
@@ -71,8 +134,36 @@ def pack_padded_sequence(
 ) -> PackedSequence:
     """Pack padded sequences that are in descending order of length or, without `enforce_sorted`, in any order.
 
-    Raises ArgumentError for wrong lengths or, with `enforce_sorted`, a wrong order.
-    Shapes: input (T, N, ...), or (N, T, ...) with `batch_first`; lengths (N,) from 1 to T.
+    Parameters
+    ----------
+    input : Tensor
+        Of shape (T, N, ...), or (N, T, ...) with `batch_first`.
+    lengths : Tensor or sequence of int
+        Lengths of the N sequences, from 1 to T.
+    batch_first : bool, default False
+        Whether the batch is the first dimension of `input`, not the second.
+    enforce_sorted : bool, default True
+        Whether the sequences must be in descending order of length; if False, they are sorted.
+
+    Returns
+    -------
+    PackedSequence
+        The sequences, without padding.
+
+    Raises
+    ------
+    OperandError
+        If `lengths` is not a vector of integers.
+    ArgumentError
+        For wrong lengths or, with `enforce_sorted`, a wrong order.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> from spillgrad.nn.utils.rnn import pack_padded_sequence
+    >>> packed = pack_padded_sequence(sg.tensor([[1, 2, 3], [4, 5, 0]]), [3, 2], batch_first=True)
+    >>> packed.data.tolist(), packed.batch_sizes.tolist()
+    ([1, 4, 2, 5, 3], [2, 2, 1])
     """
     name = "pack_padded_sequence"
     sizes = _as_lengths(lengths)
@@ -107,10 +198,30 @@ def pack_padded_sequence(
 def pad_packed_sequence(
     sequence: PackedSequence, batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return packed sequences in the user's order, padded to the longest or to `total_length`; and their lengths.
+    """Return packed sequences in the user's order, padded to one length; and their lengths.
 
-    Shapes: result (T, N, ...), or (N, T, ...) with `batch_first`; lengths (N,). Raises ArgumentError if `total_length`
-    is less than the longest length.
+    Parameters
+    ----------
+    sequence : PackedSequence
+        The N sequences.
+    batch_first : bool, default False
+        Whether the batch is the first dimension of the result, not the second.
+    padding_value : float, default 0.0
+        Value of the elements after the end of a sequence.
+    total_length : int, optional
+        Length T to pad to; by default, that of the longest sequence.
+
+    Returns
+    -------
+    padded : Tensor
+        Of shape (T, N, ...), or (N, T, ...) with `batch_first`.
+    lengths : Tensor
+        Lengths of the sequences, of shape (N,).
+
+    Raises
+    ------
+    ArgumentError
+        If `total_length` is less than the longest length.
     """
     counts = sequence.batch_sizes.host_array()
     steps, batch = len(counts), int(counts[0])
@@ -139,8 +250,33 @@ def pad_sequence(
 ) -> Tensor:
     """Return sequences of different lengths padded to the longest and stacked.
 
-    Shapes: sequences (t, ...) each; result (T, N, ...), or (N, T, ...) with `batch_first`. Raises ArgumentError for
-    an empty `sequences`, and for a `padding_side` other than "left" and "right".
+    Parameters
+    ----------
+    sequences : sequence of Tensor
+        N tensors of shape (t, ...), each of its own length t.
+    batch_first : bool, default False
+        Whether the batch is the first dimension of the result, not the second.
+    padding_value : float, default 0.0
+        Value of the added elements.
+    padding_side : {"right", "left"}, default "right"
+        Whether elements are added after or before a sequence.
+
+    Returns
+    -------
+    Tensor
+        Of shape (T, N, ...), or (N, T, ...) with `batch_first`, where T is the longest length.
+
+    Raises
+    ------
+    ArgumentError
+        If there are no sequences, or `padding_side` is another word.
+
+    Examples
+    --------
+    >>> import spillgrad as sg
+    >>> from spillgrad.nn.utils.rnn import pad_sequence
+    >>> pad_sequence([sg.tensor([1, 2, 3]), sg.tensor([4])], batch_first=True).tolist()
+    [[1, 2, 3], [4, 0, 0]]
     """
     if padding_side not in ("left", "right"):
         raise ArgumentError(f'pad_sequence: Expected padding_side to be "left" or "right", but got {padding_side!r}')
@@ -157,18 +293,67 @@ def pad_sequence(
 
 
 def unpad_sequence(padded_sequences: Tensor, lengths: Any, batch_first: bool = False) -> list[Tensor]:
-    """Return the sequences of a padded batch, without their padding."""
+    """Return the sequences of a padded batch, without their padding.
+
+    Parameters
+    ----------
+    padded_sequences : Tensor
+        Of shape (T, N, ...), or (N, T, ...) with `batch_first`; padded on the right.
+    lengths : Tensor or sequence of int
+        Lengths of the N sequences.
+    batch_first : bool, default False
+        Whether the batch is the first dimension of `padded_sequences`, not the second.
+
+    Returns
+    -------
+    list of Tensor
+        The N sequences, each of shape (length, ...).
+
+    Raises
+    ------
+    OperandError
+        If `lengths` is not a vector of integers.
+    """
     batch = padded_sequences if batch_first else transpose(padded_sequences, 0, 1)
     return [narrow(x, 0, 0, int(length)) for x, length in zip(batch, _as_lengths(lengths), strict=True)]
 
 
 def pack_sequence(sequences: Sequence[Tensor], enforce_sorted: bool = True) -> PackedSequence:
-    """Pack sequences that are in descending order of length or, without `enforce_sorted`, in any order."""
+    """Pack sequences that are in descending order of length or, without `enforce_sorted`, in any order.
+
+    Parameters
+    ----------
+    sequences : sequence of Tensor
+        Tensors of shape (t, ...), each of its own length t.
+    enforce_sorted : bool, default True
+        Whether the sequences must be in descending order of length; if False, they are sorted.
+
+    Returns
+    -------
+    PackedSequence
+        The sequences, without padding.
+
+    Raises
+    ------
+    ArgumentError
+        If there are no sequences, one is empty or, with `enforce_sorted`, the order is wrong.
+    """
     lengths = [x.shape[0] for x in sequences]
     return pack_padded_sequence(pad_sequence(sequences), lengths, enforce_sorted=enforce_sorted)
 
 
 def unpack_sequence(packed_sequences: PackedSequence) -> list[Tensor]:
-    """Return the sequences of a packed batch in the user's order."""
+    """Return the sequences of a packed batch in the user's order.
+
+    Parameters
+    ----------
+    packed_sequences : PackedSequence
+        The N sequences.
+
+    Returns
+    -------
+    list of Tensor
+        The N sequences, each of shape (length, ...).
+    """
     padded, lengths = pad_packed_sequence(packed_sequences, batch_first=True)
     return unpad_sequence(padded, lengths, batch_first=True)
