@@ -40,9 +40,9 @@ bench: $(VENV)/installed-peers  ## time kernels, training, hooks and the store b
 test: $(VENV)/installed-dev  ## run the tests
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
-# Beside these, `make docs`, `make wheel` and `make test-array-api` try what changes less often.
-test-all: test  ## run what continuous integration runs (half an hour): PyTorch, Paddle, a browser, CUDA's simulator
-	@$(MAKE) --no-print-directory test-cuda test-peers test-page
+# Beside these, `make test-array-api`, `make test-python` and `make test-arm` try what changes less often.
+test-all: test  ## run what continuous integration runs (40 minutes): also PyTorch, Paddle, CUDA's simulator, the wheel, the site
+	@$(MAKE) --no-print-directory test-cuda test-peers wheel test-page
 
 # A process has either the simulator or a GPU: these tests run apart from the others.
 test-cuda: $(VENV)/installed-dev  ## run the CUDA kernels in Numba's simulator; with SIMULATED=0, on the GPU
@@ -79,7 +79,7 @@ fuzz: $(VENV)/installed-dev  ## read segments and journals that were changed at 
 		tests/inspection/test_journal_fuzz.py $(ARGS)
 
 # A browser of Playwright's own comes from no package registry; Debian's is one package.
-test-page: $(VENV)/installed-page  ## open a report in a real browser, Debian's chromium (installed where it is missing)
+test-page: $(VENV)/installed-page docs  ## open a report and the site in a real browser, Debian's chromium (installed if missing)
 	@command -v chromium >/dev/null || $(MAKE) --no-print-directory chromium
 	$(BIN)/python -m pytest tests/page --numprocesses $(WORKERS) $(ARGS)
 

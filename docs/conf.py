@@ -39,7 +39,7 @@ nb_merge_streams = True
 default_role = "py:obj"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
-# Refused: a parameter, a result or a summary that is missing or in another form. Left out: what ruff checks, and advice.
+# Refused: a parameter, a result or a summary that is missing or in another form. Ruff checks the rest.
 numpydoc_validation_checks = {
     *("GL03", "GL06", "GL07", "SS01", "SS03"),
     *("PR01", "PR02", "PR03", "PR04", "PR07", "PR08", "PR09", "PR10"),

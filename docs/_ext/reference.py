@@ -207,8 +207,13 @@ def _members(kind: type, public: set[int]) -> list[str]:
         if base is object or (base is not kind and id(base) in public):
             break
         if base.__module__.startswith("spillgrad"):
-            names |= {name: None for name, value in vars(base).items() if not name.startswith("_") and value.__doc__}
+            names |= {name: None for name, value in vars(base).items() if not name.startswith("_") and _says(value)}
     return list(names)
+
+
+def _says(member: Any) -> bool:
+    """Return whether a member has a docstring of its own; Python gives the fields of named tuples one without sense."""
+    return bool(member.__doc__) and not member.__doc__.startswith("Alias for field number")
 
 
 def _tensor_class() -> str:

@@ -197,12 +197,12 @@ class PruningContainer(BasePruningMethod):
     Parameters
     ----------
     *args : BasePruningMethod
-        The first way to prune; `add_pruning_method` adds others.
+        The ways to prune; `add_pruning_method` adds others.
     """
 
     def __init__(self, *args: BasePruningMethod) -> None:
         self._pruning_methods: tuple[BasePruningMethod, ...] = ()
-        if len(args) == 1:
+        if args:
             self._tensor_name = args[0]._tensor_name
         for method in args:
             self.add_pruning_method(method)

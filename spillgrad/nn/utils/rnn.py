@@ -122,10 +122,10 @@ def invert_permutation(permutation: Tensor | None) -> Tensor | None:
     return None if permutation is None else Tensor.wrap(np.argsort(permutation.array, kind="stable"))
 
 
-def _as_lengths(lengths: Any) -> np.ndarray:
+def _as_lengths(name: str, lengths: Any) -> np.ndarray:
     found = lengths.host_array() if isinstance(lengths, Tensor) else np.asarray(lengths)
     if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise OperandError(f"pack_padded_sequence: got lengths {lengths!r}; wanted a vector of integers")
+        raise OperandError(f"{name}: got lengths {lengths!r}; wanted a vector of integers")
     return found.astype(np.int64)
 
 
@@ -166,7 +166,7 @@ def pack_padded_sequence(
     ([1, 4, 2, 5, 3], [2, 2, 1])
     """
     name = "pack_padded_sequence"
-    sizes = _as_lengths(lengths)
+    sizes = _as_lengths(name, lengths)
     padded = transpose(input, 0, 1) if batch_first else input
     sorted_indices = None
     if not enforce_sorted:
@@ -313,9 +313,14 @@ def unpad_sequence(padded_sequences: Tensor, lengths: Any, batch_first: bool = F
     ------
     OperandError
         If `lengths` is not a vector of integers.
+    ArgumentError
+        If there is not one length for each sequence.
     """
     batch = padded_sequences if batch_first else transpose(padded_sequences, 0, 1)
-    return [narrow(x, 0, 0, int(length)) for x, length in zip(batch, _as_lengths(lengths), strict=True)]
+    each = _as_lengths("unpad_sequence", lengths)
+    if len(each) != len(batch):
+        raise ArgumentError(f"unpad_sequence: got {len(each)} lengths for a batch of {len(batch)}; give one for each")
+    return [narrow(x, 0, 0, int(length)) for x, length in zip(batch, each, strict=True)]
 
 
 def pack_sequence(sequences: Sequence[Tensor], enforce_sorted: bool = True) -> PackedSequence:
