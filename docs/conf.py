@@ -36,6 +36,8 @@ nb_execution_raise_on_error = True
 nb_merge_streams = True
 
 # Docstrings.
+# Enumerations, whose values are theirs alone; the protocol, which has no constructor; what functions, too, describe.
+numpydoc_validation_exclude = {r"\.CheckpointPolicy$", r"\.ReduceOp$", r"storage\.Store$", r"Tensor\.(backward|mH)$"}
 default_role = "py:obj"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False

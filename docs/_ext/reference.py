@@ -216,10 +216,18 @@ def _says(member: Any) -> bool:
     return bool(member.__doc__) and not member.__doc__.startswith("Alias for field number")
 
 
+# Methods of tensors that the library's own files call, and programs do not.
+_OF_THE_ENGINE = (
+    "accumulate_grad", "alias", "array_to_overwrite", "attach", "connect", "gradient_edge", "host_array", "leaf_views",
+    "mark_shared", "wrap",
+)  # fmt: skip
+
+
 def _tensor_class() -> str:
     """Describe the methods that only tensors have; those that functions are, too, are listed with a link."""
     functions = {id(getattr(spillgrad, name)): name for name in spillgrad.__all__}
-    members = {name: getattr(spillgrad.Tensor, name) for name in dir(spillgrad.Tensor) if not name.startswith("_")}
+    names = {name for name in dir(spillgrad.Tensor) if not name.startswith("_")}.difference(_OF_THE_ENGINE)
+    members = {name: getattr(spillgrad.Tensor, name) for name in sorted(names)}
     linked, in_place, own = [], [], []
     for name, value in members.items():
         if id(value) in functions:

@@ -37,14 +37,28 @@ class LazyModuleMixin(Module):
         self._initialize_hook = self.register_forward_pre_hook(_initialize, with_kwargs=True)
 
     def initialize_parameters(self, *args: Any, **kwargs: Any) -> None:
-        """Materialize and fill the parameters, given the arguments of the first call; every subclass defines it."""
+        """Materialize and fill the parameters; every subclass defines it.
+
+        Parameters
+        ----------
+        *args : object
+            The positional arguments of the first call.
+        **kwargs : object
+            The keyword arguments of the first call.
+        """
         raise NotImplementedError(
             f"initialize_parameters is not implemented for {type(self).__name__}; define it, and call "
             "materialize(shape) of each parameter there"
         )
 
     def has_uninitialized_params(self) -> bool:
-        """Return whether a parameter or buffer of this module itself has no shape yet."""
+        """Return whether a parameter or buffer of this module itself has no shape yet.
+
+        Returns
+        -------
+        bool
+            Parameters of its submodules do not count.
+        """
         return any(map(is_lazy, (*self._parameters.values(), *self._buffers.values())))
 
 
@@ -108,7 +122,17 @@ class _LazyLayer(LazyModuleMixin):
         return input.shape[-1]
 
     def initialize_parameters(self, input: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Set the size, materialize the parameters and buffers, and fill them as the layer's constructor does."""
+        """Set the size, materialize the parameters and buffers, and fill them as the layer's constructor does.
+
+        Parameters
+        ----------
+        input : Tensor
+            The input of the first call, which has the size.
+        *args : object
+            Its other positional arguments.
+        **kwargs : object
+            Its keyword arguments.
+        """
         if getattr(self, self._size) == 0:  # also where a state dict has set the shapes
             setattr(self, self._size, self._size_of(input))
         if not self.has_uninitialized_params():

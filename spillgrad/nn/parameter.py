@@ -49,6 +49,22 @@ class Buffer(Tensor):
         self.persistent = persistent
 
 
+_CONVERSION_DOC = """Return an uninitialised tensor with the dtype and device that `Tensor.{0}` would give.
+
+Parameters
+----------
+*args : object
+    As of `Tensor.{0}`.
+**kwargs : object
+    As of `Tensor.{0}`.
+
+Returns
+-------
+UninitializedParameter or UninitializedBuffer
+    Another one of the same kind.
+"""
+
+
 def _conversion(name: str) -> Callable[..., Any]:
     """Return the method `name` of uninitialised tensors, which converts their future dtype and device."""
 
@@ -56,7 +72,7 @@ def _conversion(name: str) -> Callable[..., Any]:
         return self._like(getattr(self._empty, name)(*args, **kwargs))
 
     convert.__name__, convert.__qualname__ = name, f"UninitializedTensor.{name}"
-    convert.__doc__ = f"Return an uninitialised tensor with the dtype and device that `Tensor.{name}` would give."
+    convert.__doc__ = _CONVERSION_DOC.format(name)
     return convert
 
 

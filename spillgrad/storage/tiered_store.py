@@ -63,7 +63,18 @@ class TieredStore(Generic[E]):
         return self._state.tier.budget_bytes
 
     def get(self, handle: Handle) -> np.ndarray:
-        """Return the array of `handle`; see `Store.get`. Reads the tier below unless the array is loaded or loading."""
+        """Return the array of a handle; see `Store.get`. Reads the tier below unless the array is loaded or loading.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+
+        Returns
+        -------
+        ndarray
+            The array, which all callers share.
+        """
         state, tier = self._state, self._state.tier
         checked = None
         while True:
@@ -101,7 +112,13 @@ class TieredStore(Generic[E]):
         self._note_use(entry, array is not None)
 
     def use(self, handle: Handle) -> None:
-        """Record that a caller uses an array that it holds already; see `Store.use`."""
+        """Record that a caller uses an array that it holds already; see `Store.use`.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+        """
         state = self._state
         with state.lock:
             entry = state.open_entry("use", handle)
@@ -109,7 +126,15 @@ class TieredStore(Generic[E]):
             self._note_use(entry, is_here=True)
 
     def begin_change(self, handle: Handle, array: np.ndarray) -> None:
-        """Announce that `array`, the array of `handle`, is about to be modified; see `Store.begin_change`."""
+        """Announce that an array is about to be modified; see `Store.begin_change`.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+        array : ndarray
+            The array, or the one that becomes the array of `handle`.
+        """
         state = self._state
         with state.lock:
             entry = state.open_entry("begin_change", handle)
@@ -133,7 +158,18 @@ class TieredStore(Generic[E]):
 
     @contextlib.contextmanager
     def room(self, nbytes: int) -> Iterator[None]:
-        """Context manager: count `nbytes` for the caller; first wait, as `put` does, until they fit, if they can."""
+        """Count bytes for the caller in a ``with`` block; first wait, as `put` does, until they fit, if they can.
+
+        Parameters
+        ----------
+        nbytes : int
+            The number of bytes.
+
+        Yields
+        ------
+        None
+            While the bytes are counted.
+        """
         state = self._state
         with state.lock:
             state.require_open("room")
@@ -146,11 +182,26 @@ class TieredStore(Generic[E]):
                 state.tier.unreserve(nbytes, pinned=True)
 
     def watch(self, handle: Handle, array: np.ndarray, watcher: Watcher, instead_of: object) -> Any:
-        """Ask `watcher`, before `array` of `handle` is handed out again, whether the array is unchanged.
+        """Ask a watcher, before an array is handed out again, whether the array is unchanged.
 
-        Return `watcher`, or the watcher with which another thread has replaced `instead_of` meanwhile. The store
-        holds the watcher as long as it holds the array. If the watcher dies before the array, the store presumes that
-        the array changed, and reads its own copy.
+        The store holds the watcher as long as it holds the array. If the watcher dies before the array, the store
+        presumes that the array changed, and reads its own copy.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+        array : ndarray
+            The array.
+        watcher : Watcher
+            Its method `is_unchanged` answers.
+        instead_of : object
+            The watcher that is to be replaced; None if there is none.
+
+        Returns
+        -------
+        object
+            `watcher`, or the watcher with which another thread has replaced `instead_of` meanwhile.
         """
         state = self._state
         with state.lock:
@@ -163,12 +214,29 @@ class TieredStore(Generic[E]):
         return present
 
     def drop(self, handle: Handle) -> None:
-        """Release one reference; see `Store.drop`. Does nothing for a handle without references."""
+        """Release one reference; see `Store.drop`. Does nothing for a handle without references.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+        """
         self._state.posted.append(handle)
         self._state.try_drain_posts()
 
     def is_here(self, handle: Handle) -> bool:
-        """Return whether `get` would find the array of a handle in the tier now."""
+        """Return whether `get` would find an array in the tier now.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+
+        Returns
+        -------
+        bool
+            False for an array that is only below, or that is being loaded.
+        """
         with self._state.lock:
             entry = self._state.open_entry("is_here", handle)
             return not entry.is_below_only and entry.residence is not LOADING

@@ -17,11 +17,40 @@ def make_tensor(
     *shape: Any, dtype: Any, device: Any, low: float | None = None, high: float | None = None,
     requires_grad: bool = False, noncontiguous: bool = False, exclude_zero: bool = False, memory_format: Any = None,
 ) -> Tensor:  # fmt: skip
-    """Return a tensor of numbers drawn evenly from `low` (included) to `high`, by default -9 to 9 or the dtype's range.
+    """Return a tensor of numbers drawn evenly from a range.
 
-    With `noncontiguous`, every second element of a larger tensor; with `exclude_zero`, the smallest number above 0 in
-    place of 0. Complex numbers have both parts in the range.
-    Raises ArgumentError, a ValueError, for an empty range and for integers that require a gradient.
+    Complex numbers have both parts in the range.
+
+    Parameters
+    ----------
+    *shape : int
+        The shape: its sizes, or one sequence of them.
+    dtype : dtype
+        Data type.
+    device : device
+        Where the tensor is.
+    low : float, optional
+        The lowest number; by default -9, or the lowest of the data type.
+    high : float, optional
+        The end of the range, excluded; by default 9, 10 for integers, or the highest of the data type.
+    requires_grad : bool, default False
+        Whether to record operations on the result.
+    noncontiguous : bool, default False
+        Whether to return every second element of a larger tensor.
+    exclude_zero : bool, default False
+        Whether the smallest number above 0 takes the place of 0.
+    memory_format : memory format, optional
+        Order of the dimensions in memory.
+
+    Returns
+    -------
+    Tensor
+        Of the given shape.
+
+    Raises
+    ------
+    ArgumentError
+        For an empty range, and for integers that require a gradient; it is a ValueError.
     """
     kind = dtypes.as_dtype(dtype)
     sizes = as_tuple(shape[0] if len(shape) == 1 else shape)
