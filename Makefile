@@ -21,7 +21,7 @@ PYTHON_IS_NEW := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"spillgrad: got Python {sys.version.split()[0]}, wanted 3.11 or newer; name one with make PYTHON=python3.12")
 
 .DEFAULT_GOAL := help
-.PHONY: help train bench test test-all test-cuda check-gpu test-nojit test-page test-peers test-array-api docs wheel test-python test-arm fuzz lint format clean
+.PHONY: help train bench test test-exhaustive test-all test-cuda check-gpu test-nojit test-page test-peers test-array-api docs wheel test-python test-arm fuzz lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 16
@@ -38,10 +38,13 @@ bench: $(VENV)/installed-peers  ## time kernels, training, hooks and the store b
 	$(BIN)/spillgrad bench fit --write docs/benchmarks
 
 test: $(VENV)/installed-dev  ## run the tests
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not exhaustive" $(ARGS)
+
+test-exhaustive: $(VENV)/installed-dev  ## run the tests that take long, or are many of a kind
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist load -m exhaustive $(ARGS)
 
 # Beside these, `make test-array-api`, `make test-python` and `make test-arm` try what changes less often.
-test-all: test  ## run what continuous integration runs (40 minutes): also PyTorch, Paddle, CUDA's simulator, the wheel, the site
+test-all: test test-exhaustive  ## run what continuous integration runs (40 minutes): also PyTorch, Paddle, CUDA's simulator, the wheel, the site
 	@$(MAKE) --no-print-directory test-cuda test-peers wheel test-page
 
 # A process has either the simulator or a GPU: these tests run apart from the others.

@@ -1240,7 +1240,14 @@ print((peak_bytes() - before_bytes) / 2**20)
 """
 
 
-@pytest.mark.parametrize(("state", "place"), [("with", "RAM"), ("without", "RAM"), ("with", "disk")])
+@pytest.mark.parametrize(
+    ("state", "place"),
+    [
+        pytest.param("with", "RAM", marks=pytest.mark.exhaustive),
+        pytest.param("without", "RAM", marks=pytest.mark.exhaustive),
+        ("with", "disk"),
+    ],
+)
 def test_saving_and_loading_need_memory_for_one_tensor(tmp_path, state, place):
     # What is loaded into a new optimizer in RAM stays: the model's size once more. On disk, the tensor before is still
     # being written while one is read, and the model's last one is in RAM.

@@ -172,12 +172,10 @@ def empty_objects() -> Iterator[str]:
     [
         endless_packs,
         endless_names,
-        wide_names,
-        endless_plans,
-        endless_totals,
-        endless_steps,
-        endless_reasons,
-        empty_objects,
+        *(
+            pytest.param(make, marks=pytest.mark.exhaustive)
+            for make in (wide_names, endless_plans, endless_totals, endless_steps, endless_reasons, empty_objects)
+        ),
     ],
     ids=lambda make: make.__name__,
 )
@@ -204,6 +202,7 @@ def test_no_journal_takes_much_memory(tmp_path: Path, make: Callable[[], Iterato
     assert int(ran.stdout) * 1024 < MEMORY_BYTES
 
 
+@pytest.mark.exhaustive
 def test_a_million_events_are_read_within_little_memory(tmp_path: Path):
     path = tmp_path / "run.jsonl"
     draw = random.Random(0)

@@ -81,7 +81,14 @@ def foreign(path: Path, version: str) -> None:
             file["a"].attrs[f"attribute {number}"] = np.arange(number)
 
 
-@pytest.fixture(scope="module", params=["plain", "lossless", "int8", "encrypted", "earliest", "latest"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "plain",
+        "earliest",
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("lossless", "int8", "encrypted", "latest")),
+    ],
+)
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[int]]:
     """Return a file, and the places in it that are not some array's values."""
     place = tmp_path_factory.mktemp("base")

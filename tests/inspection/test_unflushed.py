@@ -136,7 +136,11 @@ def test_every_kind_of_array_is_read_before_any_flush(make_store: MakeStore, cod
     assert all(array.chunk_shape is not None for array in flushed.arrays if array.shape)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [OPTIONS[0], *(pytest.param(options, marks=pytest.mark.exhaustive) for options in OPTIONS[1:-1]), OPTIONS[-1]],
+    ids=str,
+)
 def test_a_run_that_is_killed_in_a_step_has_nothing_damaged(tmp_path: Path, options: dict[str, Any]):
     """Whatever it was about: the place of an array is another's only once the journal has it as gone."""
     for number, after_s in enumerate((0.0, 0.13, 0.31)):

@@ -222,6 +222,7 @@ def test_what_is_not_followed_could_not_be_opened(tmp_path: Path, reader: Untrus
     assert os.stat(tmp_path / "secret.h5").st_atime_ns == accessed
 
 
+@pytest.mark.exhaustive
 def test_100_000_datasets_are_listed_and_more_are_counted(tmp_path: Path, reader: UntrustedReader):
     path = tmp_path / "many.h5"
     with h5py.File(path, "w") as file:

@@ -16,6 +16,7 @@ import pytest
 from tests.peers import peer
 
 SCRIPTS = sorted(path.stem for path in (peer.HERE / "scripts").glob("*.py"))
+QUICK = ("gpt", "lstm", "resnet", "vae")
 LOSSES = peer.HERE / "records" / "scripts.json"
 # The losses of two networks that train against each other do not fall.
 NOT_FALLING = ("gan",)
@@ -39,7 +40,10 @@ def with_our_imports(text):
     return re.sub(r"^(import|from) torch\b", r"\1 spillgrad", text, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in SCRIPTS],
+)
 def test_a_script_for_pytorch_gives_its_losses_after_changing_only_the_imports(script):
     text = with_our_imports(source(script))
     assert not re.search(r"^ *(import|from) torch\b", text, flags=re.MULTILINE)

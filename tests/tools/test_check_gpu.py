@@ -36,6 +36,7 @@ def run(tmp_path: Path, *options: str, **variables: str) -> tuple[int, str]:
     return found.returncode, found.stdout
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="needs the extra cuda")
 def test_parts_run_from_anywhere_in_the_simulator(tmp_path: Path):
     status, printed = run(tmp_path, "--quick", "--only", "m", NUMBA_ENABLE_CUDASIM="1")
@@ -104,6 +105,7 @@ def test_tests_are_counted_and_the_first_failures_named(check_gpu: Any, checkout
     assert outcome.lines[1] == "and 1 more"
 
 
+@pytest.mark.exhaustive
 def test_a_crash_takes_few_tests_along(check_gpu: Any, checkout: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(check_gpu, "CORES", 2)
     file = checkout / "test_some.py"
@@ -114,6 +116,7 @@ def test_a_crash_takes_few_tests_along(check_gpu: Any, checkout: Path, monkeypat
     assert any("ended with status 3" in line for line in outcome.lines)
 
 
+@pytest.mark.exhaustive
 def test_tests_without_time_are_not_said_to_have_passed(check_gpu: Any, checkout: Path):
     file = checkout / "test_some.py"
     file.write_text("import time\ndef test_slow(): time.sleep(60)\n")

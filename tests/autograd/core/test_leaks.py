@@ -281,7 +281,13 @@ def test_hundreds_of_steps_leave_memory_as_it_was():
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("hooks", ["no hooks", "hooks that pass on", "allowed changes"])
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        "no hooks",
+        *(pytest.param(how, marks=pytest.mark.exhaustive) for how in ("hooks that pass on", "allowed changes")),
+    ],
+)
 def test_ten_thousand_small_graphs_leave_the_resident_memory_flat(hooks):
     x = leaf(np.linspace(-1, 1, 100))
     page = os.sysconf("SC_PAGE_SIZE")

@@ -192,7 +192,13 @@ CHANGES = [
 
 
 @NEEDS_JIT
-@pytest.mark.parametrize("place", ["spillgrad", "spillgrad/kernels", "version", "file"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("spillgrad", "spillgrad/kernels", "version")),
+        "file",
+    ],
+)
 @pytest.mark.parametrize(("change", "said"), CHANGES)
 def test_code_that_somebody_else_may_have_written_is_not_run(
     home: Path, place: str, change: Callable[[Path], None], said: str
@@ -348,6 +354,7 @@ def test_generated_code_under_the_same_name_is_not_mistaken(home: Path):
     assert compiled_and_loaded(ADDS_ONE.replace("+= 1", "+= 2 / 2")) == "1 0"
 
 
+@pytest.mark.exhaustive
 @NEEDS_JIT
 def test_code_of_several_processes_is_not_mixed_up(home: Path):
     """Each process numbers its functions from the start: one's symbols must not stand in for another's."""

@@ -289,6 +289,7 @@ def peak(directory: Path, how: str) -> tuple[int, int]:
     return model_bytes, peak_bytes
 
 
+@pytest.mark.exhaustive
 def test_the_process_holds_the_budget_a_tensor_or_two_and_no_more(tmp_path: Path):
     model_bytes, in_ram = peak(tmp_path, "in RAM")
     assert in_ram > model_bytes > 100 << 20

@@ -67,7 +67,7 @@ def train(directory: Path, how: str, limit_bytes: int | None = None) -> subproce
 
 
 # In RAM they take 730 and 380 MB, from disk 300 and 120.
-@pytest.mark.parametrize(("kind", "limit_mib"), [("all", 320), ("lora", 200)])
+@pytest.mark.parametrize(("kind", "limit_mib"), [("all", 320), pytest.param("lora", 200, marks=pytest.mark.exhaustive)])
 def test_training_from_disk_fits_a_limit_that_training_in_ram_exceeds(tmp_path: Path, kind: str, limit_mib: int):
     wanted = train(tmp_path, f"{kind} ram")  # and compiles what the others find compiled: that takes memory, too
     assert (wanted.returncode, wanted.stderr) == (0, "")

@@ -183,7 +183,9 @@ def test_gradients_on_disk_come_with_the_first_batch_and_are_changed_by_the_othe
 # A model that is run
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])  # of three batches, one is neither the first nor the last
+@pytest.mark.parametrize(
+    "accumulate", [1, pytest.param(3, marks=pytest.mark.exhaustive)]
+)  # of three batches, one is neither the first nor the last
 @pytest.mark.parametrize("offload", [False, True], ids=["in RAM", "offloaded"])
 def test_two_layers_tell_what_six_save_and_move(offload: bool, accumulate: int, tmp_path: Path):
     found = profile(
@@ -339,8 +341,12 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(
     ("ram", "offload", "accumulate"),
-    [("330MiB", False, 1), ("290MiB", True, 1), ("345MiB", False, 2), ("290MiB", True, 2)],
-    ids=["in RAM", "offloaded", "in RAM, two batches", "offloaded, two batches"],
+    [
+        pytest.param("330MiB", False, 1, id="in RAM"),
+        pytest.param("290MiB", True, 1, id="offloaded", marks=pytest.mark.exhaustive),
+        pytest.param("345MiB", False, 2, id="in RAM, two batches", marks=pytest.mark.exhaustive),
+        pytest.param("290MiB", True, 2, id="offloaded, two batches", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_memory_and_bytes_of_a_run_are_within_15_percent_of_the_plan(
     ram: str, offload: bool, accumulate: int, tmp_path: Path

@@ -143,6 +143,7 @@ def test_what_the_store_holds_never_exceeds_the_budget(
     wait_until(lambda: store.stats().ram_bytes == 0)
 
 
+@pytest.mark.exhaustive
 def test_an_array_of_more_than_2_gib_comes_back(make_store: MakeStore):
     store = make_store(0)
     # Untouched pages cost no memory until they are read back.

@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[3]
 CASES = cuda_cases(simulated=False, log2_floats=28)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="needs the extra cuda")
 def test_the_whole_command_runs_in_the_simulator():
     paths = os.pathsep.join(str(ROOT / path) for path in (".", "kernels", "tools"))

@@ -72,6 +72,7 @@ assert any(each.startswith("memory grew by ") for each in wrong), wrong
 """
 
 
+@pytest.mark.exhaustive
 def test_memory_that_grows_with_each_store_is_found(tmp_path: Path):
     # In a process of its own: what other tests left idle here goes back to the system meanwhile.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

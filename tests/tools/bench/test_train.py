@@ -88,6 +88,7 @@ def test_the_table_shows_speed_memory_and_traffic(
 CONFIG = sg.models.config("tiny", context=16, vocab_size=300)
 
 
+@pytest.mark.exhaustive
 def test_the_contenders_of_a_large_model_train_within_their_caps(tmp_path: Path):
     few = [
         dataclasses.replace(contender, cap="1GiB", options={**contender.options, "offload_budget": "400KiB"})

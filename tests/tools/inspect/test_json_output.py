@@ -83,6 +83,7 @@ def test_numbers_that_are_not_finite_are_null():
     assert (found["duration_s"], found["samples"][0]["wait_s"]) == (None, None)
 
 
+@pytest.mark.exhaustive
 def test_the_text_of_a_long_run_is_never_there_as_a_whole():
     run = make_run(RUN)
     document = json_output.of_runs(Inspection(RUN, [make_run(RUN, steps=run.steps * 5000)]), "step", None, None)

@@ -495,6 +495,7 @@ def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.Mo
         require_packages("--report")
 
 
+@pytest.mark.exhaustive
 def test_a_journal_of_a_million_lines_makes_a_page_within_time_memory_and_size(tmp_path: Path):
     journal = tmp_path / "journal.jsonl"
     with journal.open("w") as file:

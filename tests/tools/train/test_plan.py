@@ -51,6 +51,7 @@ def test_too_little_memory_is_status_2_and_says_the_least_that_works(
     assert "the least that works is" in printed.err
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
 def test_a_plan_is_the_same_whether_or_not_kernels_were_to_be_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -76,6 +77,7 @@ def test_a_comparison_judges_bytes_and_seconds_by_their_own_limits():
     assert not Comparison("run", {"moved_bytes": 90.0}, {"moved_bytes": 0.0}, 1000).within("moved_bytes")
 
 
+@pytest.mark.exhaustive
 def test_the_benchmark_runs_what_it_predicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
