@@ -56,6 +56,7 @@ maximum_signature_line_length = 88
 html_theme = "pydata_sphinx_theme"
 html_title = f"spillgrad {version}"
 html_static_path = ["_static"]
+html_favicon = "_static/icon.svg"
 html_css_files = ["spillgrad.css"]
 html_show_sourcelink = False
 html_copy_source = False

@@ -203,7 +203,7 @@ def _kernel_table(files: list[File], rows: list[list[Row]]) -> Iterator[str]:
     cases = list(dict.fromkeys(row["case"] for of_file in rows for row in of_file))
     found = [{row["case"]: row for row in of_file} for of_file in rows]
     if len(files) > 1:
-        yield from _head("", *(file.machine for file in files))
+        yield from _head("case", *(file.machine for file in files))
         for case in cases:
             cells = [_in_one_cell(each[case]) if case in each else UNKNOWN for each in found]
             yield _line(case, *cells)
@@ -212,7 +212,7 @@ def _kernel_table(files: list[File], rows: list[list[Row]]) -> Iterator[str]:
     peers = {key: peer for key, peer in PEERS.items() if any(key in row["seconds"] for row in of_file.values())}
     limits = [_limit(file, row) for row in of_file.values()]
     head = [*(f"× {peer}" for peer in peers.values()), *peers.values()]
-    yield from _head("", "spillgrad", *head, *(["beside the machine's limit"] if any(limits) else []))
+    yield from _head("case", "spillgrad", *head, *(["beside the machine's limit"] if any(limits) else []))
     for case, limit in zip(cases, limits, strict=True):
         seconds = of_file[case]["seconds"]
         ours, *others = (_time(seconds.get(key)) for key in ("ours", *peers))
@@ -341,7 +341,7 @@ def _step_table(file: File, beside: tuple[str, ...]) -> Iterator[str]:
     columns["written a step"] = lambda row: _size(row.get("written_bytes_per_step"))
     columns["read a step"] = lambda row: _size(row.get("read_bytes_per_step"))
     columns["tokens/s"] = lambda row: f"{row['tokens_per_s']:,.0f}" if "tokens_per_s" in row else UNKNOWN
-    yield from _head("", *columns)
+    yield from _head("how", *columns)
     for name, row in rows.items():
         ended = "ended_with_status" in row
         yield _line(f"{name}: killed" if ended else name, *(cell(row) for cell in columns.values()))
@@ -357,7 +357,7 @@ def _store_page(files: dict[str, list[File]], folder: Path) -> Iterator[str]:
     )  # fmt: skip
     for file in files["spill"]:
         names = list(dict.fromkeys(name for row in file.rows for name in row["measured"]))
-        yield from (f"## {file.machine}", "", *_head("", *names))
+        yield from (f"## {file.machine}", "", *_head("case", *names))
         for row in file.rows:
             measured = row["measured"]
             cells = [_value(measured[name], row["unit"]) if name in measured else UNKNOWN for name in names]
@@ -399,7 +399,7 @@ def memory_table(files: dict[str, list[File]], folder: Path, described: Sequence
             yield _line(name, *numbers, *words)
         return
     for file in measured:
-        yield from _head("", "peak memory", "less", "a step", "disk", "losses")
+        yield from _head("how", "peak memory", "less", "a step", "disk", "losses")
         firsts: dict[str, Row] = {}
         for row in file.rows:
             first = firsts.setdefault(row["library"], row)

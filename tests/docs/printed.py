@@ -4,6 +4,8 @@ A page with {code-cell} blocks is executed when the site is built. On all others
 and each line of an `sh` block that begins with `spillgrad ` a command.
 """
 
+import doctest
+import importlib
 import os
 import re
 import subprocess
@@ -57,6 +59,28 @@ def run_program(program: Block, folder: Path, warnings: str = "error") -> None:
     result = _run([sys.executable, "-W", warnings, "-c", program.text], folder)
     assert result.returncode == 0, result.stderr
     assert result.stdout
+
+
+def modules_with_examples() -> list[str]:
+    """Return the modules whose docstrings have examples."""
+    paths = [path for path in sorted((ROOT / "spillgrad").rglob("*.py")) if ">>> " in path.read_text()]
+    return [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths]
+
+
+def run_examples(name: str) -> None:
+    """Run the examples in the docstrings of a module; each must give what it shows."""
+    module = importlib.import_module(name)
+    finder = doctest.DocTestFinder()
+    tests = finder.find(module, globs={})
+    for value_name, value in vars(module).items():  # the finder looks at no instances
+        if type(value).__module__ == name and "__doc__" in getattr(value, "__dict__", {}):
+            tests += finder.find(value, value_name, module, globs={})
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    told: list[str] = []
+    for test in tests:
+        runner.run(test, out=told.append)
+    assert runner.failures == 0, "".join(told)
+    assert runner.tries > 0
 
 
 def run_command(command: str, folder: Path) -> None:

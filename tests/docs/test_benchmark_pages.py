@@ -63,7 +63,7 @@ def test_a_second_machine_is_a_second_column(benchmarks, files, tmp_path):
     rows[0]["seconds"]["ours"] = 1.0
     other = first._replace(name="other.json", about={**first.about, "processor": "Another"}, rows=rows)
     page = dict(benchmarks.pages({"kernels": [first, other]}, tmp_path))["matrix_products.md"]
-    assert f"|  | {first.machine} | Another, 2 threads |" in page
+    assert f"| case | {first.machine} | Another, 2 threads |" in page
     assert f"| {rows[0]['case']} | " in page
     assert "| 1\N{NO-BREAK SPACE}s<br>× NumPy 0.00" in page
 

@@ -57,8 +57,8 @@ def open_address(browser: Browser) -> Iterator[Open]:
         page = context.new_page()
 
         def said(message: ConsoleMessage) -> None:
-            if not message.text.startswith("[PST]: Changed to"):  # the site's theme names the colours that it chose
-                problems.append(f"console {message.type}: {message.text}")
+            if not (message.type == "log" and message.text.startswith("[PST]")):  # how the site's theme was set up
+                problems.append(f"console {message.type}: {message.text} ({message.location['url']})")
 
         def asked(dialog: Dialog) -> None:
             problems.append(f"dialog: {dialog.message}")
