@@ -162,11 +162,11 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
     Parameters
     ----------
     input : Tensor
-        Of at least one dimension.
+        Of any shape.
     dim : int
         Dimension of the slices.
     index : Tensor
-        Of shape (n,), of integers from 0 on: the positions; repeated ones add up.
+        Of shape (n,), or () for n = 1, of integers from 0 on: the positions; repeated ones add up.
     source : Tensor
         As `input`, with n in place of the size of `dim`.
     alpha : float, default 1
@@ -187,8 +187,11 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
         If the index does not hold integers, or the dtypes of `input` and `source` differ.
     """
     dim = normalize_dim("index_add", dim, input.ndim)
-    check_index("index_add", index, input.shape[dim], dim, input.shape)
-    wanted = (*input.shape[:dim], *index.shape, *input.shape[dim + 1 :])
+    if not input.ndim and not source.ndim:
+        return reshape(index_add(reshape(input, 1), 0, index, reshape(source, 1), alpha=alpha), ())
+    check_index("index_add", index, input.shape[dim] if input.ndim else 1, dim, input.shape)
+    index = index if index.ndim else reshape(index, 1)
+    wanted = (*input.shape[:dim], *index.shape, *input.shape[dim + 1 :]) if input.ndim else ()
     if index.ndim != 1 or source.shape != wanted:
         raise ShapeError(
             f"index_add: got an index of shape {index.shape} and a source of shape {source.shape} for an input of "

@@ -67,6 +67,17 @@ def test_scatter_writes_values(dtype):
     assert indexing.scatter(a, 1, sg.tensor(index), value=7).numpy()[0, 1] == 7
 
 
+def test_index_add_takes_tensors_without_dimensions():
+    x = sg.tensor(1.0, requires_grad=True)
+    got = indexing.index_add(x, 0, sg.tensor([0]), sg.tensor(2.0), alpha=2)
+    assert (got.shape, got.item()) == ((), 5.0)
+    got.backward()
+    assert x.grad.item() == 1.0
+    assert indexing.index_add(sg.tensor([1.0, 3.0]), 0, sg.tensor(1), sg.tensor([2.0])).tolist() == [1.0, 5.0]
+    with pytest.raises(ShapeError, match="for an input of"):
+        indexing.index_add(x, 0, sg.tensor([0]), sg.tensor([2.0]))
+
+
 def test_both_derivatives_of_scatter_agree_with_differences():
     index = sg.tensor([[1, 0], [3, 2]])
     check_gradients(lambda x, src: indexing.scatter(x, 1, index, src) ** 2, A[:, :, 0], A[:3, :2, 1])
