@@ -1,5 +1,6 @@
 """How Sphinx builds the site; `make docs` runs it."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -64,12 +65,20 @@ html_context = {"default_mode": "auto"}
 html_theme_options = {
     "logo": {"text": "spillgrad"},
     "navbar_align": "left",
-    "navbar_end": ["version-switcher", "theme-switcher"],
-    "switcher": {"json_url": "_static/versions.json", "version_match": version},
-    "check_switcher": False,
+    "navbar_end": ["version", "theme-switcher"],
     "show_prev_next": True,
     "header_links_before_dropdown": 5,
     "show_toc_level": 2,
     "footer_start": ["copyright"],
     "footer_end": [],
 }
+
+# Where each release is at DOCS_URL/<version>/, pages of one lead to those of the others, which DOCS_URL/versions.json
+# lists: [{"version": "0.1", "url": "https://…/0.1/"}].
+if "DOCS_URL" in os.environ:
+    html_baseurl = f"{os.environ['DOCS_URL'].rstrip('/')}/{version}/"
+    html_theme_options |= {
+        "navbar_end": ["version-switcher", "theme-switcher"],
+        "switcher": {"json_url": f"{os.environ['DOCS_URL'].rstrip('/')}/versions.json", "version_match": version},
+        "check_switcher": False,
+    }
