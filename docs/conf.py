@@ -63,9 +63,9 @@ html_show_sourcelink = False
 html_copy_source = False
 html_context = {"default_mode": "auto"}
 html_theme_options = {
-    "logo": {"text": "spillgrad"},
+    "logo": {"text": f"spillgrad {version}"},
     "navbar_align": "left",
-    "navbar_end": ["version", "theme-switcher"],
+    "navbar_end": ["theme-switcher"],
     "show_prev_next": True,
     "header_links_before_dropdown": 5,
     "show_toc_level": 2,
