@@ -59,6 +59,7 @@ html_title = f"spillgrad {version}"
 html_static_path = ["_static"]
 html_favicon = "_static/icon.svg"
 html_css_files = ["spillgrad.css"]
+html_js_files = ["names.js"]
 html_show_sourcelink = False
 html_copy_source = False
 html_context = {"default_mode": "auto"}

@@ -222,7 +222,7 @@ def _one_line(error: Exception, arguments: Sequence[str]) -> str:
             message = f"{' '.join(arguments)}: {message}; see {command} --help"
     elif type(error).__module__ == "builtins" and isinstance(error, OSError) and error.strerror is not None:
         place = "" if error.filename is None else f"{error.filename}: "
-        mend = "name a place that exists and that you may read and write"
+        mend = "name a place that exists and that you may use"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             mend = "free space, or name another place"
         message = f"{place}{error.strerror}; {mend}"

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 import spillgrad as sg
-from spillgrad.errors import ArgumentError, CheckpointError
+from spillgrad.errors import ArgumentError, CheckpointError, SpillError
 from spillgrad_kernels.jit.compile import Counts
 from spillgrad_kernels.memory.system_memory import SystemMemory
 from spillgrad_tools.cli import main
@@ -214,7 +215,7 @@ def test_spilling_changes_no_number(tmp_path: Path):
     assert spilled.spill.stats().written_bytes > 0
 
 
-PLACES = [["--ram-budget", "0"], ["--offload", "--ram-budget", "300KiB"]]
+PLACES = [["--ram-budget", "0"], ["--ram-budget", "300KiB", "--offload"]]
 
 
 def test_the_command_trains_saves_and_reports(here: Path, capsys: pytest.CaptureFixture[str]):
@@ -391,7 +392,7 @@ def test_a_stop_signal_saves_a_checkpoint_and_leaves_no_spill_file(stop: signal.
         process.kill()
     assert (process.returncode, complaints) == (130, "")
     assert printed.index("stopping after this step; Ctrl-C again stops at once") < printed.index("stopped after step")
-    assert f"go on with: spillgrad train --data text.txt --resume out {' '.join(place)}" in printed
+    assert f"go on with: spillgrad train --resume out --data text.txt {' '.join(place)}" in printed
     state = sg.load_checkpoint(here / "out")
     assert 1 <= state["step"] < 100000
     kept = {path.name.partition("-")[0] for path in (here / "out").iterdir()}
@@ -441,9 +442,33 @@ def test_a_model_that_has_no_room_on_its_disk(here: Path, kibibytes: int, option
         if "No space" in says:  # it began, and its journal says what became of it
             (run,) = sg.storage.inspect(here / "out").runs
             assert (run.state, run.failures[-1].reason.count("No space left on device")) == ("finished", 1)
+            assert "stopped after step 0: no checkpoint is there yet\n" in ran.stdout
     else:
         assert (ran.returncode, ran.stderr) == (0, "")
         assert saved_model(here / "out")
+
+
+def test_a_run_that_the_disk_stops_says_how_to_go_on(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    steps = Training.steps
+
+    def fail(self: Training) -> Iterator[StepRecord]:
+        yield from itertools.islice(steps(self), 3)
+        raise SpillError("spill: could not write 1 MiB: No space left on device; free space")
+
+    monkeypatch.setattr(Training, "steps", fail)
+    options = ["--steps", "9", "--ram-budget", "0", "--save-every", "2", "--codec", "bf16", "--policy", "auto"]
+    assert main([*ARGUMENTS, *options, "--out", "out"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err == "spillgrad: spill: could not write 1 MiB: No space left on device; free space\n"
+    again = printed.out.replace("\n", "").partition(
+        "stopped after step 3: the checkpoint of step 2 stays; go on with: "
+    )[2]
+    given = "--data text.txt --ram-budget 0 --save-every 2 --codec bf16 --policy auto"
+    assert again == f"spillgrad train --resume out {given}"
+    monkeypatch.setattr(Training, "steps", steps)
+    assert main(again.split()[1:]) == 0
 
 
 @pytest.mark.parametrize("place", PLACES, ids=["spilled", "offloaded"])
@@ -493,7 +518,7 @@ def test_a_stopped_run_that_has_just_saved_does_not_save_again(
     assert main([*ARGUMENTS, "--no-spill", "--save-every", "2", "--out", "out"]) == 130
     printed = capsys.readouterr().out
     assert printed.count("checkpoint saved in") == 1
-    assert "go on with: spillgrad train --data text.txt --resume out --no-spill --save-every 2" in printed
+    assert "go on with: spillgrad train --resume out --data text.txt --save-every 2 --no-spill" in printed
 
 
 class Clock:

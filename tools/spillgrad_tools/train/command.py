@@ -22,7 +22,7 @@ from rich.console import Console
 
 import spillgrad as sg
 from spillgrad.device.device import as_device
-from spillgrad.errors import ArgumentError
+from spillgrad.errors import ArgumentError, SpillError
 from spillgrad.inspection.runs import RunReader
 from spillgrad.storage.disk.preflight import Preflight
 from spillgrad.storage.runs.sweep import sweep
@@ -92,11 +92,14 @@ def _run(
     except BaseException:
         journal.unlink(missing_ok=True)  # the run never began
         raise
-    records, duration_s = _train(training, console, saves)
+    try:
+        records, duration_s = _train(training, console, saves)
+    except SpillError:  # of the disk: the step is lost
+        go_on = f"; go on with: {_again(options, out)}" if saves.saved is not None else ""
+        show_line(console, f"stopped after step {training.step}: {saves.what_stays}{go_on}")
+        raise
     if training.step < settings.steps:
-        data = ["--data", str(options.data)] if options.data else []
-        again = shlex.join(["spillgrad", "train", *data, "--resume", str(out), *_places(options)])
-        show_line(console, f"stopped after step {training.step}; go on with: {again}")
+        show_line(console, f"stopped after step {training.step}; go on with: {_again(options, out)}")
         return False
     show_sample(console, training.sample(SAMPLE_BYTES))
     show_report(console, training, records, duration_s, saves)
@@ -188,14 +191,14 @@ def _as_named(found: Preflight, place: Path) -> Preflight:
     return dataclasses.replace(found, directory=place / found.directory.name)
 
 
-def _places(options: TrainOptions) -> list[str]:
-    """Return the command-line options that a resumed run needs again: a checkpoint does not hold them."""
-    words = ["--offload"] if options.offload else []
-    words += [] if options.spill else ["--no-spill"]
-    words += ["--device", options.device] if options.device != "cpu" else []
-    words += ["--ram-budget", options.ram_budget] if options.ram_budget is not None else []
-    words += ["--save-every", str(options.save_every)] if options.save_every is not None else []
-    return words + (["--spill-dir", str(options.spill_dir)] if options.spill_dir else [])
+def _again(options: TrainOptions, out: Path) -> str:
+    """Return the command that resumes a run: with the options that were given, but those that a checkpoint holds."""
+    words = ["spillgrad", "train", "--resume", str(out)]
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if field.name not in ("settings", "out", "resume") and value != field.default:
+            words += _words(field.name, value)
+    return shlex.join(words)
 
 
 def _train(training: Training, console: Console, saves: Saves) -> tuple[collections.deque[StepRecord], float]:
@@ -226,8 +229,9 @@ def _settings(options: TrainOptions) -> TrainSettings:
         # The weights that adapters are for may have moved: their checksum shows whether they are the same.
         if name not in ("steps", "weights") and value != getattr(settings, name):
             raise ArgumentError(
-                f"train: got {_words(name, value)}, but {options.resume} was trained with "
-                f"{_words(name, getattr(settings, name))}; leave that out to go on, or leave --resume out to start anew"
+                f"train: got {' '.join(_words(name, value))}, but {options.resume} was trained with "
+                f"{' '.join(_words(name, getattr(settings, name)))}; leave that out to go on, or leave --resume out to "
+                "start anew"
             )
     settings = dataclasses.replace(settings, **options.settings)
     if done >= settings.steps:
@@ -236,13 +240,14 @@ def _settings(options: TrainOptions) -> TrainSettings:
     return settings
 
 
-def _words(name: str, value: Any) -> str:
-    """Return the command-line option that gives the setting `name` this value."""
+def _words(name: str, value: Any) -> list[str]:
+    """Return the words of the command-line option that gives the field `name` this value."""
+    option = name.replace("_", "-")
     if value is None:
-        return f"no --{name}"
+        return ["no", f"--{option}"]
     if isinstance(value, bool):
-        return f"--{name}" if value else f"--no-{name}"
-    return f"--{name} {value}"
+        return [f"--{option}" if value else f"--no-{option}"]
+    return [f"--{option}", str(value)]
 
 
 @contextlib.contextmanager

@@ -25,8 +25,8 @@ class Saves:
 
     def __init__(self, training: Training, out: Path, every: int | None, say: Callable[[str], None]) -> None:
         self._training, self._out, self._every, self._say = training, out, every, say
-        # The step of the checkpoint in the folder.
-        self._saved = training.first_step if (out / "checkpoint.json").exists() else None
+        # The step of the checkpoint in the folder; None if there is none.
+        self.saved = training.first_step if (out / "checkpoint.json").exists() else None
         self._ended_s = time.monotonic()  # the last save, or the beginning
         self._last_s = 0.0
         self.count = 0
@@ -44,16 +44,16 @@ class Saves:
             self._save()
         except CheckpointError as error:
             self._ended_s = time.monotonic()
-            self._say(f"step {self._training.step}: not saved: {error}. Training goes on; {self._what_stays()}")
+            self._say(f"step {self._training.step}: not saved: {error}. Training goes on; {self.what_stays}")
 
     def at_end(self) -> None:
         """Save a checkpoint, unless the last step is saved. Raises CheckpointError if it cannot be written."""
-        if self._saved == self._training.step:
+        if self.saved == self._training.step:
             return
         try:
             self._save()
         except CheckpointError as error:
-            raise CheckpointError(f"{error}; step {self._training.step} is not saved, {self._what_stays()}") from error
+            raise CheckpointError(f"{error}; step {self._training.step} is not saved, {self.what_stays}") from error
 
     def _is_due(self) -> bool:
         training = self._training
@@ -72,9 +72,9 @@ class Saves:
             self._last_s = self._ended_s - began_s
             self.seconds += self._last_s
         self.count += 1
-        self._saved = self._training.step
+        self.saved = self._training.step
         steps = self._training.settings.steps
-        self._say(f"step {self._saved}/{steps}  checkpoint saved in {self._last_s:.1f} s")
+        self._say(f"step {self.saved}/{steps}  checkpoint saved in {self._last_s:.1f} s")
 
     def _require_room(self) -> None:
         lack = self._lack(self._training.checkpoint_bytes)
@@ -91,7 +91,7 @@ class Saves:
 
     def _bytes_for_another(self) -> int:
         """Return the bytes needed for a further checkpoint, or for two if there is no checkpoint in the folder yet."""
-        return self._training.checkpoint_bytes * (2 if self._saved is None else 1)
+        return self._training.checkpoint_bytes * (2 if self.saved is None else 1)
 
     def _lack(self, wanted_bytes: int) -> str | None:
         """Return in words how many bytes are wanted and how many are free; None if enough are free."""
@@ -100,7 +100,9 @@ class Saves:
             return None
         return f"{format_bytes(wanted_bytes)}, and {self._out} has {format_bytes(free)} free"
 
-    def _what_stays(self) -> str:
-        if self._saved is None:
+    @property
+    def what_stays(self) -> str:
+        """What is in the folder, in words."""
+        if self.saved is None:
             return "no checkpoint is there yet"
-        return f"the checkpoint of step {self._saved} stays"
+        return f"the checkpoint of step {self.saved} stays"
