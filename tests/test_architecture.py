@@ -113,13 +113,13 @@ LONG_FILES = {
 }
 # Longer by the docstrings of their public names, which make the API reference; without them no longer than others.
 LONG_BY_DOCSTRINGS = {
-    "spillgrad.autograd.gradcheck", "spillgrad.nn.containers", "spillgrad.nn.init", "spillgrad.nn.module",
-    "spillgrad.nn.rnn", "spillgrad.ops.activations", "spillgrad.ops.arithmetic", "spillgrad.ops.creation",
-    "spillgrad.ops.index_replace", "spillgrad.ops.indexing", "spillgrad.ops.join_split",
-    "spillgrad.ops.matrix_products", "spillgrad.ops.pooling", "spillgrad.ops.reduce", "spillgrad.ops.shape",
-    "spillgrad.ops.solving", "spillgrad.ops.sorting", "spillgrad.optim.adaptive", "spillgrad.optim.optimizer",
-    "spillgrad.sparse.coo", "spillgrad.spill.planning.profile", "spillgrad.storage.disk_store", "spillgrad.tensor",
-    "spillgrad.tensor_data",
+    "spillgrad.autograd.gradcheck", "spillgrad.nn.containers", "spillgrad.nn.init", "spillgrad.nn.lazy",
+    "spillgrad.nn.module", "spillgrad.nn.rnn", "spillgrad.nn.utils.prune", "spillgrad.ops.activations",
+    "spillgrad.ops.arithmetic", "spillgrad.ops.creation", "spillgrad.ops.index_replace", "spillgrad.ops.indexing",
+    "spillgrad.ops.join_split", "spillgrad.ops.matrix_products", "spillgrad.ops.pooling", "spillgrad.ops.reduce",
+    "spillgrad.ops.shape", "spillgrad.ops.solving", "spillgrad.ops.sorting", "spillgrad.optim.adaptive",
+    "spillgrad.optim.optimizer", "spillgrad.sparse.coo", "spillgrad.spill.planning.profile",
+    "spillgrad.storage.disk_store", "spillgrad.tensor", "spillgrad.tensor_data",
 }  # fmt: skip
 
 Import = tuple[str, bool]  # what is imported, and whether inside a function

@@ -28,7 +28,7 @@ from spillgrad.storage.threads.room import Room
 _HIGH_WATER = 0.5
 # How often the writer looks for posts of finalizers when no other thread takes the lock: while the store holds arrays,
 # and while it holds none.
-_LOOK_EVERY_S, _LOOK_IDLE_S = 0.02, 0.5
+_LOOK_EVERY_S, _LOOK_IDLE_S = 0.02, WRITE_EVERY_S
 # Empty files are kept for this time, because the next step would make them again.
 _KEEP_EMPTY_S = 5.0
 # How many arrays may have a place whose bytes are not all written: enough that no I/O thread waits for the writer.
@@ -163,11 +163,11 @@ class Writer:
     def _sleep(self) -> None:
         """Wait for work or a finalizer's post; if none comes for a while, write the journal or remove unused space."""
         state = self._state
-        is_behind = state.journal.waits or self._freed
-        patience_s = WRITE_EVERY_S if is_behind else _KEEP_EMPTY_S if self._segments.has_unused() else math.inf
-        deadline_s = time.monotonic() + patience_s
+        began_s = time.monotonic()
         while not state.has_posts:
-            left_s = deadline_s - time.monotonic()
+            is_behind = state.journal.waits or self._freed  # a caller may add lines at any time, and wakes nobody
+            patience_s = WRITE_EVERY_S if is_behind else _KEEP_EMPTY_S if self._segments.has_unused() else math.inf
+            left_s = began_s + patience_s - time.monotonic()
             if left_s <= 0 and is_behind:
                 return self._tell()
             if left_s <= 0:

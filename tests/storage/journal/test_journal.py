@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,16 @@ def test_nothing_spilled_is_told_too(make_store: MakeStore):
     for _ in range(300):
         store.drop(store.put(np.ones(10)))
     wait_until(lambda: Counter(e["event"] for e in told_events(store)) >= Counter(pack=300, free=300))
+
+
+def test_a_line_that_comes_while_the_writer_sleeps_is_written(make_store: MakeStore):
+    store = make_store("1GiB")
+    handle = store.put(np.ones(10))
+    wait_until(lambda: any(event["event"] == "pack" for event in told_events(store)))
+    time.sleep(0.5)  # the writer has nothing left to do, and no thread wakes it
+    store._state.journal.add(events.Free(7))
+    wait_until(lambda: any(event["event"] == "free" for event in told_events(store)), 5)
+    store.drop(handle)
 
 
 def test_a_run_that_was_killed_leaves_its_journal_for_who_looks(tmp_path: Path):
