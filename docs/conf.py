@@ -37,17 +37,17 @@ nb_execution_raise_on_error = True
 nb_merge_streams = True
 
 # Docstrings.
-# Enumerations, whose values are theirs alone; the protocol, which has no constructor; what functions, too, describe.
-numpydoc_validation_exclude = {r"\.CheckpointPolicy$", r"\.ReduceOp$", r"storage\.Store$", r"Tensor\.(backward|mH)$"}
 default_role = "py:obj"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
-# Refused: a parameter, a result or a summary that is missing or in another form. Ruff checks the rest.
+# Refused: a docstring, summary, parameter or result that is missing or in another form. Ruff checks the rest.
 numpydoc_validation_checks = {
-    *("GL03", "GL06", "GL07", "SS01", "SS03"),
+    *("GL03", "GL06", "GL07", "GL08", "SS01", "SS03"),
     *("PR01", "PR02", "PR03", "PR04", "PR07", "PR08", "PR09", "PR10"),
     *("RT01", "RT03", "RT04", "RT05"),
 }
+# Enumerations, whose values are theirs alone; the protocol, which has no constructor; what functions, too, describe.
+numpydoc_validation_exclude = {r"\.CheckpointPolicy$", r"\.ReduceOp$", r"storage\.Store$", r"Tensor\.(backward|mH)$"}
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 add_module_names = False

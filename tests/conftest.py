@@ -53,7 +53,7 @@ WATCHED: tuple[Callable[[], set[str]], ...] = (threads, open_hdf5_objects, saved
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
-    """Collect tests without garbage collections, which would take a third of the time: all tests live to the end."""
+    """Collect tests without garbage collections, which would take a quarter of the time: all tests live to the end."""
     gc.disable()
     try:
         return (yield)

@@ -24,6 +24,7 @@ OF_THE_NODE = frozenset({"metadata", "name", "next_functions", "register_hook", 
 
 
 def require_tensors(says: str, values: Sequence[Any], remedy: str) -> None:
+    """Raise OperandError, with `says` and `remedy` in the message, if a value is neither a tensor nor None."""
     for i, value in enumerate(values):
         if value is not None and not isinstance(value, Tensor):
             raise OperandError(f"{says}, but argument {i} is of type {type(value).__name__}; {remedy}")
@@ -216,6 +217,7 @@ class Inputs:
 
 
 def is_among(tensor: Any, others: Sequence[Any]) -> bool:
+    """Return whether an object is one of others, by identity: tensors compare element by element."""
     return any(tensor is other for other in others)
 
 

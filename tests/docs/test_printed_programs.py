@@ -11,20 +11,20 @@ PROGRAMS = [program for program in blocks("python") if not program.frameworks]
 COMMANDS = [block for block in blocks("sh") if re.search("^spillgrad ", block.text, re.M)]
 
 
-def of_the_readme_first(printed):
-    """Return parameters for a test; all but the README's are exhaustive."""
+def parameters(printed):
+    """Return blocks as parameters of a test; all but the README's are exhaustive."""
     return [
         pytest.param(block, id=str(block), marks=() if str(block).startswith("README") else pytest.mark.exhaustive)
         for block in printed
     ]
 
 
-@pytest.mark.parametrize("program", of_the_readme_first(PROGRAMS))
+@pytest.mark.parametrize("program", parameters(PROGRAMS))
 def test_a_program_runs_as_printed(program, tmp_path):
     run_program(program, tmp_path)
 
 
-@pytest.mark.parametrize("block", of_the_readme_first(COMMANDS))
+@pytest.mark.parametrize("block", parameters(COMMANDS))
 def test_commands_run_as_printed(block, tmp_path):
     for command in re.findall("^spillgrad .*$", block.text, re.M):
         run_command(command, tmp_path)

@@ -422,7 +422,7 @@ def test_a_run_killed_while_it_saves_leaves_the_former_checkpoint(tmp_path, numb
 @pytest.mark.parametrize("length", [0, 1, 40])
 def test_a_version_whose_pointer_was_cut_short_by_a_kill_is_removed(tmp_path, length):
     run = Run()
-    first = run.save(tmp_path, step=1)
+    run.save(tmp_path, step=1)
     begun = checkpoint_directory.new_version(tmp_path, 2)
     checkpoint_directory.begin(begun)
     pointer = begun / "checkpoint.json"
@@ -431,7 +431,6 @@ def test_a_version_whose_pointer_was_cut_short_by_a_kill_is_removed(tmp_path, le
     assert Run().load(tmp_path)["step"] == 1
     second = run.save(tmp_path, step=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", second.name]
-    assert first != second
 
 
 @pytest.mark.parametrize("files", [{"checkpoint.json": "mine"}, {"checkpoint.json": "", "model.safetensors": "mine"}])

@@ -19,7 +19,7 @@ SITE = (DOCS / "_build" / "html").resolve()
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
 LOOKS = {"light": {"color_scheme": "light"}, "dark": {"color_scheme": "dark"}, "phone": PHONE}
 # The pages of names are all made in one way: a few of them stand for all.
-NAMES = ["reference/index", "reference/storage"]
+NAMES = ["reference/index", "reference/spillgrad", "reference/nn", "reference/storage"]
 PAGES = [
     *sorted(
         str(path.relative_to(DOCS).with_suffix(""))

@@ -17,6 +17,7 @@ from spillgrad.storage.runs.sweep import sweep
 
 @functools.cache
 def about_process() -> dict[str, object]:
+    """Return what a journal's head says of this process: its host, its command, and the release of spillgrad."""
     try:
         version = importlib.metadata.version("spillgrad")
     except importlib.metadata.PackageNotFoundError:  # run from its sources

@@ -94,7 +94,7 @@ def _run(
         raise
     try:
         records, duration_s = _train(training, console, saves)
-    except SpillError:  # of the disk: the step is lost
+    except SpillError:  # the step is lost, but the run can go on from its last checkpoint
         go_on = f"; go on with: {_again(options, out)}" if saves.saved is not None else ""
         show_line(console, f"stopped after step {training.step}: {saves.what_stays}{go_on}")
         raise

@@ -33,6 +33,13 @@ class Saves:
         self.seconds = 0.0
         self._require_room()
 
+    @property
+    def what_stays(self) -> str:
+        """What is in the folder, in words."""
+        if self.saved is None:
+            return "no checkpoint is there yet"
+        return f"the checkpoint of step {self.saved} stays"
+
     def after_step(self) -> None:
         """Save a checkpoint if one is due."""
         if not self._is_due():
@@ -99,10 +106,3 @@ class Saves:
         if free >= wanted_bytes:
             return None
         return f"{format_bytes(wanted_bytes)}, and {self._out} has {format_bytes(free)} free"
-
-    @property
-    def what_stays(self) -> str:
-        """What is in the folder, in words."""
-        if self.saved is None:
-            return "no checkpoint is there yet"
-        return f"the checkpoint of step {self.saved} stays"
