@@ -1,4 +1,4 @@
-"""A call of a function on fresh leaves, whose derivatives by these are wanted."""
+"""A call of a function on fresh leaves in place of its arguments, by which its results can be differentiated."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -131,7 +131,7 @@ def _numbers(who: str, argnums: Argnums, count: int) -> tuple[int, ...]:
 
 
 def _leaves_behind(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
-    """Yield the leaves, and views of arguments that are no leaves, to which the gradients of tensors flow."""
+    """Yield each tensor to whose ``.grad`` a backward from `tensors` would add."""
     waiting = [tensor.gradient_edge()[0] for tensor in tensors]
     seen: set[int] = set()
     while waiting:

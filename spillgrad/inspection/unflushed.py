@@ -133,7 +133,11 @@ def placed_array(found: Placed, file_bytes: int, most_bytes: int) -> StoredArray
 def _chunks(
     place: Place, shape: tuple[int, ...], dtype: np.dtype[Any], file_bytes: int, most_bytes: int
 ) -> Iterator[Chunk]:
-    """Yield the chunks in which the bytes of an array lie. Raises Unreadable if no store would place them so."""
+    """Yield the chunks of an array whose pieces in the file, as the journal says, are `place.pieces`.
+
+    Raises Unreadable if a piece is beyond the `file_bytes` of the file, if all are more than `most_bytes`, or if they
+    do not make up an array of `shape` and `dtype`.
+    """
     if place.pieces is None:
         raise Unreadable("the journal does not say where it lies")
     if place.codec is not None and not CODEC_NAME.fullmatch(place.codec):

@@ -162,7 +162,7 @@ def _factors(name: str, A: Tensor, pivot: bool) -> Factors:
 
 
 def first_zero_pivot(LU: Tensor) -> np.ndarray:
-    """Return, for each matrix, the number (from 1) of the first pivot that is zero, or 0."""
+    """Return, for each matrix, the number (from 1) of the first pivot that is zero, or 0 if none is."""
     zero = np.diagonal(LU.host_array(), 0, -2, -1) == 0
     return np.where(zero.any(-1), zero.argmax(-1) + 1 if zero.shape[-1] else 0, 0).astype(np.int32)
 

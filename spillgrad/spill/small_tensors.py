@@ -41,10 +41,10 @@ class Copied(Protocol):
 
 
 class Original(Protocol):
-    """An object that a place keeps for the memory that was copied, such as the memory's counter of changes."""
+    """What the place of a copy keeps to notice later changes of the copied memory, such as its counter of changes."""
 
     def is_over(self) -> bool:
-        """Return whether the place no longer needs this object: the memory is unchanged, and can no longer change."""
+        """Return whether the place may forget this object: the memory did not change since the copy, and never will."""
         ...
 
 

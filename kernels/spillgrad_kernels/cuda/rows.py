@@ -130,7 +130,10 @@ cuda.syncthreads()
 
 
 def _filled(template: str, **parts: str | Sequence[str]) -> list[str]:
-    """Return the lines of a template with filled fields. A field on its own line may become several indented lines."""
+    """Return the lines of a template, with `parts[name]` in place of each ``{name}``.
+
+    A field whose part is a sequence of lines stands alone on its line; each line gets the indentation of the field.
+    """
     lines: list[str] = []
     for line in template.strip().splitlines():
         part = parts.get(line.strip()[1:-1]) if line.strip().startswith("{") else None
