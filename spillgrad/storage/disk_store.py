@@ -617,11 +617,37 @@ class DiskStore(TieredStore[DiskEntry]):
     # RAM as the tier, and the disk as the tier below
 
     def own(self, array: np.ndarray) -> np.ndarray:
+        """Return an array that the store can take over as a persistent one.
+
+        Parameters
+        ----------
+        array : ndarray
+            The array to keep.
+
+        Returns
+        -------
+        ndarray
+            `array` itself, or a C-contiguous copy where it is a view or lies in another order.
+        """
         # The memory of a view would outlive the array; and arrays come back from the disk C-contiguous.
         is_view = isinstance(array.base, np.ndarray)
         return buffers.copy(array) if is_view or not array.flags.c_contiguous else array
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """Return an uninitialized array, which a caller can fill and give to `begin_change`.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            The shape of the array.
+        dtype : dtype
+            The type of its elements.
+
+        Returns
+        -------
+        ndarray
+            The array, in memory of the buffer pool.
+        """
         return buffers.empty(shape, dtype)
 
     def _wait_for_room(self, nbytes: int, label: Label, dtype: np.dtype[Any] | None) -> bool:
