@@ -10,7 +10,7 @@ from spillgrad.device.device import CPU, moved
 from spillgrad.dtypes import is_differentiable
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
 from spillgrad.ops.arithmetic import div, mul
-from spillgrad.ops.array_casts import by_parts, moved_by, require_one_dtype
+from spillgrad.ops.array_casts import by_parts, moved_by, refuse_complex, require_one_dtype
 from spillgrad.ops.clamp_where import where
 from spillgrad.ops.getitem_setitem import getitem, setitem
 from spillgrad.ops.indexing import check_index, gather, summed_at
@@ -238,6 +238,8 @@ def embedding_bag(
     if mode == "max" and scale_grad_by_freq:
         raise ArgumentError(f"{name}: max mode does not support scaling the gradient by the frequency")
     _check_table(name, input, weight)
+    if mode == "max":
+        refuse_complex(f"{name} with mode 'max'", weight.dtype)
     padding_idx = _padding_row(name, padding_idx, weight)
     bags, count = _bags(name, input, offsets, include_last_offset)
     indices = input.array.reshape(-1)

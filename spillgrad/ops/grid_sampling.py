@@ -13,6 +13,7 @@ from typing import Any
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.arithmetic import floor, fmod
 from spillgrad.ops.arithmetic import round as nearest_integer
+from spillgrad.ops.array_casts import require_floats
 from spillgrad.ops.clamp_where import clamp, nan_to_num, where
 from spillgrad.ops.creation import linspace, ones
 from spillgrad.ops.indexing import gather
@@ -101,6 +102,8 @@ def grid_sample(
         If a mode is another word, or "bicubic" for volumes.
     ShapeError
         If the shapes do not fit together.
+    DtypeError
+        If the grid does not hold real floating-point numbers.
 
     Warns
     -----
@@ -119,6 +122,7 @@ def grid_sample(
             f"grid_sample(): expected 4D or 5D input and grid with same number of dimensions, the same batch and a "
             f"last dimension of {count}; got {tuple(input.shape)} and {tuple(grid.shape)}"
         )
+    require_floats("grid_sample: grid", grid.dtype)
     if mode == "bicubic" and count == 3:
         raise ArgumentError("grid_sample(): bicubic interpolation only supports 4D input; use 'bilinear' for volumes")
     align = _given(align_corners)

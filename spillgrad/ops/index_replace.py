@@ -13,7 +13,7 @@ from spillgrad.device.device import filled, moved
 from spillgrad.errors import ArgumentError, OperandError, ShapeError
 from spillgrad.ops import getitem_setitem, inplace
 from spillgrad.ops.arithmetic import div, mul
-from spillgrad.ops.array_casts import cast, on_floats, require_one_dtype
+from spillgrad.ops.array_casts import cast, on_floats, refuse_complex, require_one_dtype
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.clamp_where import bounds, where
 from spillgrad.ops.convert import clone
@@ -390,6 +390,8 @@ def scatter_reduce(
         If an index or the dimension is out of range.
     ArgumentError
         For another `reduce`.
+    DtypeError
+        For the extremes of complex numbers, which have no order.
 
     Notes
     -----
@@ -399,6 +401,8 @@ def scatter_reduce(
         raise ArgumentError(
             f'scatter_reduce: got reduce={reduce!r}; accepted are "sum", "prod", "mean", "amax" and "amin"'
         )
+    if reduce in ("amax", "amin"):
+        refuse_complex(f"scatter_reduce with {reduce!r}", input.dtype)
     dim = check_places("scatter_reduce", input, dim, index)
     if not input.ndim:
         folded = scatter_reduce(
@@ -419,7 +423,8 @@ def scatter_reduce(
     start = Tensor.wrap(filled(input.device, input.shape, input.dtype, 1 if include_self else 0))
     counts = scatter_add(start, dim, index, ones)
     counts = Tensor.wrap(np.maximum(counts.array, 1).astype(input.dtype))
-    return div(total, counts, rounding_mode=None if input.is_floating_point() else "floor")
+    divides_exactly = input.is_floating_point() or input.is_complex()
+    return div(total, counts, rounding_mode=None if divides_exactly else "floor")
 
 
 @declare(in_place=True)
@@ -456,6 +461,8 @@ def index_reduce(
         If a position or the dimension is out of range.
     ArgumentError
         For another `reduce`.
+    DtypeError
+        For the extremes of complex numbers, which have no order.
     """
     dim, wanted = _check_slices("index_reduce", input, dim, index)
     if source.shape != wanted:

@@ -119,6 +119,27 @@ def test_what_needs_an_order_is_refused(name):
         getattr(sg, name)(numbers(3))
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: numbers(4, 3).index_reduce(0, PLACES, numbers(4, 3), "amax"),
+        lambda: numbers(2, 3).scatter_reduce(0, POSITIONS, numbers(2, 3), "amin"),
+        lambda: functional.embedding_bag(POSITIONS, numbers(4, 3), mode="max"),
+        lambda: functional.grid_sample(sg.randn(1, 1, 2, 2), numbers(1, 2, 2, 2), align_corners=False),
+    ],
+    ids=["index_reduce", "scatter_reduce", "embedding_bag", "grid_sample"],
+)
+def test_positions_and_extremes_of_slices_are_real(call):
+    with pytest.raises(ComplexDtypeError, match="complex"):
+        call()
+
+
+def test_means_of_slices_are_complex():
+    total, part = numbers(4, 3), numbers(4, 3, seed=1)
+    means = total.index_reduce(0, PLACES, part, "mean", include_self=False)
+    np.testing.assert_allclose(means.detach().numpy()[2], part.detach().numpy()[[0, 3]].mean(0))
+
+
 DECOMPOSED = {
     "eigenvectors of Hermitian matrices": (lambda a: linalg.eigh(a + a.mH).eigenvectors, (4, 4)),
     "eigenvectors": (lambda a: linalg.eig(a).eigenvectors, (4, 4)),
