@@ -9,9 +9,9 @@ scratch=$(cd "$3" && pwd)
 shift 3
 "$python" -m venv "$scratch/venv"
 bin=$scratch/venv/bin
-"$bin/python" -m pip install --quiet --disable-pip-version-check --prefer-binary \
+"$bin/python" -m pip install --quiet --disable-pip-version-check --prefer-binary --no-compile \
 	--force-reinstall --no-deps "$checkout"/dist/*.whl
-"$bin/python" -m pip install --quiet --disable-pip-version-check --prefer-binary \
+"$bin/python" -m pip install --quiet --disable-pip-version-check --prefer-binary --no-compile \
 	"$checkout"/dist/*.whl "pytest>=8.3" "hypothesis>=6.115" "hdf5plugin>=6.0"
 rm -rf "$scratch/work"
 mkdir "$scratch/work"

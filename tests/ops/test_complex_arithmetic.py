@@ -301,3 +301,10 @@ def test_gradcheck_sees_a_wrong_imaginary_part():
         with pytest.raises(GradcheckError, match="Jacobian mismatch for output 0 with respect to input 0"):
             gradcheck(Conjugating.apply, [z], fast_mode=fast_mode)
         assert gradcheck(lambda z: z * z, [z], fast_mode=fast_mode, check_batched_grad=True)
+
+
+def test_the_sign_of_zero_is_zero_without_a_sign():
+    zeros = sg.tensor([complex(-0.0, 0.0), complex(0.0, -0.0), complex(-0.0, -0.0)])
+    signs = sg.sgn(zeros).numpy()
+    assert not np.signbit(signs.real).any()
+    assert not np.signbit(signs.imag).any()

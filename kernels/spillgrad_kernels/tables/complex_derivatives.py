@@ -60,7 +60,7 @@ _derivative("sinc", "self", _sinc_self)
 
 def _sgn(self: Any) -> Any:
     size = abs(self)
-    return self / where(size == 0, 1, size)
+    return where(size == 0, 0, self / where(size == 0, 1, size))  # 0 for -0 too, as in PyTorch
 
 
 def _sgn_self(g: Any, self: Any) -> Any:
