@@ -22,8 +22,6 @@ Where to look:
 """
 
 from importlib import import_module as _import_module
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as _version
 from math import e, inf, nan, pi
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
@@ -40,7 +38,6 @@ from spillgrad import (
     models,
     nn,
     optim,
-    planning,
     special,
     storage,
     utils,
@@ -184,6 +181,7 @@ from spillgrad.ops.typed_tensors import *
 from spillgrad.ops.volume_pooling import max_pool3d
 from spillgrad.ops.window_functions import *
 from spillgrad.optim.grad_scaler import GradScaler
+from spillgrad.release import __version__
 from spillgrad.settings.compilation import compile
 from spillgrad.settings.determinism import *
 from spillgrad.settings.inert import *
@@ -200,7 +198,7 @@ _bind(_PROTOCOLS)  # all operations are declared now
 # Few programs use these, so that they are imported on first use.
 _LAZY = frozenset({
     "_dynamo", "_inductor", "accelerator", "array_api", "backends", "compiler", "distributed",
-    "distributions", "func", "hub", "jit", "mps", "multiprocessing", "nested", "onnx", "profiler", "random",
+    "distributions", "func", "hub", "jit", "mps", "multiprocessing", "nested", "onnx", "planning", "profiler", "random",
     "sparse", "testing", "types", "version", "xpu",
 })  # fmt: skip
 _LAZY_NAMES = {"sparse_coo_tensor": "sparse", "spmm": "sparse", "vmap": "func"}
@@ -220,6 +218,7 @@ if _TYPE_CHECKING:
         multiprocessing,
         nested,
         onnx,
+        planning,
         profiler,
         random,
         sparse,
@@ -241,10 +240,5 @@ def __getattr__(name: str) -> _Any:
 
 newaxis = None  # in an index: a new dimension of size 1
 
-try:
-    __version__ = _version("spillgrad")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0+unknown"
-
-_NOT_PUBLIC = ("PackageNotFoundError", "interop", "ops", "settings")
+_NOT_PUBLIC = ("interop", "ops", "release", "settings")
 __all__ = [name for name in dir() if not name.startswith("_") and name not in _NOT_PUBLIC]

@@ -3,15 +3,9 @@
 `spillgrad.__version__` is the version of spillgrad itself.
 """
 
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as _installed
+from spillgrad import release
 
-try:
-    _own = _installed("spillgrad")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    _own = "0"
-
-__version__ = f"2.13.0+spillgrad.{_own}"
+__version__ = f"2.13.0+spillgrad.{release.__version__}"
 debug = False
 cuda: str | None = None  # no CUDA toolkit belongs to this library; `sg.cuda.is_available` looks for a device
 hip: str | None = None

@@ -254,7 +254,7 @@ def normal(
     return Tensor.wrap(array_casts.cast(array_casts.as_own(draws * stds + means), wanted))
 
 
-def numpy_generator(count: int, generator: Generator | None = None) -> np.random.Generator:
+def numpy_generator(count: int, generator: Generator | None = None) -> "np.random.Generator":
     """Return NumPy's generator, seeded by this one's next numbers; the next `count` numbers are taken for its draws."""
     seed, offset = (generator or default_generator).take(counters_needed(count))
     return np.random.default_rng(kernels.words64((2,), seed, offset))

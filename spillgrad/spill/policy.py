@@ -8,7 +8,7 @@ from spillgrad.autograd.recompute.region import checkpoint
 from spillgrad.errors import ArgumentError
 from spillgrad.nn.module_calls import around_forward
 from spillgrad.ops.operation import all_operations
-from spillgrad.spill.planning.record import around, is_numbered
+from spillgrad.spill.module_paths import around, is_numbered
 
 CHOICES = ("spill", "keep", "recompute")
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from spillgrad.nn.module import Module
 from spillgrad.optim.optimizer import Group, Optimizer
-from spillgrad.spill.planning.record import around
+from spillgrad.spill.module_paths import around
 from spillgrad.storage.sizes import format_bytes
 from spillgrad.tensor import Tensor
 

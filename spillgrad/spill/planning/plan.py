@@ -18,11 +18,11 @@ from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.optim.adam import AdamW
 from spillgrad.optim.optimizer import Optimizer
+from spillgrad.spill.module_paths import pattern
 from spillgrad.spill.planning.choose import WORTH_SHARE, Choice, choices
 from spillgrad.spill.planning.machine import Machine, measure
 from spillgrad.spill.planning.predict import NOTHING, Prediction, Whole
 from spillgrad.spill.planning.profile import in_steps, profile
-from spillgrad.spill.planning.record import pattern
 from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad.tensor import Tensor
 

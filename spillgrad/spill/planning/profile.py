@@ -25,7 +25,8 @@ from spillgrad.nn.utils.clip_grad import clip_grad_norm_
 from spillgrad.ops.autocast import autocast
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.disk_offload import disk_offload
-from spillgrad.spill.planning.record import Recorder, Unit, is_within, pattern
+from spillgrad.spill.module_paths import is_within, pattern
+from spillgrad.spill.planning.record import Recorder, Unit
 from spillgrad.spill.save_on_disk import save_on_disk
 from spillgrad.spill.tensor_memory import Spilled
 from spillgrad.storage.disk_store import DiskStore

@@ -1,12 +1,13 @@
 """Record the bytes that each module saves for backward, and the time of its forward."""
 
 import dataclasses
-import re
-import statistics
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
+from spillgrad.spill.module_paths import around, is_numbered, is_within, pattern
 from spillgrad.tensor import Tensor
 
 
@@ -84,32 +85,10 @@ class Recorder:
             typical.setdefault(pattern(path), []).append(self.seconds[path])
 
         def part(path: str) -> Part:
-            return Part(path, sum(self.freed(path).values()), statistics.median(typical[pattern(path)]))
+            return Part(path, sum(self.freed(path).values()), float(np.median(typical[pattern(path)])))
 
         found = {path: [child for child in paths if child.rpartition(".")[0] == path] for path in units}
         return [Unit(part(path), tuple(map(part, children))) for path, children in found.items()]
-
-
-def pattern(path: str) -> str:
-    """Return a path with a star for each number, so that layers of one list have the same pattern."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
-
-
-def is_within(path: str, outer: str) -> bool:
-    """Return whether the module at `path` is the module at `outer`, or inside that module."""
-    return not outer or path == outer or path.startswith(outer + ".")
-
-
-def around(path: str) -> Iterator[str]:
-    """Yield the paths of the modules that contain the module at `path`, inner ones first; "" is the model's path."""
-    while path:
-        path = path.rpartition(".")[0]
-        yield path
-
-
-def is_numbered(path: str) -> bool:
-    """Return whether the module at `path` is an entry of a list of modules, such as a layer."""
-    return path.rpartition(".")[2].isdigit()
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import importlib.metadata
 import os
 import socket
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from spillgrad import user_line
 from spillgrad.errors import OperandError, SpillError
+from spillgrad.release import __version__
 from spillgrad.storage.disk.io_error import what_to_do
 from spillgrad.storage.runs.run_directory import RunDirectory, default_directory, who_may_replace_runs
 from spillgrad.storage.runs.sweep import sweep
@@ -18,11 +18,7 @@ from spillgrad.storage.runs.sweep import sweep
 @functools.cache
 def about_process() -> dict[str, object]:
     """Return what a journal's head says of this process: its host, its command, and the release of spillgrad."""
-    try:
-        version = importlib.metadata.version("spillgrad")
-    except importlib.metadata.PackageNotFoundError:  # run from its sources
-        version = None
-    return {"host": socket.gethostname(), "command": " ".join(sys.argv), "version": version}
+    return {"host": socket.gethostname(), "command": " ".join(sys.argv), "version": __version__}
 
 
 def make_run(directory: str | os.PathLike[str] | None) -> RunDirectory:
@@ -34,7 +30,6 @@ def make_run(directory: str | os.PathLike[str] | None) -> RunDirectory:
         raise OperandError(f"spill: got {type(directory).__name__} as a directory; wanted a path")
     place = default_directory() if directory is None else Path(directory)
     try:
-        about_process()  # which reads files, and may fail, before anything is made
         place = place.absolute()  # the process may change its working directory
         who = who_may_replace_runs(place)
         if who is not None:

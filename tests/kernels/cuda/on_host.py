@@ -1,8 +1,8 @@
 """Kernels for a device, as compiled for it, run by one thread of this machine's processor, the first of its block.
 
 Numba writes the same code for a device as for a processor, in an older spelling, but for the numbers of threads and
-what the device's library computes: kernels that call that library cannot run here. The simulator runs Python functions,
-and shows nothing of what their values become when compiled.
+what the device's library computes. Here the C library does that; its functions have the same names without a prefix.
+The simulator runs Python functions, and shows nothing of what their values become when compiled.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ _engines: list[Any] = []  # they own the code
 def _for_host(text: str) -> str:
     """Return a device's module of LLVM code with pointers of one type, a single thread, and no target."""
     text = re.sub(r"(?m)^(target |!nvvm|@\"?llvm\.).*$|^.*\bcall void @\"?llvm\.nvvm\.barrier.*$", "", text)
-    text = re.sub(r" addrspace\(\d\)", "", text).replace("addrspacecast", "bitcast")
+    text = re.sub(r" addrspace\(\d\)", "", text).replace("addrspacecast", "bitcast").replace('@"__nv_', '@"')
     while (changed := _POINTER.sub("ptr", text)) != text:
         text = changed
     for register, count in _COUNTS.items():

@@ -2,12 +2,10 @@
 
 import itertools
 
-import pytest
-
 import spillgrad as sg
 from spillgrad import labels
 from spillgrad.nn.module_calls import around_forward
-from spillgrad.spill.planning.record import Recorder, pattern
+from spillgrad.spill.planning.record import Recorder
 
 MATRIX_BYTES = 32 * 32 * 4
 
@@ -86,11 +84,3 @@ def test_a_module_that_runs_twice_takes_the_time_of_both():
     recorder = recorded(Stack(shared, shared))
     assert recorder.seconds == {"layers.0": 2}
     assert sum(recorder.freed("layers.0").values()) == MATRIX_BYTES  # the first result is the second call's argument
-
-
-@pytest.mark.parametrize(
-    ("path", "wanted"),
-    [("h.12.mlp.3", "h.*.mlp.*"), ("layer2.1x.0", "layer2.1x.*"), ("0", "*"), ("", "")],
-)
-def test_the_pattern_of_a_path_has_a_star_for_each_number(path, wanted):
-    assert pattern(path) == wanted

@@ -8,7 +8,6 @@ import functools
 import importlib.util
 import os
 from collections.abc import Callable
-from importlib import metadata
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
 
@@ -42,6 +41,8 @@ def _number(function: Callable[..., int], *arguments: int) -> int:
 
 def _linker_version() -> int:
     """Return the major version of CUDA of the linker; 0 if the linker is not installed as a Python package."""
+    from importlib import metadata  # late: `import spillgrad` must not wait for it
+
     try:
         return int(metadata.version(_LINKER).partition(".")[0])
     except metadata.PackageNotFoundError:

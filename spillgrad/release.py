@@ -1,0 +1,3 @@
+"""The release of spillgrad. `pyproject.toml` reads the number here."""
+
+__version__ = "0.1.0"
