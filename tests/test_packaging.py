@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from spillgrad.release import __version__
 from spillgrad_tools.bench.harness import PIP_NAMES
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -45,7 +46,7 @@ def test_the_wheel_holds_every_source_file_and_nothing_else(wheel: Path):
         for pattern in ("*.py", "*.md", "*.html", "*.css", "*.js", "py.typed")
         for path in directory.rglob(pattern)
     }
-    dist_info = f"spillgrad-{PROJECT['version']}.dist-info"
+    dist_info = f"spillgrad-{__version__}.dist-info"
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {name for name in names if not name.startswith(f"{dist_info}/")} == expected
     assert {f"{dist_info}/{name}" for name in ("METADATA", "entry_points.txt", "licenses/LICENSE")} < names
@@ -53,7 +54,7 @@ def test_the_wheel_holds_every_source_file_and_nothing_else(wheel: Path):
 
 def test_the_wheel_names_its_command_python_and_licence(wheel: Path):
     archive = zipfile.ZipFile(wheel)
-    dist_info = f"spillgrad-{PROJECT['version']}.dist-info"
+    dist_info = f"spillgrad-{__version__}.dist-info"
     assert "spillgrad = spillgrad_tools.cli:main" in archive.read(f"{dist_info}/entry_points.txt").decode()
     metadata = email.message_from_bytes(archive.read(f"{dist_info}/METADATA"))
     assert (metadata["Requires-Python"], metadata["License-Expression"]) == (">=3.11", "Apache-2.0")
@@ -63,7 +64,7 @@ def test_the_unpacked_wheel_runs_without_the_checkout(wheel: Path, tmp_path: Pat
     zipfile.ZipFile(wheel).extractall(tmp_path)
     program = "import sys; sys.path.insert(0, '.'); from spillgrad_tools.cli import main; sys.exit(main(['--version']))"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"spillgrad {PROJECT['version']}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"spillgrad {__version__}\n", "")
 
 
 def test_every_third_party_import_is_a_declared_dependency():
