@@ -32,6 +32,7 @@ train: $(VENV)/installed  ## train a small GPT whose saved tensors live on disk
 bench: $(VENV)/installed-peers  ## time kernels, training, hooks and the store beside their peers, for the site (half an hour)
 	$(BIN)/spillgrad bench kernels --write docs/benchmarks $(ARGS)
 	$(BIN)/spillgrad bench train --write docs/benchmarks
+	$(BIN)/spillgrad bench models --write docs/benchmarks
 	$(BIN)/spillgrad bench hooks --write docs/benchmarks
 	$(BIN)/spillgrad bench spill --write docs/benchmarks
 	$(BIN)/spillgrad bench memory --write docs/benchmarks

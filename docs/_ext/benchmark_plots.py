@@ -36,7 +36,8 @@ def dots(path: Path, points: Mapping[str, Mapping[str, Sequence[float]]], label:
         axes.xaxis.set_major_locator(matplotlib.ticker.FixedLocator([0.5, 1, 2, 5, 10]))
         axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlim(0.45, 13)
+        ratios = [ratio for group in points.values() for found in group.values() for ratio in found]
+        axes.set_xlim(min(0.45, *(ratio / 1.1 for ratio in ratios)), max(13, *(ratio * 1.1 for ratio in ratios)))
         axes.grid(axis="x")
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.5)

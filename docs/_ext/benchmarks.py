@@ -145,8 +145,8 @@ def pages(files: dict[str, list[File]], folder: Path) -> Iterator[tuple[str, str
         yield f"{name}.md", _kernel_page(page, name, kernels, folder)
         contents.append(name)
     others: dict[str, tuple[str, Callable[[dict[str, list[File]], Path], Iterator[str]]]] = {
-        "training": ("train", _training_page), "hooks": ("hooks", _hooks_page), "store": ("spill", _store_page),
-        "gpu": ("cuda", _gpu_page),
+        "training": ("train", _training_page), "models": ("models", _models_page), "hooks": ("hooks", _hooks_page),
+        "store": ("spill", _store_page), "gpu": ("cuda", _gpu_page),
     }  # fmt: skip
     for name, (benchmark, lines) in others.items():
         if benchmark in files:
@@ -171,8 +171,8 @@ def _index(files: dict[str, list[File]], contents: Sequence[str], folder: Path) 
     yield from (
         "`make bench` runs all of them. On a quiet machine that takes about half an hour. A single one:", "",
         "```text", "spillgrad bench kernels --filter softmax", "spillgrad bench train --model gpt2",
-        "spillgrad bench hooks --framework torch", "spillgrad bench spill", "spillgrad bench memory",
-        "spillgrad bench kernels --device cuda", "```", "",
+        "spillgrad bench models --filter ResNet", "spillgrad bench hooks --framework torch", "spillgrad bench spill",
+        "spillgrad bench memory", "spillgrad bench kernels --device cuda", "```", "",
         "With `--write FOLDER`, a benchmark writes what it measured to a JSON file there, of which these pages are "
         "made: times, their spread, and the machine.", "",
     )  # fmt: skip
@@ -289,6 +289,29 @@ def _training_page(files: dict[str, list[File]], folder: Path) -> Iterator[str]:
             "extrapolated from models with 1 and 3 layers in RAM. A value below 1 comes from the extrapolation.", "",
             *_step_table(file, ()), "", *_sources([file]),
         )  # fmt: skip
+
+
+def _models_page(files: dict[str, list[File]], folder: Path) -> Iterator[str]:
+    yield from (
+        "# Small models", "",
+        "Ordinary models with a few hundred thousand to a few million parameters, as people write them for PyTorch. "
+        "The same code runs with both libraries; only the import differs. A step is forward, backward and the "
+        "optimizer. Computed in float64, the losses of the first three steps agree to nine digits.", "",
+        "“× PyTorch” is PyTorch's time divided by spillgrad's.", "",
+    )  # fmt: skip
+    measured = files["models"]
+    for file in measured:
+        points = {row["case"]: {"PyTorch": [row["seconds"]["torch"] / row["seconds"]["ours"]]} for row in file.rows}
+        image = _plot_name("models", file, measured)
+        dots(folder / image, points, f"PyTorch's time ÷ spillgrad's, {file.machine}")
+        said = "; ".join(f"{name} {each['PyTorch'][0]:.2f}" for name, each in points.items())
+        yield from _image(image, f"PyTorch's time divided by spillgrad's: {said}")
+    found = [{row["case"]: row for row in file.rows} for file in measured]
+    cases = {name: row["describes"] for each in reversed(found) for name, row in each.items()}
+    yield from _head("model", *(file.machine for file in measured), "what it is", texts=1)
+    for name, describes in cases.items():
+        yield _line(name, *(_in_one_cell(each[name]) if name in each else UNKNOWN for each in found), describes)
+    yield from ("", *_sources(measured))
 
 
 def _hooks_page(files: dict[str, list[File]], folder: Path) -> Iterator[str]:

@@ -36,7 +36,7 @@ def pages(benchmarks, files, tmp_path_factory) -> dict[str, str]:
 
 def test_every_row_of_every_file_is_on_a_page(pages, files):
     lines = "\n".join(pages.values())
-    for benchmark in ("kernels", "train", "train-large", "hooks", "spill"):
+    for benchmark in ("kernels", "train", "train-large", "models", "hooks", "spill"):
         for file in files[benchmark]:
             assert file.name in pages["index.md"]
             for row in file.rows:

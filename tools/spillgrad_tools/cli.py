@@ -119,6 +119,12 @@ def bench_train() -> None:
     """Time training steps in RAM, spilled and offloaded, beside the same model in PyTorch, where installed."""
 
 
+@bench.command("models")
+@runs("bench.models", bench_options.ModelOptions)
+def bench_models() -> None:
+    """Time training steps of ordinary small models beside the same code with PyTorch, where installed."""
+
+
 @bench.command("hooks")
 @runs("bench.hooks", bench_options.HookOptions)
 def bench_hooks() -> None:

@@ -108,3 +108,15 @@ class FitOptions:
     name: Annotated[str, Option("--filter", metavar="NAME", help="Only models whose name contains this.")] = ""
     page: Page = None
     directory: Disk = Path()
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOptions:
+    """The options of `spillgrad bench models`."""
+
+    as_json: Json = False
+    name: Annotated[str, Option("--filter", metavar="NAME", help="Only models whose name contains this.")] = ""
+    threads: Threads = None
+    rounds: Rounds = 9
+    page: Page = None
+    bars: Bars = False
