@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_tools.bench.programs.program import Program, Step, fill, normal, training, whole_numbers
+from spillgrad_tools.bench.programs.program import Program, Step, fill, given, normal, training, whole_numbers
 
 
 def _language_model(
@@ -124,10 +124,8 @@ def llama(torch: Any, random: np.random.Generator) -> Step:
                 nn.ModuleList(Block() for _ in range(layers)),
             )
             self.norm, self.output = RMSNorm(), nn.Linear(width, vocabulary, bias=False)
-            rates = 1.0 / (
-                10000 ** (torch.arange(0, width // heads, 2).to(torch.get_default_dtype()) / (width // heads))
-            )
-            angles = torch.outer(torch.arange(length).to(torch.get_default_dtype()), rates)
+            rates = given(torch, 10000.0 ** (-np.arange(0, width // heads, 2) / (width // heads)))
+            angles = torch.outer(given(torch, np.arange(length)), rates)
             self.turns = torch.polar(torch.ones_like(angles), angles).view(1, length, 1, -1)
 
         def forward(self, tokens: Any) -> Any:
