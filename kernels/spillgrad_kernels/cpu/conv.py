@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cpu import reductions
+from spillgrad_kernels.cpu import copying, depthwise, reductions
 from spillgrad_kernels.cpu.pointers import array_at, copy_bytes
 from spillgrad_kernels.cpu.product import product, workspace_size
 from spillgrad_kernels.cpu.product_tile import TILE_ROWS, VECTOR_BYTES, like_of
 from spillgrad_kernels.device_array import on_device
-from spillgrad_kernels.jit.compile import REASSOCIATE, jit
+from spillgrad_kernels.jit.compile import jit
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.threads.dispatch import parallel_for
@@ -39,18 +39,6 @@ _WEIGHT_COLUMNS = 512
 
 
 @jit
-def _copy_every_second(source: Any, target: Any) -> None:
-    """Copy elements 0, 2, 4, … of `source` to `target`, in groups of 16. LLVM turns each group into one shuffle."""
-    whole = target.size - target.size % 16
-    for first in range(0, whole, 16):
-        x, y = source[2 * first : 2 * first + 31], target[first : first + 16]
-        for lane in range(16):
-            y[lane] = x[2 * lane]
-    for i in range(whole, target.size):
-        target[i] = source[2 * i]
-
-
-@jit
 def _span(across: int, step: int, width: int, columns: int) -> Any:
     """Return the range (first, stop) of the grid columns from which a tap reaches a column inside the image.
 
@@ -63,20 +51,25 @@ def _span(across: int, step: int, width: int, columns: int) -> Any:
 
 @jit
 def _find_runs(
-    images: Any, taps: Any, steps: Any, grid: Any, first: int, count: int, runs: Any, ends: Any
+    images: Any, taps: Any, steps: Any, by_phases: bool, grid: Any, first: int, count: int, runs: Any, ends: Any
 ) -> None:  # fmt: skip
     """Write to `runs` the elements that each tap reaches from grid positions `first` to `first` + `count` - 1.
 
     A run is a series of the image's elements. Three numbers describe a run: the offset in bytes of the first element in
     group 0 and channel 0, the grid position of the first element minus `first`, and the number of elements. `ends[t]`
     is set to the number of runs of taps 0 to t. Positions are numbered along the columns of the grid, then its rows,
-    then the images.
+    then the images. `by_phases` is explained in `_in_phases`.
     """
     height, width, size = images.shape[3], images.shape[4], images.itemsize
     found = 0
     for t in range(taps.shape[0]):
         down, across = taps[t, 0], taps[t, 1]
         low, high = _span(across, steps[1], width, grid[1])
+        step, shift = steps[1], across  # of the grid's columns in a row of the image, as it lies in memory
+        if by_phases:
+            step, shift = 1, across // steps[1]
+            for phase in range(across % steps[1]):
+                shift += (width - phase + steps[1] - 1) // steps[1]
         image, place = first // (grid[0] * grid[1]), first % (grid[0] * grid[1])
         i, j, done, begun = place // grid[1], place % grid[1], 0, found
         while done < count:
@@ -84,7 +77,7 @@ def _find_runs(
             y = i * steps[0] + down
             begin, end = max(low - j, 0), min(high - j, length)
             if 0 <= y < height and begin < end:
-                source = image * images.strides[0] + (y * width + (j + begin) * steps[1] + across) * size
+                source = image * images.strides[0] + (y * width + (j + begin) * step + shift) * size
                 last = found - 1
                 if (
                     found > begun
@@ -108,30 +101,20 @@ def _find_runs(
 
 
 @jit
-def _gather(images: Any, group: int, channel: int, step: int, runs: Any, ends: Any, patches: Any) -> None:
+def _gather(images: Any, group: int, channel: int, runs: Any, ends: Any, patches: Any) -> None:
     """Copy the runs of all taps to the rows of `patches`: first all taps of `channel`, then those of the next channel.
 
-    Elements of `patches` outside the runs are not written; the caller has set them to 0. Elements of a run are `step`
-    columns apart in the image.
+    Elements of `patches` outside the runs are not written; the caller has set them to 0. Elements of a run are
+    neighbours in memory.
     """
     size = images.itemsize
     for first_row in range(0, patches.shape[0], ends.size):
         source = np.intp(images.ctypes.data) + group * images.strides[1] + channel * images.strides[2]
         begin = 0
         for t in range(ends.size):
-            row = patches[first_row + t]
-            target = np.intp(row.ctypes.data)
+            target = np.intp(patches[first_row + t].ctypes.data)
             for r in range(begin, ends[t]):
-                if step == 1:
-                    copy_bytes(target + runs[r, 1] * size, source + runs[r, 0], runs[r, 2] * size)
-                else:
-                    run = row[runs[r, 1] : runs[r, 1] + runs[r, 2]]
-                    seen = array_at(images, source + runs[r, 0], (runs[r, 2] - 1) * step + 1)
-                    if step == 2:
-                        _copy_every_second(seen, run)
-                    else:
-                        for i in range(run.size):
-                            run[i] = seen[i * step]
+                copy_bytes(target + runs[r, 1] * size, source + runs[r, 0], runs[r, 2] * size)
             begin = ends[t]
         channel += 1
 
@@ -182,19 +165,19 @@ def _correlate(
             depth = channels * tap_count
             if depth == 0:
                 results[:height, :count] = 0
-            _find_runs(images, taps[f, :tap_count], in_steps, grid, first, count, runs, ends)
+            _find_runs(images, taps[f, :tap_count], in_steps, True, grid, first, count, runs, ends)
             patches[:] = 0
             a = np.intp(weights.ctypes.data) + (starts[f] + (group * outputs + first_output) * depth) * size
             for channel in range(0, depth and channels, channel_block):
                 deep = min(channel_block, channels - channel) * tap_count
-                _gather(images, group, channel, in_steps[1], runs, ends[:tap_count], patches[:deep])
+                _gather(images, group, channel, runs, ends[:tap_count], patches[:deep])
                 at_results = np.intp(results.ctypes.data)
                 product(
                     like_of(images), height, count, deep, (a + channel * tap_count * size, depth * size, size),
                     (np.intp(patches.ctypes.data), block * size, size), (at_results, block * size, size),
                     (at_results if channel > 0 else 0, block * size, size), workspace,
                 )  # fmt: skip
-            _find_runs(out, phases[f : f + 1], out_steps, grid, first, count, runs, ends)
+            _find_runs(out, phases[f : f + 1], out_steps, False, grid, first, count, runs, ends)
             _scatter(results[:height], bias, group, first_output, out_steps[1], runs, ends[0], out)
 
 
@@ -225,98 +208,17 @@ def _correlate_gradients(
         sums = out[part, group, :, channel:]
         for first in range(part * chunk, last, block):
             count = min(block, last - first)
-            _find_runs(grads, no_tap, no_steps, grid, first, count, runs, ends)
-            _gather(grads, group, 0, 1, runs, ends[:1], gradients)
+            _find_runs(grads, no_tap, no_steps, False, grid, first, count, runs, ends)
+            _gather(grads, group, 0, runs, ends[:1], gradients)
             patches[:] = 0
-            _find_runs(images, taps, steps, grid, first, count, runs, ends)
-            _gather(images, group, channel, steps[1], runs, ends, patches[:deep])
+            _find_runs(images, taps, steps, True, grid, first, count, runs, ends)
+            _gather(images, group, channel, runs, ends, patches[:deep])
             at_sums = np.intp(sums.ctypes.data)
             product(
                 like_of(images), outputs, deep, count, (np.intp(gradients.ctypes.data), block * size, size),
                 (np.intp(patches.ctypes.data), size, block * size), (at_sums, sums.strides[0], size),
                 (at_sums if first > part * chunk else 0, sums.strides[0], size), workspace,
             )  # fmt: skip
-
-
-# --- One channel per group: there is no sum over channels, and no matrix product -------------------------------------
-
-
-@jit
-def _add_scaled(target: Any, step: int, source: Any, source_step: int, factor: Any, count: int) -> None:
-    if step == 1 and source_step == 1:
-        x, y = source[:count], target[:count]
-        for i in range(x.size):
-            y[i] += factor * x[i]
-    else:
-        for i in range(count):
-            target[i * step] += factor * source[i * source_step]
-
-
-@jit(fastmath=REASSOCIATE)
-def _dot(x: Any, y: Any, step: int) -> Any:
-    total = x.dtype.type(0)
-    if step == 1:
-        for i in range(x.size):
-            total += x[i] * y[i]
-    else:
-        for i in range(x.size):
-            total += x[i] * y[i * step]
-    return total
-
-
-@jit
-def _depthwise(start: int, stop: int, images: Any, weights: Any, bias: Any, taps: Any, steps: Any, out: Any) -> None:
-    channels, height, width = images.shape[1:]
-    for plane in range(start, stop):
-        image, channel = plane // channels, plane % channels
-        for m in range(out.shape[2]):
-            for i in range(out.shape[3]):
-                row = out[image, channel, m, i]
-                row[:] = bias[channel, m]
-                for t in range(taps.shape[0]):
-                    y, across = i * steps[0] + taps[t, 0], taps[t, 1]
-                    low, high = _span(across, steps[1], width, row.size)
-                    if 0 <= y < height and low < high:
-                        source = images[image, channel, y, low * steps[1] + across :]
-                        _add_scaled(row[low:], 1, source, steps[1], weights[channel, m, t], high - low)
-
-
-@jit
-def _depthwise_input(
-    start: int, stop: int, grads: Any, weights: Any, bias: Any, taps: Any, steps: Any, out: Any
-) -> None:
-    channels, height, width = out.shape[1:]
-    for plane in range(start, stop):
-        image, channel = plane // channels, plane % channels
-        out[image, channel] = bias[channel]
-        for m in range(grads.shape[2]):
-            for i in range(grads.shape[3]):
-                row = grads[image, channel, m, i]
-                for t in range(taps.shape[0]):
-                    y, across = i * steps[0] + taps[t, 0], taps[t, 1]
-                    low, high = _span(across, steps[1], width, row.size)
-                    if 0 <= y < height and low < high:
-                        target = out[image, channel, y, low * steps[1] + across :]
-                        _add_scaled(target, steps[1], row[low:], 1, weights[channel, m, t], high - low)
-
-
-@jit
-def _depthwise_weight(start: int, stop: int, grads: Any, images: Any, taps: Any, steps: Any, out: Any) -> None:
-    height, width = images.shape[2:]
-    sums = np.empty(taps.shape[0], np.float64)
-    for unit in range(start, stop):
-        channel, m = unit // grads.shape[2], unit % grads.shape[2]
-        sums[:] = 0
-        for image in range(images.shape[0]):
-            for i in range(grads.shape[3]):
-                row = grads[image, channel, m, i]
-                for t in range(taps.shape[0]):
-                    y, across = i * steps[0] + taps[t, 0], taps[t, 1]
-                    low, high = _span(across, steps[1], width, row.size)
-                    if 0 <= y < height and low < high:
-                        sums[t] += _dot(row[low:high], images[image, channel, y, low * steps[1] + across :], steps[1])
-        for t in range(taps.shape[0]):
-            out[channel, m, t] = sums[t]
 
 
 # --- From images, weights and windows to the kernels -----------------------------------------------------------------
@@ -335,6 +237,24 @@ def _every(elements: list[int]) -> slice:
     """Return a slice that selects the evenly spaced indices `elements`. Copying a slice is faster than indexing."""
     step = elements[1] - elements[0] if len(elements) > 1 else 1
     return slice(elements[0], elements[-1] + 1, step) if elements else slice(0)
+
+
+def _in_phases(images: np.ndarray, step: int, taps: np.ndarray) -> np.ndarray:
+    """Return images in whose rows all columns of a phase are neighbours: columns 0, `step`, 2 `step` and so on first.
+
+    What a tap reaches from neighbouring positions are neighbours in memory then. The columns of a phase that no tap
+    reaches are left uninitialized.
+    """
+    if step == 1:
+        return images
+    result = buffers.empty(images.shape, images.dtype)
+    done = 0
+    for phase in range(min(step, images.shape[-1])):
+        columns = images[..., phase::step]
+        if phase in taps[:, 1] % step:
+            copying.copy(columns, result[..., done : done + columns.shape[-1]])
+        done += columns.shape[-1]
+    return result
 
 
 def _grouped(images: np.ndarray, groups: int) -> np.ndarray:
@@ -376,13 +296,11 @@ def conv(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Wi
     x = np.ascontiguousarray(x)
     taps = _taps(windows)
     if weight.shape[1] == 1:
-        parallel_for(
-            _depthwise, count * groups, _grain(out.size // (count * groups) * len(taps)), x,
-            weight.reshape(groups, -1, len(taps)), shift.reshape(groups, -1), taps, _pair(windows.stride),
-            out.reshape(count, groups, -1, *windows.grid),
-        )  # fmt: skip
+        by_group = weight.reshape(groups, -1, *windows.size)
+        depthwise.convolve(x, by_group, shift.reshape(groups, -1), windows, _grouped(out, groups))
         return out
     phase = np.zeros((1, 2), np.int64)
+    x = _in_phases(x, windows.stride[1], taps)
     _run(x, weight, shift, [taps], phase, windows.stride, (1, 1), windows.grid, groups, out)
     return out
 
@@ -402,11 +320,8 @@ def conv_input(
     shift = np.zeros(channels, grad.dtype) if bias is None else np.ascontiguousarray(bias)
     grad = np.ascontiguousarray(grad)
     if weight.shape[1] == 1:
-        taps = _taps(windows)
-        parallel_for(
-            _depthwise_input, count * groups, _grain(grad.size // (count * groups) * len(taps)), _grouped(grad, groups),
-            np.ascontiguousarray(weight).reshape(groups, -1, len(taps)), shift, taps, _pair(windows.stride), out,
-        )  # fmt: skip
+        by_group = np.ascontiguousarray(weight).reshape(groups, -1, *windows.size)
+        depthwise.input_gradient(_grouped(grad, groups), by_group, shift, windows, out)
         return out
     # For each dimension and phase: the window elements that fall on the phase's positions. Each is paired with an
     # offset: the window's number minus the position's number in the phase.
@@ -421,14 +336,17 @@ def conv_input(
         )
     ]  # fmt: skip
     phases = [(i, j) for i in range(len(reach[0])) for j in range(len(reach[1]))]
-    taps_of, weights = [], []
     by_group = weight.reshape(groups, -1, *weight.shape[1:]).swapaxes(1, 2)
+    weights = buffers.empty((weight.size,), weight.dtype)
+    taps_of, written = [], 0
     for i, j in phases:
         down, across = reach[0][i], reach[1][j]
         taps_of.append(np.array([(y, x) for _, y in down for _, x in across], np.int64).reshape(-1, 2))
-        weights.append(by_group[..., _every([t for t, _ in down]), _every([t for t, _ in across])].reshape(-1))
+        of_phase = by_group[..., _every([t for t, _ in down]), _every([t for t, _ in across])]
+        weights[written : written + of_phase.size].reshape(of_phase.shape)[...] = of_phase
+        written += of_phase.size
     grid = -(-windows.image[0] // windows.stride[0]), -(-windows.image[1] // windows.stride[1])
-    _run(grad, np.concatenate(weights), shift, taps_of, np.array(phases), (1, 1), windows.stride, grid, groups, out)
+    _run(grad, weights, shift, taps_of, np.array(phases), (1, 1), windows.stride, grid, groups, out)
     return out
 
 
@@ -467,12 +385,7 @@ def conv_weight(grad: np.ndarray, x: np.ndarray, windows: Windows, groups: int) 
     if not positions or not math.prod(shape):
         return buffers.zeros(shape, x.dtype)
     if channels == 1:
-        out = buffers.empty(shape, x.dtype)
-        parallel_for(
-            _depthwise_weight, outputs, _grain(positions * len(taps)), _grouped(grad, groups), x, taps,
-            _pair(windows.stride), out.reshape(groups, -1, len(taps)),
-        )  # fmt: skip
-        return out
+        return depthwise.weight_gradient(_grouped(grad, groups), x, windows).reshape(shape)
     channel_block = min(channels, max(1, _WEIGHT_COLUMNS // len(taps)))
     tasks = groups * -(-channels // channel_block)
     chunks = min(-(-_TASKS // tasks), -(-positions // _BLOCK_POSITIONS))
@@ -481,6 +394,7 @@ def conv_weight(grad: np.ndarray, x: np.ndarray, windows: Windows, groups: int) 
     block = min(_BLOCK_POSITIONS, chunk)
     parts = buffers.empty((chunks, groups, outputs // groups, channels, len(taps)), x.dtype)
     columns = channel_block * len(taps)
+    x = _in_phases(x, windows.stride[1], taps)
     parallel_for(
         _correlate_gradients, tasks * chunks, _grain(outputs // groups * columns * chunk),
         _grouped(grad, groups), _grouped(x, groups), taps, np.zeros((1, 2), np.int64), _pair(windows.stride),

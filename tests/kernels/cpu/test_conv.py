@@ -7,12 +7,17 @@ from spillgrad_kernels.cpu import conv
 from spillgrad_kernels.windows import Windows
 
 # Images, channels a group, outputs a group, groups, image, kernel, stride, padding, dilation. Beside the plain ones:
-# several blocks of positions, of channels and of outputs; windows larger than a block of rows; runs across images.
+# several blocks of positions, of channels and of outputs; windows larger than a block of rows; runs across images;
+# strides beyond the window; padding beyond it.
 CASES = [
     (2, 3, 5, 1, (9, 11), (3, 3), (1, 1), (1, 1), (1, 1)),
     (2, 3, 5, 2, (9, 11), (3, 2), (2, 3), (1, 0), (1, 2)),
     (3, 1, 1, 4, (9, 11), (3, 3), (1, 1), (1, 1), (1, 1)),
     (2, 1, 2, 3, (9, 11), (3, 3), (2, 2), (2, 1), (2, 1)),
+    (2, 1, 1, 3, (10, 13), (2, 2), (3, 4), (1, 0), (1, 1)),
+    (2, 1, 3, 2, (1, 19), (1, 4), (1, 1), (0, 3), (1, 1)),
+    (1, 1, 1, 2, (5, 4), (3, 2), (1, 1), (4, 3), (1, 1)),
+    (2, 3, 4, 1, (10, 13), (2, 2), (3, 4), (1, 0), (1, 1)),
     (3, 40, 130, 1, (13, 17), (3, 3), (1, 1), (1, 1), (1, 1)),
     (3, 300, 7, 1, (5, 5), (1, 1), (1, 1), (0, 0), (1, 1)),
     (1, 2, 3, 1, (40, 41), (17, 18), (2, 2), (8, 8), (1, 1)),
@@ -108,3 +113,12 @@ def test_threads_change_no_bit(case, assert_same_on_any_number_of_threads):
             conv.conv_weight(grad, x, windows, case[3]),
         )
     )
+
+
+def test_an_infinity_reaches_only_the_taps_that_see_it():
+    windows, x, _, grad = draw((1, 1, 1, 1, (4, 5), (1, 3), (1, 1), (0, 0), (1, 1)))
+    x[0, 0, 1, 0] = np.inf  # only the first tap sees the first column
+    found = conv.conv_weight(np.abs(grad), x, windows, 1).reshape(-1)
+    assert found[0] == np.inf
+    x[0, 0, 1, 0] = 0
+    np.testing.assert_allclose(found[1:], conv.conv_weight(np.abs(grad), x, windows, 1).reshape(-1)[1:])
