@@ -83,6 +83,10 @@ def _view_forward(self: np.ndarray, index: Any) -> np.ndarray:
     return as_own(self[index] if Ellipsis in index else self[(*index, Ellipsis)])
 
 
+def _part_at(total: np.ndarray, _: np.ndarray, index: Any) -> np.ndarray:
+    return _view_forward(total, index)
+
+
 def _basic_gradient(g: Tensor, index: Any, self_shape: tuple[int, ...]) -> Tensor:
     return _place(g, index, self_shape)
 
@@ -94,9 +98,10 @@ def _placed(self: np.ndarray, index: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 _place: Callable[..., Tensor] = operation("place", _placed, self=lambda g, index: _basic(g, index))
-_slice, _select, _unsqueeze = (
-    operation(name, _view_forward, view=True, self=_basic_gradient) for name in ("slice", "select", "unsqueeze")
+_slice, _select = (
+    operation(name, _view_forward, view=True, part_of=_part_at, self=_basic_gradient) for name in ("slice", "select")
 )
+_unsqueeze = operation("unsqueeze", _view_forward, view=True, self=_basic_gradient)
 
 
 def _basic(tensor: Tensor, index: tuple[Any, ...]) -> Tensor:

@@ -309,8 +309,9 @@ _widen: Callable[..., Tensor] = operation(
     "widen", _widened, self=lambda g, dim, start, self_shape: narrow(g, dim, start, self_shape[dim])
 )
 _narrow: Callable[..., Tensor] = operation(
-    "slice", _narrowed, view=True, self=lambda g, dim, start, self_shape: _widen(g, dim, start, self_shape[dim])
-)
+    "slice", _narrowed, view=True, part_of=lambda total, g, dim, start: _narrowed(total, dim, start, g.shape[dim]),
+    self=lambda g, dim, start, self_shape: _widen(g, dim, start, self_shape[dim]),
+)  # fmt: skip
 
 
 @declare(method=True)

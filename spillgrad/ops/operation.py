@@ -23,7 +23,7 @@ import numpy as np
 
 from spillgrad.autograd.core import anomaly_mode, grad_mode, hooks
 from spillgrad.autograd.core.grad_mode import is_recording
-from spillgrad.autograd.core.node import NO_EDGE, Node, new_output, next_sequence
+from spillgrad.autograd.core.node import NO_EDGE, Node, accumulate_gradients, new_output, next_sequence
 from spillgrad.autograd.core.saved import SavedNone, SavedTensor
 from spillgrad.device.device import device_of, filled
 from spillgrad.dtypes import is_differentiable
@@ -107,6 +107,9 @@ class Operation:
     outputs: tuple[str, ...] = ("result",)
     aux: tuple[str, ...] = ()
     view: bool = False
+    # For a view of a part: returns that part of another array of the input's shape. It takes the array, the gradient of
+    # the output, and the saved values by name.
+    part_of: Callable[..., Any] | None = None
     # For each derivative, the names of the values that are saved for it.
     saves: tuple[frozenset[str], ...] = field(init=False)
 
@@ -193,7 +196,8 @@ class Operation:
         own: dict[str, Any] = {"name": self.name, "symbolic": self._symbolic, "anew": self._anew}
         own["forward"] = self.forward.compute if isinstance(self.forward, Planned) else self.forward
         if self.derivatives:
-            own["NodeType"] = type(self.node_name, (OperationNode,), {"operation": self, "apply": self._apply()})
+            members = {"operation": self, "apply": self._apply()}
+            own["NodeType"] = type(self.node_name, (OperationNode if self.part_of is None else PartNode,), members)
         return own
 
     def _apply(self) -> Callable[..., list[Any]]:
@@ -301,6 +305,16 @@ class OperationNode(Node):
         return [*super().__dir__(), *shown_names, *(f"_raw_saved_{name}" for name in raw)]
 
 
+class PartNode(OperationNode):
+    """A recorded view of a part of a tensor."""
+
+    def add_part(self, grad: Tensor, total: Tensor) -> None:
+        """Add the gradient of the view to the same part of a gradient of the whole tensor, in place."""
+        assert self.operation.part_of is not None
+        part = self.operation.part_of(total._array, grad._array, **self._saved)
+        accumulate_gradients(Tensor.wrap(part), grad)
+
+
 def _hold(gradient: Any, held: set[int]) -> Any:
     """Return the gradient of an input. If its id is in `held`, mark the gradient as shared: a leaf then stores a copy.
 
@@ -336,7 +350,7 @@ _NAMES: dict[str, Any] = {
 
 def operation(
     name: str, forward: Callable[..., Any] | Planned, /, *, outputs: tuple[str, ...] = ("result",),
-    aux: tuple[str, ...] = (), view: bool = False,
+    aux: tuple[str, ...] = (), view: bool = False, part_of: Callable[..., Any] | None = None,
     joint: tuple[tuple[str, ...], Callable[..., Any] | Composed] | None = None,
     **derivatives: Callable[..., Any] | Composed,
 ) -> Operation:  # fmt: skip
@@ -344,6 +358,7 @@ def operation(
 
     `forward` takes arrays in place of tensors; it returns the outputs, then the results that `aux` names. `joint` is
     (names of inputs, function): one derivative for several inputs, which returns a gradient or None for each.
+    `part_of` is explained at `Operation`.
     """
     rows = [((key,), function) for key, function in derivatives.items()] + ([joint] if joint else [])
     parsed = []
@@ -354,4 +369,4 @@ def operation(
         else:
             parsed.append(Derivative.of(inputs, function))
     parameters = forward.parameters if isinstance(forward, Planned) else tuple(inspect.signature(forward).parameters)
-    return Operation(name, forward, tuple(parsed), parameters, outputs, aux, view)
+    return Operation(name, forward, tuple(parsed), parameters, outputs, aux, view, part_of)

@@ -149,8 +149,9 @@ def run_backward(
                 captured[position] = grads[inputs[position][1]]  # type: ignore[index]
             results: Sequence[Any] | None = None
             if needed is None or node in needed or (accumulate and node.rank == 0 and node in targets):
-                results = _checked(node, node.run(grads)) if watched is None else watched(node, grads, _checked)
-                state.enabled = create_graph
+                if node.add_part is None or watched is not None or stopped or not _adds_part(arrived, node, grads):
+                    results = _checked(node, node.run(grads)) if watched is None else watched(node, grads, _checked)
+                    state.enabled = create_graph
                 if not retain_graph:
                     node.release()
             del grads
@@ -243,6 +244,27 @@ def _deliver(arrived: dict[Node, list[Any]], edge: Edge, grad: Any) -> None:
         grads[output_nr] = add_gradients(grads[output_nr], grad)
     else:
         accumulate_gradients(grads[output_nr], grad)
+
+
+def _adds_part(arrived: dict[Node, list[Any]], node: Node, grads: list[Any]) -> bool:
+    """Add the gradient of a part to the gradient of the whole, if one has arrived that nothing else refers to.
+
+    Return whether that was done. If not, the node must run. Through whole gradients, a loop that reads a slice of a
+    tensor in each of its T steps would move the tensor's bytes 3 T times.
+    """
+    source, output_nr = node.edges[0]
+    totals, grad = arrived.get(source), grads[0]  # type: ignore[arg-type]
+    if state.enabled or totals is None or grad is None or node._prehooks or node._posthooks:
+        return False
+    total, meta = totals[output_nr], source.output(output_nr)  # type: ignore[union-attr]
+    if total is None or total.shape != meta[0] or not total.numpy_dtype == grad.numpy_dtype == meta[1]:
+        return False
+    del total
+    if grad.is_cuda or not is_unshared(totals, output_nr):
+        return False
+    assert node.add_part is not None
+    node.add_part(grad, totals[output_nr])
+    return True
 
 
 def _leading_to(nodes: dict[Node, int], inputs: Sequence[Edge], stopped: Collection[Edge]) -> set[Node]:

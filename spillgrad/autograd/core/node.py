@@ -156,6 +156,9 @@ class Node:
     outputs: tuple[OutputMeta, ...] = ()
     sequence: int
     rank = 1  # of the nodes that are ready, the nodes of the lowest rank run first
+    # For a node whose input's gradient is zero outside a part: adds the gradient of its output to that part of another
+    # gradient of the input, in place.
+    add_part: Callable[[Any, Any], None] | None = None
     starts_from_ones = False  # whether backward from an output of many elements needs no gradient to start from
     # Numbers of outputs of a custom function that are views of an input. An in-place change of one side cannot be
     # recorded for the other, because only the user's backward knows their gradient.

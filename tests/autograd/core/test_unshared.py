@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
+from spillgrad.ops import getitem_setitem
 
 SIZE = 1 << 18  # floats
 
@@ -101,3 +102,79 @@ def test_a_graph_of_gradients_is_not_overwritten():
     (gradient,) = sg.autograd.grad(((x * x * first).sum() + (x * x * second).sum()), x, create_graph=True)
     (second_order,) = sg.autograd.grad(gradient.sum(), x)
     np.testing.assert_allclose(second_order.numpy(), 2 * (first.numpy() + second.numpy()), rtol=1e-5, atol=1e-5)
+
+
+# The gradient of a part of a tensor, such as a slice, is added to that part of another gradient.
+
+STEPS = 8
+PARTS = {
+    "select": lambda x, t: x[:, t],
+    "slice": lambda x, t: x[1:-1, t : t + 1],
+    "steps": lambda x, t: x[::-3, t],
+    "narrow": lambda x, t: x.narrow(1, t, 1),
+    "split": lambda x, t: x.split([1] * STEPS, 1)[t],
+}
+
+
+def of_parts(part, x: sg.Tensor, weights: sg.Tensor) -> sg.Tensor:
+    return sum(((part(x, t) * weights[t]).sum() for t in range(STEPS)), start=sg.zeros(()))
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "complex64"])
+def test_gradients_of_parts_are_those_of_whole_gradients(part, dtype):
+    leaf, weights = sg.ones(SIZE // 256, STEPS, 32, dtype=dtype, requires_grad=True), sg.arange(1, STEPS + 1)
+    loss = of_parts(part, leaf * 1, weights)
+    (loss.real if loss.is_complex() else loss).backward()
+    wanted = np.zeros(leaf.shape)
+    for t in range(STEPS):
+        taken = sg.from_numpy(wanted)
+        part(taken, t).add_(t + 1)
+    np.testing.assert_array_equal(leaf.grad.to("complex128").numpy(), wanted)
+
+
+def test_only_the_first_part_takes_a_whole_gradient(monkeypatch):
+    made = []
+    whole = getitem_setitem._place
+    monkeypatch.setattr(getitem_setitem, "_place", lambda *arguments: made.append(1) or whole(*arguments))
+    leaf = sg.ones(SIZE // 256, STEPS, 32, requires_grad=True)
+    of_parts(PARTS["select"], leaf * 1, sg.ones(STEPS)).backward()
+    assert len(made) == 1
+
+
+def test_hooks_of_parts_and_of_the_whole_see_what_they_see_of_small_tensors():
+    def seen(rows: int) -> list[float]:
+        whole = sg.ones(rows, STEPS, 32, requires_grad=True) * 1
+        found = []
+        whole.register_hook(lambda g: found.append(g.mean().item()))
+        whole.retain_grad()
+        parts = [whole[:, t] for t in range(STEPS)]
+        parts[2].grad_fn.register_hook(lambda inputs, _: found.append(inputs[0].sum().item() / rows))
+        parts[3].grad_fn.register_prehook(lambda outputs: found.append(outputs[0].mean().item()))
+        parts[4].register_hook(lambda g: found.append(g.mean().item()))
+        sum((part.sum() * (t + 1) for t, part in enumerate(parts)), start=sg.zeros(())).backward()
+        return [*found, whole.grad.mean().item()]
+
+    assert seen(SIZE // 256) == seen(4)
+
+
+def test_a_gradient_of_the_whole_that_is_not_alone_is_not_changed_by_parts():
+    leaf = sg.ones(SIZE // 256, STEPS, 32, requires_grad=True)
+    whole = leaf * 1
+    given = sg.ones(*leaf.shape)
+    kept = []
+    left = whole * 1
+    left.register_hook(lambda g: kept.append(g))
+    sg.autograd.backward([whole[:, 0], whole, left], [sg.ones(SIZE // 256, 32), given, given])
+    assert (given.numpy() == 1).all()
+    assert (kept[0].numpy() == 1).all()
+    assert leaf.grad.numpy()[:, 0].max() == 3
+    assert leaf.grad.numpy()[:, 1:].max() == 2
+
+
+def test_gradients_of_parts_have_a_graph_when_asked_for():
+    leaf = sg.ones(SIZE // 256, STEPS, 32, requires_grad=True)
+    whole = leaf * leaf
+    (first,) = sg.autograd.grad(of_parts(PARTS["select"], whole, sg.ones(STEPS)), leaf, create_graph=True)
+    (second,) = sg.autograd.grad(first.sum(), leaf)
+    assert (second.numpy() == 2).all()
