@@ -259,8 +259,10 @@ def _adds_part(arrived: dict[Node, list[Any]], node: Node, grads: list[Any]) -> 
     total, meta = totals[output_nr], source.output(output_nr)  # type: ignore[union-attr]
     if total is None or total.shape != meta[0] or not total.numpy_dtype == grad.numpy_dtype == meta[1]:
         return False
+    if total.is_cuda or grad.is_cuda or total._storage.offloaded:
+        return False
     del total
-    if grad.is_cuda or not is_unshared(totals, output_nr):
+    if not is_unshared(totals, output_nr):
         return False
     assert node.add_part is not None
     node.add_part(grad, totals[output_nr])

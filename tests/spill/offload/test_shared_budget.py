@@ -339,3 +339,23 @@ def test_a_gradient_that_waits_for_another_of_its_parameter_is_in_the_store(tmp_
     assert live == [2 * model.weight.nbytes]
     plain(x).sum().backward()
     np.testing.assert_array_equal(model.weight.grad.numpy(), plain.weight.grad.numpy())
+
+
+def test_gradients_of_parts_of_a_parameter_add_up_in_the_store(tmp_path: Path):
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(sg.randn(512, 512) / 20)
+
+        def forward(self, x: sg.Tensor) -> sg.Tensor:
+            hidden = (x @ self.weight[:, :256]).tanh()
+            hidden = (hidden @ self.weight[256:]).tanh()
+            return (hidden @ self.weight).narrow(1, 3, 100) @ self.weight[:100]
+
+    x = sg.ones(2, 512)
+    model, plain = Halves(), Halves()
+    plain.weight.data = model.weight.data.clone()
+    sg.disk_offload(model, directory=tmp_path, ram_budget="4MiB")
+    for each in (model, plain):
+        each(x).sum().backward()
+    np.testing.assert_array_equal(model.weight.grad.numpy(), plain.weight.grad.numpy())
