@@ -258,23 +258,21 @@ def input_gradient(grad: np.ndarray, weight: np.ndarray, bias: np.ndarray, windo
         for image, padding, step in zip(windows.image, windows.padding, windows.stride, strict=True)
     )
     strip = Strip((far[0], far[1]), (1, 1), max(height, windows.grid[0]) + far[0], max(width, windows.grid[1]) + far[1])
-    starts, places, numbers, origins = [0], [], [], []
-    for a in range(down):
-        for b in range(across):
-            for i in range(windows.size[0]):
-                for j in range(windows.size[1]):
-                    y, x = i * windows.dilation[0], j * windows.dilation[1]
-                    if y % down == a and x % across == b:
-                        places.append(strip.place(far[0] - y // down, far[1] - x // across))
-                        numbers.append(i * windows.size[1] + j)
-            starts.append(len(places))
-            origins.append((a - top, b - left))
+    taps_of: list[list[tuple[int, int]]] = [[] for _ in range(down * across)]
+    for i in range(windows.size[0]):
+        for j in range(windows.size[1]):
+            y, x = i * windows.dilation[0], j * windows.dilation[1]
+            place = strip.place(far[0] - y // down, far[1] - x // across)
+            taps_of[y % down * across + x % across].append((place, i * windows.size[1] + j))
+    starts = np.cumsum([0, *map(len, taps_of)])
+    places, numbers = np.array([tap for taps in taps_of for tap in taps], np.int64).T.copy()
+    origins = np.array([(a - top, b - left) for a in range(down) for b in range(across)])
     count, channels, sources = grad.shape[:3]
     positions = _positions(height, strip.columns, width)
     parallel_for(
         _correlate, count * channels, _tasks(out.size * len(places), count * channels), grad,
         weight.reshape(channels, sources, 1, -1), bias[:, None], strip.words(), strip.size + positions,
-        np.array(starts), np.array(places, np.int64), np.array(numbers, np.int64), np.array(origins), positions,
+        starts, places, numbers, origins, positions,
         np.array([down, across]), out[:, :, None],
     )  # fmt: skip
 
