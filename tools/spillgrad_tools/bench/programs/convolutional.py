@@ -26,7 +26,7 @@ def mnist_cnn(torch: Any, random: np.random.Generator) -> Step:
         nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 10),
     )  # fmt: skip
-    return _classifier(torch, random, model, 64, 28, channels=1)
+    return _classifier(torch, random, model, 64, 28, channels=1, lr=0.001)
 
 
 def resnet18(torch: Any, random: np.random.Generator) -> Step:
