@@ -44,9 +44,11 @@ test: $(VENV)/installed-dev  ## run the tests
 test-exhaustive: $(VENV)/installed-dev  ## run the tests that take long, or are many of a kind
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist load -m exhaustive $(ARGS)
 
-# Beside these, `make test-array-api`, `make test-python` and `make test-arm` try what changes less often.
+# Where ARRAY_API_TESTS is a clone of the array API's suite, that too. Beside these, `make test-python` and `make test-arm`
+# try what changes less often.
 test-all: test test-exhaustive  ## run what continuous integration runs (40 minutes): also PyTorch, Paddle, CUDA's simulator, the wheel, the site
 	@$(MAKE) --no-print-directory test-cuda test-peers wheel test-page
+	@! test -d "$(ARRAY_API_TESTS)/array_api_tests" || $(MAKE) --no-print-directory test-array-api
 
 # A process has either the simulator or a GPU: these tests run apart from the others.
 test-cuda: $(VENV)/installed-dev  ## run the CUDA kernels in Numba's simulator; with SIMULATED=0, on the GPU

@@ -252,11 +252,13 @@ def _adds_part(arrived: dict[Node, list[Any]], node: Node, grads: list[Any]) -> 
     Return whether that was done. If not, the node must run. Through whole gradients, a loop that reads a slice of a
     tensor in each of its T steps would move the tensor's bytes 3 T times.
     """
-    source, output_nr = node.edges[0]
-    totals, grad = arrived.get(source), grads[0]  # type: ignore[arg-type]
-    if state.enabled or totals is None or grad is None or node._prehooks or node._posthooks:
+    (source, output_nr), grad = node.edges[0], grads[0]
+    if state.enabled or source is None or grad is None or node._prehooks or node._posthooks:
         return False
-    total, meta = totals[output_nr], source.output(output_nr)  # type: ignore[union-attr]
+    totals = arrived.get(source)
+    if totals is None:
+        return False
+    total, meta = totals[output_nr], source.output(output_nr)
     if total is None or total.shape != meta[0] or not total.numpy_dtype == grad.numpy_dtype == meta[1]:
         return False
     if total.is_cuda or grad.is_cuda or total._storage.offloaded:

@@ -33,7 +33,7 @@ def resnet18(torch: Any, random: np.random.Generator) -> Step:
     """Make ResNet-18 for CIFAR (He et al. 2016): 32 images of 32 x 32."""
     nn = torch.nn
 
-    class Block(nn.Module):  # type: ignore[misc, name-defined]
+    class Block(nn.Module):
         def __init__(self, inner: int, outer: int, stride: int) -> None:
             super().__init__()
             self.conv1, self.bn1 = nn.Conv2d(inner, outer, 3, stride, 1, bias=False), nn.BatchNorm2d(outer)
@@ -59,7 +59,7 @@ def densenet(torch: Any, random: np.random.Generator) -> Step:
     """Make a DenseNet-BC of 40 layers with 12 channels each (Huang et al. 2017): 32 images of 32 x 32."""
     nn, growth = torch.nn, 12
 
-    class Dense(nn.Module):  # type: ignore[misc, name-defined]
+    class Dense(nn.Module):
         def __init__(self, inner: int) -> None:
             super().__init__()
             self.bn1, self.conv1 = nn.BatchNorm2d(inner), nn.Conv2d(inner, 4 * growth, 1, bias=False)
@@ -87,7 +87,7 @@ def mobilenet(torch: Any, random: np.random.Generator) -> Step:
     """Make MobileNetV2 for CIFAR (Sandler et al. 2018): 32 images of 32 x 32."""
     nn = torch.nn
 
-    class Inverted(nn.Module):  # type: ignore[misc, name-defined]
+    class Inverted(nn.Module):
         def __init__(self, inner: int, outer: int, stride: int, expansion: int) -> None:
             super().__init__()
             wide = inner * expansion
@@ -194,7 +194,7 @@ def diffusion_unet(torch: Any, random: np.random.Generator) -> Step:
     nn, width, batch = torch.nn, 32, 16
     functional = nn.functional
 
-    class Residual(nn.Module):  # type: ignore[misc, name-defined]
+    class Residual(nn.Module):
         def __init__(self, inner: int, outer: int) -> None:
             super().__init__()
             self.norm1, self.conv1 = nn.GroupNorm(8, inner), nn.Conv2d(inner, outer, 3, padding=1)
@@ -207,7 +207,7 @@ def diffusion_unet(torch: Any, random: np.random.Generator) -> Step:
             y = y + self.time(functional.silu(time))[:, :, None, None]
             return self.conv2(functional.silu(self.norm2(y))) + self.skip(x)
 
-    class Attention(nn.Module):  # type: ignore[misc, name-defined]
+    class Attention(nn.Module):
         def __init__(self, channels: int) -> None:
             super().__init__()
             self.norm, self.qkv = nn.GroupNorm(8, channels), nn.Conv2d(channels, 3 * channels, 1)
@@ -219,7 +219,7 @@ def diffusion_unet(torch: Any, random: np.random.Generator) -> Step:
             mixed = functional.scaled_dot_product_attention(q, k, v)
             return x + self.proj(mixed.transpose(1, 2).reshape(n, c, h, w))
 
-    class UNet(nn.Module):  # type: ignore[misc, name-defined]
+    class UNet(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.time = nn.Sequential(nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, 4 * width))

@@ -12,7 +12,7 @@ def makemore_gru(torch: Any, random: np.random.Generator) -> Step:
     nn, functional = torch.nn, torch.nn.functional
     width, vocabulary, batch, length = 64, 27, 32, 16
 
-    class Cell(nn.Module):  # type: ignore[misc, name-defined]
+    class Cell(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.xh_to_z, self.xh_to_r = nn.Linear(2 * width, width), nn.Linear(2 * width, width)
@@ -25,7 +25,7 @@ def makemore_gru(torch: Any, random: np.random.Generator) -> Step:
             z = torch.sigmoid(self.xh_to_z(xh))
             return (1 - z) * hprev + z * hbar
 
-    class GRU(nn.Module):  # type: ignore[misc, name-defined]
+    class GRU(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.start, self.wte = nn.Parameter(torch.zeros(1, width)), nn.Embedding(vocabulary, width)
@@ -51,7 +51,7 @@ def lstm(torch: Any, random: np.random.Generator) -> Step:
     nn, functional = torch.nn, torch.nn.functional
     width, words, batch, length = 200, 1000, 20, 35
 
-    class Words(nn.Module):  # type: ignore[misc, name-defined]
+    class Words(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.encoder, self.rnn = nn.Embedding(words, width), nn.LSTM(width, width, 2)
@@ -80,7 +80,7 @@ def mamba(torch: Any, random: np.random.Generator) -> Step:
     nn, functional = torch.nn, torch.nn.functional
     width, inner, state, rank, vocabulary, batch, length = 64, 128, 16, 4, 65, 8, 64
 
-    class Mixer(nn.Module):  # type: ignore[misc, name-defined]
+    class Mixer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.norm, self.in_proj = nn.LayerNorm(width), nn.Linear(width, 2 * inner, bias=False)
@@ -108,7 +108,7 @@ def mamba(torch: Any, random: np.random.Generator) -> Step:
             y = torch.stack(ys, dim=1) + u * self.D
             return x + self.out_proj(y * functional.silu(gate))
 
-    class Mamba(nn.Module):  # type: ignore[misc, name-defined]
+    class Mamba(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.embedding, self.layers = nn.Embedding(vocabulary, width), nn.ModuleList([Mixer(), Mixer()])
@@ -173,7 +173,7 @@ def gcn(torch: Any, random: np.random.Generator) -> Step:
         torch.from_numpy(places), torch.ones(places.shape[1]) * (nodes / edges), (nodes, nodes)
     ).coalesce()
 
-    class Layer(nn.Module):  # type: ignore[misc, name-defined]
+    class Layer(nn.Module):
         def __init__(self, inner: int, outer: int) -> None:
             super().__init__()
             self.weight, self.bias = nn.Parameter(torch.zeros(inner, outer)), nn.Parameter(torch.zeros(outer))
@@ -181,7 +181,7 @@ def gcn(torch: Any, random: np.random.Generator) -> Step:
         def forward(self, x: Any) -> Any:
             return torch.spmm(adjacency, torch.mm(x, self.weight)) + self.bias
 
-    class GCN(nn.Module):  # type: ignore[misc, name-defined]
+    class GCN(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.gc1, self.gc2 = Layer(features, 16), Layer(16, 7)
@@ -200,7 +200,7 @@ def autoencoder(torch: Any, random: np.random.Generator) -> Step:
     """Make PyTorch's variational autoencoder (Kingma and Welling 2014), with given noise: 128 images of 28 x 28."""
     nn, functional = torch.nn, torch.nn.functional
 
-    class VAE(nn.Module):  # type: ignore[misc, name-defined]
+    class VAE(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.fc1, self.fc21, self.fc22 = nn.Linear(784, 400), nn.Linear(400, 20), nn.Linear(400, 20)

@@ -23,7 +23,7 @@ def _gpt(torch: Any, vocabulary: int, length: int, width: int, heads: int, layer
     """Return a GPT as makemore and minGPT write it: attention of single operations, with a mask of ones."""
     nn, functional = torch.nn, torch.nn.functional
 
-    class Attention(nn.Module):  # type: ignore[misc, name-defined]
+    class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
@@ -40,11 +40,11 @@ def _gpt(torch: Any, vocabulary: int, length: int, width: int, heads: int, layer
             y = functional.softmax(att, dim=-1) @ v
             return self.c_proj(y.transpose(1, 2).contiguous().view(n, t, c))
 
-    class NewGELU(nn.Module):  # type: ignore[misc, name-defined]
+    class NewGELU(nn.Module):
         def forward(self, x: Any) -> Any:
             return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
-    class Block(nn.Module):  # type: ignore[misc, name-defined]
+    class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.ln_1, self.attn, self.ln_2 = nn.LayerNorm(width), Attention(), nn.LayerNorm(width)
@@ -54,7 +54,7 @@ def _gpt(torch: Any, vocabulary: int, length: int, width: int, heads: int, layer
             x = x + self.attn(self.ln_1(x))
             return x + self.mlp(self.ln_2(x))
 
-    class GPT(nn.Module):  # type: ignore[misc, name-defined]
+    class GPT(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
@@ -85,7 +85,7 @@ def llama(torch: Any, random: np.random.Generator) -> Step:
     nn, functional = torch.nn, torch.nn.functional
     vocabulary, width, heads, length, layers = 256, 128, 4, 128, 4
 
-    class RMSNorm(nn.Module):  # type: ignore[misc, name-defined]
+    class RMSNorm(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.ones(width))
@@ -97,7 +97,7 @@ def llama(torch: Any, random: np.random.Generator) -> Step:
         pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * turns).flatten(3)
 
-    class Block(nn.Module):  # type: ignore[misc, name-defined]
+    class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.wq, self.wk = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
@@ -116,7 +116,7 @@ def llama(torch: Any, random: np.random.Generator) -> Step:
             h = self.ffn_norm(x)
             return x + self.w2(functional.silu(self.w1(h)) * self.w3(h))
 
-    class Llama(nn.Module):  # type: ignore[misc, name-defined]
+    class Llama(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.embeddings, self.layers = (
@@ -142,7 +142,7 @@ def vit(torch: Any, random: np.random.Generator) -> Step:
     nn, functional = torch.nn, torch.nn.functional
     width, heads, batch = 128, 4, 32
 
-    class Attention(nn.Module):  # type: ignore[misc, name-defined]
+    class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.norm, self.to_qkv = nn.LayerNorm(width), nn.Linear(width, 3 * width, bias=False)
@@ -154,7 +154,7 @@ def vit(torch: Any, random: np.random.Generator) -> Step:
             attention = torch.softmax(torch.matmul(q, k.transpose(-1, -2)) * (width // heads) ** -0.5, -1)
             return self.to_out(torch.matmul(attention, v).transpose(1, 2).reshape(n, t, width))
 
-    class ViT(nn.Module):  # type: ignore[misc, name-defined]
+    class ViT(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.patch, self.cls = nn.Linear(48, width), nn.Parameter(torch.zeros(1, 1, width))
@@ -186,7 +186,7 @@ def whisper(torch: Any, random: np.random.Generator) -> Step:
     nn, functional = torch.nn, torch.nn.functional
     width, heads, batch, words = 128, 4, 8, 512
 
-    class Attention(nn.Module):  # type: ignore[misc, name-defined]
+    class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.query, self.key = nn.Linear(width, width), nn.Linear(width, width, bias=False)
@@ -206,7 +206,7 @@ def whisper(torch: Any, random: np.random.Generator) -> Step:
             mixed = functional.softmax(scores, dim=-1) @ v
             return self.out(mixed.permute(0, 2, 1, 3).flatten(start_dim=2))
 
-    class Block(nn.Module):  # type: ignore[misc, name-defined]
+    class Block(nn.Module):
         def __init__(self, crosses: bool) -> None:
             super().__init__()
             self.attn, self.attn_ln = Attention(), nn.LayerNorm(width)
@@ -221,7 +221,7 @@ def whisper(torch: Any, random: np.random.Generator) -> Step:
                 x = x + self.cross(self.cross_ln(x), heard)
             return x + self.mlp(self.mlp_ln(x))
 
-    class Whisper(nn.Module):  # type: ignore[misc, name-defined]
+    class Whisper(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.conv1, self.conv2 = nn.Conv1d(80, width, 3, padding=1), nn.Conv1d(width, width, 3, 2, padding=1)
@@ -253,7 +253,7 @@ def translation(torch: Any, random: np.random.Generator) -> Step:
     nn, functional = torch.nn, torch.nn.functional
     width, words, batch, length = 128, 500, 16, 20
 
-    class Translator(nn.Module):  # type: ignore[misc, name-defined]
+    class Translator(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.source, self.target = nn.Embedding(words, width), nn.Embedding(words, width)
