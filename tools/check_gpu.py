@@ -290,13 +290,13 @@ def parts(quick: bool) -> list[Part]:
     rounds = ("--quick", "--rounds", "1") if quick else ("--rounds", "5")
     chosen = ["tests/cuda/test_array.py", "tests/cuda/test_dlpack.py"] if quick else ["tests/cuda"]
     return [
-        Part("machine", 30, by_process("machine")),
+        Part("machine", 15, by_process("machine")),
         Part("memory", 20, by_process("memory")),
         Part("training", 90, by_process("training")),
-        Part("training, spilled", 30, by_process("training-spilled")),
-        Part("benchmark", 230, benchmark(*rounds)),
-        Part("tests on the device", 140, tests(*chosen)),
-        *([] if quick else [Part("PTX code", 50, tests("tests/kernels/cuda/test_code.py"))]),
+        Part("training, spilled", 25, by_process("training-spilled")),
+        Part("benchmark", 210, benchmark(*rounds)),
+        Part("tests on the device", 190, tests(*chosen)),
+        *([] if quick else [Part("PTX code", 45, tests("tests/kernels/cuda/test_code.py"))]),
     ]
 
 

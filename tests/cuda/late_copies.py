@@ -1,4 +1,4 @@
-"""A simulated device whose copies come late: code that does not wait for a copy finds what was there before."""
+"""A device whose copies come late: code that does not wait for a copy finds what was there before."""
 
 import collections
 import random
@@ -14,7 +14,7 @@ from spillgrad_kernels.cuda.driver import driver
 class LateCopies:
     """Lets the streams beside `compute` do their work only when something waits for it, or now and then when asked.
 
-    `compute` does its work at once.
+    `compute` does its work at once. On a GPU, too, work is done when the call that lets a stream do it returns.
     """
 
     def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,6 +24,7 @@ class LateCopies:
         self._done: collections.Counter[Any] = collections.Counter()
         self._recorded: dict[int, tuple[Any, int]] = {}  # by the identity of an event: a stream, and how much of it
         calls = driver.calls
+        self._synchronize = calls.synchronize
         self._at_once = {name: getattr(calls, name) for name in ("to_host", "to_device")}
         for name in ("record", "hold", "is_done", "wait_for", "synchronize"):
             monkeypatch.setattr(calls, name, getattr(self, name))
@@ -31,7 +32,11 @@ class LateCopies:
             monkeypatch.setattr(calls, name, lambda *arguments, name=name: self.copy(name, *arguments))
 
     def copy(self, name: str, target: int, source: int, nbytes: int, stream: Any) -> None:
-        work = lambda: self._at_once[name](target, source, nbytes, stream)  # noqa: E731
+        def work() -> None:
+            self._synchronize(self._compute)
+            self._at_once[name](target, source, nbytes, stream)
+            self._synchronize(stream)
+
         if stream == self._compute:
             work()
         else:
@@ -56,9 +61,11 @@ class LateCopies:
             return self._done[stream] >= count
 
     def wait_for(self, event: Any) -> None:
+        self._synchronize(self._compute)
         self._advance(*self._recorded.get(id(event), (self._compute, 0)))
 
     def synchronize(self, stream: Any) -> None:
+        self._synchronize(self._compute)
         with self._lock:
             self._advance(stream, self._done[stream] + len(self._work[stream]))
 

@@ -1,7 +1,6 @@
 """Names the machine that a benchmark runs on: its processor, memory, disk and software."""
 
 import datetime
-import importlib.metadata
 import os
 import platform
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import psutil
 
+from spillgrad.release import __version__
 from spillgrad.storage.disk.file_system import file_system
 from spillgrad.storage.sizes import format_bytes
 
@@ -45,7 +45,7 @@ def machine(directory: Path | None = None) -> dict[str, Any]:
         **disk,
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
-        "spillgrad": importlib.metadata.version("spillgrad"),
+        "spillgrad": __version__,
         "date": datetime.date.today().isoformat(),
     }
 

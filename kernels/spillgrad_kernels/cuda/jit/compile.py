@@ -160,7 +160,7 @@ class Kernel:
     def ptx(self, capability: Capability) -> str:
         """Return the kernel's PTX for devices of at least this compute capability. No GPU is needed."""
         (text,) = self._library.get_asm_strs(cc=capability)
-        return re.sub(rf"\b{re.escape(self._library._entry_name)}\b", "kernel", text)
+        return _with_wrapping_int16(re.sub(rf"\b{re.escape(self._library._entry_name)}\b", "kernel", text))
 
     def code(self, capability: Capability) -> bytes:
         """Return the kernel's machine code for devices of this compute capability. No GPU is needed."""
@@ -186,6 +186,16 @@ class Kernel:
     def run_blocks(self, work: int, *arguments: Any) -> None:
         """Start blocks that share `work` groups of work (see `for_each_group`), without waiting for the blocks."""
         self.launch(blocks_for(work), work, *arguments)
+
+
+def _with_wrapping_int16(ptx: str) -> str:
+    """Return PTX code in which -(-32768) and |-32768| of 16-bit integers are -32768.
+
+    CUDA 13.0 computes both in 32 bits. If a comparison follows, it compares 32768.
+    """
+    negative = r"not.b16 \1, \2;\n\tadd.s16 \1, \1, 1;"
+    ptx = re.sub(r"\bneg\.s16\s+(%\w+), (%\w+);", negative, ptx)
+    return re.sub(r"\babs\.s16\s+(%\w+), (%\w+);", negative + r"\n\tmax.s16 \1, \1, \2;", ptx)
 
 
 # Numba's simulator keeps the running kernel's state in a module, for all threads of the process.
