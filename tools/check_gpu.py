@@ -211,8 +211,8 @@ def tests(*paths: str) -> Callable[[Path, float], Outcome]:
         status = execute(["-m", "pytest", "--collect-only", "-q", *paths], log, limit_s, listed)
         names = [line for line in listed.read_text().splitlines() if "::" in line and not line.startswith("ERROR")]
         failures = [] if status == 0 else [f"collecting the tests {ended(status)}, see {log}"]
-        size = max(1, -(-len(names) // (4 * CORES)))
-        chunks = [names[start : start + size] for start in range(0, len(names), size)]
+        count = min(4 * CORES, len(names))
+        chunks = [names[first::count] for first in range(count)]  # a file's slow tests are in different chunks
 
         def run(number: int) -> tuple[int, int, list[str]]:
             """Run a chunk; return how many tests passed, how many were skipped, and a line for each failure."""

@@ -274,9 +274,11 @@ def contiguous(a: DeviceArray) -> DeviceArray:
 def copy(a: DeviceArray, dtype: Any = None, out: DeviceArray | None = None) -> DeviceArray:
     """Return a dense copy, as `dtype` if it is given. If `out` is given, write the elements to `out` and return it."""
     if out is not None:
-        return compute(_same, "copy", [a], (out.dtype,), (out,))[0]
+        a, target = _as_moved(a, out)
+        compute(_same, "copy", [a], (target.dtype,), (target,))
+        return out
     wanted = a.dtype if dtype is None else np.dtype(dtype)
-    if "c" not in (a.dtype.kind, wanted.kind):
+    if a.dtype != wanted and "c" not in (a.dtype.kind, wanted.kind):
         return compute(_same, "copy", [a], (wanted,))[0]
     made = empty(a.shape, wanted)
     assign(made, a)
@@ -286,6 +288,13 @@ def copy(a: DeviceArray, dtype: Any = None, out: DeviceArray | None = None) -> D
 def converted(a: DeviceArray, dtype: Any) -> DeviceArray:
     """Return `a` if it has this dtype, else a copy of it with this dtype."""
     return a if a.dtype == dtype else compute(_same, "copy", [a], (dtype,))[0]
+
+
+def _as_moved(a: DeviceArray, target: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
+    """Return both arrays as they are to be copied: half precision without conversion, so that NaN keep their bits."""
+    if a.dtype == target.dtype and a.dtype.name in HALF:
+        return a.view(np.int16), target.view(np.int16)
+    return a, target
 
 
 def _parts(a: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
@@ -318,7 +327,7 @@ def assign(target: DeviceArray, value: Any) -> None:
     elif may_share_memory(value, target):
         value = copy(value)
     if isinstance(value, DeviceArray):
-        value = value.broadcast_to(target.shape)
+        value, target = _as_moved(value.broadcast_to(target.shape), target)
     compute(_same, "copy", [value], (target.dtype,), (target,))
 
 

@@ -39,6 +39,9 @@ from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, Trace, trace
 # Consecutive blocks compute this many rows of tiles in a column of tiles, then the next column, so that A and B stay in
 # the level-2 cache.
 _GROUP_ROWS = 8
+# This many positions along K are multiplied in one turn of a loop, so that the compiler can read elements from shared
+# memory while the cores multiply. A turn of four takes more registers, and is slower (H200).
+_UNROLLED = 2
 
 
 class Tile(NamedTuple):
@@ -58,7 +61,7 @@ class Tile(NamedTuple):
 
 # The tile for each dtype of sums.
 _TILES = {
-    "float32": Tile(8, 16, 4, 4, 4) if SIMULATED else Tile(128, 128, 8, 8, 8),
+    "float32": Tile(8, 16, 4, 4, 4) if SIMULATED else Tile(128, 64, 8, 8, 8),
     "float64": Tile(8, 16, 4, 4, 4) if SIMULATED else Tile(64, 64, 8, 4, 8),
 }
 # For matrices that would fill at most half of a tile's rows, such as those of a convolution with few outputs.
@@ -223,10 +226,12 @@ def _on_plain_cores(variant: Variant, tile: Tile, has_formula: bool) -> list[str
     def thread_column(j: int) -> str:
         return f"{j // width * (tile.columns // (across // width)) + j % width} + thread_x * {width}"
 
-    def read(name: str, side: str, count: int, pitch: int, place: Callable[[int], str]) -> Iterator[str]:
+    def read(
+        name: str, side: str, count: int, pitch: int, place: Callable[[int], str], deeper: int
+    ) -> Iterator[str]:
         for i in range(0, count, width):
             names = ", ".join([f"{name}{i + v}" for v in range(width)])
-            at = f"half_{side} + step * {pitch} + {place(i)}"
+            at = f"half_{side} + (step + {deeper}) * {pitch} + {place(i)}"
             yield f"    {names} = load_shared(shared_{side} + ({at}) * {ACCESS_BYTES // width})"
 
     fetch = [
@@ -238,10 +243,12 @@ def _on_plain_cores(variant: Variant, tile: Tile, has_formula: bool) -> list[str
         *_stashed("b", variant.b, tile, tile.columns, width, pitch_b),
     ]
     multiply = [
-        f"for step in range({tile.depth}):",
-        *read("x", "a", down, pitch_a, thread_row),
-        *read("y", "b", across, pitch_b, thread_column),
-        *(f"    c{i}_{j} += x{i} * y{j}" for i in range(down) for j in range(across)),
+        f"for step in range(0, {tile.depth}, {_UNROLLED}):",
+        *(line for deeper in range(_UNROLLED) for line in (
+            *read("x", "a", down, pitch_a, thread_row, deeper),
+            *read("y", "b", across, pitch_b, thread_column, deeper),
+            *(f"    c{i}_{j} += x{i} * y{j}" for i in range(down) for j in range(across)),
+        )),
     ]
     lines = [
         f"array_a = cuda.shared.array({2 * half_a}, sums{aligned})",

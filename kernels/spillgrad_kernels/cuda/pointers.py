@@ -119,7 +119,7 @@ else:
         if isinstance(kind, types.Float) and dtype.kind in "iu":
             return _truncated(builder, dtype, value)
         if kind == types.float64 and dtype.name == "float16":  # converted in one step, so as to round once
-            return _half(builder, value)
+            return builder.bitcast(builder.fptrunc(value, ir.HalfType()), _INT16)
         return _narrowed(builder, dtype, context.cast(builder, value, kind, kernel_types[dtype.name]))
 
     def _narrowed(builder: Any, dtype: np.dtype[Any], value: Any) -> Any:
@@ -132,18 +132,9 @@ else:
             is_nan = builder.fcmp_unordered("uno", value, value)
             word = builder.select(is_nan, builder.or_(word, _INT32(1 << 22)), nearest)
             return builder.trunc(builder.lshr(word, _INT32(16)), _INT16)
-        return _half(builder, value) if dtype.name == "float16" else value
-
-    def _half(builder: Any, value: Any) -> Any:
-        """Emit code that rounds a float to float16. A NaN keeps its sign and the upper bits of its payload, as on x86-64."""
-        nearest = builder.bitcast(builder.fptrunc(value, ir.HalfType()), _INT16)
-        single = value if value.type == _FLOAT else builder.fptrunc(value, _FLOAT)
-        word = builder.bitcast(single, _INT32)
-        sign = builder.and_(builder.lshr(word, _INT32(16)), _INT32(0x8000))
-        payload = builder.and_(builder.lshr(word, _INT32(13)), _INT32(0x3FF))
-        nan = builder.or_(builder.or_(sign, payload), _INT32(0x7E00))
-        is_nan = builder.fcmp_unordered("uno", value, value)
-        return builder.select(is_nan, builder.trunc(nan, _INT16), nearest)
+        if dtype.name == "float16":
+            return builder.bitcast(builder.fptrunc(value, ir.HalfType()), _INT16)
+        return value
 
     @intrinsic
     def quotient(typing_context: Any, number: Any, divisor: Any) -> Any:

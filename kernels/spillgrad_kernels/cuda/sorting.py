@@ -16,13 +16,15 @@ from numba.cuda import types
 from spillgrad_kernels.cuda.array import empty
 from spillgrad_kernels.cuda.elementwise import contiguous, converted
 from spillgrad_kernels.cuda.jit.compile import THREADS, Kernel, cuda, device, for_each_group, for_each_turn
-from spillgrad_kernels.cuda.pointers import WORD_BYTES, kernel_types, loaders, quotient, storers
+from spillgrad_kernels.cuda.pointers import HALF, WORD_BYTES, kernel_types, loaders, quotient, storers
 from spillgrad_kernels.device_array import DeviceArray, NotOnDevice
 from spillgrad_kernels.tables.reductions import fold_order
 
 # The number of adjacent elements of a thread, and the number of elements in the tile that a block has in shared memory.
 _THREAD_KEYS = 8
 _TILE = THREADS * _THREAD_KEYS
+
+_HALF_INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
 _store_word, _load_word = storers["int64", 1], loaders["int64", 1]
 
@@ -40,18 +42,33 @@ def _between(number: int, least: int, most: int) -> int:
 
 
 @functools.cache
-def _comparison(descending: bool) -> Callable[[Any, Any], bool]:
-    """Return the device function is_before(x, y): whether x comes before y in sorted order; False if equal."""
+def _comparison(dtype: str, descending: bool) -> Callable[[Any, Any], bool]:
+    """Return the device function is_before(x, y): whether x comes before y in sorted order; False if equal.
+
+    Elements of half precision are given as int16, so that every NaN keeps its bits.
+    """
+    infinity = _HALF_INFINITY.get(dtype)
 
     @device
     def ascends(x: Any, y: Any) -> bool:
         return x < y or (x == x and y != y)  # type: ignore[no-any-return]
 
     @device
-    def descends(x: Any, y: Any) -> bool:
-        return y < x or (y == y and x != x)  # type: ignore[no-any-return]
+    def rank(bits: Any) -> Any:
+        magnitude = bits & 0x7FFF
+        return 0x8000 if magnitude > infinity else -magnitude if bits < 0 else magnitude
 
-    return descends if descending else ascends
+    @device
+    def half_ascends(x: Any, y: Any) -> bool:
+        return rank(x) < rank(y)  # type: ignore[no-any-return]
+
+    is_before = ascends if infinity is None else half_ascends
+
+    @device
+    def descends(x: Any, y: Any) -> bool:
+        return is_before(y, x)
+
+    return descends if descending else is_before
 
 
 def _splitting(is_before: Callable[[Any, Any], bool], read: Callable[[Any, Any, int], Any]) -> Callable[..., int]:
@@ -76,12 +93,12 @@ def _splitting(is_before: Callable[[Any, Any], bool], read: Callable[[Any, Any, 
 
 
 @functools.cache
-def _merging(descending: bool) -> Callable[..., None]:
+def _merging(dtype: str, descending: bool) -> Callable[..., None]:
     """Return the device function by which a thread merges its part of two runs in shared memory.
 
     The part begins at position `begin` of the merged run, and is written to `merged` from position `to` on.
     """
-    is_before = _comparison(descending)
+    is_before = _comparison(dtype, descending)
 
     @device
     def read(keys: Any, order: Any, place: int) -> Any:
@@ -116,8 +133,9 @@ def sorting_tiles(dtype: str, descending: bool) -> Kernel:
     A tile consists of segments. A segment holds a row or a part of a row, is sorted by itself, and is cut to its first
     `run` elements. The length of a segment is a power of two times the number of elements of a thread.
     """
-    load, store, size = loaders[dtype, 1], storers[dtype, 1], np.dtype(dtype).itemsize
-    kind, is_before, merge = kernel_types[dtype], _comparison(descending), _merging(descending)
+    is_before, merge = _comparison(dtype, descending), _merging(dtype, descending)
+    moved = "int16" if dtype in HALF else dtype
+    load, store, size, kind = loaders[moved, 1], storers[moved, 1], np.dtype(moved).itemsize, kernel_types[moved]
     threads, tile, own_count = THREADS, _TILE, _THREAD_KEYS
 
     def sort_tiles(
@@ -181,8 +199,9 @@ def sorting_tiles(dtype: str, descending: bool) -> Kernel:
 @functools.cache
 def merging_runs(dtype: str, descending: bool) -> Kernel:
     """Return the kernel that merges pairs of adjacent runs of each row. It cuts results to `merged_run` elements."""
-    load, store, size = loaders[dtype, 1], storers[dtype, 1], np.dtype(dtype).itemsize
-    kind, is_before, merge = kernel_types[dtype], _comparison(descending), _merging(descending)
+    is_before, merge = _comparison(dtype, descending), _merging(dtype, descending)
+    moved = "int16" if dtype in HALF else dtype
+    load, store, size, kind = loaders[moved, 1], storers[moved, 1], np.dtype(moved).itemsize, kernel_types[moved]
     threads, tile, own_count = THREADS, _TILE, _THREAD_KEYS
 
     @device
@@ -290,7 +309,7 @@ def searching(dtype: str, after: bool) -> Kernel:
 
     A position is after equal elements if `after` is true, else before equal elements.
     """
-    load, size, is_before = loaders[dtype, 1], np.dtype(dtype).itemsize, _comparison(False)
+    load, size, is_before = loaders[dtype, 1], np.dtype(dtype).itemsize, _comparison("", False)
 
     def search(turn: int, n: int, length: int, keys: int, sought: int, out: int) -> None:
         element = load(sought + turn * size)

@@ -56,7 +56,7 @@ class Kind(NamedTuple):
         return ACCESS_BYTES // self.itemsize
 
 
-_HALF_TILE = Tile(32, 16, 16, 16, 32) if SIMULATED else Tile(128, 128, 64, 64, 32)
+_HALF_TILE = Tile(32, 16, 16, 16, 32) if SIMULATED else Tile(128, 128, 32, 64, 32)
 _TF32_TILE = Tile(32, 16, 16, 16, 16) if SIMULATED else Tile(128, 128, 64, 64, 16)
 KINDS = {
     "float16": Kind("f16", 2, 16, _HALF_TILE), "bfloat16": Kind("bf16", 2, 16, _HALF_TILE),

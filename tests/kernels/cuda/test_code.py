@@ -165,7 +165,7 @@ def test_a_product_keeps_its_sums_in_registers_and_moves_neighbours_together(dty
             assert set(re.findall(r"(?:ld|st)\.global\.(\S+)", code)) == {lanes}
     tile = (matmul._TILES if rows > 64 else matmul._LOW_TILES)["float64" if dtype == "float64" else "float32"]
     assert kernel.threads == tile.threads
-    assert len(re.findall(r"\bfma\.rn", code)) == tile.thread_rows * tile.thread_columns
+    assert len(re.findall(r"\bfma\.rn", code)) == matmul._UNROLLED * tile.thread_rows * tile.thread_columns
 
 
 def assembled(code, capability):
