@@ -40,6 +40,8 @@ from spillgrad_kernels.threads.dispatch import Kernel, entry_point, get_num_thre
 # The numbers of separate blocks, and of tiles of a shared product, per thread: enough to balance uneven cores.
 _BLOCKS_PER_THREAD = 4
 _TILES_PER_THREAD = 4
+# The work of reading an element of A in place, for a block, where that of packing an element is 1.
+_READING = 0.2
 # The number of columns that a shared product packs at once.
 _GROUP_COLUMNS = 256
 # The fewest multiply-adds for which a product pays for all threads (about 20 microseconds of one thread), and the
@@ -274,27 +276,38 @@ def _cut(
     else:
         deserves_all = threads > 1 and m * n * k >= (_SHARED_WORK if products < 2 * threads else _LARGE_WORK)
         if plain and m * n * k <= _PACKED_WORK:
-            rows, columns = _blocks_of(m, n, itemsize, _BLOCKS_PER_THREAD * threads if deserves_all else 1)
+            wanted = _BLOCKS_PER_THREAD * threads if deserves_all else 1
+            rows, columns = _blocks_of(m, n, itemsize, wanted, in_lines[0])
         elif deserves_all:
             return _shared_cut(m, n, k, itemsize, threads)
     blocks = products * -(-m // rows) * -(-n // columns)
     grain = 1 + _GRAIN // (rows * columns * k)
     like = np.zeros(1, f"f{itemsize}")
-    in_place = plain and in_rows and min(m, n) > 1 and reads_in_place(like, rows, columns, itemsize)
-    in_place = in_place and reads_b_in_place(like, rows, b_row, itemsize)
+    in_place = plain and in_rows and min(m, n) > 1
+    in_place = in_place and reads_in_place(like, rows, columns, itemsize if in_lines[0] else 0, itemsize)
+    in_place = in_place and reads_b_in_place(like, rows, k, b_row, itemsize)
     scratch = 0 if in_place else workspace_size(rows, columns, k, itemsize)
     return ProductCut(rows, columns, scratch, blocks, grain)
 
 
-def _blocks_of(m: int, n: int, itemsize: int, wanted: int) -> tuple[int, int]:
+def _blocks_of(m: int, n: int, itemsize: int, wanted: int, in_lines: bool) -> tuple[int, int]:
     """Return the numbers of rows and columns of a block that give at least `wanted` blocks, if possible.
 
-    Blocks hold whole tiles. Columns are cut first, because each of several blocks with the same columns would pack
-    these columns.
+    Blocks hold whole tiles. A is contiguous along the depth if `in_lines`, and is then read in place. Every block of
+    the same columns packs these columns of B, and every block of the same rows reads or packs these rows of A: of all
+    cuts, the one with the least such work is chosen.
     """
-    columns = min(round_up(-(-n // wanted), 2 * VECTOR_BYTES // itemsize), NARROW_BYTES // itemsize)
-    rows = round_up(-(-m // -(-wanted // -(-n // columns))), TILE_ROWS)
-    return min(m, rows), min(n, columns)
+    tile_width = 2 * VECTOR_BYTES // itemsize
+    widest = NARROW_BYTES // itemsize if in_lines else n
+    least, chosen = math.inf, (m, n)
+    for parts in range(-(-n // widest), max(wanted, -(-n // widest)) + 1):
+        columns = min(n, round_up(-(-n // parts), tile_width))
+        across = -(-n // columns)
+        rows = min(m, round_up(-(-m // -(-wanted // across)), TILE_ROWS))
+        work = m * across * (_READING if in_lines else 1) + n * -(-m // rows)
+        if work < least:
+            least, chosen = work, (rows, columns)
+    return chosen
 
 
 def _shared_cut(m: int, n: int, k: int, itemsize: int, threads: int) -> ProductCut:

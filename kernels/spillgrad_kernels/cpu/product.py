@@ -38,11 +38,15 @@ COLUMNS = 2048
 SHARED_ROWS = 160 * TILE_ROWS
 # The number of sums, and of the vector's elements, that a matrix-vector product keeps in the L1 cache.
 _VECTOR_CHUNK = 4096
-# Up to this size in bytes of a row of B, `DEPTH` rows stay in L2. Then A is not packed, nor is B if its rows are
-# contiguous: packing would cost more than it saves.
+# Up to this size in bytes of a row of B, `DEPTH` rows stay in L2. Then A is not packed if it is contiguous along the
+# depth: packing would cost more than it saves.
 NARROW_BYTES = 2048
-# Addresses that are this many bytes apart share a set of the L1 cache.
+# Up to this number of tiles, packing an operand that each of them would read costs more than it saves.
+_FEW_TILES = 8
+# Addresses that are this many bytes apart share a set of the L1 cache. A set holds at least `_L1_WAYS` lines.
 _L1_WAY_BYTES = 4096
+_L1_WAYS = 8
+_LINE_BYTES = 64
 
 
 def workspace_size(m: int, n: int, k: int, itemsize: int) -> int:
@@ -104,19 +108,39 @@ def _spread(sums: np.ndarray, rows: int, columns: int, tile: int, tile_row: int,
 
 
 @register_jitable
-def reads_in_place(like: np.ndarray, m: int, n: int, b_col: int) -> bool:
-    """Return whether A is read without packing in an m x n product; columns of B are `b_col` bytes apart."""
+def reads_in_place(like: np.ndarray, m: int, n: int, a_col: int, b_col: int) -> bool:
+    """Return whether A is read without packing in an m x n product.
+
+    Columns of A are `a_col` bytes apart, and those of B `b_col` bytes. If A is not contiguous along the depth, a tile
+    reads a line of the cache for each column of A; so A is packed if several tiles would read it.
+    """
     size = like.itemsize
-    return numbers_in(like) == 1 and (n * size <= NARROW_BYTES or (m <= TILE_ROWS and b_col == size))
+    if numbers_in(like) > 1:
+        return False
+    if m <= TILE_ROWS and b_col == size:
+        return True
+    return n * size <= NARROW_BYTES if a_col == size else n <= 2 * tile_columns(like)
 
 
 @register_jitable
-def reads_b_in_place(like: np.ndarray, m: int, b_row: int, b_col: int) -> bool:
-    """Return whether B is read without packing, if A is. `b_row` and `b_col` are the strides of B in bytes.
+def reads_b_in_place(like: np.ndarray, m: int, k: int, b_row: int, b_col: int) -> bool:
+    """Return whether B, of `k` rows, is read without packing, if A is. `b_row` and `b_col` are strides in bytes.
 
-    B is packed if several tiles of rows would read it, and all rows of B share few sets of the L1 cache.
+    B is packed if many tiles of rows would read it, and its rows are not aligned, or the L1 cache cannot hold the rows of
+    a tile because they share few of its sets.
     """
-    return b_col == like.itemsize and (m <= TILE_ROWS or b_row % _L1_WAY_BYTES != 0)
+    if b_col != like.itemsize:
+        return False
+    if m <= _FEW_TILES * TILE_ROWS:
+        return True
+    if b_row % VECTOR_BYTES != 0:
+        return False
+    way = _L1_WAY_BYTES
+    while b_row % way != 0:
+        way //= 2  # at last the greatest common divisor of the way's size and the stride
+    sets = _L1_WAY_BYTES // max(way, _LINE_BYTES)
+    lines = max(1, tile_columns(like) * like.itemsize // _LINE_BYTES)
+    return min(k, DEPTH) * lines <= sets * _L1_WAYS
 
 
 @jit
@@ -167,12 +191,12 @@ def product(
     size = like.itemsize
     columns = tile_columns(like)
     packed_b = workspace + TILE_ROWS * columns * size
-    if reads_in_place(like, m, n, b[2]):
+    if reads_in_place(like, m, n, a[2], b[2]):
         for k0 in range(0, k, DEPTH):
             depth = min(DEPTH, k - k0)
             source, b_row, b_col = part(b, k0, 0)
             b_step = columns * size
-            if not reads_b_in_place(like, m, b_row, b_col):
+            if not reads_b_in_place(like, m, depth, b_row, b_col):
                 packer(like)(like, columns, source, b_col, b_row, n, depth, packed_b)
                 source, b_row, b_step = packed_b, columns * size, columns * size * depth
             base = addend if k0 == 0 else c
