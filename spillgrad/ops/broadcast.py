@@ -7,9 +7,12 @@ import numpy as np
 
 from spillgrad.errors import ShapeError
 from spillgrad.ops.array_casts import by_parts
+from spillgrad.ops.call_plan import CallOnDevice, CallPlan, Planned, new_plan
 from spillgrad.ops.operation import operation
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import reductions
+from spillgrad_kernels.device_array import device_kernel
+from spillgrad_kernels.layout import Layout
 
 Shape = tuple[int, ...]
 
@@ -32,12 +35,34 @@ def common_shape(name: str, shapes: Iterable[Any]) -> Shape:
         raise shape_error(name, shapes) from error
 
 
-def _sum_to(self: np.ndarray, shape: Shape) -> np.ndarray:
-    lead = self.ndim - len(shape)
-    axes = (*range(lead), *(i + lead for i, size in enumerate(shape) if size == 1 and self.shape[i + lead] != 1))
-    if self.dtype.kind in "biu":
-        return np.sum(self, axes, dtype=self.dtype).reshape(shape)  # type: ignore[no-any-return]
-    return by_parts(lambda a: reductions.sum(a, axes), self).reshape(shape)
+def _repeated(longer: Shape, shape: Shape) -> Shape:
+    """Return the dimensions of `longer` along which an array of `shape` repeats when it is broadcast to `longer`."""
+    lead = len(longer) - len(shape)
+    return (*range(lead), *(i + lead for i, size in enumerate(shape) if size == 1 and longer[i + lead] != 1))
+
+
+class _SumTo(Planned):
+    """The sum over the dimensions along which an array of `shape` was broadcast."""
+
+    def __init__(self) -> None:
+        super().__init__("sum_to", ("self", "shape"), arrays=1)
+
+    def plan(self, layouts: tuple[Layout, ...], shape: Shape) -> CallPlan:
+        fold = reductions.prepare("sum", layouts[0], _repeated(layouts[0].shape, shape), False)
+        code, large = (fold.code, None) if fold.direct else (None, fold)
+        return new_plan(layouts, code, fold.units, fold.kept, shape, fold.dtype, large)
+
+    def plan_on_device(self, operands: Any, out: Any, is_aligned: bool, shape: Shape) -> Any:
+        array, fold = operands[0], device_kernel(reductions.sum)
+        axes = _repeated(array.shape, shape)
+        return CallOnDevice(lambda a: fold(a, axes).reshape(shape)), shape, array.dtype
+
+    def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
+        array, shape = arguments
+        axes = _repeated(array.shape, shape)
+        if array.dtype.kind in "biu":
+            return np.sum(array, axes, dtype=array.dtype).reshape(shape)  # type: ignore[no-any-return]
+        return by_parts(lambda a: reductions.sum(a, axes), array).reshape(shape)
 
 
 def _expand(self: np.ndarray, shape: Shape) -> np.ndarray:
@@ -47,7 +72,7 @@ def _expand(self: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 _sum_to_operation: Callable[..., Tensor] = operation(
-    "sum_to", _sum_to, self=lambda g, self_shape: expand_to(g, self_shape)
+    "sum_to", _SumTo(), self=lambda g, self_shape: expand_to(g, self_shape)
 )
 _expand_operation: Callable[..., Tensor] = operation(
     "expand", _expand, view=True, self=lambda g, self_shape: sum_to(g, self_shape)

@@ -551,16 +551,62 @@ def _as_rows(array: np.ndarray) -> np.ndarray:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    return reshape(tensor, (math.prod(tensor.shape[:-1]), tensor.shape[-1]))
+    return tensor if tensor.ndim == 2 else reshape(tensor, (math.prod(tensor.shape[:-1]), tensor.shape[-1]))
+
+
+class _RowsProduct(_Product):
+    """The product of two arrays of rows, the first transposed: the sum of the outer products of their rows."""
+
+    def promoted(self, *arguments: Any) -> tuple[Tensor, ...]:
+        return arguments
+
+    def plan(self, layouts: tuple[Layout, ...]) -> CallPlan | None:
+        if layouts[0].dtype not in FLOATS or layouts[0].ndim < 2:
+            return None
+        if not all([kernels.rows_are_regular(layout) for layout in layouts]):
+            return None
+        (count, columns, row_bytes, column_bytes), other = [
+            (math.prod(x.shape[:-1]), x.shape[-1], *x.strides[-2:]) for x in layouts
+        ]
+        dtype = layouts[0].dtype
+        turned = Layout.made((columns, count), (column_bytes, row_bytes), dtype)
+        return self._planned(layouts, turned, Layout.made(other[:2], other[2:], dtype))
+
+    def run(self, operands: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> None:
+        first, second = map(_as_rows, operands)
+        kernels.matmul(first.T, second, *outs)
+
+    def plan_on_device(self, operands: tuple[Any, ...], out: Any, is_aligned: bool) -> Any:
+        first, second = operands
+        if out is not None or not _of_one_float(operands):
+            return None
+        multiply, shape = device_kernel(kernels.matmul), (first.shape[-1], second.shape[-1])
+        return CallOnDevice(lambda a, b: multiply(_as_rows(a).T, _as_rows(b))), shape, first.dtype
+
+    def converted(self, *arguments: Any, out: np.ndarray | None = None) -> np.ndarray:
+        first, second = map(_as_rows, arguments)
+        return super().converted(first.T, second)
+
+
+_rows_product: Operation = operation(
+    "rows_product", _RowsProduct("rows_product", ("self", "other")),
+    self=lambda g, other: _linear_without_bias(conjugate(other), g),
+    other=lambda g, self, other_shape: reshape(_matmul(_rows(conjugate(self)), g), other_shape),
+)  # fmt: skip
+
+
+def _input_gradient(g: Tensor, weight: Tensor, input_shape: Shape) -> Tensor:
+    if g.ndim > 1 and g._array.flags.c_contiguous:
+        return _matmul(g, conjugate(weight))
+    return reshape(_matmul(_rows(g), conjugate(weight)), input_shape)
 
 
 _OF_INPUT_AND_WEIGHT: dict[str, Any] = {
-    "input": lambda g, weight, input_shape: reshape(_matmul(_rows(g), conjugate(weight)), input_shape),
-    "weight": lambda g, input: _matmul(transpose(_rows(g), 0, 1), conjugate(_rows(input))),
+    "input": _input_gradient, "weight": lambda g, input: _rows_product(g, conjugate(input)),
 }
 _linear: Operation = operation(
     "linear", _Linear("linear", ("input", "weight", "bias")),
-    **_OF_INPUT_AND_WEIGHT, bias=lambda g, bias_shape: sum_to(_rows(g), bias_shape),
+    **_OF_INPUT_AND_WEIGHT, bias=lambda g, bias_shape: sum_to(g, bias_shape),
 )  # fmt: skip
 _linear_without_bias: Operation = operation("linear", _Linear("linear", ("input", "weight")), **_OF_INPUT_AND_WEIGHT)
 

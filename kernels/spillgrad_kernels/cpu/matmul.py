@@ -173,7 +173,7 @@ def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shap
     added = out if addend is None else Layout.made(shape, addend, dtype)
     layouts = a, b, added, out
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
-    if batch and b.ndim == 2 and all([_rows_are_regular(layout) for layout in (a, added, out)]):
+    if batch and b.ndim == 2 and all([rows_are_regular(layout) for layout in (a, added, out)]):
         m, batch = m * math.prod(batch), ()
     steps = [layout.strides[-2:] for layout in layouts]
     in_batch = [layout.broadcast_strides(len(batch) + 2)[:-2] for layout in layouts] if batch else [[], [], [], []]
@@ -234,7 +234,7 @@ def _is_better_swapped(m: int, n: int, plain: bool, b_steps: Shape, out_steps: S
     return n > 1 and (thin or out_steps[1] != size == out_steps[0])
 
 
-def _rows_are_regular(layout: Layout) -> bool:
+def rows_are_regular(layout: Layout) -> bool:
     """Return whether all dimensions except the last can be viewed as one dimension, without a copy."""
     pairs = zip(layout.shape[1:-1], layout.strides[:-2], layout.strides[1:-1], strict=True)
     return all(outer == size * inner for size, outer, inner in pairs)
