@@ -64,10 +64,12 @@ def _both(pair: Composed) -> tuple[tuple[str, ...], Callable[..., Any]]:
     composed = tuple(inspect.signature(pair.composed).parameters)
     names = (*fused, *(name for name in composed if name not in fused))
 
+    in_composed = [names.index(name) for name in composed]
+
     def choose(*values: Any) -> Any:
-        given = dict(zip(names, values, strict=True))
-        function, wanted = (pair.composed, composed) if is_recording() else (pair.fused, fused)
-        return function(*(given[name] for name in wanted))
+        if is_recording():
+            return pair.composed(*[values[i] for i in in_composed])
+        return pair.fused(*values[: len(fused)])
 
     return names, choose
 

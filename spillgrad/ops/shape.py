@@ -58,7 +58,7 @@ def shape_arguments(values: tuple[Any, ...], named: Any = None) -> Shape:
         values = (named,)
     sizes = values[0] if len(values) == 1 and not isinstance(values[0], int | np.integer | Tensor) else values
     try:
-        return tuple(operator.index(s) for s in sizes)
+        return tuple(map(operator.index, sizes))
     except TypeError as error:
         raise OperandError(f"shape: got {sizes!r}; sizes are integers") from error
 

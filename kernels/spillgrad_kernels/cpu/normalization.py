@@ -261,18 +261,24 @@ def _rms_norm_backward(
 
 def _parameter(value: np.ndarray | None, n: int, dtype: Any, default: float) -> np.ndarray:
     """Return the weight or bias `value` as n contiguous numbers; if `value` is None, each number is `default`."""
-    return np.full(n, default, dtype) if value is None else np.ascontiguousarray(value).reshape(n)
+    if value is None:
+        return np.full(n, default, dtype)
+    return value if value.ndim == 1 and value.flags.c_contiguous else np.ascontiguousarray(value).reshape(n)
 
 
 def _normalized_rows(a: np.ndarray, n: int) -> np.ndarray:
+    if a.ndim == 2 and a.shape[1] == n and a.flags.c_contiguous:
+        return a
     return np.ascontiguousarray(a).reshape(a.size // n if n else 0, n)
 
 
 def _partial_sums(partials: int, n: int, dtype: Any, offset_bytes: int) -> np.ndarray:
     """Return an uninitialised array of `partials` rows for n sums; each row begins `offset_bytes` into a page.
 
-    Rows fill whole pages, so they are longer than n; the rest is unused.
+    Rows fill whole pages, so they are longer than n; the rest is unused. A single row is as long as n.
     """
+    if partials == 1:
+        return buffers.empty((1, n), dtype)
     page, offset = _PAGE_BYTES // dtype.itemsize, offset_bytes // dtype.itemsize
     pitch = -(-n // page) * page
     return buffers.empty((partials * pitch + page,), dtype)[offset : offset + partials * pitch].reshape(partials, pitch)
@@ -298,7 +304,9 @@ def _backward(
         kernel, partials, -(-grain_of(n) // block),
         grad_rows, rows, _parameter(weight, n, a.dtype, 1), *statistics, block, da.reshape(rows.shape), *sums,
     )  # fmt: skip
-    return da, *(total[:, :n].sum(axis=0) for total in sums)
+    if partials == 1:
+        return da, *[total.reshape(n) for total in sums]
+    return da, *[total[:, :n].sum(axis=0) for total in sums]
 
 
 @on_device("normalization")
