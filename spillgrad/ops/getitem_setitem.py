@@ -24,6 +24,9 @@ from spillgrad_kernels.cpu import indexing as kernels
 from spillgrad_kernels.device_array import ARRAYS, beside, is_on_device, zeros_beside
 
 
+_PLAIN = frozenset({int, type(None)})  # the types of most slices' parts
+
+
 def _parsed(index: Any) -> tuple[tuple[Any, ...], bool]:
     """Return the index in NumPy's form, and whether it is basic. Raises DimensionError for a part that cannot index."""
     parts = [_part(p) for p in (index if isinstance(index, tuple) else (index,))]
@@ -35,6 +38,8 @@ def _part(part: Any) -> Any:
     if part is None or part is Ellipsis:
         return part
     if isinstance(part, slice):
+        if _PLAIN.issuperset((type(part.start), type(part.stop), type(part.step))):
+            return part
         return slice(*(None if v is None else operator.index(v) for v in (part.start, part.stop, part.step)))
     if isinstance(part, Tensor):
         part = part.array

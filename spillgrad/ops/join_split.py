@@ -36,9 +36,8 @@ __all__ = [
 
 def _joined(*arrays_and_sizes: Any) -> np.ndarray:
     *arrays, sizes, dim = arrays_and_sizes
-    shape = list(arrays[0].shape)
-    shape[dim] = sum(sizes)
-    out = empty_beside(arrays[0], tuple(shape), arrays[0].dtype)
+    shape = arrays[0].shape
+    out = empty_beside(arrays[0], (*shape[:dim], sum(sizes), *shape[dim + 1 :]), arrays[0].dtype)
     np.concatenate(arrays, dim, out=out)
     return out
 
@@ -61,7 +60,7 @@ def _cat(count: int) -> Operation:
     names = tuple(f"tensor{i}" for i in range(count))
 
     def backward(g: Tensor, sizes: Shape, dim: int) -> Any:
-        return g if count == 1 else split(g, sizes, dim)
+        return g if count == 1 else _split(count)(g, sizes, dim)
 
     derivative = Derivative(names, ("g", "sizes", "dim"), backward)
     return Operation("cat", _joined, (derivative,), (*names, "sizes", "dim"))
@@ -80,11 +79,14 @@ def _stack(count: int) -> Operation:
 
 def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors in their common dtype. Raises ArgumentError for an empty list, OperandError for other objects."""
-    if not isinstance(tensors, list | tuple) or not all(isinstance(x, Tensor) for x in tensors):
+    if not isinstance(tensors, list | tuple) or not all([isinstance(x, Tensor) for x in tensors]):
         raise OperandError(f"{name}: got {type(tensors).__name__}; wanted a list or tuple of tensors")
     if not tensors:
         raise ArgumentError(f"{name}: got no tensors; give at least one")
-    dtype = functools.reduce(dtypes.promote, {x.numpy_dtype for x in tensors})
+    found = {x.numpy_dtype for x in tensors}
+    if len(found) == 1:
+        return list(tensors)
+    dtype = functools.reduce(dtypes.promote, found)
     return [to_dtype(x, dtype) for x in tensors]
 
 
@@ -126,12 +128,12 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> 
     if not first.ndim:
         raise ShapeError("cat: got a 0-d tensor; it has no dimension to join along: use stack")
     dim = normalize_dim("cat", dim if axis is None else axis, first.ndim)
+    shape = first.shape
+    before, behind = shape[:dim], shape[dim + 1 :]
     for other in parts[1:]:
-        if (
-            other.ndim != first.ndim
-            or other.shape[:dim] + other.shape[dim + 1 :] != first.shape[:dim] + first.shape[dim + 1 :]
-        ):
-            raise ShapeError(f"cat: got {first.shape} and {other.shape}; all but dimension {dim} must match")
+        found = other.shape
+        if found != shape and (len(found) != len(shape) or found[:dim] != before or found[dim + 1 :] != behind):
+            raise ShapeError(f"cat: got {shape} and {found}; all but dimension {dim} must match")
     sizes = tuple([x.shape[dim] for x in parts])
     return _cat(len(parts))(*parts, sizes, dim)  # type: ignore[no-any-return]
 
@@ -418,8 +420,9 @@ def _split(count: int) -> Operation:
 
 
 def _pieces(self: np.ndarray, sizes: Shape, dim: int) -> tuple[np.ndarray, ...]:
-    ends = np.cumsum(sizes).tolist()
-    return tuple(self[(slice(None),) * dim + (slice(end - size, end),)] for size, end in zip(sizes, ends, strict=True))
+    before = (slice(None),) * dim
+    ends = itertools.accumulate(sizes)
+    return tuple([self[(*before, slice(end - size, end))] for size, end in zip(sizes, ends, strict=True)])
 
 
 def _whole(self: np.ndarray, sizes: Shape, dim: int) -> np.ndarray:

@@ -91,14 +91,14 @@ def _bits(array: np.ndarray) -> np.ndarray:
 
 _matmul: Operation = operation(
     "matmul", _Product("matmul", ("self", "other")),
-    self=lambda g, other, self_shape: sum_to(_matmul(g, conjugate(transpose(other, -2, -1))), self_shape),
-    other=lambda g, self, other_shape: _other_gradient(g, self, other_shape),
+    self=lambda g, other, self_shape: _first_gradient(g, other, self_shape),
+    other=lambda g, self, other_shape: _second_gradient(g, self, other_shape),
 )  # fmt: skip
 # PyTorch's name of the product of two matrices, and its names of the saved tensors.
 _mm: Operation = operation(
     "mm", _Product("mm", ("self", "mat2")),
-    self=lambda g, mat2: _mm(g, conjugate(transpose(mat2, 0, 1))),
-    mat2=lambda g, self: _mm(conjugate(transpose(self, 0, 1)), g),
+    self=lambda g, mat2: _linear_without_bias(g, conjugate(mat2)),
+    mat2=lambda g, self: _rows_product(conjugate(self), g),
 )  # fmt: skip
 
 # The products of two equally long batches of matrices.
@@ -124,9 +124,15 @@ _dot: Operation = operation(
 )  # fmt: skip
 
 
-def _other_gradient(g: Tensor, self: Tensor, other_shape: tuple[int, ...]) -> Tensor:
-    if len(other_shape) == 2 and self.ndim > 2:  # a batch times one matrix: one long product instead of a batch to sum
-        self, g = _rows(self), _rows(g)
+def _first_gradient(g: Tensor, other: Tensor, self_shape: Shape) -> Tensor:
+    if other.ndim == 2:
+        return _linear_without_bias(g, conjugate(other))  # type: ignore[no-any-return]
+    return sum_to(_matmul(g, conjugate(transpose(other, -2, -1))), self_shape)
+
+
+def _second_gradient(g: Tensor, self: Tensor, other_shape: Shape) -> Tensor:
+    if len(other_shape) == 2:  # a batch times one matrix: one long product instead of a batch to sum
+        return _rows_product(conjugate(self), g)  # type: ignore[no-any-return]
     return sum_to(_matmul(conjugate(transpose(self, -2, -1)), g), other_shape)
 
 

@@ -254,12 +254,6 @@ class OperationNode(Node):
             if isinstance(saved, SavedTensor):
                 saved.pack()
 
-    def unpacked(self) -> dict[str, Any]:
-        """Return the saved values by name, unpacked in the order of packing."""
-        return {
-            name: value.unpack() if isinstance(value, SavedTensor) else value for name, value in self._saved.items()
-        }
-
     def zeros(self, output_nr: int) -> Tensor:
         """Return zeros, the gradient of an output that nothing used."""
         meta = self.outputs[output_nr]

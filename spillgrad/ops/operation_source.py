@@ -43,26 +43,32 @@ whose derivatives name the other input:
         g = grads[0]
         if g is None:
             return [None] * 2
-        values = node.unpacked()
-        held = set(map(id, [*grads, *values.values()]))
+        saved, recording = node._saved, mode.enabled
+        v_self = saved.get("self")
+        if type(v_self) is SavedTensor:
+            v_self = v_self.unpack() if recording else v_self.values()
+        v_other = saved.get("other")
+        if type(v_other) is SavedTensor:
+            v_other = v_other.unpack() if recording else v_other.values()
+        held = {id(g), id(v_self), id(v_other)}
         results = [None] * 2
         if node.edges[0][0] is not None:
             try:
-                found = derivative0(g, values["other"], node._inputs[0][0])
+                found = derivative0(g, v_other, node._inputs[0][0])
             except NotOnDevice:
-                found = on_host(node.name(), derivative0, g, values["other"], node._inputs[0][0])
+                found = on_host(node.name(), derivative0, g, v_other, node._inputs[0][0])
             results[0] = hold(found, held)
         if node.edges[1][0] is not None:
             try:
-                found = derivative1(g, values["self"], node._inputs[1][0])
+                found = derivative1(g, v_self, node._inputs[1][0])
             except NotOnDevice:
-                found = on_host(node.name(), derivative1, g, values["self"], node._inputs[1][0])
+                found = on_host(node.name(), derivative1, g, v_self, node._inputs[1][0])
             results[1] = hold(found, held)
         return results
 
-p is a parameter, a its array, r a result of the forward function, o an output tensor. n says whether an input needs a
-gradient, and e is the edge that this gradient flows to. `on_host` computes on the host if the device has no kernel.
-With more than UNROLLED parameters, as `cat` may have, p, a, n and e are lists: every generated line costs some
+p is a parameter, a its array, r a result of the forward function, o an output tensor, v a saved value. n says whether
+an input needs a gradient, and e is the edge that this gradient flows to. `on_host` computes on the host if the device
+has no kernel. A derivative that is not recorded takes saved values without their place in the graph. With more than UNROLLED parameters, as `cat` may have, p, a, n and e are lists: every generated line costs some
 microseconds, once.
 """
 
@@ -90,6 +96,11 @@ class Structure(NamedTuple):
     def single(self) -> bool:
         """Whether there is exactly one output; the code holds several outputs in a list."""
         return len(self.outputs) == 1
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The names of all values that can be saved, in the order of packing."""
+        return (*self.parameters, *self.outputs, *self.aux)
 
     @property
     def results(self) -> str:
@@ -213,7 +224,7 @@ def _node(structure: Structure, planned: bool) -> Iterator[str]:
     yield from _metadata(structure, planned)
     yield from _attached(structure, planned)
     yield "node._saved = saved = {}"
-    for position, name in enumerate((*structure.parameters, *structure.outputs, *structure.aux)):
+    for position, name in enumerate(structure.named):
         users = [i for inputs, names in structure.derivatives if name in names for i in inputs]
         if not users:
             continue
@@ -275,9 +286,17 @@ def apply_source(structure: Structure) -> str:
     lines = [
         *(["g = grads[0]", "if g is None:"] if structure.single else ["if all([g is None for g in grads]):"]),
         f"    return {nothing}",
-        "values = node.unpacked()",
-        "held = set(map(id, [*grads, *values.values()]))",
+        "saved, recording = node._saved, mode.enabled",
     ]
+    values = [name for name in structure.named if name in named]
+    for name in values:
+        lines += [
+            f'v_{name} = saved.get("{name}")',
+            f"if type(v_{name}) is SavedTensor:",
+            f"    v_{name} = v_{name}.unpack() if recording else v_{name}.values()",
+        ]
+    given = "id(g)" if structure.single else "*map(id, grads)"
+    lines.append(f"held = {{{', '.join([given, *(f'id(v_{name})' for name in values)])}}}")
     if not structure.single and "g" in named:
         lines.append("g = node.zeros(0) if grads[0] is None else grads[0]")
     if "grads" in named:
@@ -302,8 +321,8 @@ def apply_source(structure: Structure) -> str:
 
 def _value(structure: Structure, name: str) -> str:
     """Return the expression for the value that a derivative's parameter names."""
-    if name in (*structure.parameters, *structure.outputs, *structure.aux):
-        return f'values["{name}"]'
+    if name in structure.named:
+        return f"v_{name}"
     if name in ("g", "grads", "needs"):
         return name
     source, _, what = name.rpartition("_")

@@ -184,6 +184,30 @@ class SavedTensor:
         self._array = self._storage = self._packed = self._leaf = None
         self._edge = NO_EDGE
 
+    def values(self) -> Any:
+        """Return a tensor of the saved values, for a derivative that is not recorded: its place in the graph is open.
+
+        Returns
+        -------
+        Tensor
+            Of the saved values.
+
+        Raises
+        ------
+        SavedTensorError
+            As `unpack`.
+        """
+        storage = self._storage
+        if self._unpack is not None or self._freed or storage.version != self._version:
+            return self.unpack()
+        if self._leaf is not None:
+            return self._leaf if self._is_leaf else self.unpack()
+        if self._original is not None:
+            original = self._original()
+            if original is not None and original._detached:
+                return self.unpack()
+        return tensor_type().wrap(self._array, storage)
+
     def unpack(self) -> Any:
         """Return the saved tensor, connected to its former place in the graph.
 
