@@ -23,7 +23,6 @@ from spillgrad.tensor_data import native
 from spillgrad_kernels.cpu import indexing as kernels
 from spillgrad_kernels.device_array import ARRAYS, beside, is_on_device, zeros_beside
 
-
 _PLAIN = frozenset({int, type(None)})  # the types of most slices' parts
 
 

@@ -603,12 +603,13 @@ _rows_product: Operation = operation(
 
 def _input_gradient(g: Tensor, weight: Tensor, input_shape: Shape) -> Tensor:
     if g.ndim > 1 and g._array.flags.c_contiguous:
-        return _matmul(g, conjugate(weight))
+        return _matmul(g, conjugate(weight))  # type: ignore[no-any-return]
     return reshape(_matmul(_rows(g), conjugate(weight)), input_shape)
 
 
 _OF_INPUT_AND_WEIGHT: dict[str, Any] = {
-    "input": _input_gradient, "weight": lambda g, input: _rows_product(g, conjugate(input)),
+    "input": _input_gradient,
+    "weight": lambda g, input: _rows_product(g, conjugate(input)),
 }
 _linear: Operation = operation(
     "linear", _Linear("linear", ("input", "weight", "bias")),

@@ -68,8 +68,8 @@ whose derivatives name the other input:
 
 p is a parameter, a its array, r a result of the forward function, o an output tensor, v a saved value. n says whether
 an input needs a gradient, and e is the edge that this gradient flows to. `on_host` computes on the host if the device
-has no kernel. A derivative that is not recorded takes saved values without their place in the graph. With more than UNROLLED parameters, as `cat` may have, p, a, n and e are lists: every generated line costs some
-microseconds, once.
+has no kernel. A derivative that is not recorded takes saved values without their place in the graph. With more than
+UNROLLED parameters, as `cat` may have, p, a, n and e are lists: every generated line costs some microseconds, once.
 """
 
 import functools

@@ -226,9 +226,7 @@ def _on_plain_cores(variant: Variant, tile: Tile, has_formula: bool) -> list[str
     def thread_column(j: int) -> str:
         return f"{j // width * (tile.columns // (across // width)) + j % width} + thread_x * {width}"
 
-    def read(
-        name: str, side: str, count: int, pitch: int, place: Callable[[int], str], deeper: int
-    ) -> Iterator[str]:
+    def read(name: str, side: str, count: int, pitch: int, place: Callable[[int], str], deeper: int) -> Iterator[str]:
         for i in range(0, count, width):
             names = ", ".join([f"{name}{i + v}" for v in range(width)])
             at = f"half_{side} + (step + {deeper}) * {pitch} + {place(i)}"
@@ -242,14 +240,11 @@ def _on_plain_cores(variant: Variant, tile: Tile, has_formula: bool) -> list[str
         *_stashed("a", variant.a, tile, tile.rows, width, pitch_a),
         *_stashed("b", variant.b, tile, tile.columns, width, pitch_b),
     ]
-    multiply = [
-        f"for step in range(0, {tile.depth}, {_UNROLLED}):",
-        *(line for deeper in range(_UNROLLED) for line in (
-            *read("x", "a", down, pitch_a, thread_row, deeper),
-            *read("y", "b", across, pitch_b, thread_column, deeper),
-            *(f"    c{i}_{j} += x{i} * y{j}" for i in range(down) for j in range(across)),
-        )),
-    ]
+    multiply = [f"for step in range(0, {tile.depth}, {_UNROLLED}):"]
+    for deeper in range(_UNROLLED):
+        multiply += read("x", "a", down, pitch_a, thread_row, deeper)
+        multiply += read("y", "b", across, pitch_b, thread_column, deeper)
+        multiply += [f"    c{i}_{j} += x{i} * y{j}" for i in range(down) for j in range(across)]
     lines = [
         f"array_a = cuda.shared.array({2 * half_a}, sums{aligned})",
         f"array_b = cuda.shared.array({2 * half_b}, sums{aligned})",

@@ -66,7 +66,7 @@ def _comparison(dtype: str, descending: bool) -> Callable[[Any, Any], bool]:
 
     @device
     def descends(x: Any, y: Any) -> bool:
-        return is_before(y, x)
+        return is_before(y, x)  # type: ignore[no-any-return]
 
     return descends if descending else is_before
 
