@@ -126,8 +126,8 @@ def reads_in_place(like: np.ndarray, m: int, n: int, a_col: int, b_col: int) -> 
 def reads_b_in_place(like: np.ndarray, m: int, k: int, b_row: int, b_col: int) -> bool:
     """Return whether B, of `k` rows, is read without packing, if A is. `b_row` and `b_col` are strides in bytes.
 
-    B is packed if many tiles of rows would read it, and if its rows are not aligned, or share so few sets of the L1 cache
-    that it cannot hold the rows of a tile.
+    B is packed if many tiles of rows would read it, and if its rows are not aligned, or share so few sets of the L1
+    cache that it cannot hold the rows of a tile.
     """
     if b_col != like.itemsize:
         return False
