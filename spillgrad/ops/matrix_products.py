@@ -564,7 +564,14 @@ class _RowsProduct(_Product):
     """The product of two arrays of rows, the first transposed: the sum of the outer products of their rows."""
 
     def promoted(self, *arguments: Any) -> tuple[Tensor, ...]:
-        return arguments
+        first, second = arguments
+        if first.dtype is not second.dtype:
+            raise DtypeError(
+                f"matmul: got {first.dtype} and {second.dtype}; wanted one dtype; convert one with .to(dtype)"
+            )
+        if not first.ndim or first.shape[:-1] != second.shape[:-1]:
+            raise ShapeError(f"matmul: got {first.shape} and {second.shape}; wanted as many rows in both")
+        return first, second
 
     def plan(self, layouts: tuple[Layout, ...]) -> CallPlan | None:
         if layouts[0].dtype not in FLOATS or layouts[0].ndim < 2:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad.device.device import filled
 from spillgrad.dtypes import HALF, float32, real_part
 from spillgrad.errors import DtypeError, ShapeError
 from spillgrad.ops.arithmetic import add, exp, mul, rsqrt, square, sub
@@ -175,9 +176,15 @@ def _wanted(
 ) -> tuple[Tensor | None, ...]:
     """Return each gradient, or None if `needs` is False; reshape gradients of parameters, which kernels return flat."""
     by_input, *by_parameters = gradients
-    if len(normalized_shape) > 1:
-        by_parameters = [reshape(part, normalized_shape) for part in by_parameters]
-    return tuple(part if need else None for part, need in zip((by_input, *by_parameters), needs, strict=True))
+    found = [by_input if needs[0] else None]
+    for part, need in zip(by_parameters, needs[1:], strict=True):
+        if need and part.shape != normalized_shape:
+            if part.numel():
+                part = reshape(part, normalized_shape)
+            else:  # without rows and without a weight, the kernel does not know how long rows are
+                part = Tensor.wrap(filled(part.device, normalized_shape, part.numpy_dtype, 0))
+        found.append(part if need else None)
+    return tuple(found)
 
 
 _layer_norm: Callable[..., Tensor] = operation(

@@ -239,3 +239,14 @@ def test_the_precision_of_products_is_chosen_by_pytorch_s_words():
     sg.set_float32_matmul_precision("highest")
     with pytest.raises(ArgumentError, match="got 'best'; wanted 'highest', 'high' or 'medium'"):
         sg.set_float32_matmul_precision("best")
+
+
+@pytest.mark.parametrize("dtype", [sg.float64, sg.bfloat16, sg.float16])
+def test_a_node_that_is_called_with_a_gradient_of_another_dtype_or_shape_says_so(dtype):
+    x, w = sg.ones(3, 4), sg.ones(5, 4).requires_grad_()
+    for result in (linear(x, w), x @ w.T.contiguous(), linear(sg.ones(2, 3, 4), w)):
+        with pytest.raises(DtypeError, match="convert one"):
+            result.grad_fn(sg.ones(result.shape, dtype=dtype))
+        for shape in [(5,), (7, 5), (3, 1, 5)]:
+            with pytest.raises(ShapeError):
+                result.grad_fn(sg.ones(shape))

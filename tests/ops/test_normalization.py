@@ -151,3 +151,12 @@ def test_empty_rows_and_no_rows_are_normalized():
 def test_errors_say_what_was_given_and_what_is_wanted(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 2), (3, 0, 4, 2)])
+def test_norms_of_no_rows_have_gradients(shape):
+    x, bias = sg.zeros(shape).requires_grad_(), sg.zeros(4, 2).requires_grad_()
+    result = sg.layer_norm(x, (4, 2), bias=bias) + sg.layer_norm(x, (4, 2)) + sg.nn.functional.rms_norm(x, (4, 2))
+    result.sum().backward()
+    assert x.grad.shape == shape
+    assert bias.grad.tolist() == [[0.0] * 2] * 4
