@@ -267,7 +267,7 @@ def _parameter(value: np.ndarray | None, n: int, dtype: Any, default: float) -> 
 
 
 def _normalized_rows(a: np.ndarray, n: int) -> np.ndarray:
-    if a.ndim == 2 and a.shape[1] == n and a.flags.c_contiguous:
+    if a.ndim == 2 and a.shape[1] == n > 0 and a.flags.c_contiguous:
         return a
     return np.ascontiguousarray(a).reshape(a.size // n if n else 0, n)
 
