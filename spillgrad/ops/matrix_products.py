@@ -578,12 +578,9 @@ class _RowsProduct(_Product):
             return None
         if not all([kernels.rows_are_regular(layout) for layout in layouts]):
             return None
-        (count, columns, row_bytes, column_bytes), other = [
-            (math.prod(x.shape[:-1]), x.shape[-1], *x.strides[-2:]) for x in layouts
-        ]
-        dtype = layouts[0].dtype
-        turned = Layout.made((columns, count), (column_bytes, row_bytes), dtype)
-        return self._planned(layouts, turned, Layout.made(other[:2], other[2:], dtype))
+        first, second = [Layout.made((math.prod(x.shape[:-1]), x.shape[-1]), x.strides[-2:], x.dtype) for x in layouts]
+        turned = Layout.made(first.shape[::-1], first.strides[::-1], first.dtype)
+        return self._planned(layouts, turned, second)
 
     def run(self, operands: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> None:
         first, second = map(_as_rows, operands)

@@ -46,10 +46,10 @@ whose derivatives name the other input:
         saved, recording = node._saved, mode.enabled
         v_self = saved.get("self")
         if type(v_self) is SavedTensor:
-            v_self = v_self.unpack() if recording else v_self.values()
+            v_self = v_self.unpack(recording)
         v_other = saved.get("other")
         if type(v_other) is SavedTensor:
-            v_other = v_other.unpack() if recording else v_other.values()
+            v_other = v_other.unpack(recording)
         held = {id(g), id(v_self), id(v_other)}
         results = [None] * 2
         if node.edges[0][0] is not None:
@@ -68,7 +68,7 @@ whose derivatives name the other input:
 
 p is a parameter, a its array, r a result of the forward function, o an output tensor, v a saved value. n says whether
 an input needs a gradient, and e is the edge that this gradient flows to. `on_host` computes on the host if the device
-has no kernel. A derivative that is not recorded takes saved values without their place in the graph. With more than
+has no kernel. A saved value of which no gradient is recorded needs no place in the graph. With more than
 UNROLLED parameters, as `cat` may have, p, a, n and e are lists: every generated line costs some microseconds, once.
 """
 
@@ -293,7 +293,7 @@ def apply_source(structure: Structure) -> str:
         lines += [
             f'v_{name} = saved.get("{name}")',
             f"if type(v_{name}) is SavedTensor:",
-            f"    v_{name} = v_{name}.unpack() if recording else v_{name}.values()",
+            f"    v_{name} = v_{name}.unpack(recording)",
         ]
     given = "id(g)" if structure.single else "*map(id, grads)"
     lines.append(f"held = {{{', '.join([given, *(f'id(v_{name})' for name in values)])}}}")

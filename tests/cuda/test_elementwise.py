@@ -110,6 +110,15 @@ def test_an_array_is_converted_as_by_numpy(dtype):
         assert (found.dtype, found.to_host().tolist()) == (other, a.astype(other).tolist())
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_a_copy_keeps_the_bits_of_nan(dtype):
+    bits = np.array([[0x7FC1, 0x3C00], [0xFFC5, 0x7FFF]], np.uint16)
+    a, out = to_device(bits.view(dtype)).T, to_device(np.zeros((2, 2), dtype))
+    assert copy(a).to_host().tobytes() == bits.T.tobytes()
+    assert copy(a, out=out) is out
+    assert out.to_host().tobytes() == bits.T.tobytes()
+
+
 def test_a_host_s_array_without_dimensions_is_a_number():
     a = np.arange(6, dtype=np.uint8)
     out = to_device(np.zeros(6, np.uint8))

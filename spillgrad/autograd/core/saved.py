@@ -184,34 +184,16 @@ class SavedTensor:
         self._array = self._storage = self._packed = self._leaf = None
         self._edge = NO_EDGE
 
-    def values(self) -> Any:
-        """Return a tensor of the saved values, for a derivative that is not recorded: its place in the graph is open.
-
-        Returns
-        -------
-        Tensor
-            Of the saved values.
-
-        Raises
-        ------
-        SavedTensorError
-            As `unpack`.
-        """
-        storage = self._storage
-        if self._unpack is not None or self._freed or storage.version != self._version:
-            return self.unpack()
-        if self._leaf is not None:
-            return self._leaf if self._is_leaf else self.unpack()
-        if self._original is not None:
-            original = self._original()
-            if original is not None and original._detached:
-                return self.unpack()
-        return tensor_type().wrap(self._array, storage)
-
-    def unpack(self) -> Any:
+    def unpack(self, connected: bool = True) -> Any:
         """Return the saved tensor, connected to its former place in the graph.
 
         Exceptions of the hook pass through unchanged.
+
+        Parameters
+        ----------
+        connected : bool, default True
+            Whether a gradient of the returned tensor must flow to where the saved tensor came from. A derivative that
+            is not recorded needs no such place, and takes less time without.
 
         Returns
         -------
@@ -238,7 +220,7 @@ class SavedTensor:
                     return original
                 if original._detached:
                     raise self._detached()
-            return self._connected(self._value)
+            return self._connected(self._value) if connected else self._value
         mode = state.enabled
         value = self._unpack(self._packed)
         state.enabled = mode  # the hook may have switched it, which must not affect the derivative
@@ -300,7 +282,7 @@ class SavedNone(SavedTensor):
             f"{self.operation} was given no '{self.slot}'; look at `data` first"
         )
 
-    def unpack(self) -> None:
+    def unpack(self, connected: bool = True) -> None:
         """Return None."""
 
     def release(self) -> None:

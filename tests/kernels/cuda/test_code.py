@@ -94,6 +94,15 @@ def test_every_row_compiles_for_every_generation(name, dtype):
         assert dtype == np.float64 or ".f64" not in code or name in IN_FLOAT64
 
 
+@pytest.mark.parametrize("name", ["abs", "neg", "hardshrink"])
+def test_negated_int16_wrap_although_cuda_13_0_computes_them_in_32_bits(name):
+    layouts = layouts_of(parameters(FORMULAS[name]), np.int16)
+    kernel = elementwise.prepare(FORMULAS[name], name, (np.dtype(np.int16),), layouts, (), True).kernel
+    for capability in CAPABILITIES:
+        assert not re.search(r"\b(neg|abs)\.s16\b", kernel.ptx(capability))
+        assert kernel.code(capability).startswith(b"\x7fELF")
+
+
 # Rows in which an integer meets a float.
 OF_FLOATS = ("elu", "celu", "lerp", "nan_to_num", "isinf", "isfinite", "isposinf", "isneginf", "signbit")
 
