@@ -1,77 +1,26 @@
 """Convolution with one input channel per group, and its derivatives: sums of shifted planes, without matrix products.
 
-A plane is copied to a strip, with its padding, row after row. In the strip, a tap of the window is a fixed distance
-from the window's position, so one loop over long runs adds up a tap at all positions. Positions at the end of a row,
-where the window does not fit, are computed too, and left out of the result. With a stride, a strip holds the phases of
-the plane after one another, so runs stay contiguous; the derivative by the input computes the phases of its result
-apart.
+A plane is copied to a strip (see `strips.py`). There, a tap of the window is a fixed distance from the window's
+position, so one loop over long runs adds up a tap at all positions. Positions at the end of a row, where the window
+does not fit, are computed too, and left out of the result. The derivative by the input computes the phases of its
+result apart.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cpu.pointers import copy_bytes
+from spillgrad_kernels.cpu.strips import Strip, fill, strip_of_windows
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.threads.dispatch import parallel_for
-from spillgrad_kernels.windows import Pair, Windows
+from spillgrad_kernels.windows import Windows
 
 # The number of multiply-adds that pays for another thread.
 _GRAIN = 1 << 17
 # Loops run over whole vectors: elements beyond the last position are computed and not used.
 _LANES = 16
-
-
-class Strip(NamedTuple):
-    """How planes lie in a strip: element (y, x) has the row `y + origin[0]` and the column `x + origin[1]`.
-
-    Rows and columns are divided into phases by `steps`. A phase has `rows` x `columns` elements.
-    """
-
-    origin: Pair
-    steps: Pair
-    rows: int
-    columns: int
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return self.steps[0] * self.steps[1] * self.rows * self.columns
-
-    def place(self, row: int, column: int) -> int:
-        """Return the index of the element in a row and a column, counted before they are divided into phases."""
-        phase = row % self.steps[0] * self.steps[1] + column % self.steps[1]
-        return (phase * self.rows + row // self.steps[0]) * self.columns + column // self.steps[1]
-
-    def words(self) -> np.ndarray:
-        """Return the fields as an array, for kernels."""
-        return np.array([*self.origin, *self.steps, self.rows, self.columns])
-
-
-@jit
-def _fill(strip: Any, words: Any, plane: Any) -> None:
-    """Copy a plane to a strip. What lies around the plane in the strip is not written; the caller has set it to 0."""
-    top, left, down, across, rows, columns = words
-    size = plane.itemsize
-    height, width = plane.shape
-    for y in range(height):
-        row = top + y
-        line = (row % down * across * rows + row // down) * columns
-        if across == 1:
-            target = np.intp(strip.ctypes.data) + (line + left) * size
-            copy_bytes(target, np.intp(plane.ctypes.data) + y * width * size, width * size)
-            continue
-        for phase in range(across):
-            first = (phase - left) % across  # the first column of the plane in this phase
-            count = (width - first + across - 1) // across
-            if count <= 0:
-                continue
-            target = line + phase * rows * columns + (left + first) // across
-            run, seen = strip[target : target + count], plane[y, first:]
-            for i in range(count):
-                run[i] = seen[i * across]
 
 
 @jit
@@ -125,11 +74,11 @@ def _correlate(
     strips = np.zeros((sources, strip_size), planes.dtype)
     sums = np.empty(positions, planes.dtype)
     chosen = np.empty(numbers.size, planes.dtype)
-    columns = words[5]
+    columns = words[7]
     for unit in range(start, stop):
         image, channel = unit // channels, unit % channels
         for s in range(sources):
-            _fill(strips[s], words, planes[image, channel, s])
+            fill(strips[s], words, planes[image, channel, s])
         for r in range(results):
             for f in range(origins.shape[0]):
                 taps = places[starts[f] : starts[f + 1]]
@@ -187,33 +136,15 @@ def _weight_gradients(
     for channel in range(start, stop):
         sums[:] = 0
         for image in range(planes.shape[0]):
-            _fill(strip, words, planes[image, channel])
+            fill(strip, words, planes[image, channel])
             for m in range(out.shape[1]):
-                _fill(flat, grad_words, grads[image, channel, m])
+                fill(flat, grad_words, grads[image, channel, m])
                 _dots(flat, strip, places, dots)
                 for t in range(places.size):
                     if not np.isfinite(dots[t]):  # a zero at the end of a row may have met an infinity
-                        dots[t] = _dot_of_rows(flat, strip[places[t] :], rows, words[5], width)
+                        dots[t] = _dot_of_rows(flat, strip[places[t] :], rows, words[7], width)
                     sums[m, t] += dots[t]
         out[channel] = sums
-
-
-def _forward_strip(windows: Windows) -> tuple[Strip, np.ndarray]:
-    """Return the strip of an image, and the places of the window's elements in it."""
-    reach = [(size - 1) * dilation for size, dilation in zip(windows.size, windows.dilation, strict=True)]
-    rows, columns = (
-        max(grid + far // step, -(-(image + padding) // step))
-        for grid, far, step, image, padding in zip(
-            windows.grid, reach, windows.stride, windows.image, windows.padding, strict=True
-        )
-    )
-    strip = Strip(windows.padding, windows.stride, rows, columns)
-    places = [
-        strip.place(i * windows.dilation[0], j * windows.dilation[1])
-        for i in range(windows.size[0])
-        for j in range(windows.size[1])
-    ]
-    return strip, np.array(places)
 
 
 def _positions(rows: int, columns: int, width: int) -> int:
@@ -232,7 +163,7 @@ def convolve(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, windows: Windo
     Shapes: x (N, G, *image), weight (G, m, *size), bias (G, m), out (N, G, m, *grid); all C-contiguous.
     """
     count, channels, results = out.shape[:3]
-    strip, places = _forward_strip(windows)
+    strip, places = strip_of_windows(windows)
     positions = _positions(windows.grid[0], strip.columns, windows.grid[1])
     parallel_for(
         _correlate, count * channels, _tasks(out.size * len(places), count * channels), x[:, :, None],
@@ -257,7 +188,8 @@ def input_gradient(grad: np.ndarray, weight: np.ndarray, bias: np.ndarray, windo
         -(-(image + padding) // step)
         for image, padding, step in zip(windows.image, windows.padding, windows.stride, strict=True)
     )
-    strip = Strip((far[0], far[1]), (1, 1), max(height, windows.grid[0]) + far[0], max(width, windows.grid[1]) + far[1])
+    rows, columns = max(height, windows.grid[0]) + far[0], max(width, windows.grid[1]) + far[1]
+    strip = Strip((far[0], far[1]), (1, 1), (1, 1), rows, columns)
     taps_of: list[list[tuple[int, int]]] = [[] for _ in range(down * across)]
     for i in range(windows.size[0]):
         for j in range(windows.size[1]):
@@ -282,13 +214,13 @@ def weight_gradient(grad: np.ndarray, x: np.ndarray, windows: Windows) -> np.nda
 
     Shapes: grad (N, G, m, *grid), x (N, G, *image), result (G, m, size[0] * size[1]); all C-contiguous.
     """
-    strip, places = _forward_strip(windows)
+    strip, places = strip_of_windows(windows)
     positions = _positions(windows.grid[0], strip.columns, windows.grid[1])
     channels, results = grad.shape[1:3]
+    grads_strip = Strip((0, 0), (1, 1), (1, 1), windows.grid[0], strip.columns)
     out = buffers.empty((channels, results, len(places)), x.dtype)
     parallel_for(
         _weight_gradients, channels, _tasks(grad.size * len(places), channels), grad, x,
-        Strip((0, 0), (1, 1), windows.grid[0], strip.columns).words(), strip.words(), strip.size + positions, places,
-        positions, out,
+        grads_strip.words(), strip.words(), strip.size + positions, places, positions, out,
     )  # fmt: skip
     return out

@@ -26,6 +26,9 @@ from spillgrad_kernels.jit.compile import DISABLE_JIT, cgutils, emitted, types
 # Rows of a strided A are read through this many pointers; each serves several rows at fixed distances. A pointer per
 # row would need too many registers.
 _POINTERS = 2
+# Rows of a gathered A lie in runs of this many. The runs of a tile have a pointer each.
+RUN = 4 if TILE_ROWS % 4 == 0 else 2
+_INT64 = np.zeros(1, np.int64)
 
 
 if DISABLE_JIT:
@@ -82,6 +85,26 @@ if DISABLE_JIT:
         columns = tile_columns(like)
         multiply_in_place(like, TILE_ROWS, columns, k, a, a_row, a_col, b, b_row, c, c_row, addend, addend_row)
 
+    def multiply_gathered(
+        like: np.ndarray, vectors: int, k: int, a: int, a_row: int, runs: int, steps: int, b: int, c: int, c_row: int,
+        addend: int, addend_row: int,
+    ) -> None:  # fmt: skip
+        """Compute a tile of C as `multiply_panels` does, from an A whose rows lie in runs.
+
+        A run is `RUN` rows, `a_row` bytes apart. Element d of the first row of run r is at address `a` + `runs`[r] +
+        `steps`[d]; `runs` and `steps` are addresses of int64 numbers. The tile is `vectors` vectors wide, 1 or 2. Rows
+        of B are packed next to each other.
+        """
+        columns = tile_columns(like) * vectors // TILE_VECTORS
+        rows_of_b = array_at(like, b, k * columns).reshape(k, columns)
+        product = np.zeros((TILE_ROWS, columns), like.dtype)
+        places = [run + i * a_row for run in array_at(_INT64, runs, TILE_ROWS // RUN) for i in range(RUN)]
+        for step, row in zip(array_at(_INT64, steps, k), rows_of_b, strict=True):
+            product += np.stack([array_at(like, a + place + step, 1) for place in places]) * row
+        for i in range(TILE_ROWS):
+            added = array_at(like, addend + i * addend_row, columns) if addend else 0
+            array_at(like, c + i * c_row, columns)[:] = added + product[i]
+
     def prefetch(address: int) -> None:
         """Load the cache line at `address` into the cache; the address need not be valid."""
 
@@ -135,6 +158,33 @@ else:
             emit.load_nth, TILE_ROWS, TILE_VECTORS,
         )  # fmt: skip
         emit.store_tile(sums, c, c_row, addend, addend_row)
+
+    @vector_code
+    def multiply_gathered(
+        emit: Emitter, vectors: Any, k: Any, a: Any, a_row: Any, runs: Any, steps: Any, b: Any, c: Any, c_row: Any,
+        addend: Any, addend_row: Any,
+    ) -> None:  # fmt: skip
+        builder, integer = emit.builder, k.type
+        size = _INT64.itemsize
+
+        def number(address: Any) -> Any:
+            return builder.load(builder.inttoptr(address, integer.as_pointer()))
+
+        starts = [builder.add(a, number(builder.add(runs, integer(r * size)))) for r in range(TILE_ROWS // RUN)]
+        distances = [builder.mul(a_row, integer(i)) for i in range(RUN)]
+
+        def a_at(pa: list[Any], i: int) -> Any:
+            return builder.add(builder.add(starts[i // RUN], number(pa[0])), distances[i % RUN])
+
+        is_narrow = builder.icmp_signed("==", vectors, integer(1))
+        with builder.if_else(is_narrow) as (narrow, wide):
+            for branch, width in ((narrow, 1), (wide, TILE_VECTORS)):
+                with branch:
+                    b_row = integer(width * emit.lanes * emit.bytes)
+                    sums = emit.sums_of_products(
+                        k, ([steps], integer(size)), (b, b_row), a_at, emit.load_nth, TILE_ROWS, width
+                    )
+                    emit.store_tile(sums, c, c_row, addend, addend_row)
 
     @emitted(lambda address: types.void(types.intp))
     def prefetch(builder: Any, address: Any) -> None:

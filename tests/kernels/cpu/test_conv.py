@@ -8,7 +8,9 @@ from spillgrad_kernels.windows import Windows
 
 # Images, channels a group, outputs a group, groups, image, kernel, stride, padding, dilation. Beside the plain ones:
 # several blocks of positions, of channels and of outputs; windows larger than a block of rows; runs across images;
-# strides beyond the window; padding beyond it.
+# strides beyond the window; padding beyond it; grids of one column; padding that no phase
+# sees at one side; images that are read where they lie; windows that
+# see one phase only; many outputs of one channel.
 CASES = [
     (2, 3, 5, 1, (9, 11), (3, 3), (1, 1), (1, 1), (1, 1)),
     (2, 3, 5, 2, (9, 11), (3, 2), (2, 3), (1, 0), (1, 2)),
@@ -24,6 +26,14 @@ CASES = [
     (70, 4, 13, 1, (3, 3), (2, 2), (1, 1), (0, 0), (1, 1)),
     (1, 2, 3, 1, (33, 1), (3, 1), (3, 4), (1, 0), (1, 1)),
     (1, 3, 200, 1, (2, 70), (1, 5), (1, 2), (0, 2), (1, 1)),
+    (8, 5, 20, 1, (5, 5), (3, 3), (1, 1), (1, 1), (1, 1)),
+    (8, 30, 20, 2, (5, 1), (3, 1), (1, 1), (1, 0), (1, 1)),
+    (4, 6, 40, 1, (1, 1), (1, 1), (1, 1), (0, 0), (1, 1)),
+    (2, 8, 33, 1, (7, 8), (2, 1), (1, 1), (0, 0), (1, 1)),
+    (2, 5, 6, 1, (9, 12), (1, 1), (2, 3), (0, 1), (1, 1)),
+    (2, 5, 6, 1, (13, 40), (2, 3), (2, 2), (1, 3), (2, 2)),
+    (2, 3, 8, 1, (14, 9), (4, 1), (3, 2), (2, 3), (1, 3)),
+    (2, 1, 17, 2, (9, 37), (3, 3), (1, 2), (1, 1), (1, 1)),
 ]
 
 
@@ -70,6 +80,22 @@ def test_convolutions_are_sums_over_taps(case, dtype):
         assert got.dtype == dtype
         scale = np.abs(wanted).max()
         np.testing.assert_allclose(got / scale, wanted / scale, atol=1e-5 if dtype == np.float32 else 1e-13)
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[8], CASES[14]], ids=str)
+def test_a_batch_may_be_computed_in_chunks(case, monkeypatch):
+    windows, x, weight, grad = draw(case)
+    monkeypatch.setattr(conv, "_CHUNK_BYTES", 1)
+    for got, wanted in zip(
+        (
+            conv.conv(x, weight, None, windows, case[3]),
+            conv.conv_input(grad, weight, None, windows, case[3]),
+            conv.conv_weight(grad, x, windows, case[3]),
+        ),
+        reference(windows, case[3], x, weight, grad),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, wanted, atol=1e-11)
 
 
 @pytest.mark.parametrize("case", CASES[:4], ids=str)
