@@ -23,9 +23,7 @@ from spillgrad.ops.pooling import avg_pool2d
 from spillgrad.ops.reduce import sum
 from spillgrad.ops.shape import reshape
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.cpu import reductions
-from spillgrad_kernels.cpu.elementwise import elementwise
-from spillgrad_kernels.device_array import on_device
+from spillgrad_kernels.cpu import channel_norm
 
 __all__ = ["batch_norm", "group_norm", "instance_norm", "local_response_norm"]
 
@@ -34,48 +32,9 @@ Shape = tuple[int, ...]
 _SAMPLE, _BATCH = (2, 3), (0, 2, 3)
 
 
-def _normalized(self: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
-    return (self - mean) * rstd * weight + bias
-
-
-def _times_normalized(g: Any, self: Any, mean: Any, rstd: Any) -> Any:
-    return g * ((self - mean) * rstd)
-
-
-def _by_input(g: Any, self: Any, weight: Any, mean: Any, rstd: Any, shift: Any, slope: Any) -> Any:
-    return rstd * (g * weight - shift - (self - mean) * rstd * slope)
-
-
 def _places(shape: Shape, groups: int) -> Shape:
     """Return the shape (N, G, K, S) of an input of `shape` (N, C, ...)."""
     return shape[0], groups, shape[1] // groups, math.prod(shape[2:])
-
-
-def _parameter(value: np.ndarray | None, places: Shape, like: np.ndarray, default: float) -> np.ndarray:
-    if value is None:
-        return np.full_like(like, default, shape=(1, 1, 1, 1))
-    return value.reshape(1, places[1], places[2], 1)
-
-
-@on_device("channel_norm")
-def normalize(
-    x: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None, places: Shape, dims: Shape, eps: float,
-    running: tuple[np.ndarray | None, np.ndarray | None], momentum: float, formula: Callable[..., Any],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    """Normalize `x` over `dims`, update the running statistics in place, and return (out, mean, rstd).
-
-    `formula` computes out from the elements, mean, rstd, weight and bias.
-    Shapes: x (N, C, ...), reshaped to `places` (N, G, K, S); mean and rstd: `places` with size 1 in `dims`.
-    """
-    x4 = x.reshape(places)
-    variance, centre = reductions.var(x4, dims, 0, True)
-    rstd = 1 / np.sqrt(variance + x.dtype.type(eps))
-    parameters = _parameter(weight, places, x, 1), _parameter(bias, places, x, 0)
-    out = elementwise(formula, "channel_norm", [x4, centre, rstd, *parameters], x.dtype)
-    count = math.prod(places[d] for d in dims)
-    for statistic, values in zip(running, (centre, variance * (count / max(count - 1, 1))), strict=True):
-        _track(statistic, values, momentum)
-    return out.reshape(x.shape), centre, rstd
 
 
 def _forward(
@@ -85,33 +44,9 @@ def _forward(
     places, running = _places(input.shape, groups), (running_mean, running_var)
 
     def normalized(x: np.ndarray, w: Any, b: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return normalize(x, w, b, places, dims, eps, running, momentum, _normalized)
+        return channel_norm.normalize(x, w, b, places, dims, eps, running, momentum)
 
     return on_floats(normalized, input, weight, bias, exact_aux=True, device_takes_half=True)
-
-
-def _track(running: np.ndarray | None, values: np.ndarray, momentum: float) -> None:
-    """Move `running`, unless it is None, in place by `momentum` towards the mean of `values` over the batch."""
-    if running is not None:
-        running[...] = (1 - momentum) * running.astype(values.dtype) + momentum * np.mean(values, 0).reshape(-1)
-
-
-@on_device("channel_norm")
-def gradients(
-    grad: np.ndarray, x: np.ndarray, weight: np.ndarray | None, mean: np.ndarray, rstd: np.ndarray, places: Shape,
-    dims: Shape, formula: Callable[..., Any],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    """Return the gradients of `normalize` by input (which `formula` computes), weight and bias (both of shape (C,))."""
-    g4, x4, w4 = grad.reshape(places), x.reshape(places), _parameter(weight, places, x, 1)
-    products = elementwise(_times_normalized, "channel_norm_products", [g4, x4, mean, rstd], x.dtype)
-    # All other sums are made of these few numbers, so they are float64.
-    plain, weighted = (reductions.sum(a, (3,), True).astype(np.float64) for a in (g4, products))
-    count = math.prod(places[d] for d in dims)
-    shift, slope = ((part * w4).sum(dims, keepdims=True) / max(count, 1) for part in (plain, weighted))
-    operands = [g4, x4, w4, mean, rstd, shift.astype(x.dtype), slope.astype(x.dtype)]
-    by_input = elementwise(formula, "channel_norm_backward", operands, x.dtype, products)
-    by_weight, by_bias = (part.sum(0).reshape(-1).astype(x.dtype) for part in (weighted, plain))
-    return by_input.reshape(x.shape), by_weight, by_bias
 
 
 def _fused(
@@ -121,7 +56,7 @@ def _fused(
     places = _places(input.shape, groups)
 
     def computed(g: np.ndarray, x: np.ndarray, w: Any, mean: np.ndarray, rstd: np.ndarray) -> tuple[np.ndarray, ...]:
-        return gradients(g, x, w, mean, rstd, places, dims, _by_input)
+        return channel_norm.gradients(g, x, w, mean, rstd, places, dims)
 
     results = run_on_tensors(computed, g, input, weight, mean, rstd, exact_aux=True, device_takes_half=True)
     return tuple(result if need else None for result, need in zip(results, needs, strict=True))

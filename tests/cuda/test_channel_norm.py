@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spillgrad.ops import channel_norm
+from spillgrad_kernels.cpu import channel_norm
 from spillgrad_kernels.cuda import channel_norm as on_device
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.cuda.jit import compile
@@ -44,10 +44,10 @@ def assert_agree(case, dtype=np.float32, has_parameters=True, offset=2.0):
     x, grad = (draw(shape, np.float64) * 3 + offset).astype(dtype), draw(shape, dtype, 1)
     weight, bias = (draw(channels, dtype, seed) if has_parameters else None for seed in (2, 3))
     number = np.float64 if dtype == np.float64 else np.float32
-    results = both("normalize", x, weight, bias, places, dims, 1e-2, (None, None), 0.0, channel_norm._normalized)
+    results = both("normalize", x, weight, bias, places, dims, 1e-2, (None, None), 0.0)
     assert_close(*results, [dtype, number, number])
     _, mean, rstd = (statistic.astype(number) for statistic in results[1])
-    results = both("gradients", grad, x, weight, mean, rstd, places, dims, channel_norm._by_input)
+    results = both("gradients", grad, x, weight, mean, rstd, places, dims)
     assert_close(*results, [dtype, number, number])
 
 
@@ -78,11 +78,9 @@ def test_results_do_not_depend_on_the_number_of_blocks(monkeypatch):
     for blocks in (1, 3):
         monkeypatch.setattr(compile, "blocks_for", lambda work, blocks=blocks: blocks)
         out, mean, rstd = channel_norm.normalize(
-            to_device(x), to_device(weight), None, places, dims, 0.1, (None, None), 0.0, channel_norm._normalized
+            to_device(x), to_device(weight), None, places, dims, 0.1, (None, None), 0.0
         )
-        gradients = channel_norm.gradients(
-            to_device(x), out, to_device(weight), mean, rstd, places, dims, channel_norm._by_input
-        )
+        gradients = channel_norm.gradients(to_device(x), out, to_device(weight), mean, rstd, places, dims)
         found.append([result.to_host().tobytes() for result in (out, mean, rstd, *gradients)])
     assert found[0] == found[1]
 
@@ -90,9 +88,7 @@ def test_results_do_not_depend_on_the_number_of_blocks(monkeypatch):
 def test_the_variance_of_numbers_far_from_zero_is_that_of_their_deviations():
     x = (draw((2, 3, 9)) + np.float32(3e4)).astype(np.float32)
     x[0, 1, 0] = 5e6  # the first element, from which distances are taken
-    found, wanted = both(
-        "normalize", x, None, None, (2, 3, 1, 9), (2, 3), 0.0, (None, None), 0.0, channel_norm._normalized
-    )
+    found, wanted = both("normalize", x, None, None, (2, 3, 1, 9), (2, 3), 0.0, (None, None), 0.0)
     np.testing.assert_allclose(found[2], wanted[2], rtol=1e-5)
 
 
@@ -103,12 +99,10 @@ def test_running_statistics_move_wherever_they_lie(case):
     running = draw((channels, 2)), abs(draw(channels, ml_dtypes.bfloat16, 1))
     wanted = running[0][:, 0].astype(np.float64), running[1].astype(np.float64)
     channel_norm.normalize(
-        x.astype(np.float64), None, None, places, dims, 0.1, wanted, 0.3, channel_norm._normalized
+        x.astype(np.float64), None, None, places, dims, 0.1, wanted, 0.3
     )  # fmt: skip
     memory, second = (to_device(array) for array in running)
-    channel_norm.normalize(
-        to_device(x), None, None, places, dims, 0.1, (memory[:, 0], second), 0.3, channel_norm._normalized
-    )
+    channel_norm.normalize(to_device(x), None, None, places, dims, 0.1, (memory[:, 0], second), 0.3)
     np.testing.assert_allclose(memory.to_host(), np.stack([wanted[0], running[0][:, 1]], 1), rtol=1e-5)
     np.testing.assert_allclose(second.to_host().astype(np.float64), wanted[1], rtol=1.6e-2)
 
@@ -116,9 +110,7 @@ def test_running_statistics_move_wherever_they_lie(case):
 def test_of_no_elements_statistics_are_undefined_and_gradients_zero():
     x, weight = to_device(np.empty((0, 2, 3), np.float32)), to_device(np.ones(2, np.float32))
     places, dims = (0, 2, 1, 3), (0, 2, 3)
-    out, mean, rstd = channel_norm.normalize(
-        x, weight, None, places, dims, 0.1, (None, None), 0.0, channel_norm._normalized
-    )
+    out, mean, rstd = channel_norm.normalize(x, weight, None, places, dims, 0.1, (None, None), 0.0)
     assert out.shape == x.shape and np.isnan(mean.to_host()).all() and np.isnan(rstd.to_host()).all()
-    _, *by_parameters = channel_norm.gradients(x, x, weight, mean, rstd, places, dims, channel_norm._by_input)
+    _, *by_parameters = channel_norm.gradients(x, x, weight, mean, rstd, places, dims)
     assert [part.to_host().tolist() for part in by_parameters] == [[0, 0], [0, 0]]

@@ -10,7 +10,6 @@ Source: Chetlur et al. 2014, "cuDNN: efficient primitives for deep learning" (th
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from spillgrad_kernels.cpu.conv_product import (
 from spillgrad_kernels.cpu.microkernel import RUN
 from spillgrad_kernels.cpu.product import DEPTH
 from spillgrad_kernels.cpu.product_tile import TILE_ROWS, TILE_VECTORS, VECTOR_BYTES
-from spillgrad_kernels.cpu.strips import Strip, strip_of_windows
+from spillgrad_kernels.cpu.strips import Phase, Strip, phases_of_input, phases_of_output
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.threads.dispatch import grain_of, parallel_for
@@ -113,22 +112,8 @@ def _padded_bias(bias: np.ndarray | None, outputs: int, groups: int, dtype: np.d
     return padded
 
 
-@dataclass(frozen=True, eq=False)
-class _Phase:
-    """The positions of a result with the same taps: rows and columns from `first` on, at the steps of the phases.
-
-    `grid` is their number. `taps` are the places of the taps in a strip, seen from the first position; `weight_taps`
-    are the taps' numbers.
-    """
-
-    first: Pair
-    grid: Pair
-    taps: np.ndarray
-    weight_taps: np.ndarray
-
-
 @functools.lru_cache(256)
-def _distances(phase: _Phase, of_weights: bool, channels: int, channel_bytes: int, size: int) -> np.ndarray:
+def _distances(phase: Phase, of_weights: bool, channels: int, channel_bytes: int, size: int) -> np.ndarray:
     """Return the distance in bytes of each channel and tap, in the weights or in the strips."""
     taps = phase.weight_taps if of_weights else phase.taps
     distances: np.ndarray = (np.arange(channels)[:, None] * channel_bytes + taps * size).reshape(-1)
@@ -136,7 +121,7 @@ def _distances(phase: _Phase, of_weights: bool, channels: int, channel_bytes: in
 
 
 def _run(
-    images: np.ndarray, strip: Strip, phases: list[_Phase], steps: Pair, weights: np.ndarray, strides: Pair,
+    images: np.ndarray, strip: Strip, phases: list[Phase], steps: Pair, weights: np.ndarray, strides: Pair,
     bias: np.ndarray | None, groups: int, out: np.ndarray,
 ) -> None:  # fmt: skip
     """Compute `out` phase by phase. `strides` are the bytes between the weights of neighbouring outputs and channels.
@@ -202,58 +187,13 @@ def conv(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Wi
         by_group = weight.reshape(groups, -1, *windows.size)
         depthwise.convolve(x, by_group, shift.reshape(groups, -1), windows, _grouped(out, groups))
         return out
-    strip, phase = _phase_of_output(windows)
-    _run(x, strip, [phase], (1, 1), weight, (weight.strides[0], weight.strides[1]), bias, groups, out)
+    strip, phases = phases_of_output(windows)
+    _run(x, strip, phases, (1, 1), weight, (weight.strides[0], weight.strides[1]), bias, groups, out)
     return out
-
-
-@functools.lru_cache(256)
-def _phase_of_output(windows: Windows) -> tuple[Strip, _Phase]:
-    """Return the strip of the input, and the positions of the output as one phase."""
-    strip, places = strip_of_windows(windows)
-    return strip, _Phase((0, 0), windows.grid, places, np.arange(len(places)))
 
 
 def _grouped(images: np.ndarray, groups: int) -> np.ndarray:
     return images.reshape(images.shape[0], groups, images.shape[1] // groups, *images.shape[2:])
-
-
-@functools.lru_cache(256)
-def _phases_of_input(windows: Windows) -> tuple[Strip, list[_Phase]]:
-    """Return the strip of the output's gradient, and the phases of the input's."""
-    # For each dimension and phase: the window elements that fall on the phase's positions. Each is paired with an
-    # offset: the window's number minus the position's number in the phase.
-    reach = [
-        [
-            [(t, (phase + padding - t * dilation) // stride) for t in range(size)
-             if (phase + padding - t * dilation) % stride == 0]
-            for phase in range(min(stride, image))
-        ]
-        for size, stride, padding, dilation, image in zip(
-            windows.size, windows.stride, windows.padding, windows.dilation, windows.image, strict=True
-        )
-    ]  # fmt: skip
-    grids = [
-        [-(-(image - phase) // stride) for phase in range(min(stride, image))]
-        for stride, image in zip(windows.stride, windows.image, strict=True)
-    ]
-    origin, far = [], []
-    for dim in range(2):
-        offsets = [(offset, grid) for taps, grid in zip(reach[dim], grids[dim], strict=True) for _, offset in taps]
-        before = max([0, *(-offset for offset, _ in offsets)])
-        origin.append(before)
-        far.append(before + max([windows.grid[dim], *(offset + grid for offset, grid in offsets)]))
-    strip = Strip((origin[0], origin[1]), (1, 1), (1, 1), far[0], far[1])
-    phases = []
-    for i, down in enumerate(reach[0]):
-        for j, across in enumerate(reach[1]):
-            taps = [
-                (strip.place(origin[0] + y, origin[1] + x), t * windows.size[1] + u)
-                for t, y in down for u, x in across
-            ]  # fmt: skip
-            places, numbers = np.array(taps, np.int64).reshape(-1, 2).T
-            phases.append(_Phase((i, j), (grids[0][i], grids[1][j]), places, numbers))
-    return strip, phases
 
 
 @on_device("conv")
@@ -275,7 +215,7 @@ def conv_input(
         by_group = weight.reshape(groups, -1, *windows.size)
         depthwise.input_gradient(_grouped(grad, groups), by_group, shift, windows, out)
         return out
-    strip, phases = _phases_of_input(windows)
+    strip, phases = phases_of_input(windows)
     _run(grad, strip, phases, windows.stride, weight, (weight.strides[1], weight.strides[0]), bias, groups, out)
     return out
 
@@ -293,7 +233,8 @@ def conv_weight(grad: np.ndarray, x: np.ndarray, windows: Windows, groups: int) 
         return buffers.zeros(shape, x.dtype)
     if channels == 1:
         return depthwise.weight_gradient(_grouped(grad, groups), x, windows).reshape(shape)
-    strip, places = strip_of_windows(windows)
+    strip, [phase] = phases_of_output(windows)
+    places = phase.taps
     taps, size = len(places), x.itemsize
     columns, panels = _packed_sizes(outputs, groups, size)
     in_runs = -(-channels // RUN)

@@ -35,9 +35,12 @@ def _vectors(outputs: int, panel: int, columns: int) -> int:
 @jit
 def fill_strips(start: int, stop: int, planes: Any, words: Any, strips: Any) -> None:
     """Copy plane i of `planes` (count, height, width) to row i of `strips`, with zeros around it."""
+    like, size = like_of(planes), planes.itemsize
+    height, width = planes.shape[1:]
     for i in range(start, stop):
         strips[i] = 0
-        fill(strips[i], words, planes[i])
+        strip, plane = np.intp(strips.ctypes.data), np.intp(planes.ctypes.data)
+        fill(like, strip + i * strips.shape[1] * size, words, plane + i * height * width * size, height, width)
 
 
 @jit

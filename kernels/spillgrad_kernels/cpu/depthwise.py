@@ -1,160 +1,269 @@
 """Convolution with one input channel per group, and its derivatives: sums of shifted planes, without matrix products.
 
 A plane is copied to a strip (see `strips.py`). There, a tap of the window is a fixed distance from the window's
-position, so one loop over long runs adds up a tap at all positions. Positions at the end of a row, where the window
-does not fit, are computed too, and left out of the result. The derivative by the input computes the phases of its
-result apart.
+position, so a vector of sums adds up vectors of the strip, each times the tap's weight. The sums of several rows stay
+in registers until all taps are added up.
 """
 
 from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cpu.strips import Strip, fill, strip_of_windows
-from spillgrad_kernels.jit.compile import REASSOCIATE, jit
+from spillgrad_kernels.cpu.pointers import array_at
+from spillgrad_kernels.cpu.product_tile import VECTOR_BYTES, like_of
+from spillgrad_kernels.cpu.strips import Phase, Strip, fill, phases_of_input, phases_of_output
+from spillgrad_kernels.cpu.vector_instructions import Emitter, vector_code
+from spillgrad_kernels.jit.compile import DISABLE_JIT, jit
 from spillgrad_kernels.memory import buffers
-from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.threads.dispatch import parallel_for
-from spillgrad_kernels.windows import Windows
+from spillgrad_kernels.windows import Pair, Windows
 
 # The number of multiply-adds that pays for another thread.
 _GRAIN = 1 << 17
-# Loops run over whole vectors: elements beyond the last position are computed and not used.
-_LANES = 16
+# The number of rows, and of taps in a weight's gradient, that are summed up at a time.
+_ROWS = 8
+_TAPS = 9
+_INT64 = np.zeros(1, np.int64)
 
+if DISABLE_JIT:
 
-@jit
-def _add_taps(sums: Any, strip: Any, places: Any, weights: Any) -> None:
-    """Add to each sum the strip's elements at the distances `places`, each times its weight."""
-    count, taps = sums.size, places.size
-    for t in range(0, taps - 2, 3):
-        x, y, z = strip[places[t] :], strip[places[t + 1] :], strip[places[t + 2] :]
-        a, b, c = weights[t], weights[t + 1], weights[t + 2]
-        for q in range(count):
-            sums[q] += a * x[q] + b * y[q] + c * z[q]
-    for t in range(taps - taps % 3, taps):
-        x, a = strip[places[t] :], weights[t]
-        for q in range(count):
-            sums[q] += a * x[q]
+    def _add_taps(
+        like: np.ndarray, rows: int, width: int, source: int, source_row: int, taps: int, places: int, weights: int,
+        bias: int, target: int, target_row: int,
+    ) -> None:  # fmt: skip
+        """Set rows of at most a vector to a bias, plus the sum of vectors of the strip, each times a tap's weight.
 
+        There are `rows` rows, at most `_ROWS`, of `width` elements. Row i is at address `target` + i * `target_row`. It
+        adds up the vectors at `source` + i * `source_row` + `places`[t], for each tap t, of which there is at least
+        one. `places` is the address of int64 numbers of bytes, `weights` of the taps' weights, `bias` of the bias.
+        """
+        factors = array_at(like, weights, taps)
+        for i in range(rows):
+            sums = np.zeros(width, like.dtype)
+            for place, factor in zip(array_at(_INT64, places, taps), factors, strict=True):
+                sums += array_at(like, source + i * source_row + place, width) * factor
+            array_at(like, target + i * target_row, width)[:] = sums + array_at(like, bias, 1)
 
-@jit
-def _write(sums: Any, columns: int, origin_y: int, origin_x: int, down: int, across: int, out: Any) -> None:
-    """Write the sum in row r and column c to row `origin_y` + r * `down` and column `origin_x` + c * `across` of `out`.
+    def _add_products(
+        like: np.ndarray, rows: int, width: int, grads: int, grads_row: int, source: int, source_row: int, taps: int,
+        places: int, sums: int,
+    ) -> None:  # fmt: skip
+        """Add, for each of at most `_TAPS` taps, products of gradients and elements of the strip to a vector of sums.
 
-    Rows of `sums` have `columns` elements; what lies outside `out` is left out.
-    """
-    height, width = out.shape
-    low = max(0, -(origin_x // across))  # the first column that is inside
-    high = min(columns, (width - origin_x + across - 1) // across)
-    first = max(0, -(origin_y // down))
-    for r in range(first, min((height - origin_y + down - 1) // down, (sums.size + columns - 1) // columns)):
-        line, seen = out[origin_y + r * down], sums[r * columns : r * columns + high]
-        if across == 1:
-            run = line[origin_x + low :]
-            for c in range(high - low):
-                run[c] = seen[low + c]
-        else:
-            for c in range(low, high):
-                line[origin_x + c * across] = seen[c]
+        Gradients are `rows` rows, at least one, of `width` elements, at most a vector. Element j of the vector adds up
+        the products of column j. Row i of the strip is at `source` + i * `source_row` + `places`[t], for tap t.
+        `places` is the address of int64 numbers of bytes, `sums` of the taps' vectors.
+        """
+        lanes = VECTOR_BYTES // like.itemsize
+        for t, place in enumerate(array_at(_INT64, places, taps)):
+            total = array_at(like, sums + t * VECTOR_BYTES, lanes)
+            for i in range(rows):
+                seen = array_at(like, source + i * source_row + place, width)
+                total[:width] += seen * array_at(like, grads + i * grads_row, width)
+
+else:
+
+    @vector_code
+    def _add_taps(
+        emit: Emitter, rows: Any, width: Any, source: Any, source_row: Any, taps: Any, places: Any, weights: Any,
+        bias: Any, target: Any, target_row: Any,
+    ) -> None:  # fmt: skip
+        builder, integer = emit.builder, taps.type
+        # In place of missing rows, the last row is computed and stored again.
+        last = builder.sub(rows, integer(1))
+        nearest = [builder.select(builder.icmp_signed("<", integer(i), rows), integer(i), last) for i in range(_ROWS)]
+        distances = [builder.mul(row, source_row) for row in nearest]
+
+        def b_at(pb: Any, row: int) -> Any:
+            place = builder.load(builder.inttoptr(pb, integer.as_pointer()))
+            return emit.load(builder.add(builder.add(source, place), distances[row]))
+
+        sums = emit.sums_of_products(
+            taps, ([weights], integer(emit.bytes)), (places, integer(_INT64.itemsize)), lambda pa, _: pa[0], b_at, 1,
+            _ROWS,
+        )  # fmt: skip
+        added, mask = emit.splat(bias), emit.first_lanes(width)
+        for row, total in zip(nearest, sums.values(), strict=True):
+            place = builder.add(target, builder.mul(row, target_row))
+            emit.store_some(builder.fadd(total, added), place, mask)
+
+    @vector_code
+    def _add_products(
+        emit: Emitter, rows: Any, width: Any, grads: Any, grads_row: Any, source: Any, source_row: Any, taps: Any,
+        places: Any, sums: Any,
+    ) -> None:  # fmt: skip
+        builder, integer = emit.builder, taps.type
+        mask = emit.first_lanes(width)
+
+        def add_up(count: int) -> None:
+            """Emit the code for at most `count` taps: in place of missing taps, the last one is computed again."""
+            last = builder.sub(taps, integer(1))
+            starts = []
+            for t in range(count):
+                number = builder.select(builder.icmp_signed("<", integer(t), taps), integer(t), last)
+                address = builder.add(places, builder.mul(number, integer(_INT64.itemsize)))
+                starts.append(builder.add(source, builder.load(builder.inttoptr(address, integer.as_pointer()))))
+            entry, loop = builder.block, builder.append_basic_block("rows")
+            done = builder.append_basic_block("done")
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            row, from_grads, from_strip = (builder.phi(integer) for _ in range(3))
+            totals = [builder.phi(emit.sums) for _ in range(count)]
+            gradients = emit.load_some(from_grads, mask)
+            # What lies beyond the row is not read: infinity times 0 would be NaN.
+            updated = [
+                emit.fma(gradients, emit.load_some(builder.add(start, from_strip), mask), total)
+                for start, total in zip(starts, totals, strict=True)
+            ]
+            next_row = builder.add(row, integer(1))
+            for phi, first, following in (
+                (row, integer(0), next_row),
+                (from_grads, grads, builder.add(from_grads, grads_row)),
+                (from_strip, integer(0), builder.add(from_strip, source_row)),
+                *((total, emit.zero, new) for total, new in zip(totals, updated, strict=True)),
+            ):
+                phi.add_incoming(first, entry)
+                phi.add_incoming(following, loop)
+            builder.cbranch(builder.icmp_signed("<", next_row, rows), loop, done)
+            builder.position_at_end(done)
+            for t, total in enumerate(updated):
+                with builder.if_then(builder.icmp_signed("<", integer(t), taps)):
+                    place = emit.shifted(sums, t * emit.lanes)
+                    emit.store(builder.fadd(emit.load_sums(place), total), place)
+
+        few = _TAPS // 3
+        with builder.if_else(builder.icmp_signed("<=", taps, integer(few))) as (is_few, is_many):
+            with is_few:
+                add_up(few)
+            with is_many:
+                add_up(_TAPS)
 
 
 @jit
 def _correlate(
-    start: int, stop: int, planes: Any, weights: Any, bias: Any, words: Any, strip_size: int, starts: Any, places: Any,
-    numbers: Any, origins: Any, positions: int, steps: Any, out: Any,
+    start: int, stop: int, planes: Any, weights: Any, bias: Any, words: Any, strip_size: int, places: Any,
+    numbers: Any, phases: Any, steps: Any, out: Any,
 ) -> None:  # fmt: skip
     """Set each plane of `out` to its bias, plus the sum of the shifted planes of its channel.
 
-    Phase f of the result has the taps `starts[f]` to `starts[f + 1]`: their distances are `places`, the weights that
-    they take are `numbers`. Shapes: planes (N, channels, sources, *image), weights (channels, sources, results, taps),
-    bias (channels, results), out (N, channels, results, *image).
+    A row of `phases` is a phase's first position, its number of rows and of columns, and its range of taps: their
+    distances in bytes are `places`, the weights that they take are `numbers`. Shapes: planes (N, channels, sources,
+    *image), weights (channels, sources, results, taps), bias (channels, results), out (N, channels, results, *image).
     """
-    channels, sources, results = planes.shape[1], planes.shape[2], out.shape[2]
-    strips = np.zeros((sources, strip_size), planes.dtype)
-    sums = np.empty(positions, planes.dtype)
-    chosen = np.empty(numbers.size, planes.dtype)
-    columns = words[7]
+    like, size = like_of(planes), planes.itemsize
+    lanes = VECTOR_BYTES // size
+    channels, sources, height, width = planes.shape[1:]
+    results, out_height, out_width = out.shape[2:]
+    strips = np.zeros(sources * strip_size + lanes, planes.dtype)  # a vector may end beyond the last strip
+    chosen = np.empty(sources * numbers.size, planes.dtype)
+    distances = np.empty(sources * numbers.size, np.int64)
+    sums = np.empty((_ROWS, lanes), planes.dtype)
+    strip_row, out_row = words[7] * size, steps[0] * out_width * size
     for unit in range(start, stop):
-        image, channel = unit // channels, unit % channels
+        # Addresses, because each view of an array costs as much as a row of sums.
+        at_strips: Any = np.intp(strips.ctypes.data)
+        at_sums: Any = np.intp(sums.ctypes.data)
+        at_chosen: Any = np.intp(chosen.ctypes.data)
+        at_distances: Any = np.intp(distances.ctypes.data)
+        channel = unit % channels
         for s in range(sources):
-            fill(strips[s], words, planes[image, channel, s])
+            plane = np.intp(planes.ctypes.data) + (unit * sources + s) * height * width * size
+            fill(like, at_strips + s * strip_size * size, words, plane, height, width)
         for r in range(results):
-            for f in range(origins.shape[0]):
-                taps = places[starts[f] : starts[f + 1]]
-                sums[:] = bias[channel, r]
+            at_bias = np.intp(bias.ctypes.data) + (channel * results + r) * size
+            result = np.intp(out.ctypes.data) + (unit * results + r) * out_height * out_width * size
+            for f in range(phases.shape[0]):
+                top, left, rows, columns, begin, end = phases[f]
+                taps = 0
                 for s in range(sources):
-                    for t in range(taps.size):
-                        chosen[t] = weights[channel, s, r, numbers[starts[f] + t]]
-                    _add_taps(sums, strips[s], taps, chosen)
-                _write(sums, columns, origins[f, 0], origins[f, 1], steps[0], steps[1], out[image, channel, r])
-
-
-@jit(fastmath=REASSOCIATE)
-def _dots(flat: Any, strip: Any, places: Any, dots: Any) -> None:
-    """Set each element of `dots` to the sum of products of `flat` and the strip's elements at a distance."""
-    count, taps = flat.size, places.size
-    zero = flat.dtype.type(0)
-    for t in range(0, taps - 2, 3):
-        x, y, z = strip[places[t] :], strip[places[t + 1] :], strip[places[t + 2] :]
-        a, b, c = zero, zero, zero
-        for q in range(count):
-            a += flat[q] * x[q]
-            b += flat[q] * y[q]
-            c += flat[q] * z[q]
-        dots[t], dots[t + 1], dots[t + 2] = a, b, c
-    for t in range(taps - taps % 3, taps):
-        x, a = strip[places[t] :], zero
-        for q in range(count):
-            a += flat[q] * x[q]
-        dots[t] = a
-
-
-@jit
-def _dot_of_rows(x: Any, y: Any, rows: int, columns: int, width: int) -> Any:
-    """Return the sum of products of the first `width` elements of each row of `columns` elements."""
-    total = x.dtype.type(0)
-    for first in range(0, rows * columns, columns):
-        for q in range(first, first + width):
-            total += x[q] * y[q]
-    return total
+                    for t in range(begin, end):
+                        chosen[taps] = weights[channel, s, r, numbers[t]]
+                        distances[taps] = places[t] + s * strip_size * size
+                        taps += 1
+                if taps == 0:
+                    sums[:] = bias[channel, r]
+                for i in range(0, rows, _ROWS):
+                    high = min(_ROWS, rows - i)
+                    for j in range(0, columns, lanes):
+                        wide = min(lanes, columns - j)
+                        target = result + ((top + i * steps[0]) * out_width + left + j * steps[1]) * size
+                        is_dense = taps > 0 and steps[1] == 1
+                        if taps > 0:
+                            _add_taps(
+                                like, high, wide, at_strips + i * strip_row + j * size, strip_row, taps, at_distances,
+                                at_chosen, at_bias, target if is_dense else at_sums,
+                                out_row if is_dense else VECTOR_BYTES,
+                            )  # fmt: skip
+                        if not is_dense:
+                            for down in range(high):
+                                for across in range(wide):
+                                    place = target + down * out_row + across * steps[1] * size
+                                    array_at(like, place, 1)[0] = sums[down, across]
 
 
 @jit
 def _weight_gradients(
-    start: int, stop: int, grads: Any, planes: Any, grad_words: Any, words: Any, strip_size: int, places: Any,
-    positions: int, out: Any,
-) -> None:  # fmt: skip
+    start: int, stop: int, grads: Any, planes: Any, words: Any, strip_size: int, places: Any, out: Any
+) -> None:
     """Set out[channel, m, t] to the sum over all images of the gradients times the plane's elements at tap t.
 
     Shapes: grads (N, channels, m, *grid), planes (N, channels, *image).
     """
+    like, size = like_of(planes), planes.itemsize
+    lanes = VECTOR_BYTES // size
+    channels, results, rows, columns = grads.shape[1:]
+    height, width = planes.shape[2:]
     strip = np.zeros(strip_size, planes.dtype)
-    flat = np.zeros(positions, planes.dtype)  # the gradients in rows as long as the strip's, with zeros at the ends
-    sums, dots = np.empty((out.shape[1], places.size), np.float64), np.empty(places.size, planes.dtype)
-    rows, width = grads.shape[3:]
+    sums = np.empty((places.size, lanes), planes.dtype)
+    totals = np.empty((results, places.size, lanes), np.float64)
     for channel in range(start, stop):
-        sums[:] = 0
+        at_strip: Any = np.intp(strip.ctypes.data)
+        at_sums: Any = np.intp(sums.ctypes.data)
+        at_places: Any = np.intp(places.ctypes.data)
+        totals[:] = 0
         for image in range(planes.shape[0]):
-            fill(strip, words, planes[image, channel])
-            for m in range(out.shape[1]):
-                fill(flat, grad_words, grads[image, channel, m])
-                _dots(flat, strip, places, dots)
+            unit = image * channels + channel
+            plane = np.intp(planes.ctypes.data) + unit * height * width * size
+            fill(like, at_strip, words, plane, height, width)
+            for m in range(results):
+                sums[:] = 0
+                first = np.intp(grads.ctypes.data) + (unit * results + m) * rows * columns * size
+                for t in range(0, places.size, _TAPS):
+                    for j in range(0, columns, lanes):
+                        _add_products(
+                            like, rows, min(lanes, columns - j), first + j * size, columns * size,
+                            at_strip + j * size, words[7] * size, min(_TAPS, places.size - t),
+                            at_places + t * places.itemsize, at_sums + t * VECTOR_BYTES,
+                        )  # fmt: skip
                 for t in range(places.size):
-                    if not np.isfinite(dots[t]):  # a zero at the end of a row may have met an infinity
-                        dots[t] = _dot_of_rows(flat, strip[places[t] :], rows, words[7], width)
-                    sums[m, t] += dots[t]
-        out[channel] = sums
-
-
-def _positions(rows: int, columns: int, width: int) -> int:
-    """Return the number of sums for `rows` rows of `width` positions in rows of `columns`, in whole vectors."""
-    positions: int = round_up((rows - 1) * columns + width, _LANES)
-    return positions
+                    for lane in range(lanes):
+                        totals[m, t, lane] += sums[t, lane]
+        for m in range(results):
+            for t in range(places.size):
+                out[channel, m, t] = totals[m, t].sum()
 
 
 def _tasks(work: int, count: int) -> int:
     return max(1, _GRAIN * count // max(work, 1))
+
+
+def _run(
+    planes: np.ndarray, strip: Strip, phases: list[Phase], steps: Pair, weights: np.ndarray, bias: np.ndarray,
+    out: np.ndarray,
+) -> None:  # fmt: skip
+    """Compute `out` by `_correlate`, which tells the shapes."""
+    places = np.concatenate([phase.taps for phase in phases]) * out.itemsize
+    numbers = np.concatenate([phase.weight_taps for phase in phases])
+    ends = np.cumsum([len(phase.taps) for phase in phases])
+    rows = [
+        (*phase.first, *phase.grid, end - len(phase.taps), end)
+        for phase, end in zip(phases, ends.tolist(), strict=True)
+    ]
+    count = out.shape[0] * out.shape[1]
+    parallel_for(
+        _correlate, count, _tasks(out.size * planes.shape[2] * len(places) // len(phases), count), planes, weights,
+        bias, strip.words(), strip.size, places, numbers, np.array(rows, np.int64), np.array(steps), out,
+    )  # fmt: skip
 
 
 def convolve(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, windows: Windows, out: np.ndarray) -> None:
@@ -162,15 +271,9 @@ def convolve(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, windows: Windo
 
     Shapes: x (N, G, *image), weight (G, m, *size), bias (G, m), out (N, G, m, *grid); all C-contiguous.
     """
-    count, channels, results = out.shape[:3]
-    strip, places = strip_of_windows(windows)
-    positions = _positions(windows.grid[0], strip.columns, windows.grid[1])
-    parallel_for(
-        _correlate, count * channels, _tasks(out.size * len(places), count * channels), x[:, :, None],
-        weight.reshape(channels, 1, results, -1), bias, strip.words(), strip.size + positions,
-        np.array([0, len(places)]), places, np.arange(len(places)), np.zeros((1, 2), np.int64), positions,
-        np.array([1, 1]), out,
-    )  # fmt: skip
+    channels, results = out.shape[1:3]
+    strip, phases = phases_of_output(windows)
+    _run(x[:, :, None], strip, phases, (1, 1), weight.reshape(channels, 1, results, -1), bias, out)
 
 
 def input_gradient(grad: np.ndarray, weight: np.ndarray, bias: np.ndarray, windows: Windows, out: np.ndarray) -> None:
@@ -178,35 +281,10 @@ def input_gradient(grad: np.ndarray, weight: np.ndarray, bias: np.ndarray, windo
 
     Shapes: grad (N, G, m, *grid), weight (G, m, *size), bias (G,), out (N, G, *image); all C-contiguous.
     """
-    (down, across), (top, left) = windows.stride, windows.padding
-    far = [
-        (size - 1) * dilation // step
-        for size, dilation, step in zip(windows.size, windows.dilation, windows.stride, strict=True)
-    ]
-    # The rows and columns of a phase, of the gradient's strip and of the results.
-    height, width = (
-        -(-(image + padding) // step)
-        for image, padding, step in zip(windows.image, windows.padding, windows.stride, strict=True)
-    )
-    rows, columns = max(height, windows.grid[0]) + far[0], max(width, windows.grid[1]) + far[1]
-    strip = Strip((far[0], far[1]), (1, 1), (1, 1), rows, columns)
-    taps_of: list[list[tuple[int, int]]] = [[] for _ in range(down * across)]
-    for i in range(windows.size[0]):
-        for j in range(windows.size[1]):
-            y, x = i * windows.dilation[0], j * windows.dilation[1]
-            place = strip.place(far[0] - y // down, far[1] - x // across)
-            taps_of[y % down * across + x % across].append((place, i * windows.size[1] + j))
-    starts = np.cumsum([0, *map(len, taps_of)])
-    places, numbers = np.array([tap for taps in taps_of for tap in taps], np.int64).T.copy()
-    origins = np.array([(a - top, b - left) for a in range(down) for b in range(across)])
-    count, channels, sources = grad.shape[:3]
-    positions = _positions(height, strip.columns, width)
-    parallel_for(
-        _correlate, count * channels, _tasks(out.size * len(places), count * channels), grad,
-        weight.reshape(channels, sources, 1, -1), bias[:, None], strip.words(), strip.size + positions,
-        starts, places, numbers, origins, positions,
-        np.array([down, across]), out[:, :, None],
-    )  # fmt: skip
+    channels, sources = grad.shape[1:3]
+    strip, phases = phases_of_input(windows)
+    weights = weight.reshape(channels, sources, 1, -1)
+    _run(grad, strip, phases, windows.stride, weights, bias[:, None], out[:, :, None])
 
 
 def weight_gradient(grad: np.ndarray, x: np.ndarray, windows: Windows) -> np.ndarray:
@@ -214,13 +292,11 @@ def weight_gradient(grad: np.ndarray, x: np.ndarray, windows: Windows) -> np.nda
 
     Shapes: grad (N, G, m, *grid), x (N, G, *image), result (G, m, size[0] * size[1]); all C-contiguous.
     """
-    strip, places = strip_of_windows(windows)
-    positions = _positions(windows.grid[0], strip.columns, windows.grid[1])
+    strip, [phase] = phases_of_output(windows)
     channels, results = grad.shape[1:3]
-    grads_strip = Strip((0, 0), (1, 1), (1, 1), windows.grid[0], strip.columns)
-    out = buffers.empty((channels, results, len(places)), x.dtype)
+    out = buffers.empty((channels, results, len(phase.taps)), x.dtype)
     parallel_for(
-        _weight_gradients, channels, _tasks(grad.size * len(places), channels), grad, x,
-        grads_strip.words(), strip.words(), strip.size + positions, places, positions, out,
+        _weight_gradients, channels, _tasks(grad.size * len(phase.taps), channels), grad, x, strip.words(), strip.size,
+        phase.taps * x.itemsize, out,
     )  # fmt: skip
     return out

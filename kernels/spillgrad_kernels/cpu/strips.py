@@ -6,12 +6,13 @@ neighbouring positions are neighbours in memory.
 """
 
 import functools
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from spillgrad_kernels.cpu.pointers import array_at, copy_bytes
-from spillgrad_kernels.cpu.product_tile import VECTOR_BYTES, like_of
+from spillgrad_kernels.cpu.pointers import array_at
+from spillgrad_kernels.cpu.product_tile import VECTOR_BYTES
 from spillgrad_kernels.cpu.vector_instructions import Emitter, vector_code
 from spillgrad_kernels.jit.compile import DISABLE_JIT, jit
 from spillgrad_kernels.windows import Pair, Windows
@@ -45,12 +46,23 @@ class Strip(NamedTuple):
         return np.array([*self.origin, *self.steps, *self.phases, self.rows, self.columns])
 
 
-@functools.lru_cache(256)
-def strip_of_windows(windows: Windows) -> tuple[Strip, np.ndarray]:
-    """Return the strip of an image under `windows`, and the places of the first window's elements in it.
+@dataclass(frozen=True, eq=False)
+class Phase:
+    """The positions of a result with the same taps: rows and columns from `first` on, at the steps of the phases.
 
-    Window (i, j) of the grid lies i * `columns` + j elements further.
+    `grid` is their number. `taps` are the places of the taps in a strip, seen from the first position; `weight_taps`
+    are the taps' numbers.
     """
+
+    first: Pair
+    grid: Pair
+    taps: np.ndarray
+    weight_taps: np.ndarray
+
+
+@functools.lru_cache(256)
+def phases_of_output(windows: Windows) -> tuple[Strip, list[Phase]]:
+    """Return the strip of a convolution's input, and the only phase of its output."""
     reach = [(size - 1) * dilation for size, dilation in zip(windows.size, windows.dilation, strict=True)]
     rows, columns = (
         max(grid + far // step, -(-(image + padding) // step))
@@ -64,22 +76,61 @@ def strip_of_windows(windows: Windows) -> tuple[Strip, np.ndarray]:
         for size, dilation, step in zip(windows.size, windows.dilation, windows.stride, strict=True)
     )
     strip = Strip(windows.padding, windows.stride, (down, across), rows, columns)
-    places = [
+    taps = [
         strip.place(i * windows.dilation[0], j * windows.dilation[1])
         for i in range(windows.size[0])
         for j in range(windows.size[1])
     ]
-    return strip, np.array(places)
+    return strip, [Phase((0, 0), windows.grid, np.array(taps), np.arange(len(taps)))]
+
+
+@functools.lru_cache(256)
+def phases_of_input(windows: Windows) -> tuple[Strip, list[Phase]]:
+    """Return the strip of the output's gradient, and the phases of the input's."""
+    # For each dimension and phase: the window elements that fall on the phase's positions. Each is paired with an
+    # offset: the window's number minus the position's number in the phase.
+    reach = [
+        [
+            [(t, (phase + padding - t * dilation) // stride) for t in range(size)
+             if (phase + padding - t * dilation) % stride == 0]
+            for phase in range(min(stride, image))
+        ]
+        for size, stride, padding, dilation, image in zip(
+            windows.size, windows.stride, windows.padding, windows.dilation, windows.image, strict=True
+        )
+    ]  # fmt: skip
+    grids = [
+        [-(-(image - phase) // stride) for phase in range(min(stride, image))]
+        for stride, image in zip(windows.stride, windows.image, strict=True)
+    ]
+    origin, far = [], []
+    for dim in range(2):
+        offsets = [(offset, grid) for taps, grid in zip(reach[dim], grids[dim], strict=True) for _, offset in taps]
+        before = max([0, *(-offset for offset, _ in offsets)])
+        origin.append(before)
+        far.append(before + max([windows.grid[dim], *(offset + grid for offset, grid in offsets)]))
+    strip = Strip((origin[0], origin[1]), (1, 1), (1, 1), far[0], far[1])
+    phases = []
+    for i, down in enumerate(reach[0]):
+        for j, across in enumerate(reach[1]):
+            taps = [
+                (strip.place(origin[0] + y, origin[1] + x), t * windows.size[1] + u)
+                for t, y in down for u, x in across
+            ]  # fmt: skip
+            places, numbers = np.array(taps, np.int64).reshape(-1, 2).T
+            phases.append(Phase((i, j), (grids[0][i], grids[1][j]), places, numbers))
+    return strip, phases
 
 
 @jit
-def fill(strip: Any, words: Any, plane: Any) -> None:
-    """Copy a plane to a strip. What lies around the plane in the strip is not written; the caller has set it to 0."""
+def fill(like: Any, to_strip: int, words: Any, from_plane: int, height: int, width: int) -> None:
+    """Copy a plane at address `from_plane` to a strip at address `to_strip`.
+
+    What lies around the plane in the strip is not written; the caller has set it to 0.
+    """
     top, left, down, across, phases_down, phases_across, rows, columns = words
-    like, size = like_of(plane), plane.itemsize
+    size = like.itemsize
     lanes = VECTOR_BYTES // size
-    height, width = plane.shape
-    from_plane, to_strip = np.intp(plane.ctypes.data), np.intp(strip.ctypes.data)
     for phase_down in range(phases_down):
         begin = (phase_down - top) % down  # the first row of the plane in this phase
         first_line = phase_down * phases_across * rows + (top + begin) // down
@@ -91,7 +142,8 @@ def fill(strip: Any, words: Any, plane: Any) -> None:
             for y in range(begin, height, down):
                 source = from_plane + y * width * size
                 if across == 1:
-                    copy_bytes(target, source, width * size)
+                    for done in range(0, width, lanes):
+                        _copy_vector(like, width - done, source + done * size, target + done * size)
                 elif across == 2:
                     for done in range(0, width, 2 * lanes):
                         _copy_alternate(like, first, width - done, source + done * size, target + done // 2 * size)
@@ -105,6 +157,11 @@ def fill(strip: Any, words: Any, plane: Any) -> None:
 
 if DISABLE_JIT:
 
+    def _copy_vector(like: np.ndarray, present: int, source: int, target: int) -> None:
+        """Copy a vector, but at most `present` elements, from address `source` to address `target`."""
+        count = min(present, VECTOR_BYTES // like.itemsize)
+        array_at(like, target, count)[:] = array_at(like, source, count)
+
     def _copy_alternate(like: np.ndarray, first: int, present: int, source: int, target: int) -> None:
         """Copy every other element at address `source`, from number `first` (0 or 1) on, to address `target`.
 
@@ -114,6 +171,16 @@ if DISABLE_JIT:
         array_at(like, target, len(seen))[:] = seen
 
 else:
+
+    @vector_code
+    def _copy_vector(emit: Emitter, present: Any, source: Any, target: Any) -> None:
+        builder = emit.builder
+        with builder.if_else(builder.icmp_signed(">=", present, present.type(emit.lanes))) as (whole, rest):
+            with whole:  # masks would cost more than the copy
+                emit.store(emit.load(source), target)
+            with rest:
+                mask = emit.first_lanes(present)
+                emit.store_some(emit.load_some(source, mask), target, mask)
 
     @vector_code
     def _copy_alternate(emit: Emitter, first: Any, present: Any, source: Any, target: Any) -> None:
@@ -126,7 +193,7 @@ else:
 
         is_whole = builder.icmp_signed(">=", present, integer(2 * lanes))
         with builder.if_else(is_whole) as (whole, rest):
-            with whole:  # masks would cost more than the copy
+            with whole:
                 emit.store(chosen(emit.load_nth(source, 0), emit.load_nth(source, 1)), target)
             with rest:
                 low = emit.load_some(source, emit.first_lanes(present))

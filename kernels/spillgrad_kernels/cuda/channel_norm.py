@@ -26,6 +26,14 @@ from spillgrad_kernels.layout import Shape
 _PART_ELEMENTS = 1 << 14
 
 
+def _normalized(x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
+    return (x - mean) * rstd * weight + bias
+
+
+def _by_input(g: Any, x: Any, weight: Any, mean: Any, rstd: Any, shift: Any, slope: Any) -> Any:
+    return rstd * (g * weight - shift - (x - mean) * rstd * slope)
+
+
 def _beginning(dtype: np.dtype[Any], backward: bool) -> Callable[..., Any]:
     """Return the device function that loads two numbers of a unit, which its elements' terms (see `adding`) use.
 
@@ -233,12 +241,12 @@ def _factor(value: DeviceArray | None, places: Shape, number: np.dtype[Any], def
 
 def normalize(
     x: DeviceArray, weight: DeviceArray | None, bias: DeviceArray | None, places: Shape, dims: Shape, eps: float,
-    running: tuple[DeviceArray | None, ...], momentum: float, formula: Callable[..., Any],
+    running: tuple[DeviceArray | None, ...], momentum: float,
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:  # fmt: skip
     """Normalize `x`, and update the running statistics in place; return (out, mean, rstd).
 
-    `out` is `formula` of elements, mean, rstd, weight and bias. `places` is the shape that x stands for: (samples,
-    groups, inner, elements of a channel). `dims` are the dimensions of `places` that a unit spans.
+    `places` is the shape that x stands for: (samples, groups, inner, elements of a channel). `dims` are the dimensions
+    of `places` that a unit spans.
     Shapes: x (samples, groups * inner, ...); weight, bias and each array of `running` (groups * inner,); mean and rstd
     as `places`, with 1 in place of the sizes of `dims`.
     """
@@ -263,17 +271,16 @@ def normalize(
                 groups, groups, shape[0], statistic.strides[0], values.address, statistic.address, momentum, factor
             )
     operands = [x.reshape(places), mean, rstd, _factor(weight, places, number, 1), _factor(bias, places, number, 0)]
-    compute(formula, "channel_norm", operands, (out.dtype,), (out.reshape(places),))
+    compute(_normalized, "channel_norm", operands, (out.dtype,), (out.reshape(places),))
     return out, mean, rstd
 
 
 def gradients(
     grad: DeviceArray, x: DeviceArray, weight: DeviceArray | None, mean: DeviceArray, rstd: DeviceArray, places: Shape,
-    dims: Shape, formula: Callable[..., Any],
+    dims: Shape,
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:  # fmt: skip
     """Return the gradients of `normalize` by its input, weight and bias.
 
-    The gradient by the input is `formula` of gradients, elements, weight, mean, rstd, and the unit's shift and slope.
     The gradients by weight and bias are flat, never of half precision, and are returned even if the weight or bias is
     missing.
     """
@@ -298,5 +305,5 @@ def gradients(
     operands = [
         grad.reshape(places), x.reshape(places), _factor(factors, places, number, 1), mean, rstd, shift, slope,
     ]  # fmt: skip
-    compute(formula, "channel_norm_backward", operands, (by_input.dtype,), (by_input.reshape(places),))
+    compute(_by_input, "channel_norm_backward", operands, (by_input.dtype,), (by_input.reshape(places),))
     return by_input, by_weight, by_bias
