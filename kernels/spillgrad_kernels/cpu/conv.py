@@ -39,7 +39,7 @@ _TASKS = 16
 # The number of multiply-adds that pays for another thread.
 _GRAIN = 1 << 18
 # Images are computed in chunks whose strips stay in the last cache.
-_CHUNK_BYTES = 8 << 20
+_CHUNK_BYTES = 4 << 20
 # What an element of the result costs, in steps of the product, where neighbouring windows are not neighbours in the
 # result: such elements are written one by one.
 _SCATTERED_STEPS = 48
@@ -69,7 +69,7 @@ def _strips_of(images: np.ndarray, strip: Strip, beyond: int) -> tuple[np.ndarra
     planes = images.reshape(-1, height, width)
     if beyond == 0 and strip == Strip((0, 0), (1, 1), (1, 1), height, width):
         return planes, height * width
-    memory = buffers.empty((len(planes) * strip.size + beyond,), images.dtype)
+    memory = buffers.scratch(len(planes) * strip.size + beyond, images.dtype)
     strips = memory[: len(planes) * strip.size].reshape(len(planes), -1)
     parallel_for(fill_strips, len(planes), grain_of(strip.size), planes, strip.words(), strips)
     return memory, strip.size
@@ -139,7 +139,7 @@ def _run(
             constant = np.zeros(1, out.dtype) if bias is None else np.ascontiguousarray(bias)
             copying.copy(np.broadcast_to(constant[:, None, None], places.shape), places)
             continue
-        packed = buffers.empty((panels * columns * depth,), out.dtype)
+        packed = buffers.scratch(panels * columns * depth, out.dtype)
         parallel_for(
             pack_weights, panels * -(-depth // DEPTH), grain_of(columns * min(depth, DEPTH)), weights,
             _distances(phase, True, channels, strides[1], size), strides[0], weights.nbytes // groups, outputs, packed,
@@ -242,12 +242,13 @@ def conv_weight(grad: np.ndarray, x: np.ndarray, windows: Windows, groups: int) 
     plane = math.prod(windows.grid)
     # Few weights are summed up in parts, which several threads compute. The parts do not depend on the processor.
     parts = max(1, min(_TASKS // -(-math.prod(shape) // _PART_WEIGHTS), len(x) * plane // (4 * DEPTH)))
-    sums = buffers.empty((parts, groups, panels // groups, tiles * TILE_ROWS, columns), x.dtype)
+    shape_of_sums = parts, groups, panels // groups, tiles * TILE_ROWS, columns
+    sums = buffers.scratch(math.prod(shape_of_sums), x.dtype).reshape(shape_of_sums)
     most = _tiles_of(tiles, panels * parts)
     for chunk in _chunks(len(x), (x.shape[1] * strip.size + plane * panels * columns) * size):
         strips, strip_size = _strips_of(x[chunk], strip, (in_runs * RUN - channels) * strip.size)
         images = chunk.stop - chunk.start
-        packed = buffers.empty((images * plane * panels * columns,), x.dtype)
+        packed = buffers.scratch(images * plane * panels * columns, x.dtype)
         parallel_for(
             pack_gradients, images * panels, grain_of(plane * columns),
             grad[chunk].reshape(images, groups, outputs, plane), packed,

@@ -31,6 +31,9 @@ _HUGE_PAGE_BYTES = 2 << 20
 # Mapped memory is trimmed to `_MAPPED_PER_PEAK` times the largest recent use, but idle memory never below the floor.
 _MAPPED_PER_PEAK = 1.25
 _IDLE_FLOOR_BYTES = 64 << 20
+# A buffer that is up to this many times as large serves if there is none of the size: fresh pages cost more time than
+# the memory is worth.
+_MOST_LARGER = 1.5
 # "Recent" means this period and the period before. A period lasts at least `_PERIOD_S`, and until all mapped memory was
 # lent several times over. So a period contains a whole training step, however slow. Within a step, most memory is idle
 # at some time.
@@ -119,9 +122,10 @@ class BufferPool:
             self._lent_bytes += nbytes
             if self._lent % _LENT_PER_LOOK == 0:
                 self._give_back_unneeded()
-            waiting = self._idle.get(nbytes)
+            waiting = self._idle.get(nbytes) or self._larger(nbytes)
             if waiting:
                 block = waiting.pop()
+                nbytes = len(block)
                 self._idle_bytes -= nbytes
             else:
                 block = self._map(nbytes)
@@ -201,6 +205,15 @@ class BufferPool:
             self._lock.release()
         else:
             self._begin()
+
+    def _larger(self, nbytes: int) -> list[mmap.mmap] | None:
+        """Return the idle buffers of the next larger size that may serve in place of `nbytes`; None if there are none.
+
+        While memory is kept to its peak, no other size may serve.
+        """
+        most = 0 if self._frugal else int(nbytes * _MOST_LARGER)
+        fitting = [size for size, blocks in self._idle.items() if blocks and nbytes < size <= most]
+        return self._idle[min(fitting)] if fitting else None
 
     def _map(self, nbytes: int) -> mmap.mmap:
         block = self._give_back_unneeded(nbytes) or self._map_new(nbytes)
@@ -313,6 +326,17 @@ def size_class(nbytes: int) -> int:
 
 pool = BufferPool()
 empty = pool.empty
+
+
+def scratch(size: int, dtype: Any) -> np.ndarray:
+    """Return `size` uninitialised elements, for what a kernel needs only during a call.
+
+    The buffer's size is a power of two, so that calls of different sizes use the same buffers: a fresh buffer costs a
+    page fault for each of its pages.
+    """
+    return empty((1 << (size - 1).bit_length(),), dtype)[:size]
+
+
 memory_stats = pool.stats
 empty_cache = pool.release_idle
 os.register_at_fork(before=pool.before_fork, after_in_parent=pool.after_fork, after_in_child=pool.after_fork_in_child)
