@@ -16,8 +16,7 @@ from spillgrad.ops.operation import operation
 from spillgrad.ops.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d
 from spillgrad.ops.volume_pooling import adaptive_avg_pool3d
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.device_array import on_device
-from spillgrad_kernels.memory.buffers import empty, zeros
+from spillgrad_kernels.cpu import resampling as kernels
 
 __all__ = ["interpolate"]
 
@@ -68,24 +67,7 @@ def _rows(array: np.ndarray) -> Any:
 
 
 def _forward(self: np.ndarray, dim: int, taps: Taps) -> np.ndarray:
-    return on_floats(lambda x: resample(x, dim, taps), self, device_takes_half=True)
-
-
-@on_device("resampling")
-def resample(x: np.ndarray, dim: int, taps: Taps) -> np.ndarray:
-    """Return the sums `taps` of `x` along the dimension `dim`."""
-    shape = (*x.shape[:dim], taps.results, *x.shape[dim + 1 :])
-    along = (-1, *(1,) * (x.ndim - dim - 1))
-    if taps.weights is None:
-        out = empty(shape, x.dtype)
-        np.take(x, np.array(taps.indices[0]), dim, out=out, mode="clip")
-        return out
-    out = zeros(shape, x.dtype)
-    for indices, weights in zip(taps.indices, taps.weights, strict=True):
-        factors = np.array(weights, x.dtype)
-        if factors.any():
-            out += np.take(x, np.array(indices), dim) * factors.reshape(along)
-    return out
+    return on_floats(lambda x: kernels.resample(x, dim, taps), self, device_takes_half=True)
 
 
 _resample: Callable[..., Tensor] = operation(
