@@ -10,6 +10,7 @@ from spillgrad.ops.complex_views import as_pairs
 from spillgrad.ops.placement import require_one_device
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import optim as kernels
+from spillgrad_kernels.jit.compile import FLOATS
 from spillgrad_kernels.tables.optim import Update, maximizing
 
 # Updates that need copies are collected until the copies take this much memory.
@@ -52,8 +53,9 @@ class _Batch:
         for tensor in tensors:
             if not tensor._array.flags.writeable:
                 raise GraphError("step: a parameter's or its state's memory is read-only; clone() it first")
-        dtype = np.dtype(np.float64 if param._array.dtype == np.float64 else np.float32)
-        arrays = [None if tensor is None else _as_computed(tensor._array, dtype) for tensor in (param, grad, *state)]
+        given: list[Any] = [None if tensor is None else tensor._array for tensor in (param, grad, *state)]
+        dtype = given[0].dtype if given[0].dtype in FLOATS else np.dtype(np.float32)
+        arrays = [None if array is None else _as_computed(array, dtype) for array in given]
         try:
             made = kernel(*arrays, *options)
         except ValueError as error:
@@ -63,10 +65,10 @@ class _Batch:
             made = made._replace(formula=maximizing(made.formula))
         self._updates.append((made, tensors))
         self._changed.update(storages)
-        for given, array in zip((param, grad, *state), arrays, strict=True):
-            if array is not None and given is not None and array is not given._array:
+        for original, array in zip(given, arrays, strict=True):
+            if array is not original:
                 self._copied_bytes += array.nbytes
-        if any(storage.offloaded for storage in storages):  # it is in RAM only during this update
+        if any([storage.offloaded for storage in storages]):  # it is in RAM only during this update
             self.run()
 
     def run(self) -> None:
@@ -103,4 +105,5 @@ def _parts(tensor: Tensor) -> Tensor:
 
 def _as_computed(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     """Return the array if a kernel for `dtype` accepts it, else a copy."""
-    return array if array.dtype == dtype and array.flags.c_contiguous else array.astype(dtype, order="C")
+    fits = (array.dtype is dtype or array.dtype == dtype) and array.flags.c_contiguous
+    return array if fits else array.astype(dtype, order="C")

@@ -211,6 +211,19 @@ _OF_HOST = (np.ndarray, np.generic)
 
 
 def _update(who: str, formula: Formula, param: Array, grad: Array, state: tuple[Array, ...], *numbers: float) -> Update:
+    shape, dtype = param.shape, param.dtype
+    for array in (param, grad, *state):
+        if type(array) is not np.ndarray or not array.flags.carray or array.shape != shape or array.dtype is not dtype:
+            grad = _checked(who, param, grad, state)
+            break
+    else:
+        if dtype not in FLOATS:
+            grad = _checked(who, param, grad, state)
+    return Update(formula, param, grad, state, numbers)
+
+
+def _checked(who: str, param: Array, grad: Array, state: tuple[Array, ...]) -> Array:
+    """Return a contiguous gradient; raise ValueError or TypeError for arrays that do not fit together."""
     on_host = isinstance(param, _OF_HOST)
     for array in (grad, *state):
         if isinstance(array, _OF_HOST) != on_host:
@@ -235,7 +248,7 @@ def _update(who: str, formula: Formula, param: Array, grad: Array, state: tuple[
         raise TypeError(f"{who}: got {listed}; parameter, gradient and state must all be float32, or all float64")
     if on_host and not (isinstance(grad, np.ndarray) and grad.flags.c_contiguous):
         grad = np.ascontiguousarray(grad)
-    return Update(formula, param, grad, state, numbers)
+    return grad
 
 
 def adamw(

@@ -3,6 +3,7 @@
 import contextvars
 import functools
 import heapq
+import itertools
 import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -150,27 +151,29 @@ def run_backward(
             results: Sequence[Any] | None = None
             if needed is None or node in needed or (accumulate and node.rank == 0 and node in targets):
                 if node.add_part is None or watched is not None or stopped or not _adds_part(arrived, node, grads):
-                    results = _checked(node, node.run(grads)) if watched is None else watched(node, grads, _checked)
+                    results = node.run(grads) if watched is None else watched(node, grads, _checked)
                     state.enabled = create_graph
                 if not retain_graph:
                     node.release()
             del grads
-            for position, edge in enumerate(_flowing(node.edges, stopped) if stopped else node.edges):
-                source = edge[0]
+            edges = _flowing(node.edges, stopped) if stopped else node.edges
+            for (source, output_nr), grad in zip(edges, results or itertools.repeat(None), strict=bool(results)):
                 if source is None:
                     continue
-                if (
-                    results is not None
-                    and results[position] is not None
-                    and (needed is None or source in needed or source in targets)
-                ):
-                    _deliver(arrived, edge, results[position])
+                if grad is not None:
+                    if not source.accepts(output_nr, grad):
+                        grad = _converted(node, edges.index((source, output_nr)), grad)
+                    if needed is None or source in needed or source in targets:
+                        if source not in arrived and source.output_count == 1:
+                            arrived[source] = [grad]
+                        else:
+                            _deliver(arrived, (source, output_nr), grad)
                 waiting[source] -= 1
                 if waiting[source] == 0:
                     heapq.heappush(ready, (source.rank, -source.sequence, source))
                 elif source.rank == 0:
                     leaves_that_wait.append(source)
-            del results
+            grad = results = None
             while leaves_that_wait:
                 leaf = leaves_that_wait.pop()
                 if leaf in arrived:
@@ -289,20 +292,26 @@ def _leading_to(nodes: dict[Node, int], inputs: Sequence[Edge], stopped: Collect
 
 
 def _checked(node: Node, results: list[Any]) -> list[Any]:
+    """Return gradients with the shapes and dtypes that the edges of `node` need; raise GraphError if that is impossible."""
     for i, ((source, output_nr), grad) in enumerate(zip(node.edges, results, strict=True)):
-        if grad is None or source is None:
-            continue
-        shape, dtype, _ = source.output(output_nr)
-        if grad.shape != shape:
-            raise GraphError(
-                f"{node.name()}: returned an invalid gradient at index {i}: got shape {grad.shape}, wanted {shape}; "
-                "a backward must return a gradient of its input's shape"
-            )
-        if grad.numpy_dtype is not dtype and grad.numpy_dtype != dtype:
-            if grad.numpy_dtype.kind == "c" and dtype.kind != "c":
-                raise GraphError(
-                    f"{node.name()}: returned an invalid gradient at index {i}: got {grad.dtype}, wanted {dtype}; "
-                    "a real input has a real gradient: take the real part"
-                )
-            results[i] = grad.to(dtype)
+        if grad is not None and source is not None and not source.accepts(output_nr, grad):
+            results[i] = _converted(node, i, grad)
     return results
+
+
+def _converted(node: Node, i: int, grad: Any) -> Any:
+    """Return a gradient that an edge does not accept, in the dtype that the edge needs."""
+    source, output_nr = node.edges[i]
+    assert source is not None
+    shape, dtype, _ = source.output(output_nr)
+    if grad.shape != shape:
+        raise GraphError(
+            f"{node.name()}: returned an invalid gradient at index {i}: got shape {grad.shape}, wanted {shape}; "
+            "a backward must return a gradient of its input's shape"
+        )
+    if grad.numpy_dtype.kind == "c" and dtype.kind != "c":
+        raise GraphError(
+            f"{node.name()}: returned an invalid gradient at index {i}: got {grad.dtype}, wanted {dtype}; "
+            "a real input has a real gradient: take the real part"
+        )
+    return grad if grad.numpy_dtype == dtype else grad.to(dtype)

@@ -322,6 +322,24 @@ class Node:
         """
         return self.outputs[output_nr]
 
+    def accepts(self, output_nr: int, grad: Any) -> bool:
+        """Return whether a gradient has the shape and dtype of the output (see `output`).
+
+        Parameters
+        ----------
+        output_nr : int
+            Number of the output.
+        grad : Tensor
+            Gradient of the output.
+
+        Returns
+        -------
+        bool
+            Whether it has.
+        """
+        shape, dtype, _ = self.outputs[output_nr]
+        return grad.numpy_dtype is dtype and grad.shape == shape
+
     def tensor_hooks(self) -> dict[int, HookDict] | None:
         """Return the hooks of the output tensors, by output number.
 
@@ -458,6 +476,10 @@ class AccumulateGrad(Node):
         """Return the leaf's shape, dtype and device, which its gradient must have; rarely needed, so not stored."""
         variable = self.variable
         return new_output((variable.shape, variable.numpy_dtype, variable.device))
+
+    def accepts(self, output_nr: int, grad: Any) -> bool:
+        variable = self.variable
+        return grad.numpy_dtype is variable.numpy_dtype and grad.shape == variable.shape
 
     def tensor_hooks(self) -> dict[int, HookDict] | None:
         hooks = self.variable._leaf_hooks
