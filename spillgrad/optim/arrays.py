@@ -66,7 +66,7 @@ class _Batch:
         self._updates.append((made, tensors))
         self._changed.update(storages)
         for original, array in zip(given, arrays, strict=True):
-            if array is not original:
+            if array is not None and array is not original:
                 self._copied_bytes += array.nbytes
         if any([storage.offloaded for storage in storages]):  # it is in RAM only during this update
             self.run()

@@ -161,7 +161,7 @@ def run_backward(
                 if source is None:
                     continue
                 if grad is not None:
-                    if not source.accepts(output_nr, grad):
+                    if not source._accepts(output_nr, grad):
                         grad = _converted(node, edges.index((source, output_nr)), grad)
                     if needed is None or source in needed or source in targets:
                         if source not in arrived and source.output_count == 1:
@@ -292,15 +292,18 @@ def _leading_to(nodes: dict[Node, int], inputs: Sequence[Edge], stopped: Collect
 
 
 def _checked(node: Node, results: list[Any]) -> list[Any]:
-    """Return gradients with the shapes and dtypes that the edges of `node` need; raise GraphError if that is impossible."""
+    """Return gradients of the shapes and dtypes that the edges of `node` need. Raises the error of `_converted`."""
     for i, ((source, output_nr), grad) in enumerate(zip(node.edges, results, strict=True)):
-        if grad is not None and source is not None and not source.accepts(output_nr, grad):
+        if grad is not None and source is not None and not source._accepts(output_nr, grad):
             results[i] = _converted(node, i, grad)
     return results
 
 
 def _converted(node: Node, i: int, grad: Any) -> Any:
-    """Return a gradient that an edge does not accept, in the dtype that the edge needs."""
+    """Return the gradient of edge `i`, which does not accept it, in the dtype that the edge needs.
+
+    Raises GraphError for a wrong shape, and for a complex gradient of a real input.
+    """
     source, output_nr = node.edges[i]
     assert source is not None
     shape, dtype, _ = source.output(output_nr)

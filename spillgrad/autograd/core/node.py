@@ -322,21 +322,8 @@ class Node:
         """
         return self.outputs[output_nr]
 
-    def accepts(self, output_nr: int, grad: Any) -> bool:
-        """Return whether a gradient has the shape and dtype of the output (see `output`).
-
-        Parameters
-        ----------
-        output_nr : int
-            Number of the output.
-        grad : Tensor
-            Gradient of the output.
-
-        Returns
-        -------
-        bool
-            Whether it has.
-        """
+    def _accepts(self, output_nr: int, grad: Any) -> bool:
+        """Return whether `grad` has the shape and dtype of the output."""
         shape, dtype, _ = self.outputs[output_nr]
         return grad.numpy_dtype is dtype and grad.shape == shape
 
@@ -477,7 +464,7 @@ class AccumulateGrad(Node):
         variable = self.variable
         return new_output((variable.shape, variable.numpy_dtype, variable.device))
 
-    def accepts(self, output_nr: int, grad: Any) -> bool:
+    def _accepts(self, output_nr: int, grad: Any) -> bool:
         variable = self.variable
         return grad.numpy_dtype is variable.numpy_dtype and grad.shape == variable.shape
 
