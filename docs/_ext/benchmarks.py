@@ -104,6 +104,9 @@ HOW_TO_READ = """\
   that a change of the machine's speed meets all of them. The median of the rounds counts.
 * Before a row is timed, every library's result is compared with NumPy's in float64. In training, the losses are
   compared.
+* The limit of a row is the time that the processor needs for it at least: for its multiply-adds, at the rate of
+  multiply-adds in registers, or for its bytes, at the rate at which a memory of that size is read or copied, whichever
+  is longer. Both rates are measured beside the row. Small operations have no limit: a call takes most of their time.
 * Ratios differ between processors, and by several percent between two runs. Differences of less than that mean nothing.
 """
 
@@ -176,12 +179,28 @@ def _index(files: dict[str, list[File]], contents: Sequence[str], folder: Path) 
         "With `--write FOLDER`, a benchmark writes what it measured to a JSON file there, of which these pages are "
         "made: times, their spread, and the machine.", "",
     )  # fmt: skip
+    measured = [file for file in files.get("kernels", []) if "limits" in file.about]
+    if measured:
+        yield from ("## What the processors can do", "", *_limits_table(measured), "")
     yield from ("## The machines and the raw numbers", "")
     for file in sorted((file for several in files.values() for file in several), key=lambda file: file.name):
         yield f"* {{download}}`{file.name}`: `{file.command}`; {file.details}"
     if "cuda" not in files:
         yield from ("", "No GPU has been measured yet.")
     yield ""
+
+
+def _limits_table(files: list[File]) -> Iterator[str]:
+    """Yield a table of the limits that `bench kernels` measured, a line for each machine."""
+    yield from _head("processor", "float32 GFLOP/s", "float64 GFLOP/s", "memory GB/s", "caches")
+    for file in files:
+        limits = file.about["limits"]
+        rates = [
+            f"{limits[key] / 1e9:,.0f}" if key in limits else UNKNOWN
+            for key in ("float32_flop_per_s", "float64_flop_per_s", "bytes_per_s")
+        ]
+        caches = ", ".join(_size(nbytes) for nbytes in limits.get("cache_bytes", ()))
+        yield _line(file.machine, *rates, caches or UNKNOWN)
 
 
 def _all_groups() -> list[str]:
@@ -222,20 +241,18 @@ def _kernel_table(files: list[File], rows: list[list[Row]]) -> Iterator[str]:
 
 def _in_one_cell(row: Row) -> str:
     ratios = [f"× {peer} {_ratio(row['seconds'], key)}" for key, peer in PEERS.items() if key in row["seconds"]]
-    return "<br>".join([_time(row["seconds"].get("ours")), *ratios])
+    limit = [f"{row['limit_s'] / row['seconds']['ours']:.0%} of the limit"] if "limit_s" in row else []
+    return "<br>".join([_time(row["seconds"].get("ours")), *ratios, *limit])
 
 
 def _limit(file: File, row: Row) -> str:
     """Return how near a row comes to what the machine can do, in words; an empty text if that is not known."""
+    share = f"{row['limit_s'] / row['seconds']['ours']:.0%}" if "limit_s" in row else ""
     if "copy_bytes_per_s" in row:
-        return f"{row['bytes_per_s'] / 1e9:.1f} of {row['copy_bytes_per_s'] / 1e9:.1f} GB/s"
+        return share or f"{row['bytes_per_s'] / 1e9:.1f} of {row['copy_bytes_per_s'] / 1e9:.1f} GB/s"
     if "flop" not in row or "ours" not in row["seconds"]:
-        return ""
-    rate = row["flop"] / row["seconds"]["ours"]
-    core = file.about.get("limits", {}).get("float32_flop_per_s_per_core")
-    if core is None or "float64" in row["case"]:
-        return f"{rate / 1e9:,.0f} GFLOP/s"
-    return f"{rate / 1e9:,.0f} of {core * file.about['threads'] / 1e9:,.0f} GFLOP/s"
+        return share
+    return f"{row['flop'] / row['seconds']['ours'] / 1e9:,.0f} GFLOP/s{', ' if share else ''}{share}"
 
 
 def _strip(files: list[File], groups: Sequence[str], name: str, folder: Path) -> Iterator[str]:

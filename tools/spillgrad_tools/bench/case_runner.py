@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad_kernels.cpu import limits
 from spillgrad_tools.bench.cases import CASES_ON
 from spillgrad_tools.bench.operations import OPERATIONS, Call, call_of, load
 
@@ -19,6 +20,8 @@ SETTLE_S = 0.005
 # in different orders.
 TOLERANCE = {"float32": 3e-5, "float64": 1e-12, "bfloat16": 1e-2}
 BLOCK = 1 << 22
+# A case of fewer bytes is limited by the time of a call, not by memory; more bytes than the largest move as fast.
+LEAST_BYTES, MEMORY_BYTES = 1 << 20, 1 << 28
 
 
 def disagreement(got: np.ndarray, wanted: np.ndarray, tolerance: float) -> float:
@@ -118,6 +121,29 @@ class CaseRunner:
         if threads:
             self.library.set_num_threads(self.threads)
         return seconds
+
+    def limits(self) -> dict[str, Any]:
+        """Return what the processor can do at most, with all threads (see `spillgrad_kernels.cpu.limits`)."""
+        return {
+            "float32_flop_per_s": limits.flop_per_s(np.float32),
+            "float64_flop_per_s": limits.flop_per_s(np.float64),
+            "bytes_per_s": limits.bytes_per_s(MEMORY_BYTES),
+            "cache_bytes": limits.cache_bytes(),
+        }
+
+    def limit_s(self, case: str) -> float:
+        """Return the seconds that a case takes at least; 0 if no limit is known.
+
+        Arithmetic takes as long as its multiply-adds. Moving bytes takes as long as moving as many in a memory of the
+        case's size, which may be a cache.
+        """
+        asked = self.cases[case]
+        computing_s = moving_s = 0.0
+        if asked.flop and asked.dtype != "bfloat16":
+            computing_s = asked.flop / limits.flop_per_s(asked.dtype)
+        if asked.nbytes >= LEAST_BYTES:
+            moving_s = asked.nbytes / limits.bytes_per_s(min(asked.nbytes, MEMORY_BYTES))
+        return max(computing_s, moving_s)
 
     def _count(self, call: Call) -> int:
         """Return the number of calls that fill a timing. The first call is slower, so the number is estimated twice."""

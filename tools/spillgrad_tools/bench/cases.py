@@ -40,6 +40,14 @@ _DTYPES: dict[str, Any] = {"float32": np.float32, "float64": np.float64, "bfloat
 # A call of more floating-point operations takes about a second: its case is heavy.
 HEAVY_FLOP = 5e10
 
+# How many arrays of the first operand's size an operation reads and writes, in the backward pass too: "softmax+" reads
+# its input and writes its result, then reads the result and a gradient and writes one. Other operations read each
+# operand and write a result.
+_ARRAYS = {
+    "softmax": 2, "softmax+": 5, "layer_norm": 2, "layer_norm+": 5, "cross_entropy": 1, "cross_entropy+": 3,
+    "attention+": 8, "adamw": 7,
+}  # fmt: skip
+
 NUMPY_AND_TORCH = (Ratio("numpy", 1.6), Ratio("torch", 1.8))
 NOT_SLOWER = (Ratio("numpy", 0.95), Ratio("torch", 0.95))
 
@@ -75,10 +83,28 @@ class Case:
 
     @property
     def flop(self) -> int:
-        """Return the floating-point operations of a matrix product; 0 for any other operation."""
+        """Return the floating-point operations of matrix products; 0 for other operations."""
+        if self.operation == "attention+":
+            # Two products in the forward pass and five in the backward pass; causality halves each.
+            return 7 * math.prod(self.shapes[0]) * self.shapes[1][-2]
         if self.operation != "matmul":
             return 0
         return 2 * math.prod(self.shapes[0]) * self.shapes[1][-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that must be read and written at least: each operand and result once in a pass.
+
+        Return 0 for small operations, whose time is that of the call.
+        """
+        itemsize: int = np.dtype(_DTYPES[self.dtype]).itemsize
+        if self.operation == "matmul":
+            rows, columns = math.prod(self.shapes[0][:-1]), self.shapes[1][-1]
+            return (math.prod(self.shapes[0]) + math.prod(self.shapes[1]) + rows * columns) * itemsize
+        if self.group == "small, recorded":
+            return 0
+        arrays = _ARRAYS.get(self.operation, len(self.kinds.rstrip("o")) + 1)
+        return arrays * math.prod(self.shapes[0]) * itemsize
 
     @property
     def computes(self) -> tuple[object, ...]:
@@ -109,7 +135,8 @@ class Case:
 class Result:
     """The result of one case: `seconds` by contender, and `failures`, the reasons why contenders were not timed.
 
-    `seconds` are medians; `spread` has the quartiles below and above each.
+    `seconds` are medians; `spread` has the quartiles below and above each. `limit_s` are the seconds that the
+    processor's arithmetic and memory need at least; 0 if they were not measured.
     """
 
     case: Case
@@ -117,6 +144,7 @@ class Result:
     rounds: int
     failures: dict[str, str] = dataclasses.field(default_factory=dict)
     spread: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    limit_s: float = 0.0
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -127,7 +155,7 @@ class Result:
 
     @property
     def comparisons(self) -> list[str]:
-        """Return our speed in that of each peer, and in that of the machine's own copy where the bars take it."""
+        """Return our speed in that of each peer, of the machine's own copy where the bars take it, and of the limit."""
         if "ours" not in self.seconds:
             return []
         ratios = {name: self.seconds[name] / self.seconds["ours"] for name in PEER_NAMES if name in self.seconds}
@@ -135,6 +163,7 @@ class Result:
         return [
             *(f"× {PEER_NAMES[name]} {ratio:.2f}" for name, ratio in ratios.items() if name != "ours"),
             *(verdict.measured for verdict in copies if verdict),
+            *([f"of limit {self.limit_s / self.seconds['ours']:.2f}"] if self.limit_s else []),
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -147,11 +176,13 @@ class Result:
             if isinstance(bar, CopySpeed):
                 ours, copy = bar.rates(self.seconds)
                 rates = {"bytes_per_s": ours, "copy_bytes_per_s": copy}
+        limit = {"limit_s": self.limit_s} if self.limit_s else {}
         failures = {"failures": self.failures} if self.failures else {}
         return {
             **plain,
             **flop,
             **rates,
+            **limit,
             **spread,
             **failures,
             "bars": [verdict.as_json() for verdict in self.verdicts],
@@ -220,12 +251,9 @@ def _elementwise_cases() -> Iterator[Case]:
 
 
 def _attention(length: int) -> Case:
-    shape = (4, 12, length, 64)
-    # Five products in the backward pass and two in the forward pass; causality halves each.
-    heavy = 7 * math.prod(shape) * length > HEAVY_FLOP
-    bars = (Ratio("torch", 1.5),)
     name = f"causal attention 4x12x{length}x64, forward and backward"
-    return Case(name, "attention", "attention+", (shape,) * 4, "NNNn", bars, heavy=heavy)
+    case = Case(name, "attention", "attention+", ((4, 12, length, 64),) * 4, "NNNn", (Ratio("torch", 1.5),))
+    return dataclasses.replace(case, heavy=case.flop > HEAVY_FLOP)
 
 
 def _structured_cases() -> Iterator[Case]:

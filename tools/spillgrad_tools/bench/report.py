@@ -55,7 +55,10 @@ def show_kernels(
     named = "numpy" in libraries
     table = Table(box=SIMPLE)
     if named:
-        table.caption = "× NumPy 1.70: NumPy takes 1.7 times as long as spillgrad"
+        table.caption = (
+            "× NumPy 1.70: NumPy takes 1.7 times as long as spillgrad. Of limit 0.90: spillgrad has 0.9 of the speed "
+            "that the processor's arithmetic or memory allows."
+        )
     table.add_column("case", no_wrap=named)
     for library in libraries:
         table.add_column(LIBRARY_NAMES[library], justify="right" if named else "left", no_wrap=named)
@@ -114,10 +117,20 @@ def exit_report(verdicts: Sequence[tuple[str, Verdict]]) -> Iterator[str]:
 def _show(about: dict[str, Any], table: Table, *lines: str) -> None:
     """Print the machine and options of a benchmark, its table, and the lines below the table."""
     console = Console()
-    console.print(*(f"{key}: {value}" for key, value in about.items()), sep="\n", highlight=False)
+    shown = {**about, **({"limits": limits_as_text(about["limits"])} if "limits" in about else {})}
+    console.print(*(f"{key}: {value}" for key, value in shown.items()), sep="\n", highlight=False)
     console.print(table)
     for line in lines:
         console.print(line, highlight=False)
+
+
+def limits_as_text(limits: dict[str, Any]) -> str:
+    """Return what `bench kernels` measured of a processor's limits in words."""
+    caches = ", ".join(format_bytes(nbytes) for nbytes in limits["cache_bytes"])
+    return (
+        f"{limits['float32_flop_per_s'] / 1e9:,.0f} GFLOP/s in float32, {limits['float64_flop_per_s'] / 1e9:,.0f} in "
+        f"float64; memory {limits['bytes_per_s'] / 1e9:,.1f} GB/s; caches {caches}"
+    )
 
 
 _TRAIN_COLUMNS = ("tokens/s", "a step", "peak memory", "capped at", "written a step", "read a step")
