@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd.core import anomaly_mode, grad_mode, hooks
+from spillgrad.autograd.core import anomaly_mode, grad_mode, hooks, profiling
 from spillgrad.autograd.core.grad_mode import is_recording
 from spillgrad.autograd.core.node import NO_EDGE, Node, accumulate_gradients, new_output, next_sequence
 from spillgrad.autograd.core.saved import SavedNone, SavedTensor
@@ -248,8 +248,10 @@ class OperationNode(Node):
         return tuple([self.edges[position] for position in self.operation.differentiable])
 
     def recorded(self) -> None:
-        """Let anomaly detection note where the operation was called, and let hooks pack the saved tensors."""
+        """Let anomaly detection and a profile note the operation, and let hooks pack the saved tensors."""
         anomaly_mode.note(self)
+        if profiling.recorder is not None:
+            profiling.recorder.operation_ended(self)
         for saved in self._saved.values():
             if isinstance(saved, SavedTensor):
                 saved.pack()

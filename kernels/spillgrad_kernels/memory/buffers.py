@@ -31,9 +31,9 @@ _HUGE_PAGE_BYTES = 2 << 20
 # Mapped memory is trimmed to `_MAPPED_PER_PEAK` times the largest recent use, but idle memory never below the floor.
 _MAPPED_PER_PEAK = 1.25
 _IDLE_FLOOR_BYTES = 64 << 20
-# A buffer that is up to this many times as large serves if there is none of the size: fresh pages cost more time than
-# the memory is worth.
-_MOST_LARGER = 1.5
+# A buffer that is larger by up to 1 / this serves if there is none of the size: fresh pages cost more time than the
+# memory is worth.
+_MOST_SPARE = 2
 # "Recent" means this period and the period before. A period lasts at least `_PERIOD_S`, and until all mapped memory was
 # lent several times over. So a period contains a whole training step, however slow. Within a step, most memory is idle
 # at some time.
@@ -211,7 +211,7 @@ class BufferPool:
 
         While memory is kept to its peak, no other size may serve.
         """
-        most = 0 if self._frugal else int(nbytes * _MOST_LARGER)
+        most = 0 if self._frugal else nbytes + nbytes // _MOST_SPARE
         fitting = [size for size, blocks in self._idle.items() if blocks and nbytes < size <= most]
         return self._idle[min(fitting)] if fitting else None
 

@@ -8,6 +8,8 @@ delay the others. Kernels need no parallel compilation, no threading layer and n
 import atexit
 import inspect
 import os
+import time
+from collections.abc import Callable
 from typing import Any
 
 from spillgrad_kernels.jit.compile import DISABLE_JIT, jit, types
@@ -55,6 +57,16 @@ def get_num_threads() -> int:
 
 _team = Team()
 _team_size = 0
+_observer: Callable[[str, int, int], None] | None = None
+
+
+def observe_launches(observer: Callable[[str, int, int], None] | None) -> None:
+    """Call `observer` after each launch of a kernel, with its name and its times in ns (`time.perf_counter_ns`).
+
+    None ends that. Small kernels that callers run on their own thread, without a launch, are not seen.
+    """
+    global _observer
+    _observer = observer
 
 
 def _forget_team() -> None:
@@ -127,4 +139,9 @@ def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any, most: i
         _team_size = threads
     if kernel.launcher is None:
         _make_launcher(kernel)
-    kernel.launcher(_team.address, count, grain, threads, *operands)
+    if _observer is None:
+        kernel.launcher(_team.address, count, grain, threads, *operands)
+    else:
+        began_ns = time.perf_counter_ns()
+        kernel.launcher(_team.address, count, grain, threads, *operands)
+        _observer(kernel.py_func.kernel_name, began_ns, time.perf_counter_ns())

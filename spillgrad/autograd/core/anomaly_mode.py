@@ -68,7 +68,7 @@ def is_anomaly_check_nan_enabled() -> bool:
 
 def _set(enabled: bool, check_nan: bool) -> None:
     _mode.enabled, _mode.check_nan = enabled, check_nan
-    hooks.watch_every_thread(enabled)
+    hooks.watch_every_thread("anomaly detection", enabled)
 
 
 class set_detect_anomaly:

@@ -5,11 +5,12 @@ import functools
 import heapq
 import itertools
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from spillgrad import labels
-from spillgrad.autograd.core import anomaly_mode, hooks
+from spillgrad.autograd.core import anomaly_mode, hooks, profiling
 from spillgrad.autograd.core.grad_mode import state
 from spillgrad.autograd.core.gradient_references import is_unshared
 from spillgrad.autograd.core.node import NO_EDGE, Edge, Node, accumulate_gradients, add_gradients
@@ -131,6 +132,7 @@ def run_backward(
     ready = [(node.rank, -node.sequence, node) for node, uses in waiting.items() if uses == 0]
     heapq.heapify(ready)
     watched = anomaly_mode.run if anomaly_mode.is_anomaly_enabled() else None
+    recorder, began_ns = profiling.recorder, 0
     grad_mode, autocast, pairs, outer, level = (
         state.enabled, state.autocast, hooks.stack.pairs, _thread.run, _thread.level
     )  # fmt: skip
@@ -150,9 +152,13 @@ def run_backward(
                 captured[position] = grads[inputs[position][1]]  # type: ignore[index]
             results: Sequence[Any] | None = None
             if needed is None or node in needed or (accumulate and node.rank == 0 and node in targets):
+                if recorder is not None:
+                    began_ns = time.perf_counter_ns()
                 if node.add_part is None or watched is not None or stopped or not _adds_part(arrived, node, grads):
                     results = node.run(grads) if watched is None else watched(node, grads, _checked)
                     state.enabled = create_graph
+                if recorder is not None:
+                    recorder.node_ended(node, began_ns)
                 if not retain_graph:
                     node.release()
             del grads

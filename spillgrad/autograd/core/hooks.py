@@ -53,7 +53,7 @@ class HookPair(NamedTuple):
 
 class _HookStack(threading.local):
     # Whether each recorded operation must be examined: for active pairs of this thread, for `watch`, or for anomaly
-    # detection, which sets it on the class. Every recorded operation reads this flag.
+    # detection or a profile, which set it on the class. Every recorded operation reads this flag.
     watched = False
 
     def __init__(self) -> None:
@@ -66,9 +66,13 @@ class _HookStack(threading.local):
 stack = _HookStack()
 
 
-def watch_every_thread(watch: bool) -> None:
-    """Set whether recorded operations are examined in every thread, even without active hooks."""
-    _HookStack.watched = watch
+_everywhere: set[str] = set()
+
+
+def watch_every_thread(who: str, watch: bool) -> None:
+    """Set whether `who` needs recorded operations examined in every thread, even without active hooks."""
+    (_everywhere.add if watch else _everywhere.discard)(who)
+    _HookStack.watched = bool(_everywhere)
 
 
 def watch(by: int) -> None:

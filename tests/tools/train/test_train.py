@@ -1,5 +1,6 @@
 """Training from the command line: what is printed, saved, interrupted and resumed."""
 
+import collections
 import dataclasses
 import functools
 import io
@@ -236,6 +237,23 @@ def test_a_report_is_written_of_the_finished_run(place: list[str], here: Path, c
     assert "out/journal.jsonl" in page
     assert "Finished, on" in page
     assert "transformer.<wbr>h.<wbr>0" in page
+
+
+@pytest.mark.parametrize("place", [["--no-spill"], *PLACES], ids=["in RAM", "spilled", "offloaded"])
+def test_a_profile_says_where_the_time_of_a_step_goes(place: list[str], here: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([*ARGUMENTS, *place, "--out", "out", "--profile"]) == 0
+    printed = capsys.readouterr().out
+    for words in ("a step, mean of 4", "Python and small kernels", "transformer.h.*.mlp", "profile: out/profile.json"):
+        assert words in printed
+    trace = json.loads((here / "out" / "profile.json").read_text())["traceEvents"]
+    names = collections.Counter(event["name"] for event in trace)
+    assert names["forward"] == names["backward"] == names["optimizer"] == 4
+    assert {event["args"]["module"] for event in trace} >= {"transformer.h.0.mlp.c_fc", "transformer.h.1.attn"}
+
+
+def test_a_profile_of_a_single_step_is_of_that_step(here: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([*ARGUMENTS, "--steps", "1", "--no-spill", "--profile"]) == 0
+    assert "a step, mean of 1" in capsys.readouterr().out
 
 
 def test_a_resumed_run_reports_of_itself(here: Path):

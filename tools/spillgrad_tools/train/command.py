@@ -39,6 +39,7 @@ from spillgrad_tools.train.display import (
 )
 from spillgrad_tools.train.options import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
 from spillgrad_tools.train.saves import Saves
+from spillgrad_tools.train.step_profile import StepProfile
 from spillgrad_tools.train.training import MakeOffload, StepRecord, Training
 
 SAMPLE_BYTES = 300
@@ -93,11 +94,13 @@ def _run(
         journal.unlink(missing_ok=True)  # the run never began
         raise
     try:
-        records, duration_s = _train(training, console, saves)
+        records, duration_s, profiled = _train(training, console, saves, options.profile)
     except SpillError:  # the step is lost, but the run can go on from its last checkpoint
         go_on = f"; go on with: {_again(options, out)}" if saves.saved is not None else ""
         show_line(console, f"stopped after step {training.step}: {saves.what_stays}{go_on}")
         raise
+    if profiled is not None:
+        profiled.show(console, out)
     if training.step < settings.steps:
         show_line(console, f"stopped after step {training.step}; go on with: {_again(options, out)}")
         return False
@@ -201,19 +204,27 @@ def _again(options: TrainOptions, out: Path) -> str:
     return shlex.join(words)
 
 
-def _train(training: Training, console: Console, saves: Saves) -> tuple[collections.deque[StepRecord], float]:
-    """Train until the last step or a stop request, and save; return the last records and the time in seconds."""
+def _train(
+    training: Training, console: Console, saves: Saves, profiles: bool
+) -> tuple[collections.deque[StepRecord], float, StepProfile | None]:
+    """Train until the last step or a stop request, and save.
+
+    Return the last records, the time in seconds, and, if `profiles`, the profile of a few steps.
+    """
     records: collections.deque[StepRecord] = collections.deque(maxlen=REPORTED_STEPS)
     started = time.perf_counter()
-    with stop_request(console) as stop:
+    profiled = StepProfile(training.settings.steps - training.step) if profiles else None
+    with stop_request(console) as stop, profiled or contextlib.nullcontext():
         for record in show_progress(console, training.steps(), training.step, training.settings.steps):
             records.append(record)
+            if profiled is not None:
+                profiled.after_step(record)
             saves.after_step()
             if stop.is_set():
                 break
         duration_s = time.perf_counter() - started
         saves.at_end()
-    return records, duration_s
+    return records, duration_s, profiled
 
 
 def _settings(options: TrainOptions) -> TrainSettings:

@@ -92,6 +92,9 @@ class TrainOptions:
     report: Annotated[
         bool, Option("--report", help="At the end, write report.html beside the checkpoint: plots and advice.")
     ] = False
+    profile: Annotated[bool, Option(
+        "--profile", help="Print where the time of a few steps goes, and write it to profile.json, for Perfetto.",
+    )] = False  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

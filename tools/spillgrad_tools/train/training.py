@@ -22,6 +22,7 @@ from spillgrad.files.checkpoint import dataclass_of
 from spillgrad.models import pretrained
 from spillgrad.models.catalogue import Config
 from spillgrad.nn import init
+from spillgrad.profiler import record_function
 from spillgrad.spill.offload.needs import disk_need
 from spillgrad.storage.store import StoreStats
 from spillgrad_tools.train.options import TrainSettings
@@ -224,17 +225,20 @@ class Training:
         self.optimizer.zero_grad()
         value = 0.0
         for part_x, part_y in self._parts(x, y):
-            with labels.step_scope(self.step + 1), self.spill or contextlib.nullcontext(), self._precision():
+            spilling = self.spill or contextlib.nullcontext()
+            with record_function("forward"), labels.step_scope(self.step + 1), spilling, self._precision():
                 _, loss = self.model(part_x, part_y)
             share = part_x.shape[0] / x.shape[0]
-            (loss if share == 1 else loss * share).backward()
+            with record_function("backward"):
+                (loss if share == 1 else loss * share).backward()
             value += loss.item() * share
         norm: float | None
-        if self.offload is None:
-            norm = sg.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT_NORM).item()
-        self.optimizer.step()
-        if self.offload is not None:
-            norm = self.offload.grad_norm
+        with record_function("optimizer"):
+            if self.offload is None:
+                norm = sg.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT_NORM).item()
+            self.optimizer.step()
+            if self.offload is not None:
+                norm = self.offload.grad_norm
         self.schedule.step()
         self.step += 1
         # Raise before a checkpoint of such weights could be saved.
