@@ -250,8 +250,7 @@ class OperationNode(Node):
     def recorded(self) -> None:
         """Let anomaly detection and a profile note the operation, and let hooks pack the saved tensors."""
         anomaly_mode.note(self)
-        if profiling.recorder is not None:
-            profiling.recorder.operation_ended(self)
+        profiling.note(self)
         for saved in self._saved.values():
             if isinstance(saved, SavedTensor):
                 saved.pack()

@@ -23,8 +23,9 @@ from spillgrad_kernels.threads.dispatch import get_num_threads, parallel_for
 _SUMS = TILE_ROWS * TILE_VECTORS
 # A timing of multiply-adds has so many steps per unit of work, and so many units per thread.
 _STEPS, _UNITS = 1 << 13, 16
-# The least of so many timings counts, because other programs and the clock's ups and downs only make timings longer.
-_REPEATS = 9
+# The least of at least so many timings counts, because other programs and the clock's ups and downs only make timings
+# longer. They take at least so long together: the threads of a program that has just ended its work may still spin.
+_REPEATS, _LEAST_S = 9, 0.1
 _LINE_BYTES = 64
 # The smallest and the largest memory of which the latency is measured.
 _LEAST_BYTES, _MOST_BYTES = 1 << 13, 1 << 28
@@ -76,8 +77,8 @@ def _chase(start: int, stop: int, following: Any, loads: int, last: Any) -> None
 
 def _least_seconds(run: Callable[[], Any]) -> float:
     run()
-    seconds = []
-    for _ in range(_REPEATS):
+    seconds: list[float] = []
+    while len(seconds) < _REPEATS or sum(seconds) < _LEAST_S:
         started = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - started)

@@ -174,8 +174,7 @@ class Node:
         self.sequence = next(_sequence)
         if hook_stack.watched:
             anomaly_mode.note(self)
-            if profiling.recorder is not None and self.rank:
-                profiling.recorder.operation_ended(self)
+            profiling.note(self)
 
     def name(self) -> str:
         """Return the node's name, as PyTorch spells it.

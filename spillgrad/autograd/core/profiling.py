@@ -24,3 +24,9 @@ def set_recorder(new: Recorder | None) -> None:
     global recorder
     recorder = new
     hooks.watch_every_thread("profile", new is not None)
+
+
+def note(node: Any) -> None:
+    """Tell the recorder, if there is one, that an operation was recorded as `node`; leaves are no operations."""
+    if recorder is not None and node.rank:
+        recorder.operation_ended(node)

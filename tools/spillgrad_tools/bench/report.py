@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from spillgrad_tools.bench.bars import Row, Verdict
 from spillgrad_tools.bench.cases import Result
 from spillgrad_tools.bench.harness import LIBRARY_NAMES
 from spillgrad_tools.quantities import UNKNOWN, format_duration
+
+PIPED_COLUMNS = 120
 
 
 @contextlib.contextmanager
@@ -116,7 +119,8 @@ def exit_report(verdicts: Sequence[tuple[str, Verdict]]) -> Iterator[str]:
 
 def _show(about: dict[str, Any], table: Table, *lines: str) -> None:
     """Print the machine and options of a benchmark, its table, and the lines below the table."""
-    console = Console()
+    # In a pipe, rich would assume 80 columns, into which the tables do not fit.
+    console = Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
     shown = {**about, **({"limits": limits_as_text(about["limits"])} if "limits" in about else {})}
     console.print(*(f"{key}: {value}" for key, value in shown.items()), sep="\n", highlight=False)
     console.print(table)
