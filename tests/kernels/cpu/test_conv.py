@@ -1,9 +1,15 @@
 """Convolution kernels against sums over taps in NumPy, over blocks, groups, phases and threads."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from spillgrad_kernels.cpu import conv
+from spillgrad_kernels.jit.compile import DISABLE_JIT
 from spillgrad_kernels.windows import Windows
 
 # Images, channels a group, outputs a group, groups, image, kernel, stride, padding, dilation. Beside the plain ones:
@@ -148,3 +154,41 @@ def test_an_infinity_reaches_only_the_taps_that_see_it():
     assert found[0] == np.inf
     x[0, 0, 1, 0] = 0
     np.testing.assert_allclose(found[1:], conv.conv_weight(np.abs(grad), x, windows, 1).reshape(-1)[1:])
+
+
+WITH_TILES_OF_ANOTHER_HOST = """
+import llvmlite.binding, numpy as np
+of_this = llvmlite.binding.get_host_cpu_features
+llvmlite.binding.get_host_cpu_features = lambda: {features}
+import spillgrad_kernels.cpu.product_tile
+llvmlite.binding.get_host_cpu_features = of_this  # Numba compiles for this host
+import test_conv as tests
+from spillgrad_kernels.cpu import conv
+for case in [tests.CASES[i] for i in {cases}]:
+    for dtype in (np.float32, np.float64):
+        windows, x, weight, grad = tests.draw(case, dtype)
+        found = (
+            conv.conv(x, weight, None, windows, case[3]), conv.conv_input(grad, weight, None, windows, case[3]),
+            conv.conv_weight(grad, x, windows, case[3]),
+        )
+        for got, wanted in zip(found, tests.reference(windows, case[3], x, weight, grad), strict=True):
+            np.testing.assert_allclose(got / abs(wanted).max(), wanted / abs(wanted).max(), atol=1e-5)
+"""
+HOSTS = {"AVX2": {"avx2": True, "fma": True}, "NEON": {"neon": True}, "SSE": {}}
+
+
+def run_on(host, cases, tmp_path, **environment):
+    code = WITH_TILES_OF_ANOTHER_HOST.format(features=HOSTS[host], cases=cases)
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths, "XDG_CACHE_HOME": str(tmp_path), **environment}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True, timeout=600)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_everything_holds_without_compilation_and_with_the_tiles_of_any_host(host, tmp_path):
+    run_on(host, [0, 1, 3, 7, 11, 14, 16, 19, 21], tmp_path, NUMBA_DISABLE_JIT="1")
+
+
+@pytest.mark.skipif(DISABLE_JIT, reason="nothing is compiled")
+def test_vectors_of_another_host_compute_the_same(tmp_path):
+    run_on("AVX2", range(len(CASES)), tmp_path)
