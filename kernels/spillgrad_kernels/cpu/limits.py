@@ -26,6 +26,8 @@ _STEPS, _UNITS = 1 << 13, 16
 # The least of at least so many timings counts, because other programs and the clock's ups and downs only make timings
 # longer. They take at least so long together: the threads of a program that has just ended its work may still spin.
 _REPEATS, _LEAST_S = 9, 0.1
+# Before that, threads begin to work, and the processor raises its clock.
+_WARM_UP_S = 0.05
 _LINE_BYTES = 64
 # The smallest and the largest memory of which the latency is measured.
 _LEAST_BYTES, _MOST_BYTES = 1 << 13, 1 << 28
@@ -76,7 +78,9 @@ def _chase(start: int, stop: int, following: Any, loads: int, last: Any) -> None
 
 
 def _least_seconds(run: Callable[[], Any]) -> float:
-    run()
+    began = time.perf_counter()
+    while time.perf_counter() - began < _WARM_UP_S:
+        run()
     seconds: list[float] = []
     while len(seconds) < _REPEATS or sum(seconds) < _LEAST_S:
         started = time.perf_counter()
