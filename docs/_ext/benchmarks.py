@@ -149,7 +149,7 @@ def pages(files: dict[str, list[File]], folder: Path) -> Iterator[tuple[str, str
         contents.append(name)
     others: dict[str, tuple[str, Callable[[dict[str, list[File]], Path], Iterator[str]]]] = {
         "training": ("train", _training_page), "models": ("models", _models_page), "hooks": ("hooks", _hooks_page),
-        "store": ("spill", _store_page), "gpu": ("cuda", _gpu_page),
+        "store": ("spill", _store_page), "growth": ("growth", _growth_page), "gpu": ("cuda", _gpu_page),
     }  # fmt: skip
     for name, (benchmark, lines) in others.items():
         if benchmark in files:
@@ -175,7 +175,7 @@ def _index(files: dict[str, list[File]], contents: Sequence[str], folder: Path) 
         "`make bench` runs all of them. On a quiet machine that takes about half an hour. A single one:", "",
         "```text", "spillgrad bench kernels --filter softmax", "spillgrad bench train --model gpt2",
         "spillgrad bench models --filter ResNet", "spillgrad bench hooks --framework torch", "spillgrad bench spill",
-        "spillgrad bench memory", "spillgrad bench kernels --device cuda", "```", "",
+        "spillgrad bench memory", "spillgrad bench growth", "spillgrad bench kernels --device cuda", "```", "",
         "With `--write FOLDER`, a benchmark writes what it measured to a JSON file there, of which these pages are "
         "made: times, their spread, and the machine.", "",
     )  # fmt: skip
@@ -402,6 +402,27 @@ def _store_page(files: dict[str, list[File]], folder: Path) -> Iterator[str]:
             measured = row["measured"]
             cells = [_value(measured[name], row["unit"]) if name in measured else UNKNOWN for name in names]
             yield _line(row["case"], *cells)
+        yield from ("", *_sources([file]))
+
+
+def _growth_page(files: dict[str, list[File]], folder: Path) -> Iterator[str]:
+    yield from (
+        "# How cost grows", "",
+        "What a training step takes as there is more of one thing: layers, sequences in a batch, tokens in a sequence "
+        "(a GPT of width 128), saved tensors (a chain of operations on four numbers in RAM, on 1,024 numbers with a "
+        "budget of 0), and parameters (of four numbers, one AdamW step). “× linear” compares a line with the line above: at 1, the "
+        "time grows as the number does; above 1, faster.", "",
+        "The last three rows measure what a call costs, whatever it computes. Graphs are Python objects, so Python's "
+        "garbage collector takes a part of that time: it visits all objects again and again while a large graph grows. "
+        "A program whose models are small can call `gc.freeze()` once its model is made, or `gc.disable()` during "
+        "training: spillgrad's graphs have no reference cycles, so memory is freed without the collector.", "",
+    )  # fmt: skip
+    for file in files["growth"]:
+        yield from (f"## {file.machine}", "", *_head("what", "number", "a step", "each", "× linear"))
+        for row in file.rows:
+            growth = f"{row['growth']:.2f}" if "growth" in row else UNKNOWN
+            each = _time(row["seconds"] / row["size"])
+            yield _line(row["series"], f"{row['size']:,}", _time(row["seconds"]), each, growth)
         yield from ("", *_sources([file]))
 
 

@@ -125,6 +125,12 @@ def bench_models() -> None:
     """Time training steps of ordinary small models beside the same code with PyTorch, where installed."""
 
 
+@bench.command("growth")
+@runs("bench.growth", bench_options.GrowthOptions)
+def bench_growth() -> None:
+    """Time how a step grows with layers, batch, context, saved tensors and parameters."""
+
+
 @bench.command("hooks")
 @runs("bench.hooks", bench_options.HookOptions)
 def bench_hooks() -> None:

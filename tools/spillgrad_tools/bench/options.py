@@ -120,3 +120,16 @@ class ModelOptions:
     rounds: Rounds = 9
     page: Page = None
     bars: Bars = False
+
+
+@dataclasses.dataclass(frozen=True)
+class GrowthOptions:
+    """The options of `spillgrad bench growth`."""
+
+    as_json: Json = False
+    name: Annotated[str, Option("--filter", metavar="NAME", help="Only series whose name contains this.")] = ""
+    largest: Annotated[int | None, Option(
+        min=1, metavar="N", help="Leave out larger sizes: a million tensors take some GiB.", show_default="a million",
+    )] = None  # fmt: skip
+    threads: Threads = None
+    page: Page = None
