@@ -68,7 +68,7 @@ def _strips_of(images: np.ndarray, strip: Strip, beyond: int) -> tuple[np.ndarra
     height, width = images.shape[2:]
     planes = images.reshape(-1, height, width)
     if beyond == 0 and strip == Strip((0, 0), (1, 1), (1, 1), height, width):
-        return planes, height * width
+        return planes.reshape(-1), height * width
     memory = buffers.scratch(len(planes) * strip.size + beyond, images.dtype)
     strips = memory[: len(planes) * strip.size].reshape(len(planes), -1)
     parallel_for(fill_strips, len(planes), grain_of(strip.size), planes, strip.words(), strips)
