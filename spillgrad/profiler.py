@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from spillgrad import labels
-from spillgrad.autograd.core import profiling
+from spillgrad.autograd.core import grad_mode, profiling
 from spillgrad.errors import ArgumentError, GraphError, UnsupportedError
 from spillgrad_kernels.threads.dispatch import observe_launches
 
@@ -124,7 +124,7 @@ class Averages(list[Average]):
             "cpu_time_total", "self_cpu_time_total", "cpu_time" or "count", the largest first; by default, names are in
             the order in which they first appeared.
         row_limit : int, default 100
-            Most rows.
+            Most rows; -1 for all.
 
         Returns
         -------
@@ -148,7 +148,7 @@ class Averages(list[Average]):
                 row.key, f"{row.self_ns / whole:.2%}", _shown(row.self_ns), f"{row.total_ns / whole:.2%}",
                 _shown(row.total_ns), _shown(row.average_ns), str(row.count),
             )
-            for row in rows[:row_limit]
+            for row in (rows if row_limit == -1 else rows[:row_limit])
         ]  # fmt: skip
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
@@ -224,7 +224,9 @@ class profile:
         self._began_ns = self._ended_ns = self._step_began_ns = 0
         self._events: list[Event] = []
         self._kernels: dict[int, list[Event]] = {}
-        self._noted: dict[int, int] = {}  # for each thread, how many kernels belong to operations that have ended
+        self._open: dict[
+            int, list[Event]
+        ] = {}  # for each thread, kernels of the operation that runs, if it is recorded
         self._modules: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._main = 0
 
@@ -240,12 +242,15 @@ class profile:
         global _running
         if _running is not None:
             raise GraphError("profile: another profile is running; leave it first")
+        action = self._schedule(self.step_num)
         _running = self
-        self._enter(self._schedule(self.step_num))
+        self._enter(action)
 
     def stop(self) -> None:
-        """End the last step; if it was recorded, call `on_trace_ready`."""
+        """End the last step; if it was recorded, call `on_trace_ready`. Do nothing if the profile is not running."""
         global _running
+        if _running is not self:
+            return
         was = self._action
         self._enter(ProfilerAction.NONE)
         _running = None
@@ -275,8 +280,8 @@ class profile:
         self._action = action
         now = self._step_began_ns = time.perf_counter_ns()
         if records and not recorded:
-            self._events, self._kernels, self._noted = [], {}, {}
-            self._began_ns, self._main = now, threading.get_ident()
+            self._events, self._kernels, self._open = [], {}, {}
+            self._began_ns, self._ended_ns, self._main = now, 0, threading.get_ident()
             profiling.set_recorder(self)
             observe_launches(self._launched)
         elif recorded and not records:
@@ -290,27 +295,28 @@ class profile:
         thread = threading.get_ident()
         event = Event(name, _KERNEL, thread, began_ns, ended_ns, labels.current.module or "")
         self._kernels.setdefault(thread, []).append(event)
+        if grad_mode.state.enabled:  # what runs under `no_grad` is part of no recorded operation
+            self._open.setdefault(thread, []).append(event)
 
     def operation_ended(self, node: Any) -> None:
         """Note that an operation has just run, and was recorded as `node`."""
         thread, now, module = threading.get_ident(), time.perf_counter_ns(), labels.current.module or ""
         self._modules[node] = module
-        kernels = self._kernels.get(thread, [])
-        own = [kernel for kernel in kernels[self._noted.get(thread, 0) :] if kernel.module == module]
-        self._noted[thread] = len(kernels)
-        operation = getattr(node, "operation", None)
-        name = node.name() if operation is None else operation.name
+        own = [kernel for kernel in self._open.pop(thread, ()) if kernel.module == module]
+        operation = getattr(type(node), "operation", None)
+        name = node.name().removesuffix("Backward") if operation is None else operation.name
         self._events.append(Event(name, _OPERATION, thread, own[0].began_ns if own else now, now, module))
 
     def node_ended(self, node: Any, began_ns: int) -> None:
         """Note that backward has just run `node`, which began at the time `began_ns`."""
         thread, now = threading.get_ident(), time.perf_counter_ns()
-        self._noted[thread] = len(self._kernels.get(thread, ()))
+        self._open.pop(thread, None)
         self._events.append(Event(node.name(), _BACKWARD, thread, began_ns, now, self._modules.get(node, "")))
 
     def label_ended(self, name: str, began_ns: int) -> None:
         """Note that the code under a label of `record_function` has ended."""
         module = labels.current.module or ""
+        self._open.pop(threading.get_ident(), None)
         self._events.append(Event(name, _LABEL, threading.get_ident(), began_ns, time.perf_counter_ns(), module))
 
     # --- What was found -----------------------------------------------------------------------------------------------
@@ -454,9 +460,12 @@ class record_function(ContextDecorator):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        began_ns = self._began_ns.pop()
-        if isinstance(profiling.recorder, profile):
-            profiling.recorder.label_ended(self.name, began_ns)
+        began_ns, running = self._began_ns.pop(), profiling.recorder
+        if isinstance(running, profile):
+            running.label_ended(self.name, began_ns)
+
+    def _recreate_cm(self) -> "record_function":
+        return record_function(self.name)  # threads may run a decorated function at once
 
 
 def schedule(

@@ -3,6 +3,7 @@
 import gzip
 import json
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -73,6 +74,7 @@ def test_a_table_sorts_and_shortens(found):
     assert lines[1].split()[:3] == ["Name", "Self", "CPU"]
     assert lines[3].startswith("all ")
     assert len(lines) == 7
+    assert len(found.key_averages().table(row_limit=-1).splitlines()) == 5 + len(found.key_averages())
     with pytest.raises(ArgumentError, match="sort by one of cpu_time_total"):
         found.key_averages().table(sort_by="cuda_time")
 
@@ -166,6 +168,79 @@ def test_threads_have_events_of_their_own():
     kernels = {event.thread: event.ns for event in prof.events() if event.kind == "kernel"}
     assert len(kernels) == 2
     assert sum(prof.by_category().values()) == pytest.approx(prof.duration_ns / 1e9)
+
+
+def test_custom_functions_are_noted():
+    class Scale(sg.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2
+
+    x = sg.ones(3, requires_grad=True)
+    with profile() as prof:
+        Scale.apply(x).sum().backward()
+    assert (x.grad.numpy() == 2).all()
+    assert {("operation", "Scale"), ("backward", "ScaleBackward")} <= {(e.kind, e.name) for e in prof.events()}
+
+
+def test_what_runs_unrecorded_is_no_part_of_the_next_operation():
+    w = sg.randn(500, 500, requires_grad=True)
+    with profile() as prof:
+        with sg.no_grad():
+            w @ w
+        began_ns = time.perf_counter_ns()
+        w * 2
+    (operation,) = [event for event in prof.events() if event.kind == "operation"]
+    assert operation.name == "mul"
+    assert operation.began_ns >= began_ns
+
+
+def test_a_schedule_that_fails_leaves_no_profile_running():
+    def fails(step: int) -> ProfilerAction:
+        raise ValueError("no")
+
+    prof = profile(schedule=fails)
+    with pytest.raises(ValueError, match="no"):
+        prof.start()
+    prof.stop()
+    with profile() as running:
+        prof.stop()  # which is not running
+        sg.ones(2, requires_grad=True).sum()
+    assert running.events()
+
+
+def test_a_profile_may_record_again():
+    prof = profile()
+    for _ in range(2):
+        with prof:
+            (sg.randn(500, 500, requires_grad=True) * 2).sum()
+        assert prof.duration_ns > 0
+        assert sum(prof.by_category().values()) == pytest.approx(prof.duration_ns / 1e9)
+
+
+def test_kernels_that_run_while_another_thread_leaves_a_profile_end_well():
+    stop, failures = threading.Event(), []
+
+    def work() -> None:
+        a = sg.randn(300, 300)
+        try:
+            while not stop.is_set():
+                a @ a
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(300):
+        with profile():
+            pass
+    stop.set()
+    thread.join()
+    assert not failures
 
 
 def test_a_profile_and_anomaly_detection_may_be_on_together():

@@ -410,8 +410,8 @@ def _growth_page(files: dict[str, list[File]], folder: Path) -> Iterator[str]:
         "# How cost grows", "",
         "What a training step takes as there is more of one thing: layers, sequences in a batch, tokens in a sequence "
         "(a GPT of width 128), saved tensors (a chain of operations on four numbers in RAM, on 1,024 numbers with a "
-        "budget of 0), and parameters (of four numbers, one AdamW step). “× linear” compares a line with the line above: at 1, the "
-        "time grows as the number does; above 1, faster.", "",
+        "budget of 0), and parameters (of four numbers, one AdamW step). “× linear” compares a line with the line "
+        "above: at 1, the time grows as the number does; above 1, faster.", "",
         "The last three rows measure what a call costs, whatever it computes. Graphs are Python objects, so Python's "
         "garbage collector takes a part of that time: it visits all objects again and again while a large graph grows. "
         "A program whose models are small can call `gc.freeze()` once its model is made, or `gc.disable()` during "

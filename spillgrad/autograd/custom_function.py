@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from spillgrad.autograd.core import profiling
 from spillgrad.autograd.core.grad_mode import is_recording, no_grad
 from spillgrad.autograd.core.node import NO_EDGE, Node, OutputMeta
 from spillgrad.autograd.core.saved import FREED, SavedNone, SavedTensor
@@ -391,3 +392,4 @@ class CustomFunction:
         for value in saved:
             if value is not None:
                 value.pack()
+        profiling.note(node)

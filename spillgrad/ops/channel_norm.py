@@ -34,7 +34,7 @@ _SAMPLE, _BATCH = (2, 3), (0, 2, 3)
 
 def _places(shape: Shape, groups: int) -> Shape:
     """Return the shape (N, G, K, S) of an input of `shape` (N, C, ...)."""
-    return shape[0], groups, shape[1] // groups, math.prod(shape[2:])
+    return shape[0], groups, shape[1] // max(groups, 1), math.prod(shape[2:])
 
 
 def _forward(

@@ -32,7 +32,7 @@ _WITH_ANTIALIAS = ("bilinear", "bicubic")
 class Taps(NamedTuple):
     """Sums along a dimension x of `size` elements: result i is the sum over k of weights[k, i] · x[indices[k, i]].
 
-    Without weights, result i is x[indices[0, i]].
+    Without weights, result i is x[indices[0, i]]. An index of -1 stands for no element: sums have different lengths.
     """
 
     size: int
@@ -56,7 +56,8 @@ def _transposed(taps: Taps) -> Taps:
     used = np.bincount(elements, minlength=taps.size)
     # The position of each tap among the taps of its element.
     number = np.arange(elements.size) - np.repeat(np.cumsum(used) - used, used)
-    back, amount = (np.zeros((max(int(used.max(initial=1)), 1), taps.size), kind) for kind in (np.int64, np.float64))
+    shape = max(int(used.max(initial=1)), 1), taps.size
+    back, amount = np.full(shape, -1), np.zeros(shape)
     back[number, elements] = results
     amount[number, elements] = amounts
     return Taps(taps.results, _rows(back), _rows(amount))
@@ -116,7 +117,7 @@ def _antialiased_taps(mode: str, size: int, count: int, align_corners: bool, sca
     distance = np.abs((offsets + first - centre + 0.5) / width)
     weights = np.maximum(1 - distance, 0) if mode == "bilinear" else _cubic(distance, -0.5)
     weights = np.where(offsets < taken, weights, 0.0)
-    indices = np.minimum(offsets + first, size - 1)
+    indices = np.where(offsets < taken, offsets + first, -1)
     return Taps(size, _rows(indices), _rows(weights / weights.sum(0)))
 
 

@@ -2,7 +2,8 @@
 
 The elements that share a mean and a variance are called a unit. A unit consists of runs of adjacent elements: a group
 of one sample is one run, a channel of a batch has a run in every sample. A unit is read three times in succession, so
-one that fits the second-level cache is read from memory once.
+one that fits the second-level cache is read from memory once. If runs are single elements, as in a batch of vectors,
+units are neighbours in memory, and a unit of work is a block of them.
 """
 
 import math
@@ -19,6 +20,9 @@ from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.threads.dispatch import grain_of, parallel_for
 
 Shape = tuple[int, ...]
+
+# The number of columns of a unit of work: two lines of the cache in float32, of every row.
+_BLOCK = 32
 
 
 @jit
@@ -110,10 +114,82 @@ def _gradients(
                     y[j] = r * (g[j] * w - by_mean - (a[j] - centre) * r * by_deviation)
 
 
+@jit
+def _normalize_columns(
+    start: int, stop: int, x: Any, weight: Any, bias: Any, eps: float, out: Any, mean: Any, rstd: Any, variance: Any
+) -> None:
+    """Normalize blocks `start` to `stop` of columns of x (samples, columns); the others are (columns,)."""
+    like, size = like_of(x), x.itemsize
+    samples, columns = x.shape
+    totals, squares = np.empty(_BLOCK, np.float64), np.empty(_BLOCK, np.float64)
+    for block in range(start, stop):
+        first = block * _BLOCK
+        count = min(_BLOCK, columns - first)
+        source, result = np.intp(x.ctypes.data) + first * size, np.intp(out.ctypes.data) + first * size
+        totals[:], squares[:] = 0, 0
+        for s in range(samples):
+            row = array_at(like, source + s * columns * size, count)
+            for c in range(count):
+                totals[c] += row[c]
+        centre, r = mean[first : first + count], rstd[first : first + count]
+        for c in range(count):
+            centre[c] = totals[c] / samples
+        for s in range(samples):
+            row = array_at(like, source + s * columns * size, count)
+            for c in range(count):
+                squares[c] += (row[c] - centre[c]) * (row[c] - centre[c])
+        for c in range(count):
+            variance[first + c] = squares[c] / samples
+            r[c] = 1.0 / np.sqrt(squares[c] / samples + eps)
+        w, b = weight[first : first + count], bias[first : first + count]
+        for s in range(samples):
+            row = array_at(like, source + s * columns * size, count)
+            y = array_at(like, result + s * columns * size, count)
+            for c in range(count):
+                y[c] = (row[c] - centre[c]) * r[c] * w[c] + b[c]
+
+
+@jit
+def _gradients_of_columns(
+    start: int, stop: int, grad: Any, x: Any, weight: Any, mean: Any, rstd: Any, out: Any, plain: Any, weighted: Any
+) -> None:
+    """Set the gradients of blocks of columns by the input, and each column's sums (see `_gradients`)."""
+    like, size = like_of(x), x.itemsize
+    samples, columns = x.shape
+    shift, slope = np.empty(_BLOCK, x.dtype), np.empty(_BLOCK, x.dtype)
+    for block in range(start, stop):
+        first = block * _BLOCK
+        count = min(_BLOCK, columns - first)
+        place = first * size
+        from_x, from_grad = np.intp(x.ctypes.data) + place, np.intp(grad.ctypes.data) + place
+        result = np.intp(out.ctypes.data) + place
+        centre, r, w = mean[first : first + count], rstd[first : first + count], weight[first : first + count]
+        firsts, seconds = plain[first : first + count], weighted[first : first + count]
+        for s in range(samples):
+            a = array_at(like, from_x + s * columns * size, count)
+            g = array_at(like, from_grad + s * columns * size, count)
+            for c in range(count):
+                firsts[c] += g[c]
+                seconds[c] += g[c] * (a[c] - centre[c])
+        for c in range(count):
+            seconds[c] *= r[c]
+            shift[c], slope[c] = firsts[c] * w[c] / samples, seconds[c] * w[c] / samples
+        for s in range(samples):
+            a = array_at(like, from_x + s * columns * size, count)
+            g = array_at(like, from_grad + s * columns * size, count)
+            y = array_at(like, result + s * columns * size, count)
+            for c in range(count):
+                y[c] = r[c] * (g[c] * w[c] - shift[c] - (a[c] - centre[c]) * r[c] * slope[c])
+
+
 def _parameter(value: np.ndarray | None, places: Shape, dtype: np.dtype[Any], default: float) -> np.ndarray:
     if value is None:
         return np.full(places[1:3], default, dtype)
     return np.ascontiguousarray(value).reshape(places[1:3])
+
+
+def _has_single_runs(places: Shape, dims: Shape) -> bool:
+    return 0 in dims and places[2] * places[3] == 1
 
 
 def _track(running: np.ndarray | None, values: np.ndarray, momentum: float) -> None:
@@ -139,11 +215,20 @@ def normalize(
     mean, rstd, variance = (np.full(shape, math.nan, x.dtype) for _ in range(3))
     if out.size:
         each = out.size // mean.size
-        parallel_for(
-            _normalize, mean.size, grain_of(each), np.ascontiguousarray(x).reshape(places),
-            _parameter(weight, places, x.dtype, 1), _parameter(bias, places, x.dtype, 0), 0 in dims, float(eps),
-            out.reshape(places), mean.reshape(-1), rstd.reshape(-1), variance.reshape(-1),
-        )  # fmt: skip
+        x = np.ascontiguousarray(x)
+        factors, terms = _parameter(weight, places, x.dtype, 1), _parameter(bias, places, x.dtype, 0)
+        statistics = mean.reshape(-1), rstd.reshape(-1), variance.reshape(-1)
+        if _has_single_runs(places, dims):
+            columns = places[1]
+            parallel_for(
+                _normalize_columns, -(-columns // _BLOCK), grain_of(each * _BLOCK), x.reshape(-1, columns),
+                factors.reshape(-1), terms.reshape(-1), float(eps), out.reshape(-1, columns), *statistics,
+            )  # fmt: skip
+        else:
+            parallel_for(
+                _normalize, mean.size, grain_of(each), x.reshape(places), factors, terms, 0 in dims, float(eps),
+                out.reshape(places), *statistics,
+            )  # fmt: skip
         variance *= each / max(each - 1, 1)
     for statistic, values in zip(running, (mean, variance), strict=True):
         _track(statistic, values, momentum)
@@ -160,13 +245,23 @@ def gradients(
     The gradients by weight and bias are flat, and are returned even if the weight or bias is missing.
     """
     by_input = buffers.empty(x.shape, x.dtype)
-    plain, weighted = np.zeros((2, *places[:3]))
+    single = _has_single_runs(places, dims)
+    plain, weighted = np.zeros((2, 1 if single else places[0], *places[1:3]))
     if by_input.size:
         grad, x = np.ascontiguousarray(grad), np.ascontiguousarray(x)
-        parallel_for(
-            _gradients, mean.size, grain_of(x.size // mean.size), grad.reshape(places), x.reshape(places),
-            _parameter(weight, places, x.dtype, 1), np.ascontiguousarray(mean).reshape(-1),
-            np.ascontiguousarray(rstd).reshape(-1), 0 in dims, by_input.reshape(places), plain, weighted,
-        )  # fmt: skip
+        factors = _parameter(weight, places, x.dtype, 1)
+        statistics = np.ascontiguousarray(mean).reshape(-1), np.ascontiguousarray(rstd).reshape(-1)
+        if single:
+            rows = places[0], places[1]
+            parallel_for(
+                _gradients_of_columns, -(-places[1] // _BLOCK), grain_of(places[0] * _BLOCK), grad.reshape(rows),
+                x.reshape(rows), factors.reshape(-1), *statistics, by_input.reshape(rows), plain.reshape(-1),
+                weighted.reshape(-1),
+            )  # fmt: skip
+        else:
+            parallel_for(
+                _gradients, mean.size, grain_of(x.size // mean.size), grad.reshape(places), x.reshape(places), factors,
+                *statistics, 0 in dims, by_input.reshape(places), plain, weighted,
+            )  # fmt: skip
     by_weight, by_bias = (sums.sum(0).reshape(-1).astype(x.dtype) for sums in (weighted, plain))
     return by_input, by_weight, by_bias

@@ -131,13 +131,15 @@ def _run(
     size = out.itemsize
     channels, outputs = images.shape[1] // groups, out.shape[1] // groups
     columns, panels = _packed_sizes(outputs, groups, size)
+    if channels == 0 or not all(len(phase.taps) for phase in phases):  # some positions see nothing
+        if bias is None:
+            out.fill(0)
+        else:
+            copying.copy(np.broadcast_to(bias[:, None, None], out.shape), out)
     seen = []  # the phases whose positions see taps, with their packed weights
     for phase in phases:
         depth = channels * len(phase.taps)
         if depth == 0:
-            places = out[:, :, phase.first[0] :: steps[0], phase.first[1] :: steps[1]]
-            constant = np.zeros(1, out.dtype) if bias is None else np.ascontiguousarray(bias)
-            copying.copy(np.broadcast_to(constant[:, None, None], places.shape), places)
             continue
         packed = buffers.scratch(panels * columns * depth, out.dtype)
         parallel_for(

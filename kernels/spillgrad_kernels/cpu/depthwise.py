@@ -20,22 +20,27 @@ from spillgrad_kernels.windows import Pair, Windows
 
 # The number of multiply-adds that pays for another thread.
 _GRAIN = 1 << 17
-# The number of rows, and of taps in a weight's gradient, that are summed up at a time.
-_ROWS = 8
+# The number of vectors that are summed up at a time: of several rows, or of one row. And the number of taps of a
+# weight's gradient.
+_VECTORS = 8
 _TAPS = 9
+# The results of a channel whose weights' gradients are a unit of work; a unit copies the channel's planes to strips.
+_RESULTS = 4
 _INT64 = np.zeros(1, np.int64)
 
 if DISABLE_JIT:
 
     def _add_taps(
-        like: np.ndarray, rows: int, width: int, source: int, source_row: int, taps: int, places: int, weights: int,
-        bias: int, target: int, target_row: int,
+        like: np.ndarray, rows: int, width: int, columns: int, source: int, source_row: int, taps: int, places: int,
+        weights: int, bias: int, target: int, target_row: int,
     ) -> None:  # fmt: skip
-        """Set rows of at most a vector to a bias, plus the sum of vectors of the strip, each times a tap's weight.
+        """Set a block to a bias, plus the sum of vectors of the strip, each times a tap's weight.
 
-        There are `rows` rows, at most `_ROWS`, of `width` elements. Row i is at address `target` + i * `target_row`. It
-        adds up the vectors at `source` + i * `source_row` + `places`[t], for each tap t, of which there is at least
-        one. `places` is the address of int64 numbers of bytes, `weights` of the taps' weights, `bias` of the bias.
+        The block has `rows` rows of `width` elements. It is made of `_VECTORS` vectors: 2 ** `columns` beside each
+        other, and so many rows of these that the block has at most as many. Row i is at address `target` + i *
+        `target_row`. It adds up the vectors at `source` + i * `source_row` + `places`[t], for each tap t, of which
+        there is at least one. `places` is the address of int64 numbers of bytes, `weights` of the taps' weights, `bias`
+        of the bias.
         """
         factors = array_at(like, weights, taps)
         for i in range(rows):
@@ -65,27 +70,34 @@ else:
 
     @vector_code
     def _add_taps(
-        emit: Emitter, rows: Any, width: Any, source: Any, source_row: Any, taps: Any, places: Any, weights: Any,
-        bias: Any, target: Any, target_row: Any,
+        emit: Emitter, rows: Any, width: Any, columns: Any, source: Any, source_row: Any, taps: Any, places: Any,
+        weights: Any, bias: Any, target: Any, target_row: Any,
     ) -> None:  # fmt: skip
         builder, integer = emit.builder, taps.type
-        # In place of missing rows, the last row is computed and stored again.
         last = builder.sub(rows, integer(1))
-        nearest = [builder.select(builder.icmp_signed("<", integer(i), rows), integer(i), last) for i in range(_ROWS)]
-        distances = [builder.mul(row, source_row) for row in nearest]
+        across = builder.sub(builder.shl(integer(1), columns), integer(1))
+        from_source, to_target, present = [], [], []
+        for number in range(_VECTORS):
+            row = builder.lshr(integer(number), columns)
+            # In place of missing rows, the last row is computed and stored again.
+            row = builder.select(builder.icmp_signed("<", row, rows), row, last)
+            column = builder.mul(builder.and_(integer(number), across), integer(emit.lanes))
+            shift = builder.mul(column, integer(emit.bytes))
+            from_source.append(builder.add(builder.mul(row, source_row), shift))
+            to_target.append(builder.add(builder.mul(row, target_row), shift))
+            present.append(builder.sub(width, column))
 
-        def b_at(pb: Any, row: int) -> Any:
+        def b_at(pb: Any, number: int) -> Any:
             place = builder.load(builder.inttoptr(pb, integer.as_pointer()))
-            return emit.load(builder.add(builder.add(source, place), distances[row]))
+            return emit.load(builder.add(builder.add(source, place), from_source[number]))
 
         sums = emit.sums_of_products(
             taps, ([weights], integer(emit.bytes)), (places, integer(_INT64.itemsize)), lambda pa, _: pa[0], b_at, 1,
-            _ROWS,
+            _VECTORS,
         )  # fmt: skip
-        added, mask = emit.splat(bias), emit.first_lanes(width)
-        for row, total in zip(nearest, sums.values(), strict=True):
-            place = builder.add(target, builder.mul(row, target_row))
-            emit.store_some(builder.fadd(total, added), place, mask)
+        added = emit.splat(bias)
+        for place, count, total in zip(to_target, present, sums.values(), strict=True):
+            emit.store_some(builder.fadd(total, added), builder.add(target, place), emit.first_lanes(count))
 
     @vector_code
     def _add_products(
@@ -154,10 +166,11 @@ def _correlate(
     lanes = VECTOR_BYTES // size
     channels, sources, height, width = planes.shape[1:]
     results, out_height, out_width = out.shape[2:]
-    strips = np.zeros(sources * strip_size + lanes, planes.dtype)  # a vector may end beyond the last strip
+    # A block's vectors may end beyond the last strip.
+    strips = np.zeros(sources * strip_size + _VECTORS * lanes, planes.dtype)
     chosen = np.empty(sources * numbers.size, planes.dtype)
     distances = np.empty(sources * numbers.size, np.int64)
-    sums = np.empty((_ROWS, lanes), planes.dtype)
+    sums = np.empty(_VECTORS * lanes, planes.dtype)
     strip_row, out_row = words[7] * size, steps[0] * out_width * size
     for unit in range(start, stop):
         # Addresses, because each view of an array costs as much as a row of sums.
@@ -182,23 +195,27 @@ def _correlate(
                         taps += 1
                 if taps == 0:
                     sums[:] = bias[channel, r]
-                for i in range(0, rows, _ROWS):
-                    high = min(_ROWS, rows - i)
-                    for j in range(0, columns, lanes):
-                        wide = min(lanes, columns - j)
+                across, beside = 0, 1  # blocks of one vector beside each other, or of more if rows are few
+                while rows < _VECTORS // beside and columns > beside * lanes:
+                    across, beside = across + 1, 2 * beside
+                tall, broad = _VECTORS // beside, beside * lanes
+                for i in range(0, rows, tall):
+                    high = min(tall, rows - i)
+                    for j in range(0, columns, broad):
+                        wide = min(broad, columns - j)
                         target = result + ((top + i * steps[0]) * out_width + left + j * steps[1]) * size
                         is_dense = taps > 0 and steps[1] == 1
                         if taps > 0:
                             _add_taps(
-                                like, high, wide, at_strips + i * strip_row + j * size, strip_row, taps, at_distances,
-                                at_chosen, at_bias, target if is_dense else at_sums,
-                                out_row if is_dense else VECTOR_BYTES,
+                                like, high, wide, across, at_strips + i * strip_row + j * size, strip_row, taps,
+                                at_distances, at_chosen, at_bias, target if is_dense else at_sums,
+                                out_row if is_dense else broad * size,
                             )  # fmt: skip
                         if not is_dense:
                             for down in range(high):
-                                for across in range(wide):
-                                    place = target + down * out_row + across * steps[1] * size
-                                    array_at(like, place, 1)[0] = sums[down, across]
+                                for k in range(wide):
+                                    place = target + down * out_row + k * steps[1] * size
+                                    array_at(like, place, 1)[0] = sums[down * broad + k]
 
 
 @jit
@@ -207,6 +224,7 @@ def _weight_gradients(
 ) -> None:
     """Set out[channel, m, t] to the sum over all images of the gradients times the plane's elements at tap t.
 
+    A unit of work is `_RESULTS` numbers m of a channel.
     Shapes: grads (N, channels, m, *grid), planes (N, channels, *image).
     """
     like, size = like_of(planes), planes.itemsize
@@ -215,32 +233,34 @@ def _weight_gradients(
     height, width = planes.shape[2:]
     strip = np.zeros(strip_size, planes.dtype)
     sums = np.empty((places.size, lanes), planes.dtype)
-    totals = np.empty((results, places.size, lanes), np.float64)
-    for channel in range(start, stop):
+    totals = np.empty((_RESULTS, places.size, lanes), np.float64)
+    blocks = (results + _RESULTS - 1) // _RESULTS
+    for unit in range(start, stop):
         at_strip: Any = np.intp(strip.ctypes.data)
         at_sums: Any = np.intp(sums.ctypes.data)
         at_places: Any = np.intp(places.ctypes.data)
+        channel, first = unit // blocks, unit % blocks * _RESULTS
+        count = min(_RESULTS, results - first)
         totals[:] = 0
         for image in range(planes.shape[0]):
-            unit = image * channels + channel
-            plane = np.intp(planes.ctypes.data) + unit * height * width * size
-            fill(like, at_strip, words, plane, height, width)
-            for m in range(results):
+            place = image * channels + channel
+            fill(like, at_strip, words, np.intp(planes.ctypes.data) + place * height * width * size, height, width)
+            for m in range(count):
                 sums[:] = 0
-                first = np.intp(grads.ctypes.data) + (unit * results + m) * rows * columns * size
+                grad = np.intp(grads.ctypes.data) + (place * results + first + m) * rows * columns * size
                 for t in range(0, places.size, _TAPS):
                     for j in range(0, columns, lanes):
                         _add_products(
-                            like, rows, min(lanes, columns - j), first + j * size, columns * size,
-                            at_strip + j * size, words[7] * size, min(_TAPS, places.size - t),
-                            at_places + t * places.itemsize, at_sums + t * VECTOR_BYTES,
+                            like, rows, min(lanes, columns - j), grad + j * size, columns * size, at_strip + j * size,
+                            words[7] * size, min(_TAPS, places.size - t), at_places + t * places.itemsize,
+                            at_sums + t * VECTOR_BYTES,
                         )  # fmt: skip
                 for t in range(places.size):
                     for lane in range(lanes):
                         totals[m, t, lane] += sums[t, lane]
-        for m in range(results):
+        for m in range(count):
             for t in range(places.size):
-                out[channel, m, t] = totals[m, t].sum()
+                out[channel, first + m, t] = totals[m, t].sum()
 
 
 def _tasks(work: int, count: int) -> int:
@@ -295,8 +315,9 @@ def weight_gradient(grad: np.ndarray, x: np.ndarray, windows: Windows) -> np.nda
     strip, [phase] = phases_of_output(windows)
     channels, results = grad.shape[1:3]
     out = buffers.empty((channels, results, len(phase.taps)), x.dtype)
+    units = channels * -(-results // _RESULTS)
     parallel_for(
-        _weight_gradients, channels, _tasks(grad.size * len(phase.taps), channels), grad, x, strip.words(), strip.size,
+        _weight_gradients, units, _tasks(grad.size * len(phase.taps), units), grad, x, strip.words(), strip.size,
         phase.taps * x.itemsize, out,
     )  # fmt: skip
     return out

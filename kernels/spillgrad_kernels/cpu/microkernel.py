@@ -109,7 +109,7 @@ if DISABLE_JIT:
         """Load the cache line at `address` into the cache; the address need not be valid."""
 
     def copy_tile_line(like: np.ndarray, width: int, source: int, target: int) -> None:
-        """Copy `width` elements from address `source` to `target`; `width` is a tile's number of rows or of columns."""
+        """Copy `width` elements from address `source` to `target`: a tile's number of rows, or one or two vectors."""
         array_at(like, target, width)[:] = array_at(like, source, width)
 
     def transpose_block(like: np.ndarray, source: int, stride: int, rows: int, target: int, width: int) -> None:
@@ -248,11 +248,15 @@ else:
     @vector_code
     def copy_tile_line(emit: Emitter, width: Any, source: Any, target: Any) -> None:
         builder = emit.builder
-        is_row = builder.icmp_signed("==", width, ir.Constant(width.type, TILE_ROWS))
-        with builder.if_else(is_row) as (rows, columns):
-            for branch, lanes in ((rows, TILE_ROWS), (columns, TILE_VECTORS * emit.lanes)):
-                with branch:
-                    emit.store(emit.load(source, lanes), target)
+        done = builder.append_basic_block("copied")
+        switch = builder.switch(width, done)
+        for lanes in sorted({TILE_ROWS, emit.lanes, TILE_VECTORS * emit.lanes}):
+            block = builder.append_basic_block(f"of{lanes}")
+            switch.add_case(ir.Constant(width.type, lanes), block)
+            with builder.goto_block(block):
+                emit.store(emit.load(source, lanes), target)
+                builder.branch(done)
+        builder.position_at_end(done)
 
     @vector_code
     def transpose_block(emit: Emitter, source: Any, stride: Any, rows: Any, target: Any, width: Any) -> None:

@@ -25,7 +25,8 @@ def pack(
 ) -> None:
     """Copy `count` lines of `depth` elements at address `source` into panels of `width` lines at address `target`.
 
-    In a panel, the elements of all lines at the same depth are neighbours. At the source, lines are `across` bytes
+    `width` is the number of rows of a tile, or of elements in one vector or two. In a panel, the elements of all lines
+    at the same depth are neighbours. At the source, lines are `across` bytes
     apart, and the elements of a line are `along` bytes apart. The last panel is filled up with zeros.
     """
     size = like.itemsize

@@ -16,7 +16,7 @@ from spillgrad_kernels.threads.dispatch import grain_of, parallel_for
 
 @jit
 def _add_terms(start: int, stop: int, x: Any, indices: Any, weights: Any, out: Any) -> None:
-    """Set out[o, r] to the sum over k of weights[k, r] * x[o, indices[k, r]]; a weight of 0 adds nothing, not even NaN.
+    """Set out[o, r] to the sum over k of weights[k, r] * x[o, indices[k, r]]; an index of -1 adds nothing.
 
     Shapes: x (outer, size, inner), out (outer, results, inner). A unit of work is an index of the first dimension.
     """
@@ -29,10 +29,10 @@ def _add_terms(start: int, stop: int, x: Any, indices: Any, weights: Any, out: A
         if inner == 1:  # one row of sums, whose terms lie anywhere
             y, seen = array_at(like, target, results), array_at(like, source, x.shape[1])
             for r in range(results):
-                y[r] = weights[0, r] * seen[indices[0, r]] if weights[0, r] != 0 else 0
+                y[r] = weights[0, r] * seen[indices[0, r]] if indices[0, r] >= 0 else 0
             for k in range(1, terms):
                 for r in range(results):
-                    if weights[k, r] != 0:
+                    if indices[k, r] >= 0:
                         y[r] += weights[k, r] * seen[indices[k, r]]
             continue
         for r in range(results):
@@ -40,8 +40,8 @@ def _add_terms(start: int, stop: int, x: Any, indices: Any, weights: Any, out: A
             for j in range(inner):
                 y[j] = 0
             for k in range(terms):
-                w, seen = weights[k, r], array_at(like, source + indices[k, r] * row, inner)
-                if w != 0:
+                if indices[k, r] >= 0:
+                    w, seen = weights[k, r], array_at(like, source + indices[k, r] * row, inner)
                     for j in range(inner):
                         y[j] += w * seen[j]
 

@@ -48,7 +48,8 @@ def _tabled(taps: Any, number: np.dtype[Any]) -> tuple[int, bytes]:
     indices = np.array(taps.indices, np.int64)
     weights = np.ones(indices.shape) if taps.weights is None else np.array(taps.weights)
     used = weights.any(1)
-    return int(used.sum()), indices[used].tobytes() + weights[used].astype(number).tobytes()
+    # In place of no element, the kernel reads the first one, times 0.
+    return int(used.sum()), np.maximum(indices[used], 0).tobytes() + weights[used].astype(number).tobytes()
 
 
 def resample(x: DeviceArray, dim: int, taps: Any) -> DeviceArray:

@@ -170,6 +170,11 @@ class BufferPool:
             self._former_peak_bytes = self._peak_bytes = self._live_bytes
             self._trim_all()
 
+    @property
+    def keeps_to_peak(self) -> bool:
+        """Whether an owner of `keep_to_peak` lives."""
+        return bool(self._frugal)
+
     def release_idle(self) -> int:
         """Give all idle buffers and malloc's free memory back to the system.
 
@@ -332,9 +337,9 @@ def scratch(size: int, dtype: Any) -> np.ndarray:
     """Return `size` uninitialised elements, for what a kernel needs only during a call.
 
     The buffer's size is a power of two, so that calls of different sizes use the same buffers: a fresh buffer costs a
-    page fault for each of its pages.
+    page fault for each of its pages. While memory is kept to its peak, the buffer is no larger than it must be.
     """
-    return empty((1 << (size - 1).bit_length(),), dtype)[:size]
+    return empty((size if pool.keeps_to_peak else 1 << (size - 1).bit_length(),), dtype)[:size]
 
 
 memory_stats = pool.stats

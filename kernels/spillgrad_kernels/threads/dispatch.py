@@ -139,9 +139,10 @@ def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any, most: i
         _team_size = threads
     if kernel.launcher is None:
         _make_launcher(kernel)
-    if _observer is None:
+    observer = _observer  # another thread may end the observation meanwhile
+    if observer is None:
         kernel.launcher(_team.address, count, grain, threads, *operands)
     else:
         began_ns = time.perf_counter_ns()
         kernel.launcher(_team.address, count, grain, threads, *operands)
-        _observer(kernel.py_func.kernel_name, began_ns, time.perf_counter_ns())
+        observer(kernel.py_func.kernel_name, began_ns, time.perf_counter_ns())

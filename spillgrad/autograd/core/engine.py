@@ -155,7 +155,7 @@ def run_backward(
                 if recorder is not None:
                     began_ns = time.perf_counter_ns()
                 if node.add_part is None or watched is not None or stopped or not _adds_part(arrived, node, grads):
-                    results = node.run(grads) if watched is None else watched(node, grads, _checked)
+                    results = _checked(node, node.run(grads)) if watched is None else watched(node, grads, _checked)
                     state.enabled = create_graph
                 if recorder is not None:
                     recorder.node_ended(node, began_ns)
@@ -163,17 +163,15 @@ def run_backward(
                     node.release()
             del grads
             edges = _flowing(node.edges, stopped) if stopped else node.edges
-            for (source, output_nr), grad in zip(edges, results or itertools.repeat(None), strict=bool(results)):
+            # `_checked` has compared the numbers of edges and results.
+            for (source, output_nr), grad in zip(edges, results or itertools.repeat(None), strict=False):
                 if source is None:
                     continue
-                if grad is not None:
-                    if not source._accepts(output_nr, grad):
-                        grad = _converted(node, edges.index((source, output_nr)), grad)
-                    if needed is None or source in needed or source in targets:
-                        if source not in arrived and source.output_count == 1:
-                            arrived[source] = [grad]
-                        else:
-                            _deliver(arrived, (source, output_nr), grad)
+                if grad is not None and (needed is None or source in needed or source in targets):
+                    if source not in arrived and source.output_count == 1:
+                        arrived[source] = [grad]
+                    else:
+                        _deliver(arrived, (source, output_nr), grad)
                 waiting[source] -= 1
                 if waiting[source] == 0:
                     heapq.heappush(ready, (source.rank, -source.sequence, source))

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from spillgrad.autograd.core import anomaly_mode, profiling
+from spillgrad.autograd.core import anomaly_mode
 from spillgrad.autograd.core.grad_mode import state
 from spillgrad.autograd.core.gradient_references import is_unshared
 from spillgrad.autograd.core.hooks import stack as hook_stack
@@ -174,7 +174,6 @@ class Node:
         self.sequence = next(_sequence)
         if hook_stack.watched:
             anomaly_mode.note(self)
-            profiling.note(self)
 
     def name(self) -> str:
         """Return the node's name, as PyTorch spells it.

@@ -27,6 +27,7 @@ def set_recorder(new: Recorder | None) -> None:
 
 
 def note(node: Any) -> None:
-    """Tell the recorder, if there is one, that an operation was recorded as `node`; leaves are no operations."""
-    if recorder is not None and node.rank:
-        recorder.operation_ended(node)
+    """Tell the recorder, if there is one, that an operation has run, and was recorded as `node`."""
+    current = recorder  # another thread may end the profile meanwhile
+    if current is not None:
+        current.operation_ended(node)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spillgrad_kernels.cpu import conv
+from spillgrad_kernels.cpu import conv, conv_product
 from spillgrad_kernels.jit.compile import DISABLE_JIT
 from spillgrad_kernels.windows import Windows
 
@@ -39,6 +39,9 @@ CASES = [
     (2, 5, 6, 1, (9, 12), (1, 1), (2, 3), (0, 1), (1, 1)),
     (2, 5, 6, 1, (13, 40), (2, 3), (2, 2), (1, 3), (2, 2)),
     (2, 3, 8, 1, (14, 9), (4, 1), (3, 2), (2, 3), (1, 3)),
+    (9, 3, 48, 1, (1, 1), (1, 1), (1, 1), (0, 0), (1, 1)),
+    (2, 1, 5, 3, (1, 300), (1, 4), (1, 1), (0, 3), (1, 1)),
+    (2, 1, 1, 2, (3, 70), (3, 5), (1, 1), (1, 2), (1, 1)),
     (2, 1, 17, 2, (9, 37), (3, 3), (1, 2), (1, 1), (1, 1)),
 ]
 
@@ -154,6 +157,22 @@ def test_an_infinity_reaches_only_the_taps_that_see_it():
     assert found[0] == np.inf
     x[0, 0, 1, 0] = 0
     np.testing.assert_allclose(found[1:], conv.conv_weight(np.abs(grad), x, windows, 1).reshape(-1)[1:])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_panel_of_one_vector_is_packed_within_its_bounds(dtype):
+    """Its neighbour in memory may be packed by another thread, earlier or later."""
+    half = conv_product.VECTOR_BYTES // np.dtype(dtype).itemsize
+    grads = np.arange(1, 9 * half + 1, dtype=dtype).reshape(9, 1, half, 1)
+    panels = np.zeros(9 * 2 * half, dtype)
+    for unit in range(8, -1, -1):
+        conv_product.pack_gradients(unit, unit + 1, grads, panels)
+    np.testing.assert_array_equal(panels[: 9 * half], grads.reshape(-1))
+    weights = np.arange(1, half + 1, dtype=dtype).reshape(half, 1, 1, 1)
+    panels[:] = -1
+    conv_product.pack_weights(0, 1, weights, np.zeros(1, np.int64), weights.itemsize, weights.nbytes, half, panels)
+    np.testing.assert_array_equal(panels[:half], weights.reshape(-1))
+    assert (panels[half:] == -1).all()
 
 
 WITH_TILES_OF_ANOTHER_HOST = """

@@ -214,14 +214,15 @@ def _train(
     records: collections.deque[StepRecord] = collections.deque(maxlen=REPORTED_STEPS)
     started = time.perf_counter()
     profiled = StepProfile(training.settings.steps - training.step) if profiles else None
-    with stop_request(console) as stop, profiled or contextlib.nullcontext():
-        for record in show_progress(console, training.steps(), training.step, training.settings.steps):
-            records.append(record)
-            if profiled is not None:
-                profiled.after_step(record)
-            saves.after_step()
-            if stop.is_set():
-                break
+    with stop_request(console) as stop:
+        with profiled or contextlib.nullcontext():
+            for record in show_progress(console, training.steps(), training.step, training.settings.steps):
+                records.append(record)
+                if profiled is not None:
+                    profiled.after_step(record)
+                saves.after_step()
+                if stop.is_set():
+                    break
         duration_s = time.perf_counter() - started
         saves.at_end()
     return records, duration_s, profiled
