@@ -182,16 +182,25 @@ def conv(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, windows: Wi
     out = buffers.empty((count, outputs, *windows.grid), x.dtype)
     if not out.size:
         return out
-    weight = np.ascontiguousarray(weight)
-    x = np.ascontiguousarray(x)
+    windows = _in_rows(windows)
+    weight = np.ascontiguousarray(weight).reshape(*weight.shape[:2], *windows.size)
+    x, result = np.ascontiguousarray(x).reshape(*x.shape[:2], *windows.image), out
+    out = out.reshape(count, outputs, *windows.grid)
     if weight.shape[1] == 1 and outputs // groups < _MANY_OUTPUTS:
         shift = np.zeros(outputs, x.dtype) if bias is None else np.ascontiguousarray(bias)
         by_group = weight.reshape(groups, -1, *windows.size)
         depthwise.convolve(x, by_group, shift.reshape(groups, -1), windows, _grouped(out, groups))
-        return out
+        return result
     strip, phases = phases_of_output(windows)
     _run(x, strip, phases, (1, 1), weight, (weight.strides[0], weight.strides[1]), bias, groups, out)
-    return out
+    return result
+
+
+def _in_rows(windows: Windows) -> Windows:
+    """Return windows over images of one column as windows over images of one row, which lie in memory as they do."""
+    if not (windows.image[1] == windows.grid[1] == windows.size[1] == 1 and windows.padding[1] == 0):
+        return windows
+    return Windows(*[(1, pair[0]) if name != "padding" else (0, pair[0]) for name, pair in vars(windows).items()])
 
 
 def _grouped(images: np.ndarray, groups: int) -> np.ndarray:
@@ -210,16 +219,18 @@ def conv_input(
     out = buffers.empty((count, channels, *windows.image), grad.dtype)
     if not out.size:
         return out
-    grad = np.ascontiguousarray(grad)
-    weight = np.ascontiguousarray(weight)
+    windows = _in_rows(windows)
+    grad = np.ascontiguousarray(grad).reshape(*grad.shape[:2], *windows.grid)
+    weight = np.ascontiguousarray(weight).reshape(*weight.shape[:2], *windows.size)
+    result, out = out, out.reshape(count, channels, *windows.image)
     if weight.shape[1] == 1:
         shift = np.zeros(channels, grad.dtype) if bias is None else np.ascontiguousarray(bias)
         by_group = weight.reshape(groups, -1, *windows.size)
         depthwise.input_gradient(_grouped(grad, groups), by_group, shift, windows, out)
-        return out
+        return result
     strip, phases = phases_of_input(windows)
     _run(grad, strip, phases, windows.stride, weight, (weight.strides[1], weight.strides[0]), bias, groups, out)
-    return out
+    return result
 
 
 @on_device("conv")
@@ -230,7 +241,9 @@ def conv_weight(grad: np.ndarray, x: np.ndarray, windows: Windows, groups: int) 
     """
     outputs, channels = grad.shape[1] // groups, x.shape[1] // groups
     shape = (groups * outputs, channels, *windows.size)
-    grad, x = np.ascontiguousarray(grad), np.ascontiguousarray(x)
+    windows = _in_rows(windows)
+    grad = np.ascontiguousarray(grad).reshape(*grad.shape[:2], *windows.grid)
+    x = np.ascontiguousarray(x).reshape(*x.shape[:2], *windows.image)
     if not len(x) * math.prod(windows.grid) or not math.prod(shape):
         return buffers.zeros(shape, x.dtype)
     if channels == 1:

@@ -248,12 +248,19 @@ def _weight_gradients(
             for m in range(count):
                 sums[:] = 0
                 grad = np.intp(grads.ctypes.data) + (place * results + first + m) * rows * columns * size
+                # A single row is summed up as if its vectors were rows.
+                long = columns // lanes if rows == 1 else 0
                 for t in range(0, places.size, _TAPS):
-                    for j in range(0, columns, lanes):
+                    taps, at_tap, at_sum = min(_TAPS, places.size - t), t * places.itemsize, t * VECTOR_BYTES
+                    if long > 1:
+                        _add_products(
+                            like, long, lanes, grad, VECTOR_BYTES, at_strip, VECTOR_BYTES, taps, at_places + at_tap,
+                            at_sums + at_sum,
+                        )  # fmt: skip
+                    for j in range(long * lanes if long > 1 else 0, columns, lanes):
                         _add_products(
                             like, rows, min(lanes, columns - j), grad + j * size, columns * size, at_strip + j * size,
-                            words[7] * size, min(_TAPS, places.size - t), at_places + t * places.itemsize,
-                            at_sums + t * VECTOR_BYTES,
+                            words[7] * size, taps, at_places + at_tap, at_sums + at_sum,
                         )  # fmt: skip
                 for t in range(places.size):
                     for lane in range(lanes):

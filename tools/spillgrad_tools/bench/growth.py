@@ -27,8 +27,8 @@ from spillgrad_tools.quantities import UNKNOWN, format_duration
 Step = Callable[[], object]
 # A size is timed for at least this long, after one step that is not timed, but at most this often.
 TIMING_S, MOST_STEPS = 1.0, 50
-# The numbers in each tensor of the series that count tensors: a call costs more than they do. With fewer numbers, tensors
-# would not go to disk.
+# The numbers in each tensor of the series that count tensors: a call costs more than they do. With fewer numbers,
+# tensors would not go to disk.
 NUMBERS, NUMBERS_ON_DISK = 4, 1024
 
 
