@@ -65,8 +65,15 @@ windows_along: Callable[..., Tensor] = operation(
 )  # fmt: skip
 sum_windows: Callable[..., Tensor] = operation(
     "unfold_backward", _summed_windows,
-    self=lambda g, dim, size, step, spacing: windows_along(g, dim, size, step, spacing),
+    self=lambda g, dim, size, step, spacing, self_shape: _first(
+        windows_along(g, dim, size, step, spacing), dim, self_shape[dim]
+    ),
 )  # fmt: skip
+
+
+def _first(windows: Tensor, dim: int, count: int) -> Tensor:
+    """Return the first windows along a dimension; further ones may fit where nothing was added."""
+    return windows if windows.shape[dim] == count else windows[(slice(None),) * dim + (slice(count),)]
 
 
 @declare(method=True)

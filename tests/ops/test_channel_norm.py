@@ -174,3 +174,28 @@ def test_local_response_norm_divides_by_the_squares_of_neighbouring_channels(siz
 def test_what_does_not_fit_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call(sg.ones(3, 4, 3, 2))
+
+
+def test_a_batch_without_channels_stays_as_it_is():
+    x = sg.zeros(3, 0, 2, 2, requires_grad=True)
+    y = F.batch_norm(x, None, None, training=True)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == (3, 0, 2, 2)
+
+
+@pytest.mark.parametrize("shape", [(70, 45), (70, 33, 1), (2, 32, 1, 1)], ids=str)
+def test_channels_of_single_elements_are_normalized_as_those_of_images(shape):
+    """They are computed side by side."""
+    rng = np.random.default_rng(0)
+    x, g = rng.normal(3, 2, (2, *shape))
+    weight, bias = rng.normal(size=(2, shape[1]))
+    found = []
+    for repeats in (1, 2):  # images of one element, and of twice the same element
+        leaves = [leaf(a) for a in (x, weight, bias)]
+        whole = leaves[0].reshape(*shape[:2], 1).expand(-1, -1, repeats)
+        running = sg.zeros(shape[1]).double(), sg.ones(shape[1]).double()
+        y = F.batch_norm(whole.contiguous(), *running, *leaves[1:], training=True)
+        (y * sg.tensor(g.reshape(*shape[:2], 1)) / repeats).sum().backward()
+        found.append([y.numpy(force=True)[..., 0], running[0].numpy(), *(a.grad.numpy() for a in leaves)])
+    for single, double in zip(*found, strict=True):
+        np.testing.assert_allclose(single, double, atol=1e-12)

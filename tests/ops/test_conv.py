@@ -150,6 +150,12 @@ def test_conv_transpose1d_is_conv_transpose2d_of_one_row(options):
     check_gradients(lambda *tensors: F.conv_transpose1d(*tensors, **options), x[:1, :, :3], weight, bias)
 
 
+def test_a_transposed_convolution_of_volumes_may_end_beyond_its_last_window():
+    x, weight = RNG.normal(size=(1, 1, 4, 2, 2)), RNG.normal(size=(1, 2, 2, 2, 1))
+    options = {"stride": 1, "dilation": 2, "output_padding": 1}
+    check_gradients(lambda *tensors: F.conv_transpose3d(*tensors, **options), x, weight)
+
+
 def test_an_input_may_lack_a_batch_or_lie_in_any_order():
     x, weight, bias = operands(*CASES[2])
     expected = convolved(x, weight, bias, **CASES[2][-1])

@@ -130,3 +130,19 @@ def test_resampling_saves_nothing():
 def test_what_does_not_fit_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call(sg.ones(1, 1, 4, 5))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nan_and_infinity_reach_all_results_that_an_element_is_a_term_of(value: float):
+    """As in PyTorch: 0 times NaN is NaN, but an element that is no term adds nothing, forward and backward."""
+    x = sg.tensor([[[1.0, value]]], requires_grad=True)
+    y = F.interpolate(x, size=3, mode="linear", align_corners=True)
+    assert not np.isfinite(y.numpy(force=True)).any()
+    x = sg.tensor([[[1.0, 2.0, 3.0]]], requires_grad=True)
+    y = F.interpolate(x, size=5, mode="nearest")
+    y.backward(sg.tensor([[[value, 1.0, 1.0, 1.0, 1.0]]]))
+    assert np.isfinite(x.grad.numpy()[0, 0, 1:]).all()
+    x = sg.ones(1, 1, 9, 9)
+    x[0, 0, 0, 0] = value
+    y = F.interpolate(x, size=(4, 4), mode="bilinear", antialias=True)
+    assert (~np.isfinite(y.numpy())).sum() == 1

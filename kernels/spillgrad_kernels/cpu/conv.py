@@ -81,7 +81,7 @@ def _chunks(images: int, bytes_each: int) -> Iterator[slice]:
     return (slice(images * i // chunks, images * (i + 1) // chunks) for i in range(chunks))
 
 
-def _longest_runs(lines: np.ndarray, depth: int, size: int) -> np.ndarray:
+def _best_for_runs(lines: np.ndarray, depth: int, size: int) -> np.ndarray:
     """Return `lines`, of images, rows and columns of windows, with the dimension last that is best cut into runs.
 
     A dimension whose size `RUN` does not divide computes positions that do not exist. Those of rows and columns lie
@@ -162,7 +162,7 @@ def _run(
                 (phase.grid[1], size, steps[1] * size),
             ])  # fmt: skip
             if not in_place:
-                lines = _longest_runs(lines, depth, size)
+                lines = _best_for_runs(lines, depth, size)
             tiles = -(-int(lines[0, 0] * lines[1, 0] * -(-lines[2, 0] // RUN)) // TILE_RUNS)
             most = _tiles_of(tiles, panels)
             parallel_for(
