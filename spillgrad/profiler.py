@@ -1,9 +1,8 @@
 """Profiles: how long operations, backward, kernels and a program's own labels take; PyTorch's module `torch.profiler`.
 
 A profile notes four kinds of events: *labels* of `record_function`; recorded *operations*; nodes that run in
-*backward*; and *kernels*, launches of compiled code. The time between kernels is Python's, and that of small kernels,
-which run without a launch. Times are those of the thread that launches; kernels on a GPU run on after their launch, so
-their times are not in a profile.
+*backward*; and *kernels*, runs of compiled code. The time between kernels is Python's. Times are those of the thread
+that calls a kernel; kernels on a GPU run on after their launch, so their times are not in a profile.
 """
 
 import dataclasses
@@ -35,7 +34,7 @@ _CATEGORIES = {
     "product": "matrix products", "conv_product": "convolutions", "depthwise": "convolutions",
     "attention": "attention", "attention_backward": "attention", "optim": "optimizer",
 }  # fmt: skip
-OTHER_KERNELS, NO_KERNEL = "other kernels", "Python and small kernels"
+OTHER_KERNELS, NO_KERNEL = "other kernels", "Python"
 _SORTED_BY = {
     "cpu_time_total": "total_ns", "self_cpu_time_total": "self_ns", "cpu_time": "average_ns", "count": "count",
 }  # fmt: skip
@@ -376,8 +375,8 @@ class profile:
         Returns
         -------
         dict
-            Seconds of matrix products, convolutions, attention, the optimizer's kernels, other kernels, and of what is
-            left: Python, and small kernels that run without a launch.
+            Seconds of matrix products, convolutions, attention, the optimizer's kernels, other kernels, and of Python,
+            which is what is left.
         """
         found = dict.fromkeys((*_CATEGORIES.values(), OTHER_KERNELS, NO_KERNEL), 0.0)
         for kernel in self._kernels.get(self._main, ()):

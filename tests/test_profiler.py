@@ -14,7 +14,6 @@ from spillgrad import nn
 from spillgrad.errors import ArgumentError, GraphError, UnsupportedError
 from spillgrad.profiler import NO_KERNEL, ProfilerAction, profile, record_function, schedule
 
-# Large enough that its kernels are launched.
 WIDTH = 200
 
 
@@ -93,6 +92,17 @@ def test_a_trace_has_every_event_for_perfetto(found, tmp_path: Path, name: str):
     assert {event["args"]["module"] for event in trace} >= {"first", "norm", "last"}
 
 
+def test_kernels_that_need_no_second_thread_are_noted_too():
+    x = sg.ones(3, 3, requires_grad=True)
+    for _ in range(2):
+        y = sg.tanh(x @ x)
+    with profile() as prof:
+        y = sg.tanh(x @ x)
+    kernels = [event.name for event in prof.events() if event.kind == "kernel"]
+    assert [name.partition(".")[0] for name in kernels] == ["product", "elementwise"]
+    assert y.shape == (3, 3)
+
+
 def test_results_are_those_without_a_profile():
     net, x = Net(), sg.randn(50, WIDTH)
     net(x).sum().backward()
@@ -118,7 +128,7 @@ def test_steps_are_handed_over_as_scheduled():
     x = sg.randn(3, requires_grad=True)
 
     def ready(prof: profile) -> None:
-        handed.append([event.name for event in prof.events()])
+        handed.append([event.name for event in prof.events() if event.kind != "kernel"])
 
     with profile(schedule=schedule(wait=1, warmup=0, active=2), on_trace_ready=ready) as prof:
         for number in range(6):

@@ -270,14 +270,14 @@ def verify(version: Path, name: str, checksums: Mapping[str, Any]) -> None:
 def of_current(root: Path, read: Callable[[Path, dict[str, Any]], T]) -> T:
     """Call `read` with the current version and its state; return the result of `read`.
 
-    If a save replaces the version meanwhile, calls `read` again with the new version. Raises CheckpointError if there
-    is no current version, or if `read` raises it for the current version.
+    If a save replaces the version meanwhile, so that files of it are gone, calls `read` again with the new version.
+    Raises CheckpointError if there is no current version, and what `read` raises for the current version.
     """
     while True:
         current, state = open_current(root)
         try:
             return read(current, state)
-        except CheckpointError:
+        except (CheckpointError, OSError):
             if is_current(current):
                 raise
 

@@ -19,7 +19,7 @@ from spillgrad_kernels.device_array import ACCESS_BYTES, DeviceArray
 from spillgrad_kernels.jit.compile import FLOATS
 from spillgrad_kernels.layout import Layout, address_of, layout_of
 from spillgrad_kernels.memory.buffers import allocator
-from spillgrad_kernels.threads.dispatch import Kernel
+from spillgrad_kernels.threads.dispatch import Kernel, launches, run_observed
 
 # The most plans that an operation keeps; a loop over ever new shapes must not fill memory.
 _REMEMBERED = 1024
@@ -168,7 +168,8 @@ class Planned:
         """
         names = {
             "plans": self.plans, "ndarray": np.ndarray, "arrays_of": _arrays_of, "DeviceArray": DeviceArray,
-            "on_device": self._on_device, "complex_arrays_of": _complex_arrays_of,
+            "on_device": self._on_device, "complex_arrays_of": _complex_arrays_of, "launches": launches,
+            "run_observed": run_observed,
         }  # fmt: skip
         further = len(self.parameters) - self.arrays
         source = _compute_source(self.arrays, further, self.absent, self.takes_complex)
@@ -246,7 +247,10 @@ def _compute_source(arrays: int, attributes: int, absent: int, takes_complex: bo
     if large is not None:
         large.run(({", ".join(names)},), (r0,))
         return r0, plan
-    code(0, units, words, {ids})
+    if launches.observer is None:
+        code(0, units, words, {ids})
+    else:
+        run_observed(code, 0, units, words, {ids})
     return r0, plan
 """
 

@@ -52,6 +52,7 @@ def _transposed(taps: Taps) -> Taps:
     weights = np.ones(indices.shape) if taps.weights is None else np.array(taps.weights)
     places = np.broadcast_to(np.arange(taps.results), indices.shape)
     order = np.argsort(indices, axis=None, kind="stable")
+    order = order[indices.reshape(-1)[order] >= 0]
     elements, results, amounts = (a.reshape(-1)[order] for a in (indices, places, weights))
     used = np.bincount(elements, minlength=taps.size)
     # The position of each tap among the taps of its element.

@@ -22,6 +22,7 @@ from spillgrad import nn
 from spillgrad.data import DataLoader, TensorDataset
 from spillgrad.errors import CheckpointError, SpillCorruptionError
 from spillgrad.files import checkpoint, checkpoint_directory
+from spillgrad.files.checkpoint_directory import of_current
 from spillgrad.models import pretrained
 from spillgrad.optim import LBFGS, SGD, AdamW, Lion
 from spillgrad.optim.lr_scheduler import CosineWithWarmup
@@ -1364,3 +1365,21 @@ def test_a_place_in_data_may_be_that_of_a_users_object(tmp_path):
     data.line = 0
     checkpoint.load_checkpoint(tmp_path, model, data=data)
     assert data.line == 3
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, CheckpointError])
+def test_a_reader_whose_files_a_save_has_removed_reads_the_new_version(tmp_path, error):
+    model = nn.Linear(2, 2)
+    sg.save_checkpoint(tmp_path, model)
+    seen = []
+
+    def read(version, state):
+        seen.append(version)
+        if len(seen) == 1:
+            sg.save_checkpoint(tmp_path, model)
+            raise error("gone")
+        return version.name
+
+    assert of_current(tmp_path, read) == seen[1].name != seen[0].name
+    with pytest.raises(error, match="broken"):
+        of_current(tmp_path, lambda version, state: (_ for _ in ()).throw(error("broken")))

@@ -35,7 +35,14 @@ from spillgrad_kernels.layout import Layout, Shape, address_of, dense, layout_of
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.formula import Formula
 from spillgrad_kernels.tables.integer_math import round_up
-from spillgrad_kernels.threads.dispatch import Kernel, entry_point, get_num_threads, parallel_for
+from spillgrad_kernels.threads.dispatch import (
+    Kernel,
+    entry_point,
+    get_num_threads,
+    launches,
+    parallel_for,
+    run_observed,
+)
 
 # The numbers of separate blocks, and of tiles of a shared product, per thread: enough to balance uneven cores.
 _BLOCKS_PER_THREAD = 4
@@ -147,7 +154,8 @@ class CallPlan(NamedTuple):
         if self.products == 0:
             out[...] = 0 if addend is None else addend
         elif self.code is not None:
-            self.code(0, cut.blocks, address_of(geometry), *operands)
+            run = self.code if launches.observer is None else functools.partial(run_observed, self.code)
+            run(0, cut.blocks, address_of(geometry), *operands)
         elif cut.phases == 0:
             parallel_for(_SEPARATE[self.packed], cut.blocks, cut.grain, address_of(geometry), *operands)
         else:

@@ -57,16 +57,33 @@ def get_num_threads() -> int:
 
 _team = Team()
 _team_size = 0
-_observer: Callable[[str, int, int], None] | None = None
+
+
+class Launches:
+    """Who is told of each run of a kernel: a function of its name and its times in ns, or None for nobody."""
+
+    observer: Callable[[str, int, int], None] | None = None
+
+
+launches = Launches()
 
 
 def observe_launches(observer: Callable[[str, int, int], None] | None) -> None:
-    """Call `observer` after each launch of a kernel, with its name and its times in ns (`time.perf_counter_ns`).
+    """Call `observer` after each run of a kernel, with its name and its times in ns (`time.perf_counter_ns`).
 
-    None ends that. Small kernels that callers run on their own thread, without a launch, are not seen.
+    None ends that.
     """
-    global _observer
-    _observer = observer
+    launches.observer = observer
+
+
+def run_observed(code: Callable[..., Any], *arguments: Any) -> None:
+    """Run the compiled `code` of a kernel, which its caller runs without `parallel_for`, and tell the observer."""
+    observer = launches.observer
+    began_ns = time.perf_counter_ns()
+    code(*arguments)
+    if observer is not None:
+        name = code.__name__ if "." in code.__name__ else f"{code.__module__}.{code.__name__}"
+        observer(".".join(name.split(".")[-2:]), began_ns, time.perf_counter_ns())
 
 
 def _forget_team() -> None:
@@ -139,7 +156,7 @@ def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any, most: i
         _team_size = threads
     if kernel.launcher is None:
         _make_launcher(kernel)
-    observer = _observer  # another thread may end the observation meanwhile
+    observer = launches.observer  # another thread may end the observation meanwhile
     if observer is None:
         kernel.launcher(_team.address, count, grain, threads, *operands)
     else:
