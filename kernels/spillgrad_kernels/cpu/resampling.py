@@ -15,10 +15,11 @@ from spillgrad_kernels.threads.dispatch import grain_of, parallel_for
 
 
 @jit
-def _add_terms(start: int, stop: int, x: Any, indices: Any, weights: Any, out: Any) -> None:
+def _add_terms(start: int, stop: int, x: Any, indices: Any, weights: Any, is_whole: Any, out: Any) -> None:
     """Set out[o, r] to the sum over k of weights[k, r] * x[o, indices[k, r]]; an index of -1 adds nothing.
 
-    Shapes: x (outer, size, inner), out (outer, results, inner). A unit of work is an index of the first dimension.
+    `is_whole[k]` says that no index of term k is -1. A unit of work is an index of the first dimension.
+    Shapes: x (outer, size, inner), out (outer, results, inner).
     """
     terms, results = indices.shape
     like, inner = like_of(x), x.shape[2]
@@ -29,11 +30,15 @@ def _add_terms(start: int, stop: int, x: Any, indices: Any, weights: Any, out: A
         if inner == 1:  # one row of sums, whose terms lie anywhere
             y, seen = array_at(like, target, results), array_at(like, source, x.shape[1])
             for r in range(results):
-                y[r] = weights[0, r] * seen[indices[0, r]] if indices[0, r] >= 0 else 0
-            for k in range(1, terms):
-                for r in range(results):
-                    if indices[k, r] >= 0:
+                y[r] = 0
+            for k in range(terms):
+                if is_whole[k]:
+                    for r in range(results):
                         y[r] += weights[k, r] * seen[indices[k, r]]
+                else:
+                    for r in range(results):
+                        if indices[k, r] >= 0:
+                            y[r] += weights[k, r] * seen[indices[k, r]]
             continue
         for r in range(results):
             y = array_at(like, target + r * row, inner)
@@ -47,9 +52,10 @@ def _add_terms(start: int, stop: int, x: Any, indices: Any, weights: Any, out: A
 
 
 @functools.lru_cache(maxsize=256)
-def _tables(taps: Any, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
+def _tables(taps: Any, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     indices = np.array(taps.indices, np.int64)
-    return indices, np.ones(indices.shape, dtype) if taps.weights is None else np.array(taps.weights, dtype)
+    weights = np.ones(indices.shape, dtype) if taps.weights is None else np.array(taps.weights, dtype)
+    return indices, weights, np.all(indices >= 0, axis=1)
 
 
 @on_device("resampling")
@@ -58,9 +64,9 @@ def resample(x: np.ndarray, dim: int, taps: Any) -> np.ndarray:
     out = buffers.empty((*x.shape[:dim], taps.results, *x.shape[dim + 1 :]), x.dtype)
     if out.size:
         outer, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
-        indices, weights = _tables(taps, x.dtype)
+        tables = _tables(taps, x.dtype)
         parallel_for(
-            _add_terms, outer, grain_of(out.size // outer * len(indices)),
-            np.ascontiguousarray(x).reshape(outer, -1, inner), indices, weights, out.reshape(outer, -1, inner),
+            _add_terms, outer, grain_of(out.size // outer * len(tables[0])),
+            np.ascontiguousarray(x).reshape(outer, -1, inner), *tables, out.reshape(outer, -1, inner),
         )  # fmt: skip
     return out
