@@ -33,6 +33,7 @@ bench: $(VENV)/installed-peers  ## time kernels, training, hooks and the store b
 	$(BIN)/spillgrad bench kernels --write docs/benchmarks $(ARGS)
 	$(BIN)/spillgrad bench train --write docs/benchmarks
 	$(BIN)/spillgrad bench models --write docs/benchmarks
+	$(BIN)/spillgrad bench growth --write docs/benchmarks
 	$(BIN)/spillgrad bench hooks --write docs/benchmarks
 	$(BIN)/spillgrad bench spill --write docs/benchmarks
 	$(BIN)/spillgrad bench memory --write docs/benchmarks

@@ -34,7 +34,7 @@ _CATEGORIES = {
     "product": "matrix products", "conv_product": "convolutions", "depthwise": "convolutions",
     "attention": "attention", "attention_backward": "attention", "optim": "optimizer",
 }  # fmt: skip
-OTHER_KERNELS, NO_KERNEL = "other kernels", "Python"
+OTHER_KERNELS, PYTHON = "other kernels", "Python"
 _SORTED_BY = {
     "cpu_time_total": "total_ns", "self_cpu_time_total": "self_ns", "cpu_time": "average_ns", "count": "count",
 }  # fmt: skip
@@ -223,9 +223,8 @@ class profile:
         self._began_ns = self._ended_ns = self._step_began_ns = 0
         self._events: list[Event] = []
         self._kernels: dict[int, list[Event]] = {}
-        self._open: dict[
-            int, list[Event]
-        ] = {}  # for each thread, kernels of the operation that runs, if it is recorded
+        # For each thread, the kernels of the operation that runs, if it will be recorded.
+        self._open: dict[int, list[Event]] = {}
         self._modules: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._main = 0
 
@@ -378,10 +377,10 @@ class profile:
             Seconds of matrix products, convolutions, attention, the optimizer's kernels, other kernels, and of Python,
             which is what is left.
         """
-        found = dict.fromkeys((*_CATEGORIES.values(), OTHER_KERNELS, NO_KERNEL), 0.0)
+        found = dict.fromkeys((*_CATEGORIES.values(), OTHER_KERNELS, PYTHON), 0.0)
         for kernel in self._kernels.get(self._main, ()):
             found[_CATEGORIES.get(kernel.name.partition(".")[0], OTHER_KERNELS)] += kernel.ns / 1e9
-        found[NO_KERNEL] = max(0.0, self.duration_ns / 1e9 - sum(found.values()))
+        found[PYTHON] = max(0.0, self.duration_ns / 1e9 - sum(found.values()))
         return found
 
     def by_module(self) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""PyTorch's module `torch.autograd.profiler`: labels are accepted, recording is refused."""
+"""PyTorch's module `torch.autograd.profiler`, with the names of `spillgrad.profiler`."""
 
 from spillgrad.profiler import profile, record_function
 

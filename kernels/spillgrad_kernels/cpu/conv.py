@@ -96,7 +96,6 @@ def _best_for_runs(lines: np.ndarray, depth: int, size: int) -> np.ndarray:
     return lines[[d for d in range(3) if d != last] + [last]]
 
 
-@functools.lru_cache(1024)
 def _packed_sizes(outputs: int, groups: int, size: int) -> tuple[int, int]:
     """Return the number of columns of a panel, and of panels of all groups."""
     columns: int = TILE_VECTORS * VECTOR_BYTES // size

@@ -99,11 +99,11 @@ def pack_gradients(start: int, stop: int, grads: Any, panels: Any) -> None:
 
 @jit
 def _find_runs(lines: Any, first: int, runs: Any) -> None:
-    """Write to `runs` where the runs of positions number `first`, `first` + 1 and so on lie, as many as it has rows.
+    """Write to `runs` where the runs of positions number `first`, `first` + 1 and so on lie, as many as it has columns.
 
     Positions are counted along three dimensions, whose sizes are `lines[:, 0]`; a run has `RUN` neighbours along the
     last of them. `lines[:, 1]` and `lines[:, 2]` are the distances of neighbours, in bytes, in the strips and in the
-    result. A row of `runs` is the run's distance in each, and the number of its positions that exist.
+    result. A column of `runs` is the run's place in each, and the number of its positions that exist.
     """
     in_line = (lines[2, 0] + RUN - 1) // RUN
     x, line = first % in_line, first // in_line

@@ -171,7 +171,7 @@ def _correlate(
     chosen = np.empty(sources * numbers.size, planes.dtype)
     distances = np.empty(sources * numbers.size, np.int64)
     sums = np.empty(_VECTORS * lanes, planes.dtype)
-    strip_row, out_row = words[7] * size, steps[0] * out_width * size
+    strip_row, out_row = words[-1] * size, steps[0] * out_width * size
     for unit in range(start, stop):
         # Addresses, because each view of an array costs as much as a row of sums.
         at_strips: Any = np.intp(strips.ctypes.data)
@@ -260,7 +260,7 @@ def _weight_gradients(
                     for j in range(long * lanes if long > 1 else 0, columns, lanes):
                         _add_products(
                             like, rows, min(lanes, columns - j), grad + j * size, columns * size, at_strip + j * size,
-                            words[7] * size, taps, at_places + at_tap, at_sums + at_sum,
+                            words[-1] * size, taps, at_places + at_tap, at_sums + at_sum,
                         )  # fmt: skip
                 for t in range(places.size):
                     for lane in range(lanes):

@@ -104,7 +104,8 @@ def flop_per_s(dtype: Any) -> float:
 def bytes_per_s(nbytes: int) -> float:
     """Return the bytes a second that all threads move to and from `nbytes` of memory, which they use again and again.
 
-    This is the faster one of reading all, and of copying one half to the other.
+    This is the faster one of reading all, and of copying one half to the other. A copy counts the bytes that it reads
+    and those that it writes, not those that the processor reads before it writes to them.
     """
     memory = buffers.empty((max(64, nbytes // 4),), np.float32)
     memory.fill(1)

@@ -42,7 +42,7 @@ class Strip(NamedTuple):
         return (phase * self.rows + row // self.steps[0]) * self.columns + column // self.steps[1]
 
     def words(self) -> np.ndarray:
-        """Return the fields as an array, for kernels."""
+        """Return the fields as an array, for kernels; the last is the number of columns."""
         return np.array([*self.origin, *self.steps, *self.phases, self.rows, self.columns])
 
 

@@ -57,7 +57,7 @@ _malloc_trim: Callable[[ctypes.c_size_t], int] = getattr(ctypes.CDLL(None), "mal
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """Bytes of the buffer pool: in arrays (live), waiting for reuse (idle), live + idle (mapped), the peak of live."""
+    """Bytes of the pool's buffers: lent to arrays (live), waiting for reuse (idle), both (mapped), the peak of live."""
 
     live_bytes: int
     idle_bytes: int
@@ -148,8 +148,9 @@ class BufferPool:
         Returns
         -------
         MemoryStats
-            Its attributes are `live_bytes`, in arrays; `idle_bytes`, waiting for reuse; `mapped_bytes`, both together;
-            and `peak_live_bytes`, the most in arrays.
+            Its attributes are `live_bytes`, in buffers of arrays, which may be up to half as large again as these;
+            `idle_bytes`, waiting for reuse; `mapped_bytes`, both together; and `peak_live_bytes`, the most in buffers
+            of arrays.
         """
         is_whole = not self._is_interrupted()
         with self._lock:

@@ -7,7 +7,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Column, Table
 
-from spillgrad.profiler import NO_KERNEL, profile, schedule
+from spillgrad.profiler import PYTHON, profile, schedule
 from spillgrad_tools.train.training import StepRecord
 
 # The first steps compile kernels and learn the order of use; so many steps are recorded after them.
@@ -45,8 +45,8 @@ class StepProfile:
     def categories(self) -> dict[str, float]:
         """Return the seconds of a step by what it did; categories in which it did nothing are left out."""
         found = self._profile.by_category()
-        found[WAITS] = min(self._waited_s, found[NO_KERNEL])  # the thread waits without a kernel
-        found[NO_KERNEL] -= found[WAITS]
+        found[WAITS] = min(self._waited_s, found[PYTHON])  # the thread waits without a kernel
+        found[PYTHON] -= found[WAITS]
         return {name: seconds / max(self._recorded, 1) for name, seconds in found.items() if seconds > 0}
 
     def modules(self) -> dict[str, dict[str, float]]:
