@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from spillgrad.errors import ArgumentError, OperandError, SpillError
+from spillgrad.storage.disk.entry import DiskEntry
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from spillgrad.storage.threads import io_threads
@@ -159,6 +160,21 @@ def test_backward_finds_its_arrays_prefetched(make_store: MakeStore):
     stats = store.stats()
     assert stats.read_bytes >= 2_000_000
     assert stats.cache_misses <= 3
+
+
+def test_a_use_does_not_look_at_all_arrays_that_are_larger_than_the_budget(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+):
+    looks = []
+    size = DiskEntry.loading_bytes
+    monkeypatch.setattr(DiskEntry, "loading_bytes", property(lambda entry: looks.append(1) or size.fget(entry)))
+    store = make_store(0)
+    handles = [store.put(np.full(1000, i, np.float32)) for i in range(200)]
+    looks.clear()
+    for i in reversed(range(200)):
+        assert (store.get(handles[i]) == i).all()
+        store.drop(handles[i])
+    assert len(looks) <= 200 * 40
 
 
 def test_what_was_asked_for_is_prefetched(make_store: MakeStore):

@@ -10,6 +10,9 @@ from spillgrad.storage.threads.room import Room
 
 # How many arrays are loaded at once: while one waits for the disk, the checksum of the other is verified.
 _LOADING_MAX = 2
+# How many arrays in a row that are larger than the whole budget are passed over. Without a limit, each use of an array
+# would look at all others if the budget is 0.
+_PASSED_OVER_MAX = 16
 
 
 class Prefetcher:
@@ -74,6 +77,10 @@ class Prefetcher:
         if schedule.cursor is None:
             return None
         entry = tier.absent.below(schedule.cursor)
-        while entry is not None and entry.loading_bytes > tier.budget_bytes:
+        for _ in range(_PASSED_OVER_MAX):
+            if entry is None:
+                return None
+            if entry.loading_bytes <= tier.budget_bytes:
+                return entry if schedule.is_near(entry) else None
             entry = tier.absent.below(entry.rank)
-        return entry if entry is not None and schedule.is_near(entry) else None
+        return None
