@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from spillgrad_kernels.cuda import matmul as products
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.cuda.matmul import linear, matmul
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS
@@ -106,6 +107,39 @@ def test_a_formula_is_applied_before_the_result_is_stored(formula, has_bias, kep
     if formula is not None:
         wanted = formula(wanted, exact(other)) if two else formula(wanted)
     assert_close(result, wanted)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+def test_the_parts_of_a_product_are_added_up(batch, dtype):
+    """Small integers: every order of sums is exact, and the formula is applied once, to the whole sum."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-2, 3, (*batch, *shape)).astype(dtype) for shape in ((5, 2000), (2000, 7)))
+    a, b = (array[..., :1999] if array is a else array[..., :1999, :] for array in (a, b))
+    before = rng.integers(-2, 3, (*batch[::-1], 5, 7)).astype(dtype)
+    out = to_device(before)
+    out = out.transpose(1, 0, 2, 3) if len(batch) == 2 else out
+    call = products.prepare(
+        to_device(a).layout, to_device(b).layout, out.layout, (("addend", out.layout),), None, "", (True,) * 3
+    )
+    assert call.joining is not None and call.joining.shape[0] > 1
+    matmul(to_device(a), to_device(b), out, accumulate=True)
+    wanted = exact(a) @ exact(b) + exact(before.swapaxes(0, 1) if len(batch) == 2 else before)
+    assert np.array_equal(exact(out.to_host()), wanted.astype(dtype).astype(np.float64))
+
+
+def test_a_formula_is_applied_to_the_sum_of_the_parts():
+    rng = np.random.default_rng(0)
+    rows, weight, bias, other = (
+        rng.integers(-2, 3, shape).astype(np.float32) for shape in ((5, 2000), (7, 2000), (7,), (5, 7))
+    )
+    product = to_device(np.zeros((5, 7), np.float32))
+    result = linear(
+        to_device(rows), to_device(weight), to_device(bias), other=to_device(other),
+        formula=lambda product, other: other + product * 2, name="test", product=product,
+    )  # fmt: skip
+    assert np.array_equal(product.to_host(), rows @ weight.T + bias)
+    assert np.array_equal(result.to_host(), other + (rows @ weight.T + bias) * 2)
 
 
 def test_what_does_not_fit_is_refused():

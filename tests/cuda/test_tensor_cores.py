@@ -94,12 +94,14 @@ def test_a_formula_is_applied_before_the_result_is_stored(columns, used):
     assert used == [tensor_cores.KINDS["float16"].tile]
 
 
-@pytest.mark.parametrize("m, n, k, shift", [(8, 8, 12, 0), (8, 9, 8, 0), (8, 8, 8, 1)])
-def test_what_16_bytes_do_not_fit_is_multiplied_one_by_one(m, n, k, shift, used):
-    a, b = integers((m, k + shift)), integers((k, n), seed=1)
-    found = matmul(to_device(a)[:, shift:], to_device(b))
-    assert np.array_equal(exact(found.to_host()), exact(a[:, shift:]) @ exact(b))
-    assert not isinstance(used[0], tensor_cores.Tile)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("m, n, k, shift", [(8, 8, 12, 0), (8, 9, 8, 0), (8, 8, 8, 1), (37, 19, 45, 1), (1, 1, 1, 0)])
+def test_what_accesses_of_16_bytes_do_not_fit_is_read_element_by_element(m, n, k, shift, turned, dtype, used):
+    a, b = integers((m, k + shift), dtype), integers((n, k) if turned else (k, n), dtype, 1)
+    found = matmul(to_device(a)[:, shift:], to_device(b).T if turned else to_device(b))
+    assert np.array_equal(exact(found.to_host()), exact(a[:, shift:]) @ exact(b.T if turned else b))
+    assert used == [tensor_cores.KINDS[np.dtype(dtype).name].tile]
 
 
 def test_float32_is_rounded_to_tf32_only_where_that_is_allowed(used):

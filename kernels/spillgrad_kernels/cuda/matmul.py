@@ -2,29 +2,29 @@
 
 A block of threads computes a tile of C. The block walks along K in steps: while its threads multiply the tiles of A and
 B in one half of shared memory, they fetch the next step's tiles into registers; then they store these tiles in the
-other half. A thread holds its elements of C in registers, in groups of adjacent elements that fill one access. These
-groups are apart in the tile; thus the threads of a warp read shared memory without bank conflicts. If the device has
-tensor cores and accesses of 16 bytes are possible, tensor cores multiply half precision, and also float32 if rounding
-to tf32 is allowed (see `tensor_cores`).
+other half. If the device has tensor cores, they multiply half precision, and also float32 if rounding to tf32 is
+allowed (see `tensor_cores`); ordinary cores multiply the rest (see `plain_cores`).
 
-Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; Volkov & Demmel 2008,
-"Benchmarking GPUs to tune dense linear algebra".
+If C has few tiles, K is cut into parts, so that more blocks run at once. A block adds up a part of the products, and a
+second kernel adds up the parts in their order. The number of parts depends on the shapes alone, so that results do not
+depend on the device.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba.cuda import types
 
 import spillgrad_kernels.cuda.scalar_math  # noqa: F401 (registers the functions that formulas call)
-from spillgrad_kernels.cuda import tensor_cores
+from spillgrad_kernels.cuda import plain_cores, tensor_cores
 from spillgrad_kernels.cuda.array import empty
-from spillgrad_kernels.cuda.jit.compile import SIMULATED, Kernel, cuda, device
+from spillgrad_kernels.cuda.jit.compile import SIMULATED, Kernel, cuda, device, for_each_turn
 from spillgrad_kernels.cuda.pointers import (
     ACCESS_BYTES,
     HALF,
+    lane_loader,
     loaders,
     quotient,
     shared_address,
@@ -39,33 +39,13 @@ from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, Trace, trace
 # Consecutive blocks compute this many rows of tiles in a column of tiles, then the next column, so that A and B stay in
 # the level-2 cache.
 _GROUP_ROWS = 8
-# This many positions along K are multiplied in one turn of a loop, so that the compiler can read elements from shared
-# memory while the cores multiply. A turn of four takes more registers, and is slower (H200).
-_UNROLLED = 2
+# K is cut into at most `_MOST_PARTS` parts of at least `_PART_DEPTH`, so as to fill this many multiprocessors.
+_WANTED_MULTIPROCESSORS = 128
+_PART_DEPTH = 16 if SIMULATED else 256
+_MOST_PARTS = 16
 
 
-class Tile(NamedTuple):
-    """The tile sizes of a product: rows and columns of C for a block and a thread, and the depth of a step along K."""
-
-    rows: int
-    columns: int
-    thread_rows: int
-    thread_columns: int
-    depth: int
-
-    @property
-    def threads(self) -> int:
-        """The number of threads in a block."""
-        return self.rows // self.thread_rows * (self.columns // self.thread_columns)
-
-
-# The tile for each dtype of sums.
-_TILES = {
-    "float32": Tile(8, 16, 4, 4, 4) if SIMULATED else Tile(128, 64, 8, 8, 8),
-    "float64": Tile(8, 16, 4, 4, 4) if SIMULATED else Tile(64, 64, 8, 4, 8),
-}
-# For matrices that would fill at most half of a tile's rows, such as those of a convolution with few outputs.
-_LOW_TILES = {**_TILES, "float32": Tile(4, 16, 4, 4, 4) if SIMULATED else Tile(64, 128, 8, 8, 8)}
+Tile = plain_cores.Tile | tensor_cores.Tile
 
 
 class Operand(NamedTuple):
@@ -81,7 +61,7 @@ class Variant(NamedTuple):
 
     `batch` is the number of batch dimensions. `addend` says that an array is added to the product, `other` that the
     formula takes a second array, and `kept` that the product, before the formula, is stored too. These arrays and the
-    result are accessed `lanes` adjacent elements at a time.
+    result are accessed `lanes` adjacent elements at a time. `parts` says that a block adds up a part of the products.
     """
 
     a: Operand
@@ -92,6 +72,7 @@ class Variant(NamedTuple):
     addend: bool
     other: bool
     kept: bool
+    parts: bool = False
 
     @property
     def sums(self) -> str:
@@ -107,20 +88,36 @@ class Variant(NamedTuple):
     @property
     def parameters(self) -> list[str]:
         """The kernel's parameters. For each array, `_row` and `_column` are row and column strides in bytes."""
-        steps = (*[f"batch{d}" for d in range(self.batch)], "row", "column")
         return [
-            "m", "n", "k", "tiles_down", "tiles_across", *[f"size{d}" for d in range(1, self.batch)],
-            *[f"{name}_{step}" for name in self.arrays for step in steps], *self.arrays,
+            "m", "n", "k", "tiles_down", "tiles_across", *self.batch_sizes,
+            *(["items", "part_depth", "part_step"] if self.parts else []), *self.steps_of(self.arrays), *self.arrays,
         ]  # fmt: skip
 
+    @property
+    def joining_parameters(self) -> list[str]:
+        """The parameters of the function that adds up the parts of one group of adjacent elements of C."""
+        arrays = self.arrays[2:]
+        return [
+            "turn", "m", "across", "parts", "part_step", *self.batch_sizes, *self.steps_of(arrays), "sums", *arrays,
+        ]  # fmt: skip
 
-def _fetched(
-    side: str, operand: Operand, tile: Tile | tensor_cores.Tile, across: int, width: int, held: int
-) -> Iterator[str]:
+    @property
+    def batch_sizes(self) -> list[str]:
+        """The parameters for the sizes of all batch dimensions but the first."""
+        return [f"size{d}" for d in range(1, self.batch)]
+
+    def steps_of(self, arrays: list[str]) -> list[str]:
+        """Return the parameters for the strides of `arrays`."""
+        return [
+            f"{name}_{step}" for name in arrays for step in (*[f"batch{d}" for d in range(self.batch)], "row", "column")
+        ]
+
+
+def _fetched(side: str, operand: Operand, tile: Tile, across: int, width: int, held: int) -> Iterator[str]:
     """Yield the code by which a thread fetches its elements of a tile of A or B into registers.
 
     The tile has `across` rows of A or `across` columns of B. A group of `held` registers holds `width` adjacent
-    elements. Elements beyond the edges of A or B are 0.
+    elements, two in a register if there are twice as many. Elements beyond the edges of A or B are 0.
     """
     size, first = ("m", "row0") if side == "a" else ("n", "column0")
     step_across, step_along = (f"{side}_row", f"{side}_column") if side == "a" else (f"{side}_column", f"{side}_row")
@@ -140,35 +137,18 @@ def _fetched(
             yield "else:"
             yield f"    {' = '.join(names)} = nothing"
             continue
-        for v, name in enumerate(names):
+        elements = names if held == width else [f"{side}_{v}" for v in range(width)]
+        for v, element in enumerate(elements):
             inside = f"at < {size} and deep + {v} < k" if operand.along else f"at + {v} < {size} and deep < k"
             step = step_along if operand.along else step_across
-            yield f"{name} = load_{side}({address} + {v} * {step}) if {inside} else nothing"
+            yield f"{element} = load_{side}({address} + {v} * {step}) if {inside} else nothing"
+        if elements is not names:
+            yield from (f"{name} = paired({side}_{2 * i}, {side}_{2 * i + 1})" for i, name in enumerate(names))
 
 
-def _stashed(side: str, operand: Operand, tile: Tile, across: int, width: int, pitch: int) -> Iterator[str]:
-    """Yield the code by which a thread stores its fetched elements in shared memory, a row per position along K."""
-    itemsize = ACCESS_BYTES // width
-    for turn in range(across * tile.depth // (width * tile.threads)):
-        yield f"place = thread + {turn * tile.threads}"
-        if operand.along:
-            per = tile.depth // width
-            yield f"at = half_{side} + (place & {per - 1}) * {width * pitch} + quotient(place, {per})"
-        else:
-            per = across // width
-            yield f"at = half_{side} + quotient(place, {per}) * {pitch} + (place & {per - 1}) * {width}"
-        names = [f"{side}{turn}_{v}" for v in range(width)]
-        if operand.along:
-            for v, name in enumerate(names):
-                yield f"store_shared1(shared_{side} + (at + {v * pitch}) * {itemsize}, {name})"
-        else:
-            yield f"store_shared(shared_{side} + at * {itemsize}, {', '.join(names)})"
-
-
-def _opening(variant: Variant, tile: Tile | tensor_cores.Tile) -> list[str]:
+def _opening(variant: Variant, tile: Tile) -> list[str]:
     """Return the code that finds a block's tile of C, and moves the arrays' addresses to this tile's batch item."""
-    batch = range(variant.batch - 1, 0, -1)
-    return [
+    lines = [
         "tiles = tiles_down * tiles_across",
         "index0 = quotient(cuda.blockIdx.x, tiles)",
         "rest = cuda.blockIdx.x - index0 * tiles",
@@ -179,88 +159,78 @@ def _opening(variant: Variant, tile: Tile | tensor_cores.Tile) -> list[str]:
         f"rest -= group * {_GROUP_ROWS} * tiles_across",
         "right = quotient(rest, high)",
         f"row0, column0 = (above + rest - right * high) * {tile.rows}, right * {tile.columns}",
-        *(f"index{d}, index0 = index0 - quotient(index0, size{d}) * size{d}, quotient(index0, size{d})" for d in batch),
-        *(f"{name} += index{d} * {name}_batch{d}" for name in variant.arrays for d in range(variant.batch)),
+        "depth = 0",
     ]
-
-
-def _source(variant: Variant, tile: Tile | tensor_cores.Tile, body: Trace | None) -> str:
-    """Return the code of the kernel, and of the function `formula` that it calls."""
-    header = [] if body is None else [
-        f"def formula({', '.join(body.inputs)}):", *(f"    {line}" for line in body.lines),
-        f"    return {body.results[0]}",
-    ]  # fmt: skip
-    if isinstance(tile, Tile):
-        lines = _on_plain_cores(variant, tile, body is not None)
-    else:
-        fetch = [
-            line
-            for side, operand, across in (("a", variant.a, tile.rows), ("b", variant.b, tile.columns))
-            for line in _fetched(side, operand, tile, across, operand.lanes, ACCESS_BYTES // 4)
+    if variant.parts:
+        lines += [
+            "part = quotient(index0, items)",
+            "index0 -= part * items",
+            "result += part * part_step",
+            "depth = part * part_depth",
+            "k = depth + part_depth if depth + part_depth < k else k",
         ]
+    return [*lines, *_to_batch_item(variant, variant.arrays)]
 
-        def finished(column: str, sums: list[str]) -> Iterator[str]:
-            for i in range(0, len(sums), variant.lanes):
-                yield from _finished(variant, f"{column} + {i}", sums[i : i + variant.lanes], body is not None)
 
-        opening = _opening(variant, tile)
+def _to_batch_item(variant: Variant, arrays: list[str]) -> Iterator[str]:
+    """Yield the code that moves the addresses of `arrays` to the batch item of number `index0`."""
+    for d in range(variant.batch - 1, 0, -1):
+        yield f"index{d}, index0 = index0 - quotient(index0, size{d}) * size{d}, quotient(index0, size{d})"
+    yield from (f"{name} += index{d} * {name}_batch{d}" for name in arrays for d in range(variant.batch))
+
+
+def _formula(body: Trace | None) -> list[str]:
+    """Return the code of the function `formula` that kernels call: nothing without a formula."""
+    if body is None:
+        return []
+    lines = [f"def formula({', '.join(body.inputs)}):", *(f"    {line}" for line in body.lines)]
+    return [*lines, f"    return {body.results[0]}"]
+
+
+def _source(variant: Variant, tile: Tile, has_formula: bool) -> list[str]:
+    """Return the code of the kernel, which may call the function `formula`."""
+    on_tensor_cores = isinstance(tile, tensor_cores.Tile)
+    width = ACCESS_BYTES // np.dtype(variant.a.dtype if on_tensor_cores else variant.sums).itemsize
+    held = ACCESS_BYTES // 4 if on_tensor_cores else width
+    fetch = {
+        side: list(_fetched(side, operand, tile, across, width, held))
+        for side, operand, across in (("a", variant.a, tile.rows), ("b", variant.b, tile.columns))
+    }
+    along, opening = (variant.a.along, variant.b.along), _opening(variant, tile)
+
+    def finished(column: str, sums: list[str]) -> Iterator[str]:
+        for i in range(0, len(sums), variant.lanes):
+            yield from _finished(variant, f"{column} + {i}", sums[i : i + variant.lanes], has_formula)
+
+    if isinstance(tile, tensor_cores.Tile):
+        copied = (tensor_cores.copies(*variant.a[::2]), tensor_cores.copies(*variant.b[::2]))
         kind = tensor_cores.KINDS[variant.a.dtype]
-        lines = tensor_cores.source(kind, variant.a.along, variant.b.along, opening, fetch, finished)
-    return "\n".join([*header, f"def kernel({', '.join(variant.parameters)}):", *(f"    {line}" for line in lines)])
+        lines = tensor_cores.source(kind, along, copied, opening, fetch, finished)
+    else:
+        lines = plain_cores.source(tile, variant.sums, variant.lanes, along, opening, fetch, finished)
+    return [f"def kernel({', '.join(variant.parameters)}):", *(f"    {line}" for line in lines)]
 
 
-def _on_plain_cores(variant: Variant, tile: Tile, has_formula: bool) -> list[str]:
-    """Return the body of the kernel that multiplies without tensor cores."""
-    width = ACCESS_BYTES // np.dtype(variant.sums).itemsize
-    down, across = tile.thread_rows, tile.thread_columns
-    # Rows in shared memory are longer than the tile, so that threads that store along K access different banks.
-    pitch_a, pitch_b = tile.rows + (width if variant.a.along else 0), tile.columns + (width if variant.b.along else 0)
-    half_a, half_b = tile.depth * pitch_a, tile.depth * pitch_b
-    columns = tile.columns // across
-    # Adjacent elements move in one access only if the compiler knows the alignment. The simulator takes no alignment.
-    aligned = "" if SIMULATED else f", {ACCESS_BYTES}"
+def _joining_source(variant: Variant, has_formula: bool) -> list[str]:
+    """Return the code of a function that adds up the parts of a group of adjacent elements of C, and stores C.
 
-    def thread_row(i: int) -> str:
-        return f"{i // width * (tile.rows // (down // width)) + i % width} + thread_y * {width}"
-
-    def thread_column(j: int) -> str:
-        return f"{j // width * (tile.columns // (across // width)) + j % width} + thread_x * {width}"
-
-    def read(name: str, side: str, count: int, pitch: int, place: Callable[[int], str], deeper: int) -> Iterator[str]:
-        for i in range(0, count, width):
-            names = ", ".join([f"{name}{i + v}" for v in range(width)])
-            at = f"half_{side} + (step + {deeper}) * {pitch} + {place(i)}"
-            yield f"    {names} = load_shared(shared_{side} + ({at}) * {ACCESS_BYTES // width})"
-
-    fetch = [
-        *_fetched("a", variant.a, tile, tile.rows, width, width),
-        *_fetched("b", variant.b, tile, tile.columns, width, width),
-    ]
-    stash = [
-        *_stashed("a", variant.a, tile, tile.rows, width, pitch_a),
-        *_stashed("b", variant.b, tile, tile.columns, width, pitch_b),
-    ]
-    multiply = [f"for step in range(0, {tile.depth}, {_UNROLLED}):"]
-    for deeper in range(_UNROLLED):
-        multiply += read("x", "a", down, pitch_a, thread_row, deeper)
-        multiply += read("y", "b", across, pitch_b, thread_column, deeper)
-        multiply += [f"    c{i}_{j} += x{i} * y{j}" for i in range(down) for j in range(across)]
+    The address `sums` is that of an array of shape (parts, ..., m, n) of sums. A row of C has `across` groups.
+    """
+    totals, sums = ([f"{name}{v}" for v in range(variant.lanes)] for name in ("total", "sum"))
     lines = [
-        f"array_a = cuda.shared.array({2 * half_a}, sums{aligned})",
-        f"array_b = cuda.shared.array({2 * half_b}, sums{aligned})",
-        "shared_a, shared_b = shared_address(array_a), shared_address(array_b)",
-        "thread = cuda.threadIdx.x",
-        f"thread_x, thread_y = thread & {columns - 1}, quotient(thread, {columns})",
-        *_opening(variant, tile),
-        *(f"c{i}_{j} = zero" for i in range(down) for j in range(across)),
-        *tensor_cores.walk_along_k(tile.depth, half_a, half_b, fetch, stash, multiply),
+        "rest = quotient(turn, across)",
+        "index0 = quotient(rest, m)",
+        f"row, column0 = rest - index0 * m, (turn - rest * across) * {variant.lanes}",
+        f"n = across * {variant.lanes}",
+        *_to_batch_item(variant, variant.arrays[2:]),
+        f"sums += turn * {variant.lanes * np.dtype(variant.sums).itemsize}",
+        f"{', '.join(totals)}, = load_sums(sums)",
+        "for part in range(1, parts):",
+        f"    {', '.join(sums)}, = load_sums(sums + part * part_step)",
+        *(f"    {total} += {number}" for total, number in zip(totals, sums, strict=True)),
+        *_finished(variant, "0", totals, has_formula),
     ]
-    for i in range(down):
-        lines += [f"row = row0 + {thread_row(i)}", "if row < m:"]
-        for j in range(0, across, variant.lanes):
-            values = [f"c{i}_{j + v}" for v in range(variant.lanes)]
-            lines += [f"    {line}" for line in _finished(variant, thread_column(j), values, has_formula)]
-    return lines
+    return [f"def matmul_joined({', '.join(variant.joining_parameters)}):", *(f"    {line}" for line in lines)]
 
 
 def _finished(variant: Variant, column: str, values: list[str], has_formula: bool) -> Iterator[str]:
@@ -270,7 +240,7 @@ def _finished(variant: Variant, column: str, values: list[str], has_formula: boo
         return f"{name} + row * {name}_row + column * {name}_column"
 
     def loaded(name: str) -> str:
-        return f"{', '.join(f'{name}{v}' for v in range(len(values)))} = load_result({place(name)})"
+        return f"{', '.join(f'{name}{v}' for v in range(len(values)))}, = load_result({place(name)})"
 
     yield f"column = column0 + {column}"
     yield "if column < n:"
@@ -288,37 +258,73 @@ def _finished(variant: Variant, column: str, values: list[str], has_formula: boo
     yield f"    store_result({place('result')}, {', '.join(values)})"
 
 
-@functools.lru_cache(maxsize=256)
-def build(variant: Variant, tile: Tile | tensor_cores.Tile, formula: Formula | None, name: str) -> Kernel:
-    """Return the kernel of a variant of the product."""
+def _names(variant: Variant, formula: Formula | None, name: str) -> tuple[dict[str, Any], bool]:
+    """Return a dict from names in generated code to what they stand for, and whether it has the function `formula`."""
     number = np.dtype(variant.sums).type
-    body = None if formula is None else trace(formula, number)
+    names: dict[str, Any] = {
+        "quotient": quotient, "zero": number(0), "load_sums": lane_loader(variant.sums, variant.lanes),
+        "load_result": lane_loader(variant.result, variant.lanes),
+        "store_result": storers[variant.result, variant.lanes],
+    }  # fmt: skip
+    if formula is None:
+        return names, False
+    body = trace(formula, number)
+    names |= {**FUNCTIONS, **body.constants}
+    exec(compile("\n".join(_formula(body)), f"<formula {name}>", "exec"), names)
+    names["formula"] = device(names["formula"])
+    return names, True
+
+
+@functools.lru_cache(maxsize=256)
+def build(variant: Variant, tile: Tile, formula: Formula | None, name: str) -> Kernel:
+    """Return the kernel of a variant of the product."""
+    names, has_formula = _names(variant, formula, name)
     width = ACCESS_BYTES // np.dtype(variant.sums).itemsize
-    namespace: dict[str, Any] = {
-        **FUNCTIONS, **({} if body is None else body.constants), "cuda": cuda, "quotient": quotient,
-        "sums": getattr(types, variant.sums), "zero": number(0), "shared_address": shared_address,
+    names |= {
+        "cuda": cuda, "sums": getattr(types, variant.sums), "shared_address": shared_address, "nothing": names["zero"],
         "load_shared": shared_loaders[variant.sums, width], "store_shared": shared_storers[variant.sums, width],
         "store_shared1": shared_storers[variant.sums, 1],
-        "load_result": loaders[variant.result, variant.lanes], "store_result": storers[variant.result, variant.lanes],
-        "nothing": number(0),
     }  # fmt: skip
-    if isinstance(tile, Tile):
-        namespace["load_a"] = loaders[variant.a.dtype, variant.a.lanes]
-        namespace["load_b"] = loaders[variant.b.dtype, variant.b.lanes]
+    if isinstance(tile, tensor_cores.Tile):
+        names |= tensor_cores.names(variant.a.dtype, variant.a.along, variant.b.along)
+        names["load_a"], names["load_b"] = (tensor_cores.loader(side.dtype, side.lanes) for side in variant[:2])
     else:
-        namespace |= tensor_cores.names(variant.a.dtype, variant.a.along, variant.b.along)
-    exec(compile(_source(variant, tile, body), f"<matmul {name}>", "exec"), namespace)
-    if body is not None:
-        namespace["formula"] = device(namespace["formula"])
-    return Kernel(namespace["kernel"], threads=tile.threads)
+        names["load_a"], names["load_b"] = (loaders[side.dtype, side.lanes] for side in variant[:2])
+    exec(compile("\n".join(_source(variant, tile, has_formula)), f"<matmul {name}>", "exec"), names)
+    place = "tensor_cores_" if isinstance(tile, tensor_cores.Tile) else ""
+    return Kernel(
+        names["kernel"], f"matmul_{place}{variant.a.dtype}", threads=tile.threads, resident=tile.resident
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=256)
+def _joining(variant: Variant, formula: Formula | None, name: str) -> Kernel:
+    """Return the kernel that adds up the parts of a product."""
+    names, has_formula = _names(variant, formula, name)
+    exec(compile("\n".join(_joining_source(variant, has_formula)), f"<matmul_joined {name}>", "exec"), names)
+    return Kernel(for_each_turn(names["matmul_joined"]))
+
+
+class Joining(NamedTuple):
+    """How the parts of a product become C: an array of sums of `shape` and `dtype` holds them before `kernel` runs."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    kernel: Kernel
+    turns: int
+    words: tuple[int, ...]
 
 
 class CallPlan(NamedTuple):
-    """The kernel for products of given layouts, the number of blocks, and all arguments except addresses."""
+    """The kernel for products of given layouts, the number of blocks, and all arguments except addresses.
+
+    If K is cut into parts, `joining` says how these become C.
+    """
 
     kernel: Kernel
     blocks: int
     words: tuple[int, ...]
+    joining: Joining | None = None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -329,7 +335,7 @@ def prepare(
     """Return the plan for operands of these layouts; `further` has the names and layouts of addend, other and kept.
 
     `is_aligned` says whether A, whether B, and whether all other arrays begin at multiples of 16 bytes.
-    `on_tensor_cores` are the dtypes that tensor cores multiply if accesses of 16 bytes are possible.
+    `on_tensor_cores` are the dtypes that tensor cores multiply.
     """
     batch, (m, n), k = result.shape[:-2], result.shape[-2:], a.shape[-1]
     sums = "float64" if result.dtype.name == "float64" else "float32"
@@ -348,15 +354,13 @@ def prepare(
         b_along, b_lanes = _reading(b, steps["b"], b.ndim - 2, (k, n), width if is_aligned[1] else 1)
         return Operand(a.dtype.name, a_along, a_lanes), Operand(b.dtype.name, b_along, b_lanes)
 
-    low = _LOW_TILES[sums]
-    tile: Tile | tensor_cores.Tile = low if m <= low.rows else _TILES[sums]
     width = ACCESS_BYTES // np.dtype(sums).itemsize
-    read = operands(width)
     if a.dtype.name in on_tensor_cores and sums == "float32":
         kind = tensor_cores.KINDS[a.dtype.name]
-        wide = operands(kind.width)
-        if all(operand.lanes == kind.width for operand in wide):
-            read, tile, width = wide, kind.tile, tensor_cores.NEIGHBOURS
+        read, tile, width = operands(kind.width), kind.tile, tensor_cores.NEIGHBOURS
+    else:
+        low = plain_cores.LOW_TILES[sums]
+        read, tile = operands(width), low if m <= low.rows else plain_cores.TILES[sums]
     lanes = width if is_aligned[2] and n % width == 0 else 1
     for each, layout in layouts.items():
         if each not in "ab":
@@ -367,9 +371,27 @@ def prepare(
     variant = Variant(
         *read, result.dtype.name, lanes, len(sizes), "addend" in given, "other" in given, "kept" in given
     )  # fmt: skip
-    down, across = -(-m // tile.rows), -(-n // tile.columns)
-    words = (m, n, k, down, across, *sizes[1:], *[step for each in variant.arrays for step in steps[each]])
-    return CallPlan(build(variant, tile, formula, name), down * across * int(np.prod(sizes, dtype=np.int64)), words)
+    items, down, across = int(np.prod(sizes, dtype=np.int64)), -(-m // tile.rows), -(-n // tile.columns)
+    blocks, head = down * across * items, (m, n, k, down, across, *sizes[1:])
+    wanted = round(_WANTED_MULTIPROCESSORS * tile.resident / max(1, blocks))
+    part_depth = -(-k // (max(1, min(wanted, _MOST_PARTS, k // _PART_DEPTH)) * tile.depth)) * tile.depth
+    if k <= part_depth:
+        words = (*head, *[step for each in variant.arrays for step in steps[each]])
+        return CallPlan(build(variant, tile, formula, name), blocks, words)
+
+    parts, size, kind_of_sums = -(-k // part_depth), items * m * n, np.dtype(sums)
+    part_step, row = size * kind_of_sums.itemsize, n * kind_of_sums.itemsize
+    own: list[int] = [kind_of_sums.itemsize, row]
+    for length in (m, *reversed(sizes[1:])):
+        own.append(own[-1] * length)
+    own = own[len(sizes) + 1 :: -1]
+    adding = Variant(*read, sums, width if n % width == 0 else 1, len(sizes), False, False, False, parts=True)
+    words = (*head, items, part_depth, part_step, *steps["a"], *steps["b"], *own)
+    joining = Joining(
+        (parts, size), kind_of_sums, _joining(variant, formula, name), size // lanes,
+        (m, n // lanes, parts, part_step, *sizes[1:], *[step for each in variant.arrays[2:] for step in steps[each]]),
+    )  # fmt: skip
+    return CallPlan(build(adding, tile, None, ""), blocks * parts, words, joining)
 
 
 def _steps(dims: int, layout: Layout) -> list[int]:
@@ -401,8 +423,14 @@ def _product(
         a.layout, b.layout, result.layout, tuple([(each, array.layout) for each, array in given.items()]), formula,
         name, (is_aligned[0], is_aligned[1], all(is_aligned[2:])), tensor_cores.used_for(),
     )  # fmt: skip
-    if call.blocks:
+    if not call.blocks:
+        return
+    if call.joining is None:
         call.kernel.launch(call.blocks, *call.words, *addresses)
+        return
+    joining, sums = call.joining, empty(call.joining.shape, call.joining.dtype)
+    call.kernel.launch(call.blocks, *call.words, *addresses[:2], sums.address)
+    joining.kernel.run(joining.turns, *joining.words, sums.address, *addresses[2:])
 
 
 def matmul(
@@ -450,7 +478,7 @@ def _checked(a: Layout, b: Layout) -> tuple[Shape, np.dtype[Any]]:
 
     Raises TypeError if the dtypes do not fit, and ValueError if the shapes do not fit.
     """
-    if a.dtype != b.dtype or a.dtype.name not in (*HALF, *_TILES):
+    if a.dtype != b.dtype or a.dtype.name not in (*HALF, *plain_cores.TILES):
         raise TypeError(f"matmul: got {a.dtype} and {b.dtype}; wanted both of one floating-point dtype; convert one")
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
         raise ValueError(

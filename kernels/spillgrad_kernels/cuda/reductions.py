@@ -31,8 +31,10 @@ from spillgrad_kernels.tables.scalar_math import exp, log, sqrt, where
 
 # The length of a part: 2**24 elements make 1,024 blocks, as many as a large device runs at once.
 _PART_ELEMENTS = 1 << 14
-# The length of a part of a column in a running fold. One thread walks along a part.
-_COLUMN_ELEMENTS = 1 << 8
+# The length of a part of a column, in a running fold, where one thread walks along a part, and in a fold of fewer than
+# `_MANY_COLUMNS` columns. More columns fill a large device, though the parts be long.
+_COLUMN_ELEMENTS = 1 << 7
+_MANY_COLUMNS = 1 << 15
 
 # The rules that fold elements by a universal function. If a fold is cut into parts, the results of the parts are
 # folded by the rule for the fold's universal function.
@@ -186,7 +188,8 @@ def _reduce(name: str, axes: Shape, keepdims: bool, a: DeviceArray, shift: Devic
     refuse_complex(name, a)
     order = fold_order(a.shape, axes)
     out = empty(reduced_shape(a.shape, axes, keepdims), _result_dtype(name, a.dtype))
-    fold = _Folding(order.outer, order.n, order.inner, _PART_ELEMENTS)
+    is_short = order.inner > 1 and order.outer * order.inner < _MANY_COLUMNS
+    fold = _Folding(order.outer, order.n, order.inner, _COLUMN_ELEMENTS if is_short else _PART_ELEMENTS)
     if not fold.units:
         return out
     a, shift = _in_order(a, order.permutation), None if shift is None else contiguous(shift)

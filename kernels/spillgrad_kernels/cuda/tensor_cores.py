@@ -1,16 +1,21 @@
 """The matrix product on tensor cores, for half precision, and for float32 rounded to tf32 if `precision` permits that.
 
 Devices of compute capability 8.0 and later have tensor cores. A block of warps computes a tile of C; each warp computes
-a part of this tile. As in `matmul`, one half of shared memory holds the tiles of A and B for one step along K, while
-the tiles for the next step are fetched. One mma instruction of a warp multiplies 16 rows of A by 8 columns of B, of
-depth 16 along K, or 8 for tf32. Products are exact, and sums are float32.
+a part of this tile. One mma instruction of a warp multiplies 16 rows of A by 8 columns of B, of depth 16 along K, or 8
+for tf32. Products are exact, and sums are float32.
+
+Shared memory holds the tiles of A and B for several steps along K, each in its stage. While the warps multiply the
+tiles of one stage, the device copies those of later steps from global memory (cp.async), without registers. Tiles that
+cannot be copied so, because accesses of 16 bytes are not aligned or because numbers are rounded, pass through
+registers.
 
 Source: NVIDIA, "Parallel Thread Execution ISA", sections on matrix fragments for mma.m16n8k16 and mma.m16n8k8 of tf32,
-and on ldmatrix.
+on ldmatrix, and on cp.async.
 """
 
+import ctypes
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -18,7 +23,7 @@ import numpy as np
 from numba.cuda import types
 
 from spillgrad_kernels.cuda.driver import driver
-from spillgrad_kernels.cuda.jit.compile import SIMULATED, cuda
+from spillgrad_kernels.cuda.jit.compile import SIMULATED, cuda, device
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, loaders, shared_loaders, shared_storers
 from spillgrad_kernels.cuda.precision import tf32_is_allowed
 
@@ -28,13 +33,18 @@ _ROWS, _COLUMNS = 16, 8  # the rows and columns of the result of one multiplicat
 
 
 class Tile(NamedTuple):
-    """The tile sizes of a product: rows and columns of C for a block and a warp, and the depth of a step along K."""
+    """The tile sizes of a product: rows and columns of C for a block and a warp, and the depth of a step along K.
+
+    Shared memory has tiles of `stages` steps. A multiprocessor runs `resident` blocks at once.
+    """
 
     rows: int
     columns: int
     warp_rows: int
     warp_columns: int
     depth: int
+    stages: int
+    resident: int = 2
 
     @property
     def threads(self) -> int:
@@ -56,8 +66,8 @@ class Kind(NamedTuple):
         return ACCESS_BYTES // self.itemsize
 
 
-_HALF_TILE = Tile(32, 16, 16, 16, 32) if SIMULATED else Tile(128, 128, 32, 64, 32)
-_TF32_TILE = Tile(32, 16, 16, 16, 16) if SIMULATED else Tile(128, 128, 64, 64, 16)
+_HALF_TILE = Tile(32, 16, 16, 16, 32, 3) if SIMULATED else Tile(128, 128, 64, 64, 32, 3)
+_TF32_TILE = Tile(32, 16, 16, 16, 16, 2) if SIMULATED else Tile(128, 128, 64, 64, 16, 2)
 KINDS = {
     "float16": Kind("f16", 2, 16, _HALF_TILE), "bfloat16": Kind("bf16", 2, 16, _HALF_TILE),
     "float32": Kind("tf32", 4, 8, _TF32_TILE),
@@ -120,6 +130,25 @@ if SIMULATED:
 
         return lambda *own: _by_warp(own, of_warp)
 
+    # For each thread of the running block, the groups of copies that it has not waited for; the last group is open.
+    _copies: dict[int, list[list[tuple[int, int, int]]]] = {}
+
+    def _copy(to: int, address: int, nbytes: int) -> None:
+        _copies.setdefault(cuda.threadIdx.x, [[]])[-1].append((int(to), int(address), int(nbytes)))
+
+    def _close_group() -> None:
+        _copies.setdefault(cuda.threadIdx.x, [[]]).append([])
+
+    def _waiter(newest: int) -> Callable[[], None]:
+        def wait() -> None:
+            groups = _copies.get(cuda.threadIdx.x, [[]])
+            while len(groups) > newest + 1:
+                for to, address, nbytes in groups.pop(0):
+                    ctypes.memset(to, 0, ACCESS_BYTES)
+                    ctypes.memmove(to, address, nbytes)
+
+        return wait
+
     def _rounded(word: Any) -> Any:
         upper = np.array(word, np.int32).view(np.uint32) + np.uint32(1 << 12)
         return (upper & np.uint32(~((1 << 13) - 1) & 0xFFFFFFFF)).view(np.int32)
@@ -172,6 +201,54 @@ else:
 
         return intrinsic(multiply)  # type: ignore[no-any-return]
 
+    def _emitted(code: str, *kinds: Any) -> Callable[..., Any]:
+        """Return an intrinsic that emits an instruction on shared memory, without a result, for numbers of `kinds`."""
+
+        def emit(builder: Any, arguments: Any) -> None:
+            given = [builder.trunc(a, kind) if kind is _INT32 else a for a, kind in zip(arguments, kinds, strict=True)]
+            constraints = ",".join([*("r" if kind is _INT32 else "l" for kind in kinds), "~{memory}"])
+            function = ir.FunctionType(ir.VoidType(), list(kinds))
+            builder.call(ir.InlineAsm(function, code, constraints, side_effect=True), given)
+
+        return emit
+
+    _INT64 = ir.IntType(64)
+    _emit_copy = _emitted("cp.async.cg.shared.global [$0], [$1], 16, $2;", _INT32, _INT64, _INT32)
+    _emit_close = _emitted("cp.async.commit_group;")
+
+    @intrinsic
+    def _copy(typing_context: Any, to: Any, address: Any, nbytes: Any) -> Any:
+        """Copy `nbytes` (0 or 16) from global to shared memory without waiting; the rest of 16 bytes becomes 0."""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            _emit_copy(builder, arguments)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64), codegen
+
+    @intrinsic
+    def _close_group(typing_context: Any) -> Any:
+        """Make a group of this thread's copies since the last group."""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            _emit_close(builder, arguments)
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    def _waiter(newest: int) -> Callable[[], None]:
+        """Return an intrinsic that waits for all groups of this thread's copies but the `newest`."""
+        emit_wait = _emitted(f"cp.async.wait_group {newest};")
+
+        def wait(typing_context: Any) -> Any:
+            def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+                emit_wait(builder, arguments)
+                return context.get_dummy_value()
+
+            return types.void(), codegen
+
+        return intrinsic(wait)  # type: ignore[no-any-return]
+
     @intrinsic
     def _rounded(typing_context: Any, word: Any) -> Any:
         """Return the bits of a float32 rounded to the nearest tf32."""
@@ -189,126 +266,194 @@ _load_matrices, _load_turned = _loader(False), _loader(True)
 _multiply = {dtype: _multiplier(kind) for dtype, kind in KINDS.items()}
 
 
+@device
+def _paired(low: int, high: int) -> int:
+    """Return two elements of 16 bits in a word, `low` in its lower half."""
+    return np.int32((np.int32(low) & np.int32(0xFFFF)) | (np.int32(high) << np.int32(16)))
+
+
+def copies(dtype: str, lanes: int) -> bool:
+    """Return whether tiles of an operand of `dtype`, with accesses of `lanes` elements, are copied by cp.async."""
+    return KINDS[dtype].itemsize == 2 and lanes == KINDS[dtype].width
+
+
 def names(dtype: str, a_along: bool, b_along: bool) -> dict[str, Any]:
     """Return a dict from names in a kernel's generated code to the functions and constants that they stand for."""
     return {
         "multiply": _multiply[dtype], "read_a": _load_matrices if a_along else _load_turned,
         "read_b": _load_matrices if b_along else _load_turned, "read_word": shared_loaders["int32", 1],
-        "rounded": _rounded, "element": getattr(types, f"int{8 * KINDS[dtype].itemsize}"),
-        "load_a": loaders["int32", 4], "load_b": loaders["int32", 4], "store_words": shared_storers["int32", 4],
-        "nothing": np.int32(0),
+        "rounded": _rounded, "bytes": types.int8, "store_words": shared_storers["int32", 4], "nothing": np.int32(0),
+        "paired": _paired, "copy": _copy, "close_group": _close_group, "wait_for_all": _waiter(0),
+        "wait_for_stage": _waiter(max(0, KINDS[dtype].tile.stages - 2)),
     }  # fmt: skip
+
+
+def loader(dtype: str, lanes: int) -> Any:
+    """Return the device function that loads `lanes` adjacent elements as bits: 16 bytes in words, else one element."""
+    return loaders["int32", 4] if lanes > 1 else loaders[f"int{8 * KINDS[dtype].itemsize}", 1]
 
 
 class _Side(NamedTuple):
     """The layout in shared memory of one tile, which has `across` rows of A or `across` columns of B.
 
-    If `along` is true, a row in shared memory lies along K, else across K, as the operand is read.
+    If `along` is true, a row in shared memory lies along K, else across K, as the operand is read. A row consists of
+    accesses of 16 bytes. Of half precision, their order in a row depends on the row, so that the 8 rows of a matrix
+    that ldmatrix reads are in different banks; rows of tf32 are padded instead. If `copied`, cp.async fills the tiles.
     """
 
     name: str
     kind: Kind
     along: bool
     across: int
+    copied: bool
 
     @property
-    def pitch(self) -> int:
-        """The number of elements in a row of shared memory, with padding that prevents bank conflicts."""
-        return self.kind.tile.depth + self.kind.width if self.along else self.across + 8
+    def accesses(self) -> int:
+        """The number of accesses in a row."""
+        return (self.kind.tile.depth if self.along else self.across) // self.kind.width
 
     @property
-    def elements(self) -> int:
-        """The number of elements of the tile in shared memory, with padding."""
-        return self.pitch * (self.across if self.along else self.kind.tile.depth)
+    def row_bytes(self) -> int:
+        """The number of bytes in a row, with padding."""
+        padding = 0 if self.kind.itemsize == 2 else ACCESS_BYTES if self.along else 2 * ACCESS_BYTES
+        return self.accesses * ACCESS_BYTES + padding
+
+    @property
+    def stage_bytes(self) -> int:
+        """The number of bytes of a stage."""
+        return self.row_bytes * (self.across if self.along else self.kind.tile.depth)
+
+    @property
+    def turns(self) -> range:
+        """The numbers of the accesses by which a thread fills its share of the tile."""
+        return range(self.across * self.kind.tile.depth // (self.kind.width * self.kind.tile.threads))
 
     @property
     def by_matrices(self) -> bool:
         """Whether ldmatrix reads the fragments. ldmatrix cannot transpose elements of 4 bytes."""
         return self.along or self.kind.itemsize == 2
 
+    def _place(self, row: str, access: str) -> str:
+        """Return the code for the offset in bytes of an access of a row."""
+        if self.kind.itemsize == 2:
+            near = min(8, self.accesses)  # 8 accesses reach all banks
+            access = f"(({access}) ^ (quotient({row}, {8 // near}) & {near - 1}))"
+        return f"({row}) * {self.row_bytes} + ({access}) * {ACCESS_BYTES}"
+
+    def opening(self) -> Iterator[str]:
+        """Yield the code that finds where a thread's accesses are in a stage, and, if copied, in the operand."""
+        name, tile, accesses = self.name, self.kind.tile, self.accesses
+        size, first, step, deeper = (
+            ("m", "row0", "a_row", "a_column") if name == "a" else ("n", "column0", "b_column", "b_row")
+        )
+        for turn in self.turns:
+            yield f"place = thread + {turn * tile.threads}"
+            yield f"row, access = quotient(place, {accesses}), place & {accesses - 1}"
+            yield f"{name}_to{turn} = {self._place('row', 'access')}"
+            if self.copied:
+                at, deep = (
+                    ("row", f"access * {self.kind.width}") if self.along else (f"access * {self.kind.width}", "row")
+                )
+                yield f"at, deep = {first} + {at}, {deep}"
+                yield f"{name}_from{turn} = {name} + at * {step} + (depth + deep) * {deeper}"
+                yield f"{name}_deep{turn} = deep if at < {size} else k"  # no step copies what is outside
+        if self.copied:
+            yield f"{name}_further = {tile.depth} * {deeper}"
+
+    def copying(self) -> Iterator[str]:
+        """Yield the code by which a thread begins to copy its elements of the tile at position `ahead` along K."""
+        for turn in self.turns:
+            to = f"shared_{self.name} + into * {self.stage_bytes} + {self.name}_to{turn}"
+            nbytes = f"{ACCESS_BYTES} if ahead + {self.name}_deep{turn} < k else 0"
+            yield f"copy({to}, {self.name}_from{turn}, {nbytes})"
+            yield f"{self.name}_from{turn} += {self.name}_further"
+
     def stashed(self) -> Iterator[str]:
         """Yield the code by which a thread stores its fetched elements in shared memory, float32 rounded to tf32."""
-        width, tile = self.kind.width, self.kind.tile
-        per_row = (tile.depth if self.along else self.across) // width
-        for turn in range(self.across * tile.depth // (width * tile.threads)):
+        for turn in self.turns:
             words = [f"{self.name}{turn}_{v}" for v in range(4)]
             if self.kind.itemsize == 4:
                 words = [f"rounded({word})" for word in words]
-            yield f"place = thread + {turn * tile.threads}"
-            yield f"at = quotient(place, {per_row}) * {self.pitch} + (place & {per_row - 1}) * {width}"
-            yield f"store_words({self._address('at')}, {', '.join(words)})"
+            to = f"shared_{self.name} + stage * {self.stage_bytes} + {self.name}_to{turn}"
+            yield f"store_words({to}, {', '.join(words)})"
 
-    def lane(self, first: str) -> str:
-        """Return the code that computes the position in shared memory from which a lane reads first.
+    def lanes(self, first: str, firsts: range) -> Iterator[str]:
+        """Yield the code that computes the offsets in shared memory from which a lane reads.
 
+        The warp begins at row or column `first`; `firsts` are the rows or columns after it where fragments begin.
         ldmatrix reads four matrices. In A, the second lies below the first; in B, the second follows along K.
         """
-        own = f"{self.name}_lane"
         if not self.by_matrices:
-            return f"{own} = (lane & 3) * {self.pitch} + {first} + quotient(lane, 4)"
+            yield f"{self.name}_lane = (lane & 3) * {self.row_bytes} + ({first} + quotient(lane, 4)) * 4"
+            return
         down, further = (3, 4) if self.name == "a" else (4, 3)
-        at = f"({first} + ((lane >> {down}) & 1) * 8"
-        deep = f"((lane >> {further}) & 1) * {self.kind.width}"
+        below, right = f"((lane >> {down}) & 1)", f"((lane >> {further}) & 1)"
         if self.along:
-            return f"{own} = {at} + (lane & 7)) * {self.pitch} + {deep}"
-        return f"{own} = ({deep} + (lane & 7)) * {self.pitch} + {at})"
+            for deep in range(0, self.kind.tile.depth, self.kind.depth):
+                place = self._place(f"{first} + {below} * 8 + (lane & 7)", f"{deep // self.kind.width} + {right}")
+                yield f"{self.name}_lane{deep} = {place}"
+            return
+        for begin in firsts:
+            place = self._place(f"{right} * 8 + (lane & 7)", f"quotient({first} + {begin}, 8) + {below}")
+            yield f"{self.name}_lane{begin} = {place}"
 
     def read(self, first: int, deep: int, words: list[str]) -> Iterator[str]:
         """Yield the code that reads a lane's four `words` of 16 rows of A or columns of B, for one mma depth."""
-        own = f"{self.name}_lane"
+        name = self.name
         if self.by_matrices:
-            at = first * self.pitch + deep if self.along else deep * self.pitch + first
-            yield f"{', '.join(words)} = read_{self.name}({self._address(f'{own} + {at}')})"
+            own, other = (deep, first) if self.along else (first, deep)
+            yield f"{', '.join(words)} = read_{name}(at_{name} + {name}_lane{own} + {other * self.row_bytes})"
             return
         for v, word in enumerate(words):
-            down, further = (v & 1, v >> 1) if self.name == "a" else (v >> 1, v & 1)
-            at = (deep + further * 4) * self.pitch + first + down * 8
-            yield f"{word} = read_word({self._address(f'{own} + {at}')})"
-
-    def _address(self, at: str) -> str:
-        return f"shared_{self.name} + (half_{self.name} + {at}) * {self.kind.itemsize}"
+            down, further = (v & 1, v >> 1) if name == "a" else (v >> 1, v & 1)
+            at = (deep + further * 4) * self.row_bytes + (first + down * 8) * 4
+            yield f"{word} = read_word(at_{name} + {name}_lane + {at})"
 
 
-def walk_along_k(
-    depth: int, half_a: int, half_b: int, fetch: list[str], stash: list[str], multiply: list[str]
-) -> list[str]:
-    """Return the code that walks along K in steps of `depth`.
+def _walk_along_k(tile: Tile, sides: Sequence[_Side], fetch: Mapping[str, list[str]], multiply: list[str]) -> list[str]:
+    """Return the code that walks along K. A step begins to copy tiles that are `stages` - 1 steps ahead.
 
-    Each step fetches the next tiles, multiplies the tiles in one half of shared memory, then fills the other half.
+    If a side is not copied, a step fetches the next tile to registers before it multiplies, and stores it after.
     """
-    return [
-        "depth = 0",
-        "half = 0",
-        "half_a = half_b = 0",
-        *fetch,
-        *stash,
+    copying = [line for side in sides if side.copied for line in side.copying()]
+    if copying:
+        copying += ["close_group()", f"ahead += {tile.depth}"]
+    fetched = [line for side in sides if not side.copied for line in fetch[side.name]]
+    stashed = [line for side in sides if not side.copied for line in side.stashed()]
+    lines = ["stage, into, ahead = 0, 0, depth"]
+    for _ in range(tile.stages - 1):
+        lines += [*copying, "into += 1"]
+    lines += [*fetched, *stashed, "while depth < k:"]
+    step = [
+        *(["wait_for_stage()"] if copying else []),
         "cuda.syncthreads()",
-        "while depth < k:",
-        f"    depth += {depth}",
-        "    if depth < k:",
-        *(f"        {line}" for line in fetch),
-        *(f"    {line}" for line in multiply),
-        "    half ^= 1",
-        f"    half_a, half_b = half * {half_a}, half * {half_b}",
-        "    if depth < k:",
-        *(f"        {line}" for line in stash),
-        "    cuda.syncthreads()",
+        *copying,
+        f"depth += {tile.depth}",
+        *(["if depth < k:", *(f"    {line}" for line in fetched)] if fetched else []),
+        *(f"at_{side.name} = shared_{side.name} + stage * {side.stage_bytes}" for side in sides),
+        *multiply,
+        "into = stage",
+        f"stage = stage + 1 if stage < {tile.stages - 1} else 0",
+        *(["if depth < k:", *(f"    {line}" for line in stashed)] if stashed else []),
     ]
+    return [*lines, *(f"    {line}" for line in step), *(["wait_for_all()"] if copying else [])]
 
 
 def source(
-    kind: Kind, a_along: bool, b_along: bool, opening: list[str], fetch: list[str],
+    kind: Kind, along: tuple[bool, bool], copied: tuple[bool, bool], opening: list[str], fetch: Mapping[str, list[str]],
     finished: Callable[[str, list[str]], Iterator[str]],
 ) -> list[str]:  # fmt: skip
-    """Return the body of a kernel. Code: `opening` finds the block's tile of C, `fetch` fetches a step's tiles.
+    """Return the body of a kernel; `along` and `copied` are those of A and B (see `_Side`).
 
-    `finished(column, sums)` yields the code that stores the adjacent `sums` of a row from the tile's `column` on.
+    Code: `opening` finds the block's tile of C, and its first position along K; `fetch["a"]` and `fetch["b"]` fetch a
+    step's tiles. `finished(column, sums)` yields the code that stores the adjacent `sums` of a row from the tile's
+    `column` on.
     """
     tile = kind.tile
-    a, b = _Side("a", kind, a_along, tile.rows), _Side("b", kind, b_along, tile.columns)
+    a = _Side("a", kind, along[0], tile.rows, copied[0])
+    b = _Side("b", kind, along[1], tile.columns, copied[1])
     down, across = tile.warp_rows // _ROWS, tile.warp_columns // _COLUMNS
-    half_a, half_b = a.elements, b.elements
-    aligned = "" if SIMULATED else f", {ACCESS_BYTES}"
+    aligned = "" if SIMULATED else f", {8 * ACCESS_BYTES}"  # whole lines of all banks
     multiply: list[str] = []
     for deep in range(0, tile.depth, kind.depth):
         for i in range(down):
@@ -321,8 +466,8 @@ def source(
                 given = ", ".join([*(f"x{i}_{v}" for v in range(4)), *(f"y{j}_{v}" for v in range(2))])
                 multiply.append(f"{sums} = multiply({given}, {sums})")
     lines = [
-        f"array_a = cuda.shared.array({2 * half_a}, element{aligned})",
-        f"array_b = cuda.shared.array({2 * half_b}, element{aligned})",
+        f"array_a = cuda.shared.array({tile.stages * a.stage_bytes}, bytes{aligned})",
+        f"array_b = cuda.shared.array({tile.stages * b.stage_bytes}, bytes{aligned})",
         "shared_a, shared_b = shared_address(array_a), shared_address(array_b)",
         "thread = cuda.threadIdx.x",
         f"warp, lane = quotient(thread, {_WARP}), thread & {_WARP - 1}",
@@ -330,11 +475,13 @@ def source(
         "warp_row = quotient(warp, warps_across)",
         f"warp_column = (warp - warp_row * warps_across) * {tile.warp_columns}",
         f"warp_row *= {tile.warp_rows}",
-        a.lane("warp_row"),
-        b.lane("warp_column"),
+        *a.lanes("warp_row", range(0, tile.warp_rows, _ROWS)),
+        *b.lanes("warp_column", range(0, tile.warp_columns, 2 * _COLUMNS)),
         *opening,
+        *a.opening(),
+        *b.opening(),
         *(f"c{i}_{j}_{v} = zero" for i in range(down) for j in range(across) for v in range(4)),
-        *walk_along_k(tile.depth, half_a, half_b, fetch, [*a.stashed(), *b.stashed()], multiply),
+        *_walk_along_k(tile, (a, b), fetch, multiply),
     ]
     for i in range(down):
         for below in range(2):

@@ -73,7 +73,29 @@ def _function_for(room: str, name: str) -> Callable[..., Any] | None:
 
 # --- Arguments -------------------------------------------------------------------------------------------------------
 
-_signature = functools.cache(inspect.signature)
+# The parameters of compiled functions that NumPy before 2.4 does not tell.
+_UNTOLD: dict[str, Callable[..., None]] = {
+    "arange": lambda start_or_stop, /, stop=None, step=1, *, dtype=None, device=None, like=None: None,
+    "bincount": lambda x, /, weights=None, minlength=0: None,
+    "concatenate": lambda arrays, /, axis=0, out=None, *, dtype=None, casting="same_kind": None,
+    "dot": lambda a, b, out=None: None,
+    "empty": lambda shape, dtype=None, order="C", *, device=None, like=None: None,
+    "empty_like": lambda prototype, /, dtype=None, order="K", subok=True, shape=None, *, device=None: None,
+    "inner": lambda a, b, /: None,
+    "result_type": lambda *arrays_and_dtypes: None,
+    "unravel_index": lambda indices, shape, order="C": None,
+    "vdot": lambda a, b, /: None,
+    "where": lambda condition, x=None, y=None, /: None,
+    "zeros": lambda shape, dtype=None, order="C", *, device=None, like=None: None,
+}
+
+
+@functools.cache
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except ValueError:
+        return inspect.signature(_UNTOLD[function.__name__])
 
 
 def _as_tensors(value: Any) -> Any:

@@ -23,6 +23,7 @@ from spillgrad_kernels.cuda import (
     matmul,
     normalization,
     optim,
+    plain_cores,
     pooling,
     random,
     reductions,
@@ -172,9 +173,9 @@ def test_a_product_keeps_its_sums_in_registers_and_moves_neighbours_together(dty
         }
         if lanes:
             assert set(re.findall(r"(?:ld|st)\.global\.(\S+)", code)) == {lanes}
-    tile = (matmul._TILES if rows > 64 else matmul._LOW_TILES)["float64" if dtype == "float64" else "float32"]
+    tile = (plain_cores.TILES if rows > 64 else plain_cores.LOW_TILES)["float64" if dtype == "float64" else "float32"]
     assert kernel.threads == tile.threads
-    assert len(re.findall(r"\bfma\.rn", code)) == matmul._UNROLLED * tile.thread_rows * tile.thread_columns
+    assert len(re.findall(r"\bfma\.rn", code)) == plain_cores._UNROLLED * tile.thread_rows * tile.thread_columns
 
 
 def assembled(code, capability):
@@ -213,6 +214,31 @@ def test_a_product_is_made_by_tensor_cores_out_of_registers(dtype, a_turned, b_t
         assert set(re.findall(r"ld\.global\.(\S+)", code)) == {"v4.u32"}
         if capability == (8, 0):  # what it has, later ones have too
             assert re.search(r"\b0 bytes spill stores, 0 bytes spill loads", assembled(code, capability))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("m, n, k", [(1024, 1023, 1024), (64, 1024, 1021)])
+def test_tensor_cores_also_multiply_what_is_not_aligned(m, n, k, dtype):
+    kind = np.dtype(dtype)
+    call = matmul.prepare(
+        dense((m, k), kind), dense((k, n), kind), dense((m, n), kind), (), None, "", (True, True, True), (kind.name,)
+    )
+    code = call.kernel.ptx((8, 0))
+    assert "mma.sync.aligned" in code
+    assert len(set(re.findall(r"ld\.global\.(\S+)", code))) == 2  # one operand has whole accesses
+    assert re.search(r"\b0 bytes spill stores, 0 bytes spill loads", assembled(code, (8, 0)))
+
+
+@pytest.mark.parametrize("dtype, n", [(np.float32, 64), (np.float32, 63), (np.float16, 64), (np.float64, 64)])
+def test_the_parts_of_a_product_are_joined_by_wide_accesses(dtype, n):
+    kind = np.dtype(dtype)
+    layouts = dense((64, 4096), kind), dense((4096, n), kind), dense((64, n), kind)
+    bias = ("addend", dense((64, n), kind))
+    call = matmul.prepare(*layouts, (bias,), ROWS["gelu_tanh"].forward, "gelu", (True, True, True))
+    assert call.blocks > 8 and call.joining.shape[1] == 64 * n
+    code = call.joining.kernel.ptx((7, 5))
+    loads = set(re.findall(r"ld\.global\.(\S+)", code))
+    assert loads - {"b32"} == ({"f32"} if n == 63 else {"v2.f64"} if kind.itemsize == 8 else {"v4.f32"})
 
 
 @pytest.mark.parametrize("dtype, width, mask", [

@@ -131,17 +131,19 @@ THREADS = 8 if SIMULATED else 256
 class Kernel:
     """A function of numbers that many threads of a device run, in blocks of `threads` threads.
 
-    `parameters` are the types of the function's arguments; by default, all are int64.
+    `parameters` are the types of the function's arguments; by default, all are int64. If `resident` is given, the
+    compiler takes so few registers that this many blocks fit a multiprocessor at once.
     """
 
     def __init__(
         self, function: Callable[..., None], name: str | None = None, parameters: Sequence[Any] | None = None,
-        threads: int = THREADS,
+        threads: int = THREADS, resident: int | None = None,
     ) -> None:  # fmt: skip
         self.function = function
         function.__name__ = name or function.__name__
         self.parameters = tuple([types.int64] * function.__code__.co_argcount if parameters is None else parameters)
         self.threads = threads
+        self.resident = resident
 
     def __repr__(self) -> str:
         return f"<kernel {self.function.__name__}>"
@@ -160,11 +162,16 @@ class Kernel:
     def ptx(self, capability: Capability) -> str:
         """Return the kernel's PTX for devices of at least this compute capability. No GPU is needed."""
         (text,) = self._library.get_asm_strs(cc=capability)
-        return _with_wrapping_int16(re.sub(rf"\b{re.escape(self._library._entry_name)}\b", "kernel", text))
+        text = _with_wrapping_int16(re.sub(rf"\b{re.escape(self._library._entry_name)}\b", "kernel", text))
+        if self.resident is not None:
+            bounds = f".maxntid {self.threads}\n.minnctapersm {self.resident}\n"
+            text = re.sub(r"(\.entry kernel\([^)]*\)\s*)\{", rf"\1{bounds}{{", text, count=1)
+        return text
 
     def code(self, capability: Capability) -> bytes:
         """Return the kernel's machine code for devices of this compute capability. No GPU is needed."""
-        return machine_code.find(self.function, self.parameters, capability, lambda: self.ptx(capability))
+        bounds = self.parameters if self.resident is None else (*self.parameters, self.threads, self.resident)
+        return machine_code.find(self.function, bounds, capability, lambda: self.ptx(capability))
 
     @functools.cached_property
     def launch(self) -> Callable[..., None]:
