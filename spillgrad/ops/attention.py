@@ -39,7 +39,7 @@ def _attention_forward(
     def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         return attention_forward(q, k, v, scale, is_causal, mask, dropout)
 
-    return on_floats(attend, query, key, value, attn_mask, exact_aux=True)
+    return on_floats(attend, query, key, value, attn_mask, exact_aux=True, device_takes_half=True)
 
 
 def _attention_fused(
@@ -50,7 +50,9 @@ def _attention_fused(
         g, q, k, v, mask, out, lse = arrays
         return attention_backward(g, q, k, v, out, lse, scale, is_causal, mask, dropout)
 
-    return run_on_tensors(gradients, g, query, key, value, attn_mask, result, lse)  # type: ignore[no-any-return]
+    return run_on_tensors(  # type: ignore[no-any-return]
+        gradients, g, query, key, value, attn_mask, result, lse, device_takes_half=True
+    )
 
 
 def _attention_composed(

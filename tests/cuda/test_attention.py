@@ -1,16 +1,19 @@
 """Attention on a device, against the CPU's kernels in float64."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from spillgrad_kernels.cpu import attention as on_the_host
 from spillgrad_kernels.cpu import attention_backward as gradients_on_the_host
+from spillgrad_kernels.cuda import attention
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.cuda.attention import attention_forward
 from spillgrad_kernels.cuda.attention_backward import attention_backward
+from spillgrad_kernels.device_array import NotOnDevice
 from spillgrad_kernels.tables.attention import Dropout
 
-TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
+TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12, np.float16: 4e-3, ml_dtypes.bfloat16: 3e-2}
 
 
 def operands(rng, batch, queries, keys, width, value_width, dtype):
@@ -44,13 +47,17 @@ def check(q, k, v, g, causal=False, mask=None, dropout=None, rearranged=lambda a
     ]
     tolerance = TOLERANCE[q.dtype.type]
     for name, each, exactly in zip(("out", "lse", "dq", "dk", "dv"), found, wanted, strict=True):
-        np.testing.assert_allclose(each.to_host(), exactly, rtol=tolerance, atol=tolerance, err_msg=name)
+        assert each.dtype == (q.dtype if name != "lse" or q.itemsize > 2 else np.float32)
+        numbers = each.to_host().astype(np.float64)
+        np.testing.assert_allclose(numbers, exactly, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("dtype, causal", [(np.float32, False), (np.float32, True), (np.float64, True)])
+@pytest.mark.parametrize("dtype, causal", [
+    (np.float32, False), (np.float32, True), (np.float64, True), (np.float16, True), (ml_dtypes.bfloat16, False),
+])  # fmt: skip
 @pytest.mark.parametrize("batch, queries, keys, width, value_width", [
     ((), 1, 1, 1, 1), ((2,), 5, 5, 3, 3), ((1, 2), 9, 9, 4, 4), ((2,), 3, 7, 5, 2), ((), 7, 3, 9, 17),
-    ((1,), 6, 6, 16, 8),
+    ((1,), 6, 6, 16, 8), ((), 21, 30, 36, 20),
 ])  # fmt: skip
 def test_attention_agrees_with_the_host(batch, queries, keys, width, value_width, causal, dtype):
     rng = np.random.default_rng(0)
@@ -98,6 +105,15 @@ def test_no_keys_give_zeros():
     rng = np.random.default_rng(6)
     check(*operands(rng, (2,), 3, 0, 4, 4, np.float32))
     check(*operands(rng, (2,), 0, 3, 4, 4, np.float32))
+
+
+def test_heads_that_shared_memory_does_not_hold_are_left_to_the_host(monkeypatch):
+    monkeypatch.setattr(attention, "_SHARED_BYTES", 2000)
+    attention.cut_of.cache_clear()
+    q = to_device(np.zeros((2, 3, 40), np.float32))
+    with pytest.raises(NotOnDevice, match="attention: no kernel of the device takes 40 and 40 features"):
+        attention_forward(q, q, q, 1.0, False)
+    attention.cut_of.cache_clear()
 
 
 def test_what_does_not_fit_is_refused():

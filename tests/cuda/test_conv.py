@@ -12,7 +12,7 @@ from spillgrad.errors import HostComputeWarning
 from spillgrad.nn import functional as F
 from spillgrad_kernels.cpu import conv as on_cpu
 from spillgrad_kernels.cuda import conv as on_device
-from spillgrad_kernels.cuda import conv_direct
+from spillgrad_kernels.cuda import conv_direct, matmul
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.cuda.jit import compile
 from spillgrad_kernels.windows import Windows
@@ -104,16 +104,10 @@ def test_the_gradient_of_a_weight_is_shared_among_products_or_blocks(monkeypatch
     monkeypatch.setattr(conv_direct, "_PART_POSITIONS", 5)
     assert_agree(case, np.float32)
     monkeypatch.setattr(on_device, "_FEW_OUTPUTS", 0)
-    monkeypatch.setattr(on_device, "_SHARED_DEPTH", 4)
+    monkeypatch.setattr(matmul, "_PART_DEPTH", 4)
+    matmul.prepare.cache_clear()
     assert_agree(case, np.float32)
-
-
-def test_the_depth_of_a_product_of_few_tiles_is_shared_among_several(monkeypatch):
-    monkeypatch.setattr(on_device, "_FEW_OUTPUTS", 0)
-    monkeypatch.setattr(on_device, "_SHARED_DEPTH", 8)
-    case = (1, 7, 16, 1, (2, 3), (2, 2), (1, 1), (0, 0), (1, 1))  # depths of 28, which is padded to 32, and 16
-    assert on_device._parts(1, 16, 32, 2) == 4 and on_device._parts(1, 32, 16, 2) == 2
-    assert_agree(case, np.float16)
+    matmul.prepare.cache_clear()
 
 
 def test_results_do_not_depend_on_the_number_of_blocks(way, monkeypatch):

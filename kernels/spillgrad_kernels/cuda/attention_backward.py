@@ -2,23 +2,33 @@
 
 import functools
 
-import numpy as np
-from numba.cuda import types
-
-from spillgrad_kernels.cuda import scalar_math  # noqa: F401 (gives exp its meaning here)
 from spillgrad_kernels.cuda.array import empty
-from spillgrad_kernels.cuda.attention import BLOCK_THREADS, PLACE, Variant, cut_of, functions, number_types, prepare
+from spillgrad_kernels.cuda.attention import (
+    ACROSS,
+    DTYPES,
+    Variant,
+    backward_bytes,
+    compiled,
+    cut_of,
+    dots,
+    filled,
+    mixed,
+    opening,
+    places,
+    prepare,
+    results,
+    row_of,
+    stored,
+    to_head,
+    weight_stored,
+)
 from spillgrad_kernels.cuda.elementwise import compute, contiguous
-from spillgrad_kernels.cuda.jit.compile import SIMULATED, Kernel, cuda
-from spillgrad_kernels.cuda.pointers import kernel_types, loaders, quotient, shared_address
+from spillgrad_kernels.cuda.jit.compile import Kernel
+from spillgrad_kernels.cuda.pointers import computing_dtype
 from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.tables.attention import Dropout, check_operands, check_results
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS
-from spillgrad_kernels.tables.scalar_math import exp
-
-# A thread holds parts of rows of three or four arrays in registers. This is the largest number of features of a part.
-_BACKWARD_FEATURES = 4 if SIMULATED else 16
 
 
 @functools.cache
@@ -31,93 +41,77 @@ def backward_kernel(variant: Variant, by_keys: bool) -> Kernel:
     the gradients of `a` and `b`. Otherwise, the arrays are q, the gradient of the result, k and v, and the kernel
     computes the gradient of `a`. The mask has a row for each row of `a`.
     """
-    dtype = np.dtype(variant.dtype)
-    size, number, sums = dtype.itemsize, dtype.type, kernel_types[variant.dtype]
-    cut = cut_of(variant, _BACKWARD_FEATURES, 2)
-    splits, part, value_part, tile, rows = cut
-    width, value_width, padded, value_padded = variant.width, variant.value_width, splits * part, splits * value_part
-    find_rows, fill_part, fill_tile, dot, add, store_part, score, factor = functions(variant, cut)
-    load, zero, one, lowest = loaders[dtype.name, 1], number(0), number(1), number(-np.inf)
-    c_size, d_size, scores_size = tile * padded, tile * value_padded, splits * tile * rows
-    b_part = value_part if by_keys else 1
-    causal = variant.causal
+    cut = cut_of(variant, backward_bytes)
+    sizes = dict(zip(("own_a", "own_b", "tile_c", "tile_d", "weights"), backward_bytes(variant, cut), strict=True))
+    width, value_width = variant.width, variant.value_width
+    own, other = range(cut.own), range(cut.other)
+    count, others = ("keys", "queries") if by_keys else ("queries", "keys")
+    loop = [
+        *filled(variant, "tile_c", cut.tile, width, "c", "begin", others),
+        *filled(variant, "tile_d", cut.tile, value_width, "d", "begin", others),
+        "cuda.syncthreads()",
+        *dots(variant, cut, "s", "own_a", "tile_c", width),
+        *dots(variant, cut, "t", "own_b", "tile_d", value_width),
+    ]
 
-    def backward(
-        queries: int, keys: int, size1: int, blocks: int, scale: float, kept_factor: float, threshold: int, seed: int,
-        counter: int, row_counters: int,
-        a: int, a_0: int, a_1: int, a_row: int, a_step: int, b: int, b_0: int, b_1: int, b_row: int, b_step: int,
-        c: int, c_0: int, c_1: int, c_row: int, c_step: int, d: int, d_0: int, d_1: int, d_row: int, d_step: int,
-        mask: int, mask_0: int, mask_1: int, mask_row: int, mask_step: int, da: int, da_0: int, da_1: int, da_row: int,
-        da_step: int, db: int, db_0: int, db_1: int, db_row: int, db_step: int, lse: int, mean_grad: int,
-    ) -> None:  # fmt: skip
-        c_rows = cuda.shared.array(c_size, sums)  # separate lines: the simulator tells arrays apart by line
-        d_rows = cuda.shared.array(d_size, sums)
-        scores = cuda.shared.array(scores_size, sums)
-        slopes = cuda.shared.array(scores_size, sums)
-        own_a, own_b = cuda.local.array(part, sums), cuda.local.array(value_part, sums)
-        made_a, made_b = cuda.local.array(part, sums), cuda.local.array(b_part, sums)
-        split, r, head, first, b0, b1 = find_rows(blocks, size1)
-        row = first + r
-        count, others = (keys, queries) if by_keys else (queries, keys)
-        is_inside = row < count
-        fill_part(own_a, a + b0 * a_0 + b1 * a_1 + row * a_row, a_step, split * part, width, is_inside)
-        fill_part(own_b, b + b0 * b_0 + b1 * b_1 + row * b_row, b_step, split * value_part, value_width, is_inside)
-        for i in range(part):
-            made_a[i] = zero
-        for i in range(b_part):
-            made_b[i] = zero
-        normalizer, mean = zero, zero
-        if is_inside and not by_keys:
-            at = (head * queries + row) * size
-            normalizer, mean = load(lse + at), load(mean_grad + at)
-        begin, last = 0, others
-        if causal and by_keys:  # earlier queries do not see these keys
-            begin = quotient(first, tile) * tile
-        elif causal and first + rows < keys:
-            last = first + rows
-        while begin < last:
-            fill_tile(c_rows, c + b0 * c_0 + b1 * c_1, c_row, c_step, begin, others, width, padded)
-            fill_tile(d_rows, d + b0 * d_0 + b1 * d_1, d_row, d_step, begin, others, value_width, value_padded)
-            cuda.syncthreads()
-            c_place = shared_address(c_rows) + split * part * size
-            d_place = shared_address(d_rows) + split * value_part * size
-            for j in range(tile):
-                place = (split * tile + j) * rows + r
-                scores[place] = dot(own_a, c_place + j * padded * size)
-                slopes[place] = dot(own_b, d_place + j * value_padded * size)
-            cuda.syncthreads()
-            for j in range(split, tile, splits):
-                value, slope = zero, zero
-                for other in range(splits):
-                    value += scores[(other * tile + j) * rows + r]
-                    slope += slopes[(other * tile + j) * rows + r]
-                query, key = (begin + j, row) if by_keys else (row, begin + j)
-                place = mask + b0 * mask_0 + b1 * mask_1 + row * mask_row + (begin + j) * mask_step
-                value = score(value * scale, query, key, queries, keys, place)
-                if by_keys and query < queries:
-                    at = (head * queries + query) * size
-                    normalizer, mean = load(lse + at), load(mean_grad + at)
-                weight = zero if value == lowest else exp(value - normalizer)
-                drawn_from = counter + (head * queries + query) * row_counters
-                kept = factor(seed, drawn_from, key, threshold, kept_factor)
-                slopes[j * rows + r] = zero if weight == zero else weight * (slope * kept - mean) * scale
-                if by_keys:
-                    scores[j * rows + r] = weight * kept
-            cuda.syncthreads()
-            for j in range(tile):
-                add(made_a, slopes[j * rows + r], c_place + j * padded * size)
-                if by_keys:
-                    add(made_b, scores[j * rows + r], d_place + j * value_padded * size)
-            cuda.syncthreads()
-            begin += tile
-        if is_inside:
-            store_part(made_a, one, da + b0 * da_0 + b1 * da_1 + row * da_row, da_step, split * part, width)
-            if by_keys:
-                place = db + b0 * db_0 + b1 * db_1 + row * db_row
-                store_part(made_b, one, place, db_step, split * value_part, value_width)
+    def normalizer_of(query: str, named: str) -> list[str]:
+        """Return the code that loads a query's normalizer and mean gradient, 0 beyond the last query."""
+        at = f"(head * queries + {query}) * {variant.itemsize}"
+        return [
+            f"normalizer{named} = mean{named} = zero",
+            f"if {query} < queries:",
+            f"    normalizer{named}, mean{named} = load_sum(lse + {at}), load_sum(mean_grad + {at})",
+        ]
 
-    parameters = [*number_types(sums), *[types.int64] * (7 * PLACE + 2)]
-    return Kernel(backward, f"{'keys' if by_keys else 'queries'}_backward", parameters, BLOCK_THREADS)
+    if by_keys:
+        loop += [line for c in other for line in normalizer_of(f"begin + x + {c * ACROSS}", str(c))]
+    for i in own:
+        loop.append(f"row = {row_of(i)}")
+        for c in other:
+            number = c if by_keys else i
+            loop += [
+                f"column = begin + x + {c * ACROSS}",
+                f"query, key = {'column, row' if by_keys else 'row, column'}",
+                "place = mask + row * mask_row + column * mask_step",
+                f"value = score(s{i}_{c} * scale, query, key, queries, keys, place)",
+                f"weight = zero if value == lowest else exp(value - normalizer{number})",
+                "drawn_from = counter + (head * queries + query) * row_counters",
+                "kept = factor(seed, drawn_from, key, threshold, kept_factor)",
+                f"slope{i}_{c} = zero if weight == zero else weight * (t{i}_{c} * kept - mean{number}) * scale",
+                *([weight_stored(cut, "weights", i, c, "weight * kept")] if by_keys else []),
+            ]
+    if by_keys:
+        loop += ["cuda.syncthreads()", *mixed(variant, cut, "made_b", "weights", "tile_d", value_width)]
+        loop.append("cuda.syncthreads()")
+    loop += [
+        *(weight_stored(cut, "weights", i, c, f"slope{i}_{c}") for i in own for c in other),
+        "cuda.syncthreads()",
+        *mixed(variant, cut, "made_a", "weights", "tile_c", width),
+        "cuda.syncthreads()",
+        f"begin += {cut.tile}",
+    ]
+    # The blocks with the most work come first: those of the first keys, or of the last queries.
+    blocks = "block" if by_keys else f"quotient(queries + {cut.rows - 1}, {cut.rows}) - 1 - block"
+    lines = [
+        *opening(cut, sizes, blocks),
+        *to_head("a", "b", "c", "d", "mask", "da", "db"),
+        *filled(variant, "own_a", cut.rows, width, "a", "first", count),
+        *filled(variant, "own_b", cut.rows, value_width, "b", "first", count),
+        *(f"{name} = zero" for name in results(variant, own, "made_a", width)),
+        *(f"{name} = zero" for name in (results(variant, own, "made_b", value_width) if by_keys else ())),
+        *([] if by_keys else [line for i in own for line in normalizer_of(row_of(i), str(i))]),
+        f"begin, last = 0, {others}",
+    ]
+    if variant.causal and by_keys:  # earlier queries do not see these keys
+        lines.append(f"begin = quotient(first, {cut.tile}) * {cut.tile}")
+    elif variant.causal:
+        lines.append(f"last = first + {cut.rows} if first + {cut.rows} < keys else keys")
+    lines += ["while begin < last:", *(f"    {line}" for line in loop)]
+    lines += stored(variant, cut, "made_a", "", "da", width, count)
+    if by_keys:
+        lines += stored(variant, cut, "made_b", "", "db", value_width, count)
+    name, parameters = f"{'keys' if by_keys else 'queries'}_backward", places("a", "b", "c", "d", "mask", "da", "db")
+    return compiled(variant, name, f"{parameters}, lse, mean_grad", lines, list(sizes.values()))
 
 
 def attention_backward(
@@ -125,15 +119,15 @@ def attention_backward(
     scale: float, causal: bool, mask: DeviceArray | None = None, dropout: Dropout | None = None,
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:  # fmt: skip
     """Return the gradients of `attention_forward` by q, k and v. `out` and `lse` are the results of that function."""
-    check_operands(q, k, v)
+    check_operands(q, k, v, DTYPES)
     check_results(q, v, grad_out, out, lse)
     dq, dk, dv = (empty(array.shape, array.dtype) for array in (q, k, v))
-    call = prepare(q, k, v, scale, causal, mask, dropout)
+    call = prepare(q, k, v, scale, causal, mask, dropout, grad_out)
     # For each query, the sum over keys of weight * gradient of the weight, which is equal to the sum of grad_out * out.
-    (weighted,) = compute(ROWS["mul"].forward, "mul", [grad_out, out], (q.dtype,))
+    (weighted,) = compute(ROWS["mul"].forward, "mul", [grad_out, out], (computing_dtype(q.dtype),))
     dense = [contiguous(lse), sum_over(weighted, (weighted.ndim - 1,))]
-    rows = cut_of(call.variant, _BACKWARD_FEATURES, 2).rows
     q, k, v, mask = call.arrays
+    rows = cut_of(call.variant, backward_bytes).rows
     if dq.size:
         call.launch(backward_kernel(call.variant, False), rows, [q, grad_out, k, v, mask, dq, dq], dense)
     if dk.size or dv.size:

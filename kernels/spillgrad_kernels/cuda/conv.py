@@ -14,7 +14,7 @@ Source: Chellapilla et al. 2006, "High performance convolutional neural networks
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from spillgrad_kernels.cuda.elementwise import compute, contiguous, copy
 from spillgrad_kernels.cuda.jit.compile import Kernel, for_each_turn
 from spillgrad_kernels.cuda.matmul import matmul
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, computing_dtype, loaders, quotient, storers
-from spillgrad_kernels.cuda.reductions import sum as sum_over
 from spillgrad_kernels.cuda.windows import Strides, lay
 from spillgrad_kernels.device_array import DeviceArray
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS
@@ -37,9 +36,8 @@ _PIECE_BYTES = 1 << 26
 _WHOLE = 8
 # With fewer outputs per group, the product's tile is so empty that `conv_direct` is faster.
 _FEW_OUTPUTS = 16
-# A product of fewer tiles than `_WANTED_TILES` is cut along its depth, into parts of at least `_SHARED_DEPTH`.
-_WANTED_TILES, _TILE = 256, 128
-_SHARED_DEPTH = 256
+# The columns of a product's tile.
+_TILE = 128
 # The least number of patch elements that a thread copies.
 _GATHERED = 32
 
@@ -165,35 +163,13 @@ def _matrices(weight: DeviceArray, groups: int) -> DeviceArray:
     return rows.reshape(groups, outputs // groups, rows.shape[1])
 
 
-def _parts(groups: int, rows: int, depth: int, columns: int) -> int:
-    """Return the number of parts into which to cut the depth of a product, so that few tiles also fill a device."""
-    tiles = groups * -(-rows // _TILE) * -(-columns // _TILE)
-    return max(1, min(_WANTED_TILES // tiles, depth // _SHARED_DEPTH))
-
-
-def _products(a: DeviceArray, b: DeviceArray, parts: int, before: DeviceArray | None = None) -> DeviceArray:
-    """Return the product a @ b of each group and each part of the depth.
+def _product(a: DeviceArray, b: DeviceArray, before: DeviceArray | None = None) -> DeviceArray:
+    """Return the product a @ b of each group, in the dtype of sums.
 
     If `before` is given, the products are added to `before` in place, and `before` is returned.
-    Shapes: a (groups, rows, depth), b (groups, depth, columns), result and before (parts, groups, rows, columns).
+    Shapes: a (groups, rows, depth), b (groups, depth, columns), result and before (groups, rows, columns).
     """
-    groups, depth, columns = b.shape
-    left = a.reshape(groups, a.shape[1], parts, depth // parts).transpose(2, 0, 1, 3)
-    right = b.reshape(groups, parts, depth // parts, columns).transpose(1, 0, 2, 3)
-    return matmul(left, right, before, accumulate=before is not None, dtype=computing_dtype(a.dtype))
-
-
-def _total(products: DeviceArray) -> DeviceArray:
-    return products[0] if len(products) == 1 else sum_over(products, (0,))
-
-
-def _product(a: DeviceArray, b: DeviceArray) -> DeviceArray:
-    """Return the products of the groups (see `_products`), summed over the parts."""
-    (groups, rows, depth), columns = a.shape, b.shape[2]
-    parts = _parts(groups, rows, depth, columns)
-    while parts > 1 and depth % (parts * _WHOLE):
-        parts -= 1
-    return _total(_products(a, b, parts))
+    return matmul(a, b, before, accumulate=before is not None, dtype=computing_dtype(a.dtype))
 
 
 def _finish(product: DeviceArray, bias: DeviceArray | None, out: DeviceArray) -> None:
@@ -308,14 +284,12 @@ def conv_weight(grad: DeviceArray, x: DeviceArray, windows: Windows, groups: int
         return out
     depth, across = round_up(elements, _WHOLE), windows.grid[1]
     pieces = _pieces(len(x), windows.grid[0], across * groups * (depth + outputs) * x.itemsize)
-    most = max([piece.all_rows for piece in pieces]) * across
-    parts = _parts(groups, outputs, most, depth)
-    columns = round_up(most, parts * _WHOLE)
-    sums: Any = None
+    sums: DeviceArray | None = None
     for piece in pieces:
+        columns = round_up(piece.all_rows * across, _WHOLE)
         patches = _gathered(x, piece, windows, groups, depth, columns)
         beside = _beside_each_other(grad[piece.images, :, piece.rows], groups, columns)
-        sums = _products(beside, patches.swapaxes(1, 2), parts, sums)
-    total = _total(sums)
-    copy(total[:, :, :elements], out=out.reshape(groups, outputs, elements))
+        sums = _product(beside, patches.swapaxes(1, 2), sums)
+    assert sums is not None  # there is a piece for each image at least
+    copy(sums[:, :, :elements], out=out.reshape(groups, outputs, elements))
     return out

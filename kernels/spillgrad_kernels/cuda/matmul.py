@@ -39,8 +39,7 @@ from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, Trace, trace
 # Consecutive blocks compute this many rows of tiles in a column of tiles, then the next column, so that A and B stay in
 # the level-2 cache.
 _GROUP_ROWS = 8
-# K is cut into at most `_MOST_PARTS` parts of at least `_PART_DEPTH`, so as to fill this many multiprocessors.
-_WANTED_MULTIPROCESSORS = 128
+# K is cut into at most `_MOST_PARTS` parts of at least `_PART_DEPTH`.
 _PART_DEPTH = 16 if SIMULATED else 256
 _MOST_PARTS = 16
 
@@ -205,7 +204,7 @@ def _source(variant: Variant, tile: Tile, has_formula: bool) -> list[str]:
     if isinstance(tile, tensor_cores.Tile):
         copied = (tensor_cores.copies(*variant.a[::2]), tensor_cores.copies(*variant.b[::2]))
         kind = tensor_cores.KINDS[variant.a.dtype]
-        lines = tensor_cores.source(kind, along, copied, opening, fetch, finished)
+        lines = tensor_cores.source(kind, tile, along, copied, opening, fetch, finished)
     else:
         lines = plain_cores.source(tile, variant.sums, variant.lanes, along, opening, fetch, finished)
     return [f"def kernel({', '.join(variant.parameters)}):", *(f"    {line}" for line in lines)]
@@ -357,7 +356,8 @@ def prepare(
     width = ACCESS_BYTES // np.dtype(sums).itemsize
     if a.dtype.name in on_tensor_cores and sums == "float32":
         kind = tensor_cores.KINDS[a.dtype.name]
-        read, tile, width = operands(kind.width), kind.tile, tensor_cores.NEIGHBOURS
+        read, width = operands(kind.width), tensor_cores.NEIGHBOURS
+        tile = tensor_cores.tile_for(a.dtype.name, [side.lanes for side in read])
     else:
         low = plain_cores.LOW_TILES[sums]
         read, tile = operands(width), low if m <= low.rows else plain_cores.TILES[sums]
@@ -373,7 +373,7 @@ def prepare(
     )  # fmt: skip
     items, down, across = int(np.prod(sizes, dtype=np.int64)), -(-m // tile.rows), -(-n // tile.columns)
     blocks, head = down * across * items, (m, n, k, down, across, *sizes[1:])
-    wanted = round(_WANTED_MULTIPROCESSORS * tile.resident / max(1, blocks))
+    wanted = round(tile.wanted / max(1, blocks))
     part_depth = -(-k // (max(1, min(wanted, _MOST_PARTS, k // _PART_DEPTH)) * tile.depth)) * tile.depth
     if k <= part_depth:
         words = (*head, *[step for each in variant.arrays for step in steps[each]])

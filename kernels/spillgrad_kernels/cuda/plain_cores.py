@@ -24,7 +24,7 @@ _UNROLLED = 2
 class Tile(NamedTuple):
     """The tile sizes of a product: rows and columns of C for a block and a thread, and the depth of a step along K.
 
-    A multiprocessor runs `resident` blocks at once.
+    A multiprocessor runs `resident` blocks at once. K is cut until a product has about `wanted` blocks.
     """
 
     rows: int
@@ -33,6 +33,7 @@ class Tile(NamedTuple):
     thread_columns: int
     depth: int
     resident: int = 4
+    wanted: int = 1024
 
     @property
     def threads(self) -> int:

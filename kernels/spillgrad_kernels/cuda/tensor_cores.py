@@ -15,7 +15,7 @@ on ldmatrix, and on cp.async.
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -35,7 +35,8 @@ _ROWS, _COLUMNS = 16, 8  # the rows and columns of the result of one multiplicat
 class Tile(NamedTuple):
     """The tile sizes of a product: rows and columns of C for a block and a warp, and the depth of a step along K.
 
-    Shared memory has tiles of `stages` steps. A multiprocessor runs `resident` blocks at once.
+    Shared memory has tiles of `stages` steps. A multiprocessor runs `resident` blocks at once. K is cut until a product
+    has about `wanted` blocks.
     """
 
     rows: int
@@ -45,6 +46,7 @@ class Tile(NamedTuple):
     depth: int
     stages: int
     resident: int = 2
+    wanted: int = 128
 
     @property
     def threads(self) -> int:
@@ -53,12 +55,16 @@ class Tile(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A dtype that tensor cores multiply: its `name` in PTX, and the `depth` along K of one mma instruction."""
+    """A dtype that tensor cores multiply: its `name` in PTX, and the `depth` along K of one mma instruction.
+
+    Products whose operands pass through registers have the tile `ragged_tile`: more threads have more registers.
+    """
 
     name: str
     itemsize: int
     depth: int
     tile: Tile
+    ragged_tile: Tile
 
     @property
     def width(self) -> int:
@@ -67,10 +73,11 @@ class Kind(NamedTuple):
 
 
 _HALF_TILE = Tile(32, 16, 16, 16, 32, 3) if SIMULATED else Tile(128, 128, 64, 64, 32, 3)
+_RAGGED_TILE = _HALF_TILE if SIMULATED else _HALF_TILE._replace(warp_rows=32)
 _TF32_TILE = Tile(32, 16, 16, 16, 16, 2) if SIMULATED else Tile(128, 128, 64, 64, 16, 2)
 KINDS = {
-    "float16": Kind("f16", 2, 16, _HALF_TILE), "bfloat16": Kind("bf16", 2, 16, _HALF_TILE),
-    "float32": Kind("tf32", 4, 8, _TF32_TILE),
+    "float16": Kind("f16", 2, 16, _HALF_TILE, _RAGGED_TILE), "bfloat16": Kind("bf16", 2, 16, _HALF_TILE, _RAGGED_TILE),
+    "float32": Kind("tf32", 4, 8, _TF32_TILE, _TF32_TILE),
 }  # fmt: skip
 
 
@@ -277,6 +284,12 @@ def copies(dtype: str, lanes: int) -> bool:
     return KINDS[dtype].itemsize == 2 and lanes == KINDS[dtype].width
 
 
+def tile_for(dtype: str, lanes: Iterable[int]) -> Tile:
+    """Return the tile of products of `dtype` whose operands have accesses of `lanes` elements."""
+    kind = KINDS[dtype]
+    return kind.tile if all(copies(dtype, each) for each in lanes) else kind.ragged_tile
+
+
 def names(dtype: str, a_along: bool, b_along: bool) -> dict[str, Any]:
     """Return a dict from names in a kernel's generated code to the functions and constants that they stand for."""
     return {
@@ -284,7 +297,7 @@ def names(dtype: str, a_along: bool, b_along: bool) -> dict[str, Any]:
         "read_b": _load_matrices if b_along else _load_turned, "read_word": shared_loaders["int32", 1],
         "rounded": _rounded, "bytes": types.int8, "store_words": shared_storers["int32", 4], "nothing": np.int32(0),
         "paired": _paired, "copy": _copy, "close_group": _close_group, "wait_for_all": _waiter(0),
-        "wait_for_stage": _waiter(max(0, KINDS[dtype].tile.stages - 2)),
+        "wait_for_stage": _waiter(KINDS[dtype].tile.stages - 2),
     }  # fmt: skip
 
 
@@ -303,6 +316,7 @@ class _Side(NamedTuple):
 
     name: str
     kind: Kind
+    tile: Tile
     along: bool
     across: int
     copied: bool
@@ -310,7 +324,7 @@ class _Side(NamedTuple):
     @property
     def accesses(self) -> int:
         """The number of accesses in a row."""
-        return (self.kind.tile.depth if self.along else self.across) // self.kind.width
+        return (self.tile.depth if self.along else self.across) // self.kind.width
 
     @property
     def row_bytes(self) -> int:
@@ -321,12 +335,12 @@ class _Side(NamedTuple):
     @property
     def stage_bytes(self) -> int:
         """The number of bytes of a stage."""
-        return self.row_bytes * (self.across if self.along else self.kind.tile.depth)
+        return self.row_bytes * (self.across if self.along else self.tile.depth)
 
     @property
     def turns(self) -> range:
         """The numbers of the accesses by which a thread fills its share of the tile."""
-        return range(self.across * self.kind.tile.depth // (self.kind.width * self.kind.tile.threads))
+        return range(self.across * self.tile.depth // (self.kind.width * self.tile.threads))
 
     @property
     def by_matrices(self) -> bool:
@@ -342,7 +356,7 @@ class _Side(NamedTuple):
 
     def opening(self) -> Iterator[str]:
         """Yield the code that finds where a thread's accesses are in a stage, and, if copied, in the operand."""
-        name, tile, accesses = self.name, self.kind.tile, self.accesses
+        name, tile, accesses = self.name, self.tile, self.accesses
         size, first, step, deeper = (
             ("m", "row0", "a_row", "a_column") if name == "a" else ("n", "column0", "b_column", "b_row")
         )
@@ -389,7 +403,7 @@ class _Side(NamedTuple):
         down, further = (3, 4) if self.name == "a" else (4, 3)
         below, right = f"((lane >> {down}) & 1)", f"((lane >> {further}) & 1)"
         if self.along:
-            for deep in range(0, self.kind.tile.depth, self.kind.depth):
+            for deep in range(0, self.tile.depth, self.kind.depth):
                 place = self._place(f"{first} + {below} * 8 + (lane & 7)", f"{deep // self.kind.width} + {right}")
                 yield f"{self.name}_lane{deep} = {place}"
             return
@@ -440,8 +454,8 @@ def _walk_along_k(tile: Tile, sides: Sequence[_Side], fetch: Mapping[str, list[s
 
 
 def source(
-    kind: Kind, along: tuple[bool, bool], copied: tuple[bool, bool], opening: list[str], fetch: Mapping[str, list[str]],
-    finished: Callable[[str, list[str]], Iterator[str]],
+    kind: Kind, tile: Tile, along: tuple[bool, bool], copied: tuple[bool, bool], opening: list[str],
+    fetch: Mapping[str, list[str]], finished: Callable[[str, list[str]], Iterator[str]],
 ) -> list[str]:  # fmt: skip
     """Return the body of a kernel; `along` and `copied` are those of A and B (see `_Side`).
 
@@ -449,9 +463,8 @@ def source(
     step's tiles. `finished(column, sums)` yields the code that stores the adjacent `sums` of a row from the tile's
     `column` on.
     """
-    tile = kind.tile
-    a = _Side("a", kind, along[0], tile.rows, copied[0])
-    b = _Side("b", kind, along[1], tile.columns, copied[1])
+    a = _Side("a", kind, tile, along[0], tile.rows, copied[0])
+    b = _Side("b", kind, tile, along[1], tile.columns, copied[1])
     down, across = tile.warp_rows // _ROWS, tile.warp_columns // _COLUMNS
     aligned = "" if SIMULATED else f", {8 * ACCESS_BYTES}"  # whole lines of all banks
     multiply: list[str] = []

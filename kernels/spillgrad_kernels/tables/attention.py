@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad_kernels.jit.compile import FLOATS
+from spillgrad_kernels.tables.formula import CONVERSIONS
 from spillgrad_kernels.tables.random import threshold_and_scale
 
 
@@ -20,15 +21,16 @@ class Dropout(NamedTuple):
     offset: int
 
 
-def check_operands(q: Any, k: Any, v: Any) -> None:
+def check_operands(q: Any, k: Any, v: Any, accepted: frozenset[np.dtype] = FLOATS) -> None:
     """Check q, k and v for `attention_forward`. Raises ValueError for wrong shapes, TypeError for wrong dtypes."""
     shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
     if q.ndim < 2 or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
         raise ValueError(f"attention: got {shapes}; wanted the same dimensions before positions and features; expand")
     if k.shape[-2] != v.shape[-2] or not q.shape[-1] == k.shape[-1] > 0:
         raise ValueError(f"attention: got {shapes}; wanted (..., T, D), (..., S, D), (..., S, E) with D at least 1")
-    if q.dtype not in FLOATS or not q.dtype == k.dtype == v.dtype:
-        raise TypeError(f"attention: got {q.dtype}, {k.dtype}, {v.dtype}; wanted all float32 or all float64; convert")
+    if q.dtype not in accepted or not q.dtype == k.dtype == v.dtype:
+        wanted = " or ".join(f"all {name}" for name in sorted(map(str, accepted)))
+        raise TypeError(f"attention: got {q.dtype}, {k.dtype}, {v.dtype}; wanted {wanted}; convert")
 
 
 def check_results(q: Any, v: Any, grad_out: Any, out: Any, lse: Any) -> None:
@@ -39,8 +41,12 @@ def check_results(q: Any, v: Any, grad_out: Any, out: Any, lse: Any) -> None:
             f"attention: got grad_out {grad_out.shape}, out {out.shape}, lse {lse.shape}; "
             f"wanted {wanted}, {wanted}, {wanted[:-1]}; pass what attention_forward returned for these q, k and v"
         )
-    if not grad_out.dtype == out.dtype == lse.dtype == q.dtype:
-        raise TypeError(f"attention: got {grad_out.dtype}, {out.dtype}, {lse.dtype}; wanted {q.dtype} as of q; convert")
+    sums = CONVERSIONS[q.dtype.name]
+    if not (grad_out.dtype == out.dtype == q.dtype and lse.dtype == sums):
+        raise TypeError(
+            f"attention: got grad_out {grad_out.dtype}, out {out.dtype}, lse {lse.dtype}; wanted {q.dtype} as of "
+            f"q, and {np.dtype(sums)} for lse; convert"
+        )
 
 
 def dropout_operands(dropout: Dropout | None, dtype: np.dtype) -> tuple[bool, np.uint32, Any, np.uint64, np.uint64]:

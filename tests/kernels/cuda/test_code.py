@@ -211,7 +211,9 @@ def test_a_product_is_made_by_tensor_cores_out_of_registers(dtype, a_turned, b_t
         code = kernel.ptx(capability)
         assert len(re.findall(rf"mma\.sync\.aligned\.m16n8k{depth}", code)) == of_step
         assert ("ldmatrix.sync.aligned.m8n8.x4.trans" in code) == (kind.itemsize == 2)
-        assert set(re.findall(r"ld\.global\.(\S+)", code)) == {"v4.u32"}
+        fetched = set(re.findall(r"ld\.global\.(\S+)", code))
+        assert fetched == (set() if kind.itemsize == 2 else {"v4.u32"})
+        assert ("cp.async.cg.shared.global" in code) == (kind.itemsize == 2)
         if capability == (8, 0):  # what it has, later ones have too
             assert re.search(r"\b0 bytes spill stores, 0 bytes spill loads", assembled(code, capability))
 
@@ -225,7 +227,8 @@ def test_tensor_cores_also_multiply_what_is_not_aligned(m, n, k, dtype):
     )
     code = call.kernel.ptx((8, 0))
     assert "mma.sync.aligned" in code
-    assert len(set(re.findall(r"ld\.global\.(\S+)", code))) == 2  # one operand has whole accesses
+    fetched = set(re.findall(r"ld\.global\.(\S+)", code))  # one operand has whole accesses
+    assert len(fetched - {"v4.u32"}) == 1 and ("v4.u32" in fetched) != ("cp.async.cg.shared.global" in code)
     assert re.search(r"\b0 bytes spill stores, 0 bytes spill loads", assembled(code, (8, 0)))
 
 
@@ -243,14 +246,14 @@ def test_the_parts_of_a_product_are_joined_by_wide_accesses(dtype, n):
 
 @pytest.mark.parametrize("dtype, width, mask", [
     ("float32", 64, attention.NO_MASK), ("float32", 64, attention.CHOICE), ("float32", 128, attention.BIAS),
-    ("float64", 64, attention.NO_MASK),
+    ("float64", 64, attention.NO_MASK), ("bfloat16", 64, attention.NO_MASK),
 ])  # fmt: skip
 @pytest.mark.parametrize("make", [
     attention.forward_kernel, lambda variant: attention_backward.backward_kernel(variant, False),
     lambda variant: attention_backward.backward_kernel(variant, True),
 ])  # fmt: skip
 def test_attention_keeps_its_rows_in_registers(make, dtype, width, mask):
-    kernel = make(attention.Variant(dtype, width, width, mask, mask == 0, mask == 0))
+    kernel = make(attention.Variant(dtype, width, width, mask, mask == 0, mask == 0, 2 if dtype == "float64" else 4))
     for major, minor in CAPABILITIES:
         code = kernel.ptx((major, minor))
         assert f".target sm_{major}{minor}" in code

@@ -39,8 +39,8 @@ KERNELS = [
     reductions.kernel("max", "max", FLOAT, FLOAT),
     *[make("float32", turned) for make in (sorting.sorting_tiles, sorting.merging_runs) for turned in (False, True)],
     *[index_sums.adding(FLOAT, 1, "int64", rule) for rule in ("sum", "prod", "max", "min")],
-    *[attention.forward_kernel(attention.Variant("float32", 64, 64, mask, True, True)) for mask in (0, 1)],
-    *[attention.forward_kernel(attention.Variant("float32", 64, width, 0, True, True)) for width in (32, 128)],
+    *[attention.forward_kernel(attention.Variant("float32", 64, 64, mask, True, True, 4)) for mask in (0, 1)],
+    *[attention.forward_kernel(attention.Variant("float32", 64, width, 0, True, True, 4)) for width in (32, 128)],
 ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ _SUCCESS = _cuda.CUresult.CUDA_SUCCESS
 _NOT_READY = _cuda.CUresult.CUDA_ERROR_NOT_READY
 _OUT_OF_MEMORY = _cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
+_SHARED_BYTES = 48 << 10  # what a kernel may use of shared memory without permission
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _TIMED, _UNTIMED = 0, 2  # CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING
 _ATTRIBUTES = _cuda.CUdevice_attribute
@@ -183,21 +184,32 @@ def multiprocessors() -> int:
     return _attribute(_ATTRIBUTES.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
 
 
-def function(code: bytes, name: str) -> Any:
-    """Load the machine code `code`, and return the function `name` in the code. The code stays loaded."""
+def function(code: bytes, name: str, shared_bytes: int) -> Any:
+    """Load the machine code `code`, and return the function `name` in the code. The code stays loaded.
+
+    Launches may give each block up to `shared_bytes` of shared memory, besides what the code declares.
+    """
     enter()
     module = _checked("load a kernel", _cuda.cuModuleLoadData(code))
-    return _checked("find a kernel", _cuda.cuModuleGetFunction(module, name.encode()))
+    found = _checked("find a kernel", _cuda.cuModuleGetFunction(module, name.encode()))
+    if shared_bytes > _SHARED_BYTES:
+        most = _cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _checked("let a kernel use more shared memory", _cuda.cuFuncSetAttribute(found, most, shared_bytes))
+    return found
 
 
-def launch(function: Any, name: str, blocks: int, threads: int, stream: Any, arguments: int) -> None:
+def launch(
+    function: Any, name: str, blocks: int, threads: int, shared_bytes: int, stream: Any, arguments: int
+) -> None:  # fmt: skip
     """Launch a kernel in a stream.
 
     `arguments` is the address of a table, which holds the address of each argument of the kernel. The table and the
     arguments may be changed after the call. Raises CudaError if the launch fails.
     """
     enter()
-    (status,) = _cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, 0)
+    (status,) = _cuda.cuLaunchKernel(
+        function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, arguments, 0
+    )  # fmt: skip
     if status is not _SUCCESS and status != _SUCCESS:
         raise _failure(f"launch the kernel {name} in {blocks} blocks of {threads} threads", status)
     launches.add(name)

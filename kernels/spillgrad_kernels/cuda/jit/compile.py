@@ -32,9 +32,14 @@ if SIMULATED:
         """A block's shared memory in the simulator. Numba's own class gives concurrent threads different arrays."""
 
         def array(self, shape: Any, dtype: Any) -> np.ndarray:
-            """Return the array of the caller's source line: all threads of the block get the same array."""
-            caller = sys._getframe(1)
-            arrays = _simulator._get_kernel_context().shared._allocations
+            """Return the array of the caller's source line: all threads of the block get the same array.
+
+            If `shape` is 0, return the array whose size the launch gives.
+            """
+            caller, shared = sys._getframe(1), _simulator._get_kernel_context().shared
+            if shape == 0:
+                return shared.array(0, dtype)  # type: ignore[no-any-return]
+            arrays = shared._allocations
             place = caller.f_code, caller.f_lineno
             found: np.ndarray | None = arrays.get(place)
             return arrays.setdefault(place, np.empty(shape, dtype.name)) if found is None else found
@@ -132,18 +137,20 @@ class Kernel:
     """A function of numbers that many threads of a device run, in blocks of `threads` threads.
 
     `parameters` are the types of the function's arguments; by default, all are int64. If `resident` is given, the
-    compiler takes so few registers that this many blocks fit a multiprocessor at once.
+    compiler takes so few registers that this many blocks fit a multiprocessor at once. `cuda.shared.array(0, ...)`
+    is an array of `shared_bytes` bytes, which may be more than the 48 KiB that arrays of a fixed size may have.
     """
 
     def __init__(
         self, function: Callable[..., None], name: str | None = None, parameters: Sequence[Any] | None = None,
-        threads: int = THREADS, resident: int | None = None,
+        threads: int = THREADS, resident: int | None = None, shared_bytes: int = 0,
     ) -> None:  # fmt: skip
         self.function = function
         function.__name__ = name or function.__name__
         self.parameters = tuple([types.int64] * function.__code__.co_argcount if parameters is None else parameters)
         self.threads = threads
         self.resident = resident
+        self.shared_bytes = shared_bytes
 
     def __repr__(self) -> str:
         return f"<kernel {self.function.__name__}>"
@@ -177,12 +184,13 @@ class Kernel:
     def launch(self) -> Callable[..., None]:
         """The function `launch(blocks, *arguments)`, which starts `blocks` blocks without waiting for them."""
         if not SIMULATED:
-            return launcher(self.code(driver.calls.capability()), self.function.__name__, self.parameters, self.threads)
+            code, name = self.code(driver.calls.capability()), self.function.__name__
+            return launcher(code, name, self.parameters, self.threads, self.shared_bytes)
         dispatcher = numba_cuda.jit(_without_warnings(self.function))
 
         def simulate(blocks: int, *arguments: Any) -> None:
             with _simulating:
-                dispatcher[blocks, self.threads](*arguments)
+                dispatcher[blocks, self.threads, 0, self.shared_bytes](*arguments)
 
         return simulate
 

@@ -25,9 +25,14 @@ class _Arguments:
         self.address = ctypes.addressof(self._addresses)
 
 
-def launcher(code: bytes, name: str, parameters: Sequence[Any], threads: int) -> Callable[..., None]:
-    """Load a kernel's machine code, and return the function `launch(blocks, *arguments)` that starts the kernel."""
-    function = driver.calls.function(code, "kernel")
+def launcher(
+    code: bytes, name: str, parameters: Sequence[Any], threads: int, shared_bytes: int = 0
+) -> Callable[..., None]:  # fmt: skip
+    """Load a kernel's machine code, and return the function `launch(blocks, *arguments)` that starts the kernel.
+
+    Each block has `shared_bytes` of shared memory besides what the code declares.
+    """
+    function = driver.calls.function(code, "kernel", shared_bytes)
     pack = struct.Struct("<" + "".join(_LAYOUTS[str(parameter)] for parameter in parameters)).pack_into
     stream, call = driver.compute().handle, driver.calls.launch
     # A list, since several threads may launch at the same time.
@@ -39,7 +44,7 @@ def launcher(code: bytes, name: str, parameters: Sequence[Any], threads: int) ->
         except IndexError:
             memory = _Arguments(len(parameters))
         pack(memory.words, 0, *arguments)
-        call(function, name, blocks, threads, stream, memory.address)
+        call(function, name, blocks, threads, shared_bytes, stream, memory.address)
         spare.append(memory)
 
     return launch
