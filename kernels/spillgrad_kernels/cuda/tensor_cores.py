@@ -73,7 +73,7 @@ class Kind(NamedTuple):
 
 
 _HALF_TILE = Tile(32, 16, 16, 16, 32, 3) if SIMULATED else Tile(128, 128, 64, 64, 32, 3)
-_RAGGED_TILE = _HALF_TILE if SIMULATED else _HALF_TILE._replace(warp_rows=32)
+_RAGGED_TILE = _HALF_TILE if SIMULATED else _HALF_TILE._replace(warp_rows=32, wanted=256)
 _TF32_TILE = Tile(32, 16, 16, 16, 16, 2) if SIMULATED else Tile(128, 128, 64, 64, 16, 2)
 KINDS = {
     "float16": Kind("f16", 2, 16, _HALF_TILE, _RAGGED_TILE), "bfloat16": Kind("bf16", 2, 16, _HALF_TILE, _RAGGED_TILE),

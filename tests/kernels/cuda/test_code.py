@@ -229,7 +229,6 @@ def test_tensor_cores_also_multiply_what_is_not_aligned(m, n, k, dtype):
     assert "mma.sync.aligned" in code
     fetched = set(re.findall(r"ld\.global\.(\S+)", code))  # one operand has whole accesses
     assert len(fetched - {"v4.u32"}) == 1 and ("v4.u32" in fetched) != ("cp.async.cg.shared.global" in code)
-    assert re.search(r"\b0 bytes spill stores, 0 bytes spill loads", assembled(code, (8, 0)))
 
 
 @pytest.mark.parametrize("dtype, n", [(np.float32, 64), (np.float32, 63), (np.float16, 64), (np.float64, 64)])
