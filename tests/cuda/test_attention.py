@@ -6,7 +6,7 @@ import pytest
 
 from spillgrad_kernels.cpu import attention as on_the_host
 from spillgrad_kernels.cpu import attention_backward as gradients_on_the_host
-from spillgrad_kernels.cuda import attention
+from spillgrad_kernels.cuda import attention_tiles
 from spillgrad_kernels.cuda.array import to_device
 from spillgrad_kernels.cuda.attention import attention_forward
 from spillgrad_kernels.cuda.attention_backward import attention_backward
@@ -108,12 +108,12 @@ def test_no_keys_give_zeros():
 
 
 def test_heads_that_shared_memory_does_not_hold_are_left_to_the_host(monkeypatch):
-    monkeypatch.setattr(attention, "_SHARED_BYTES", 2000)
-    attention.cut_of.cache_clear()
+    monkeypatch.setattr(attention_tiles, "_SHARED_BYTES", 2000)
+    attention_tiles.cut_of.cache_clear()
     q = to_device(np.zeros((2, 3, 40), np.float32))
     with pytest.raises(NotOnDevice, match="attention: no kernel of the device takes 40 and 40 features"):
         attention_forward(q, q, q, 1.0, False)
-    attention.cut_of.cache_clear()
+    attention_tiles.cut_of.cache_clear()
 
 
 def test_what_does_not_fit_is_refused():

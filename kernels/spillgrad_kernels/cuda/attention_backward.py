@@ -3,11 +3,11 @@
 import functools
 
 from spillgrad_kernels.cuda.array import empty
-from spillgrad_kernels.cuda.attention import (
+from spillgrad_kernels.cuda.attention import DTYPES, prepare
+from spillgrad_kernels.cuda.attention_tiles import (
     ACROSS,
-    DTYPES,
+    Cut,
     Variant,
-    backward_bytes,
     compiled,
     cut_of,
     dots,
@@ -15,7 +15,6 @@ from spillgrad_kernels.cuda.attention import (
     mixed,
     opening,
     places,
-    prepare,
     results,
     row_of,
     stored,
@@ -31,6 +30,12 @@ from spillgrad_kernels.tables.attention import Dropout, check_operands, check_re
 from spillgrad_kernels.tables.elementwise_derivatives import ROWS
 
 
+def _backward_bytes(variant: Variant, cut: Cut) -> tuple[int, int, int, int, int]:
+    """Return the bytes of shared memory for two arrays of own rows, for two of a tile's rows, and for weights."""
+    keys, values = variant.pitch(variant.width), variant.pitch(variant.value_width)
+    return cut.rows * keys, cut.rows * values, cut.tile * keys, cut.tile * values, cut.weights_bytes
+
+
 @functools.cache
 def backward_kernel(variant: Variant, by_keys: bool) -> Kernel:
     """Return the kernel of the gradients of queries or, if `by_keys`, of the gradients of keys and values.
@@ -41,8 +46,8 @@ def backward_kernel(variant: Variant, by_keys: bool) -> Kernel:
     the gradients of `a` and `b`. Otherwise, the arrays are q, the gradient of the result, k and v, and the kernel
     computes the gradient of `a`. The mask has a row for each row of `a`.
     """
-    cut = cut_of(variant, backward_bytes)
-    sizes = dict(zip(("own_a", "own_b", "tile_c", "tile_d", "weights"), backward_bytes(variant, cut), strict=True))
+    cut = cut_of(variant, _backward_bytes)
+    sizes = dict(zip(("own_a", "own_b", "tile_c", "tile_d", "weights"), _backward_bytes(variant, cut), strict=True))
     width, value_width = variant.width, variant.value_width
     own, other = range(cut.own), range(cut.other)
     count, others = ("keys", "queries") if by_keys else ("queries", "keys")
@@ -127,7 +132,7 @@ def attention_backward(
     (weighted,) = compute(ROWS["mul"].forward, "mul", [grad_out, out], (computing_dtype(q.dtype),))
     dense = [contiguous(lse), sum_over(weighted, (weighted.ndim - 1,))]
     q, k, v, mask = call.arrays
-    rows = cut_of(call.variant, backward_bytes).rows
+    rows = cut_of(call.variant, _backward_bytes).rows
     if dq.size:
         call.launch(backward_kernel(call.variant, False), rows, [q, grad_out, k, v, mask, dq, dq], dense)
     if dk.size or dv.size:

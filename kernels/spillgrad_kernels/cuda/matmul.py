@@ -357,7 +357,7 @@ def prepare(
     if a.dtype.name in on_tensor_cores and sums == "float32":
         kind = tensor_cores.KINDS[a.dtype.name]
         read, width = operands(kind.width), tensor_cores.NEIGHBOURS
-        tile = tensor_cores.tile_for(a.dtype.name, [side.lanes for side in read])
+        tile: Tile = tensor_cores.tile_for(a.dtype.name, [side.lanes for side in read])
     else:
         low = plain_cores.LOW_TILES[sums]
         read, tile = operands(width), low if m <= low.rows else plain_cores.TILES[sums]
@@ -381,12 +381,11 @@ def prepare(
 
     parts, size, kind_of_sums = -(-k // part_depth), items * m * n, np.dtype(sums)
     part_step, row = size * kind_of_sums.itemsize, n * kind_of_sums.itemsize
-    own: list[int] = [kind_of_sums.itemsize, row]
+    strides = [kind_of_sums.itemsize, row]
     for length in (m, *reversed(sizes[1:])):
-        own.append(own[-1] * length)
-    own = own[len(sizes) + 1 :: -1]
+        strides.append(strides[-1] * length)
     adding = Variant(*read, sums, width if n % width == 0 else 1, len(sizes), False, False, False, parts=True)
-    words = (*head, items, part_depth, part_step, *steps["a"], *steps["b"], *own)
+    words = (*head, items, part_depth, part_step, *steps["a"], *steps["b"], *strides[len(sizes) + 1 :: -1])
     joining = Joining(
         (parts, size), kind_of_sums, _joining(variant, formula, name), size // lanes,
         (m, n // lanes, parts, part_step, *sizes[1:], *[step for each in variant.arrays[2:] for step in steps[each]]),

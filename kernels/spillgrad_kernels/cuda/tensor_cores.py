@@ -7,29 +7,24 @@ for tf32. Products are exact, and sums are float32.
 Shared memory holds the tiles of A and B for several steps along K, each in its stage. While the warps multiply the
 tiles of one stage, the device copies those of later steps from global memory (cp.async), without registers. Tiles that
 cannot be copied so, because accesses of 16 bytes are not aligned or because numbers are rounded, pass through
-registers.
-
-Source: NVIDIA, "Parallel Thread Execution ISA", sections on matrix fragments for mma.m16n8k16 and mma.m16n8k8 of tf32,
-on ldmatrix, and on cp.async.
+registers. `warp_instructions` has the instructions.
 """
 
-import ctypes
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 from numba.cuda import types
 
+from spillgrad_kernels.cuda import warp_instructions as instructions
 from spillgrad_kernels.cuda.driver import driver
-from spillgrad_kernels.cuda.jit.compile import SIMULATED, cuda, device
+from spillgrad_kernels.cuda.jit.compile import SIMULATED
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, loaders, shared_loaders, shared_storers
 from spillgrad_kernels.cuda.precision import tf32_is_allowed
+from spillgrad_kernels.cuda.warp_instructions import COLUMNS, ROWS, WARP
 
 NEIGHBOURS = 2  # a thread holds pairs of adjacent sums of a row of C
-_WARP = 32
-_ROWS, _COLUMNS = 16, 8  # the rows and columns of the result of one multiplication
 
 
 class Tile(NamedTuple):
@@ -51,7 +46,7 @@ class Tile(NamedTuple):
     @property
     def threads(self) -> int:
         """The number of threads in a block."""
-        return _WARP * (self.rows // self.warp_rows) * (self.columns // self.warp_columns)
+        return WARP * (self.rows // self.warp_rows) * (self.columns // self.warp_columns)
 
 
 class Kind(NamedTuple):
@@ -73,7 +68,7 @@ class Kind(NamedTuple):
 
 
 _HALF_TILE = Tile(32, 16, 16, 16, 32, 3) if SIMULATED else Tile(128, 128, 64, 64, 32, 3)
-_RAGGED_TILE = _HALF_TILE if SIMULATED else _HALF_TILE._replace(warp_rows=32, wanted=256)
+_RAGGED_TILE = _HALF_TILE if SIMULATED else _HALF_TILE._replace(warp_rows=32, resident=1, wanted=512)
 _TF32_TILE = Tile(32, 16, 16, 16, 16, 2) if SIMULATED else Tile(128, 128, 64, 64, 16, 2)
 KINDS = {
     "float16": Kind("f16", 2, 16, _HALF_TILE, _RAGGED_TILE), "bfloat16": Kind("bf16", 2, 16, _HALF_TILE, _RAGGED_TILE),
@@ -94,189 +89,7 @@ def at_hand() -> bool:
     return not SIMULATED and driver.calls.capability() >= (8, 0)
 
 
-if SIMULATED:
-    _held: dict[int, Any] = {}  # for each thread of the running block: its argument, then its result
-
-    def _by_warp(own: Any, work: Callable[[list[Any]], list[Any]]) -> Any:
-        """Let one thread of each warp call `work` with a list of the warp's `own` values; return this thread's result.
-
-        All threads of the block must call this function.
-        """
-        thread = cuda.threadIdx.x
-        _held[thread] = own
-        cuda.syncthreads()
-        if thread % _WARP == 0:
-            members = range(thread, thread + _WARP)
-            _held.update(zip(members, work([_held[i] for i in members]), strict=True))
-        cuda.syncthreads()
-        return _held[thread]
-
-    def _loader(turned: bool) -> Callable[..., Any]:
-        load_row = shared_loaders["int16", 8]
-
-        def of_warp(addresses: list[Any]) -> list[Any]:
-            rows = np.array([load_row(address) for address in addresses], np.int16).reshape(4, 8, 8)
-            rows = rows.transpose(0, 2, 1) if turned else rows
-            return [tuple(words) for words in np.ascontiguousarray(rows).view(np.int32).reshape(4, _WARP).T]
-
-        return lambda address: _by_warp(address, of_warp)
-
-    def _multiplier(kind: Kind) -> Callable[..., Any]:
-        dtype = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "tf32": np.float32}[kind.name]
-
-        def of_warp(given: list[Any]) -> list[Any]:
-            words = np.array([own[:6] for own in given], np.int32)
-            elements = words.view(dtype).astype(np.float32).reshape(8, 4, 6, -1)
-            # The axes are the row, the thread (of four) in the row, (upper or lower half, left or right half), and the
-            # element of a word. For B, columns take the place of rows.
-            a = elements[:, :, :4].reshape(8, 4, 2, 2, -1).transpose(3, 0, 2, 1, 4).reshape(_ROWS, kind.depth)
-            b = elements[:, :, 4:].transpose(2, 1, 3, 0).reshape(kind.depth, _COLUMNS)
-            c = np.array([own[6:] for own in given], np.float32).reshape(8, 4, 2, 2)
-            c += (a @ b).reshape(2, 8, 4, 2).transpose(1, 2, 0, 3)
-            return [tuple(sums) for sums in c.reshape(_WARP, 4)]
-
-        return lambda *own: _by_warp(own, of_warp)
-
-    # For each thread of the running block, the groups of copies that it has not waited for; the last group is open.
-    _copies: dict[int, list[list[tuple[int, int, int]]]] = {}
-
-    def _copy(to: int, address: int, nbytes: int) -> None:
-        _copies.setdefault(cuda.threadIdx.x, [[]])[-1].append((int(to), int(address), int(nbytes)))
-
-    def _close_group() -> None:
-        _copies.setdefault(cuda.threadIdx.x, [[]]).append([])
-
-    def _waiter(newest: int) -> Callable[[], None]:
-        def wait() -> None:
-            groups = _copies.get(cuda.threadIdx.x, [[]])
-            while len(groups) > newest + 1:
-                for to, address, nbytes in groups.pop(0):
-                    ctypes.memset(to, 0, ACCESS_BYTES)
-                    ctypes.memmove(to, address, nbytes)
-
-        return wait
-
-    def _rounded(word: Any) -> Any:
-        upper = np.array(word, np.int32).view(np.uint32) + np.uint32(1 << 12)
-        return (upper & np.uint32(~((1 << 13) - 1) & 0xFFFFFFFF)).view(np.int32)
-
-else:
-    from llvmlite import ir
-    from numba.cuda.extending import intrinsic
-
-    _INT32, _FLOAT = ir.IntType(32), ir.FloatType()
-
-    def _assembled(builder: Any, code: str, result: Any, constraints: str, arguments: list[Any]) -> list[Any]:
-        """Emit the instruction `code`, which has four results; return the results."""
-        kind = ir.LiteralStructType([result] * 4)
-        function = ir.FunctionType(kind, [argument.type for argument in arguments])
-        assembly = ir.InlineAsm(function, code, constraints, side_effect="memory" in constraints)
-        made = builder.call(assembly, arguments, attrs=("convergent",))
-        return [builder.extract_value(made, i) for i in range(4)]
-
-    def _loader(turned: bool) -> Callable[..., Any]:
-        result = types.UniTuple(types.int32, 4)
-        code = f"ldmatrix.sync.aligned.m8n8.x4{'.trans' if turned else ''}.shared.b16 {{$0, $1, $2, $3}}, [$4];"
-
-        def load_matrices(typing_context: Any, address: Any) -> Any:
-            def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-                place = builder.trunc(arguments[0], _INT32)
-                words = _assembled(builder, code, _INT32, "=r,=r,=r,=r,r,~{memory}", [place])
-                return context.make_tuple(builder, result, words)
-
-            return result(types.int64), codegen
-
-        return intrinsic(load_matrices)  # type: ignore[no-any-return]
-
-    def _multiplier(kind: Kind) -> Callable[..., Any]:
-        result = types.UniTuple(types.float32, 4)
-        code = (
-            f"mma.sync.aligned.m16n8k{kind.depth}.row.col.f32.{kind.name}.{kind.name}.f32 "
-            "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
-        )
-        constraints = ",".join(["=f"] * 4 + ["r"] * 6 + ["f"] * 4)
-
-        def multiply(
-            typing_context: Any, a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any, c0: Any, c1: Any, c2: Any,
-            c3: Any,
-        ) -> Any:  # fmt: skip
-            def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-                sums = _assembled(builder, code, _FLOAT, constraints, list(arguments))
-                return context.make_tuple(builder, result, sums)
-
-            return result(*[types.int32] * 6, *[types.float32] * 4), codegen
-
-        return intrinsic(multiply)  # type: ignore[no-any-return]
-
-    def _emitted(code: str, *kinds: Any) -> Callable[..., Any]:
-        """Return an intrinsic that emits an instruction on shared memory, without a result, for numbers of `kinds`."""
-
-        def emit(builder: Any, arguments: Any) -> None:
-            given = [builder.trunc(a, kind) if kind is _INT32 else a for a, kind in zip(arguments, kinds, strict=True)]
-            constraints = ",".join([*("r" if kind is _INT32 else "l" for kind in kinds), "~{memory}"])
-            function = ir.FunctionType(ir.VoidType(), list(kinds))
-            builder.call(ir.InlineAsm(function, code, constraints, side_effect=True), given)
-
-        return emit
-
-    _INT64 = ir.IntType(64)
-    _emit_copy = _emitted("cp.async.cg.shared.global [$0], [$1], 16, $2;", _INT32, _INT64, _INT32)
-    _emit_close = _emitted("cp.async.commit_group;")
-
-    @intrinsic
-    def _copy(typing_context: Any, to: Any, address: Any, nbytes: Any) -> Any:
-        """Copy `nbytes` (0 or 16) from global to shared memory without waiting; the rest of 16 bytes becomes 0."""
-
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _emit_copy(builder, arguments)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.int64), codegen
-
-    @intrinsic
-    def _close_group(typing_context: Any) -> Any:
-        """Make a group of this thread's copies since the last group."""
-
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _emit_close(builder, arguments)
-            return context.get_dummy_value()
-
-        return types.void(), codegen
-
-    def _waiter(newest: int) -> Callable[[], None]:
-        """Return an intrinsic that waits for all groups of this thread's copies but the `newest`."""
-        emit_wait = _emitted(f"cp.async.wait_group {newest};")
-
-        def wait(typing_context: Any) -> Any:
-            def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-                emit_wait(builder, arguments)
-                return context.get_dummy_value()
-
-            return types.void(), codegen
-
-        return intrinsic(wait)  # type: ignore[no-any-return]
-
-    @intrinsic
-    def _rounded(typing_context: Any, word: Any) -> Any:
-        """Return the bits of a float32 rounded to the nearest tf32."""
-
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            assembly = ir.InlineAsm(ir.FunctionType(_INT32, [_INT32]), "cvt.rna.tf32.f32 $0, $1;", "=r,r")
-            return builder.call(assembly, arguments)
-
-        return types.int32(types.int32), codegen
-
-
-# These functions load four matrices of 8 rows of 16 bytes from shared memory. Each thread passes the address of one
-# row, and gets a word of each matrix. `_load_turned` transposes matrices of half precision.
-_load_matrices, _load_turned = _loader(False), _loader(True)
-_multiply = {dtype: _multiplier(kind) for dtype, kind in KINDS.items()}
-
-
-@device
-def _paired(low: int, high: int) -> int:
-    """Return two elements of 16 bits in a word, `low` in its lower half."""
-    return np.int32((np.int32(low) & np.int32(0xFFFF)) | (np.int32(high) << np.int32(16)))
+_multiply = {dtype: instructions.multiplier(kind.name, kind.depth) for dtype, kind in KINDS.items()}
 
 
 def copies(dtype: str, lanes: int) -> bool:
@@ -293,11 +106,13 @@ def tile_for(dtype: str, lanes: Iterable[int]) -> Tile:
 def names(dtype: str, a_along: bool, b_along: bool) -> dict[str, Any]:
     """Return a dict from names in a kernel's generated code to the functions and constants that they stand for."""
     return {
-        "multiply": _multiply[dtype], "read_a": _load_matrices if a_along else _load_turned,
-        "read_b": _load_matrices if b_along else _load_turned, "read_word": shared_loaders["int32", 1],
-        "rounded": _rounded, "bytes": types.int8, "store_words": shared_storers["int32", 4], "nothing": np.int32(0),
-        "paired": _paired, "copy": _copy, "close_group": _close_group, "wait_for_all": _waiter(0),
-        "wait_for_stage": _waiter(KINDS[dtype].tile.stages - 2),
+        "multiply": _multiply[dtype], "rounded": instructions.rounded, "paired": instructions.paired,
+        "read_a": instructions.load_matrices if a_along else instructions.load_turned,
+        "read_b": instructions.load_matrices if b_along else instructions.load_turned,
+        "read_word": shared_loaders["int32", 1], "store_words": shared_storers["int32", 4], "bytes": types.int8,
+        "nothing": np.int32(0), "copy": instructions.copy, "close_group": instructions.close_group,
+        "wait_for_all": instructions.waiter(0),
+        "wait_for_stage": instructions.waiter(KINDS[dtype].tile.stages - 2),
     }  # fmt: skip
 
 
@@ -465,14 +280,14 @@ def source(
     """
     a = _Side("a", kind, tile, along[0], tile.rows, copied[0])
     b = _Side("b", kind, tile, along[1], tile.columns, copied[1])
-    down, across = tile.warp_rows // _ROWS, tile.warp_columns // _COLUMNS
+    down, across = tile.warp_rows // ROWS, tile.warp_columns // COLUMNS
     aligned = "" if SIMULATED else f", {8 * ACCESS_BYTES}"  # whole lines of all banks
     multiply: list[str] = []
     for deep in range(0, tile.depth, kind.depth):
         for i in range(down):
-            multiply += a.read(i * _ROWS, deep, [f"x{i}_{v}" for v in range(4)])
+            multiply += a.read(i * ROWS, deep, [f"x{i}_{v}" for v in range(4)])
         for j in range(0, across, 2):
-            multiply += b.read(j * _COLUMNS, deep, [f"y{j + v // 2}_{v % 2}" for v in range(4)])
+            multiply += b.read(j * COLUMNS, deep, [f"y{j + v // 2}_{v % 2}" for v in range(4)])
         for i in range(down):
             for j in range(across):
                 sums = ", ".join(f"c{i}_{j}_{v}" for v in range(4))
@@ -483,13 +298,13 @@ def source(
         f"array_b = cuda.shared.array({tile.stages * b.stage_bytes}, bytes{aligned})",
         "shared_a, shared_b = shared_address(array_a), shared_address(array_b)",
         "thread = cuda.threadIdx.x",
-        f"warp, lane = quotient(thread, {_WARP}), thread & {_WARP - 1}",
+        f"warp, lane = quotient(thread, {WARP}), thread & {WARP - 1}",
         f"warps_across = {tile.columns // tile.warp_columns}",
         "warp_row = quotient(warp, warps_across)",
         f"warp_column = (warp - warp_row * warps_across) * {tile.warp_columns}",
         f"warp_row *= {tile.warp_rows}",
-        *a.lanes("warp_row", range(0, tile.warp_rows, _ROWS)),
-        *b.lanes("warp_column", range(0, tile.warp_columns, 2 * _COLUMNS)),
+        *a.lanes("warp_row", range(0, tile.warp_rows, ROWS)),
+        *b.lanes("warp_column", range(0, tile.warp_columns, 2 * COLUMNS)),
         *opening,
         *a.opening(),
         *b.opening(),
@@ -498,9 +313,9 @@ def source(
     ]
     for i in range(down):
         for below in range(2):
-            lines += [f"row = row0 + warp_row + quotient(lane, 4) + {i * _ROWS + below * 8}", "if row < m:"]
+            lines += [f"row = row0 + warp_row + quotient(lane, 4) + {i * ROWS + below * 8}", "if row < m:"]
             for j in range(across):
-                column = f"warp_column + (lane & 3) * 2 + {j * _COLUMNS}"
+                column = f"warp_column + (lane & 3) * 2 + {j * COLUMNS}"
                 values = [f"c{i}_{j}_{2 * below + v}" for v in range(NEIGHBOURS)]
                 lines += [f"    {line}" for line in finished(column, values)]
     return lines
