@@ -45,32 +45,40 @@ def fill_strips(start: int, stop: int, planes: Any, words: Any, strips: Any) -> 
 
 @jit
 def pack_weights(
-    start: int, stop: int, weights: Any, steps: Any, lane: int, group_bytes: int, outputs: int, panels: Any
-) -> None:
-    """Pack weights into panels: element (d, o) of a group's matrix lies `steps[d]` + o * `lane` bytes from its start.
+    start: int, stop: int, weights: Any, phases: Any, steps: Any, lane: int, group_bytes: int, outputs: int,
+    all_panels: int, panels: Any,
+) -> None:  # fmt: skip
+    """Pack the weights of all phases into `all_panels` panels each. A unit of work is `DEPTH` rows of a panel.
 
-    Groups are `group_bytes` bytes apart. A unit of work is `DEPTH` rows of a panel.
+    Element (d, o) of a group's matrix lies `steps[first + d]` + o * `lane` bytes from the group's start, where `first`
+    is the phase's. Groups are `group_bytes` bytes apart. `phases` is described in `correlate`.
     """
     like = like_of(weights)
     size, columns = weights.itemsize, tile_columns(like)
-    depth = steps.size
-    cuts, in_group = (depth + DEPTH - 1) // DEPTH, (outputs + columns - 1) // columns
-    is_dense = steps[depth - 1] == (depth - 1) * size
+    in_group = (outputs + columns - 1) // columns
+    phase, begin, end = -1, 0, 0
+    depth, first, cuts, is_dense = 0, 0, 1, False
     for unit in range(start, stop):
-        panel, cut = unit // cuts, unit % cuts
+        while unit >= end:
+            phase += 1
+            depth, first = phases[phase, 1], phases[phase, 2]
+            cuts = (depth + DEPTH - 1) // DEPTH
+            begin, end = end, end + all_panels * cuts
+            is_dense = steps[first + depth - 1] - steps[first] == (depth - 1) * size
+        panel, cut = (unit - begin) // cuts, (unit - begin) % cuts
         j = panel % in_group
         present = min(columns, outputs - j * columns)
         width = _vectors(outputs, j, columns) * columns // TILE_VECTORS
         source = np.intp(weights.ctypes.data) + panel // in_group * group_bytes + j * columns * lane
-        target = np.intp(panels.ctypes.data) + panel * columns * depth * size
+        target = np.intp(panels.ctypes.data) + (all_panels * first + panel * depth) * columns * size
         if is_dense:
             d = cut * DEPTH
             rows = min(DEPTH, depth - d)
-            pack(like, width, source + d * size, lane, size, present, rows, target + d * width * size)
+            pack(like, width, source + steps[first + d], lane, size, present, rows, target + d * width * size)
             continue
         for d in range(cut * DEPTH, min((cut + 1) * DEPTH, depth)):
             row = array_at(like, target + d * width * size, width)
-            place = source + steps[d]
+            place = source + steps[first + d]
             for o in range(present):
                 row[o] = array_at(like, place + o * lane, 1)[0]
             for o in range(present, width):
@@ -143,34 +151,49 @@ def _write(like: Any, source: int, row: int, count: int, outputs: int, target: i
 
 @jit
 def correlate(
-    start: int, stop: int, strips: Any, group_bytes: int, steps: Any, panels: Any, bias: Any, lines: Any, tiles: int,
-    outputs: int, channel: int, first: int, out: Any,
+    start: int, stop: int, strips: Any, group_bytes: int, phases: Any, lines: Any, steps: Any, panels: Any, bias: Any,
+    outputs: int, channel: int, out: Any,
 ) -> None:  # fmt: skip
-    """Compute tasks of a convolution: a task is a block of at most `tiles` tiles of positions, and a panel of outputs.
+    """Compute tasks of a convolution: a task is a block of tiles of positions of a phase, and a panel of outputs.
 
-    `strips` are those of all images. Column d of the matrix of patches is `steps[d]` bytes from each position, group g
-    `g * group_bytes`. `lines` is described in `_find_runs`. Channels of the result are `channel` bytes apart; the
-    first is `first` bytes from the start of `out`.
+    A row of `phases` is a phase: where its tasks end, the depth of its matrices, its first element in `steps`, the
+    place of its first position in the result, in bytes, and the most tiles of a task. `lines[phase]` is described in
+    `_find_runs`. `strips` are those of all images. Column d of the matrix of patches is `steps[first + d]` bytes from
+    each position, group g `g * group_bytes`. Channels of the result are `channel` bytes apart.
     """
     like = like_of(out)
     size, columns = out.itemsize, tile_columns(like)
-    depth = steps.size
     in_group = (outputs + columns - 1) // columns
-    all_runs = lines[0, 0] * lines[1, 0] * ((lines[2, 0] + RUN - 1) // RUN)
-    blocks = (all_runs + tiles * TILE_RUNS - 1) // (tiles * TILE_RUNS)
-    scratch = np.empty(tiles * TILE_ROWS * columns + VECTOR_BYTES // size, out.dtype)
-    runs = np.empty((3, tiles * TILE_RUNS), np.int64)
-    found = -1
+    count = bias.size // columns
+    most = phases[:, 4].max()
+    scratch = np.empty(most * TILE_ROWS * columns + VECTOR_BYTES // size, out.dtype)
+    runs = np.empty((3, most * TILE_RUNS), np.int64)
+    phase, begin, end, found = -1, 0, 0, -1
+    depth, first, tiles, all_runs, blocks = 0, 0, 1, 0, 1
+    own_lines = lines[0]
     for task in range(start, stop):
+        while task >= end:
+            phase += 1
+            begin, end, depth, first, tiles = (
+                end,
+                phases[phase, 0],
+                phases[phase, 1],
+                phases[phase, 2],
+                phases[phase, 4],
+            )
+            own_lines = lines[phase]
+            all_runs = own_lines[0, 0] * own_lines[1, 0] * ((own_lines[2, 0] + RUN - 1) // RUN)
+            blocks = (all_runs + tiles * TILE_RUNS - 1) // (tiles * TILE_RUNS)
+            found = -1
         # Using the array within the loop keeps it alive. Numba frees an array after its last use, even if its address
         # is used later.
         sums = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
-        group, rest = task // (blocks * in_group), task % (blocks * in_group)
+        group, rest = (task - begin) // (blocks * in_group), (task - begin) % (blocks * in_group)
         block, panel = rest // in_group, rest % in_group
         present = min(tiles * TILE_RUNS, all_runs - block * tiles * TILE_RUNS)
         if found != block:
             found = block
-            _find_runs(lines, block * tiles * TILE_RUNS, runs[:, :present])
+            _find_runs(own_lines, block * tiles * TILE_RUNS, runs[:, :present])
             for r in range(present, round_up(present, TILE_RUNS)):
                 runs[0, r] = runs[0, present - 1]  # the last tile may lack runs
         wide = min(columns, outputs - panel * columns)
@@ -178,25 +201,27 @@ def correlate(
         row = vectors * columns // TILE_VECTORS * size
         number = group * in_group + panel
         a = np.intp(strips.ctypes.data) + group * group_bytes
-        b = np.intp(panels.ctypes.data) + number * columns * depth * size
+        b = np.intp(panels.ctypes.data) + (count * first + number * depth) * columns * size
         shift = np.intp(bias.ctypes.data) + number * columns * size
         places: Any = np.intp(runs.ctypes.data)
+        step = own_lines[2, 2]
         for d in range(0, depth, DEPTH):
             for tile in range((present + TILE_RUNS - 1) // TILE_RUNS):
                 c = sums + tile * TILE_ROWS * row
                 multiply_gathered(
-                    like, vectors, min(DEPTH, depth - d), a, lines[2, 1], places + tile * TILE_RUNS * runs.itemsize,
-                    np.intp(steps.ctypes.data) + d * steps.itemsize, b + d * row, c, row, c if d > 0 else shift,
-                    row if d > 0 else 0,
+                    like, vectors, min(DEPTH, depth - d), a, own_lines[2, 1],
+                    places + tile * TILE_RUNS * runs.itemsize,
+                    np.intp(steps.ctypes.data) + (first + d) * steps.itemsize, b + d * row, c, row,
+                    c if d > 0 else shift, row if d > 0 else 0,
                 )  # fmt: skip
-        target = np.intp(out.ctypes.data) + first + (group * outputs + panel * columns) * channel
-        begin, count = 0, 0  # the first run of a series without gaps, and its number of positions
+        target = np.intp(out.ctypes.data) + phases[phase, 3] + (group * outputs + panel * columns) * channel
+        begun, positions = 0, 0  # the first run of a series without gaps, and its number of positions
         for r in range(present):
-            count += runs[2, r]
+            positions += runs[2, r]
             is_last = r + 1 == present or runs[2, r] < RUN
-            if is_last or runs[1, r + 1] != runs[1, r] + RUN * lines[2, 2]:
-                _write(like, sums + begin * RUN * row, row, count, wide, target + runs[1, begin], lines[2, 2], channel)
-                begin, count = r + 1, 0
+            if is_last or runs[1, r + 1] != runs[1, r] + RUN * step:
+                _write(like, sums + begun * RUN * row, row, positions, wide, target + runs[1, begun], step, channel)
+                begun, positions = r + 1, 0
 
 
 @jit

@@ -11,7 +11,7 @@ import numpy as np
 
 from spillgrad_kernels.cpu.pointers import array_at
 from spillgrad_kernels.cpu.product_tile import VECTOR_BYTES, like_of
-from spillgrad_kernels.cpu.strips import Phase, Strip, fill, phases_of_input, phases_of_output
+from spillgrad_kernels.cpu.strips import Phase, Strip, fill, phases_of_input, phases_of_output, words_of
 from spillgrad_kernels.cpu.vector_instructions import Emitter, vector_code
 from spillgrad_kernels.jit.compile import DISABLE_JIT, jit
 from spillgrad_kernels.memory import buffers
@@ -289,7 +289,7 @@ def _run(
     count = out.shape[0] * out.shape[1]
     parallel_for(
         _correlate, count, _tasks(out.size * planes.shape[2] * len(places) // len(phases), count), planes, weights,
-        bias, strip.words(), strip.size, places, numbers, np.array(rows, np.int64), np.array(steps), out,
+        bias, words_of(strip), strip.size, places, numbers, np.array(rows, np.int64), np.array(steps), out,
     )  # fmt: skip
 
 
@@ -324,7 +324,7 @@ def weight_gradient(grad: np.ndarray, x: np.ndarray, windows: Windows) -> np.nda
     out = buffers.empty((channels, results, len(phase.taps)), x.dtype)
     units = channels * -(-results // _RESULTS)
     parallel_for(
-        _weight_gradients, units, _tasks(grad.size * len(phase.taps), units), grad, x, strip.words(), strip.size,
+        _weight_gradients, units, _tasks(grad.size * len(phase.taps), units), grad, x, words_of(strip), strip.size,
         phase.taps * x.itemsize, out,
     )  # fmt: skip
     return out

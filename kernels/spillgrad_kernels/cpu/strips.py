@@ -41,9 +41,11 @@ class Strip(NamedTuple):
         phase = row % self.steps[0] * self.phases[1] + column % self.steps[1]
         return (phase * self.rows + row // self.steps[0]) * self.columns + column // self.steps[1]
 
-    def words(self) -> np.ndarray:
-        """Return the fields as an array, for kernels; the last is the number of columns."""
-        return np.array([*self.origin, *self.steps, *self.phases, self.rows, self.columns])
+
+@functools.lru_cache(256)
+def words_of(strip: Strip) -> np.ndarray:
+    """Return the fields of a strip as an array, for kernels; the last is the number of columns."""
+    return np.array([*strip.origin, *strip.steps, *strip.phases, strip.rows, strip.columns])
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spillgrad_kernels.cpu import conv, conv_product
+from spillgrad_kernels.cpu import conv, conv_plans, conv_product
 from spillgrad_kernels.jit.compile import DISABLE_JIT
 from spillgrad_kernels.windows import Windows
 
@@ -92,9 +92,12 @@ def test_convolutions_are_sums_over_taps(case, dtype):
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[8], CASES[14]], ids=str)
-def test_a_batch_may_be_computed_in_chunks(case, monkeypatch):
+def test_a_batch_may_be_computed_in_chunks(case, monkeypatch, request):
     windows, x, weight, grad = draw(case)
-    monkeypatch.setattr(conv, "_CHUNK_BYTES", 1)
+    monkeypatch.setattr(conv_plans, "_CHUNK_BYTES", 1)
+    for plan in (conv_plans.correlation, conv_plans.weight_gradient):
+        plan.cache_clear()
+        request.addfinalizer(plan.cache_clear)
     for got, wanted in zip(
         (
             conv.conv(x, weight, None, windows, case[3]),
@@ -170,7 +173,10 @@ def test_a_panel_of_one_vector_is_packed_within_its_bounds(dtype):
     np.testing.assert_array_equal(panels[: 9 * half], grads.reshape(-1))
     weights = np.arange(1, half + 1, dtype=dtype).reshape(half, 1, 1, 1)
     panels[:] = -1
-    conv_product.pack_weights(0, 1, weights, np.zeros(1, np.int64), weights.itemsize, weights.nbytes, half, panels)
+    phases = np.array([[1, 1, 0, 0, 1]])  # one task, of depth 1
+    conv_product.pack_weights(
+        0, 1, weights, phases, np.zeros(1, np.int64), weights.itemsize, weights.nbytes, half, 1, panels
+    )
     np.testing.assert_array_equal(panels[:half], weights.reshape(-1))
     assert (panels[half:] == -1).all()
 
