@@ -164,7 +164,8 @@ def correlation(layer: Layer, of_input: bool) -> Correlation:
         lines = [
             own if in_place else _best_for_runs(own, depth, size) for own, depth in zip(found, depths, strict=True)
         ]
-        table, end, work = [], 0, 0
+        table: list[tuple[int, ...]] = []
+        end, work = 0, 0
         for phase, own, depth in zip(seeing, lines, depths, strict=True):
             tiles = -(-int(own[0, 0] * own[1, 0] * -(-own[2, 0] // RUN)) // TILE_RUNS)
             most = _tiles_of(tiles, panels)

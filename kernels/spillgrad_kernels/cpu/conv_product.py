@@ -200,16 +200,17 @@ def correlate(
         vectors = _vectors(outputs, panel, columns)
         row = vectors * columns // TILE_VECTORS * size
         number = group * in_group + panel
-        a = np.intp(strips.ctypes.data) + group * group_bytes
+        a: Any = np.intp(strips.ctypes.data) + group * group_bytes
         b = np.intp(panels.ctypes.data) + (count * first + number * depth) * columns * size
         shift = np.intp(bias.ctypes.data) + number * columns * size
         places: Any = np.intp(runs.ctypes.data)
+        apart: Any = own_lines[2, 1]
         step = own_lines[2, 2]
         for d in range(0, depth, DEPTH):
             for tile in range((present + TILE_RUNS - 1) // TILE_RUNS):
                 c = sums + tile * TILE_ROWS * row
                 multiply_gathered(
-                    like, vectors, min(DEPTH, depth - d), a, own_lines[2, 1],
+                    like, vectors, min(DEPTH, depth - d), a, apart,
                     places + tile * TILE_RUNS * runs.itemsize,
                     np.intp(steps.ctypes.data) + (first + d) * steps.itemsize, b + d * row, c, row,
                     c if d > 0 else shift, row if d > 0 else 0,

@@ -14,7 +14,7 @@ from spillgrad_kernels.cpu.epilogue import NO_EPILOGUE
 from spillgrad_kernels.cpu.microkernel import multiply_in_place, multiply_panels, multiply_strided
 from spillgrad_kernels.cpu.packing import packer
 from spillgrad_kernels.cpu.pointers import array_at, data_of
-from spillgrad_kernels.cpu.product_geometry import Matrix, Operands, matrices_of, part, read_geometry, transposed
+from spillgrad_kernels.cpu.product_geometry import Matrix, matrices_of, part, read_geometry, transposed
 from spillgrad_kernels.cpu.product_tile import (
     TILE_ROWS,
     VECTOR_BYTES,
@@ -227,92 +227,6 @@ def product(
 _TICKET, COUNTERS = 0, 8
 
 
-@jit
-def _share_product(
-    like: np.ndarray, worker: int, geometry: int, scratch: int, number: int, words: int, operands: Operands
-) -> None:
-    """Compute tasks of product `number` of a batch, shared with other threads, until no task is left to start.
-
-    A phase adds a slab of depth `DEPTH` to a block of C. The tasks of a phase pack groups of columns of B and of rows
-    of A, once for all threads, then compute the tiles of C from pairs of groups. Threads take tasks in order. A task
-    waits only for earlier tasks, which other threads are computing. There are two sets of packed panels, so packing
-    rarely waits. `geometry` and `words` are addresses; `scratch` is the id of an array.
-    """
-    g = read_geometry(geometry)
-    m, n, k, rows, columns, workers, epilogue = g.m, g.n, g.k, g.rows, g.columns, g.workers, g.epilogue
-    a, b, c, addend, other, result = matrices_of(geometry, number, operands)
-    size = like.itemsize
-    scratch = round_up(data_of(scratch), VECTOR_BYTES)
-    tile_size = TILE_ROWS * tile_columns(like) * size
-    tile = scratch + worker * tile_size
-    packed, made, added = COUNTERS, COUNTERS + g.phases, COUNTERS + 2 * g.phases
-    slab = DEPTH * numbers_in(like)
-    b_group = columns * min(_depth_of(like, k), DEPTH) * size
-    a_group = rows * min(_depth_of(like, k), DEPTH) * size + VECTOR_BYTES  # packing may write beyond the end
-    b_size = (min(n, COLUMNS) + columns - 1) // columns * b_group
-    place_size = b_size + (min(m, SHARED_ROWS) + rows - 1) // rows * a_group
-
-    phase = 0
-    first = 0  # the phase's first ticket
-    tiles_before, tiles_last = 0, 0  # of the phase before the previous phase, and of the previous phase
-    ticket = fetch_add(words, _TICKET, 1)
-    for j0 in range(0, n, COLUMNS):
-        width = min(COLUMNS, n - j0)
-        for i0 in range(0, m, SHARED_ROWS):
-            height = min(SHARED_ROWS, m - i0)
-            row_groups = (height + rows - 1) // rows
-            column_groups = (width + columns - 1) // columns
-            packings, tiles = row_groups + column_groups, row_groups * column_groups
-            for k0 in range(0, k, slab):
-                depth = min(slab, k - k0)
-                packed_b = scratch + workers * tile_size + phase % 2 * place_size
-                packed_a = packed_b + b_size
-                base = addend if k0 == 0 else c
-                while ticket < first + packings + tiles:
-                    task = ticket - first
-                    if task < packings:
-                        if phase > 1:
-                            wait_for(words, made + phase - 2, tiles_before)
-                        if task < column_groups:
-                            j = task * columns
-                            source, along, across = part(b, k0, j0 + j)
-                            packer(like)(
-                                like, tile_columns(like), source, across, along, min(columns, width - j),
-                                depth, packed_b + task * b_group,
-                            )  # fmt: skip
-                        else:
-                            group = task - column_groups
-                            i = group * rows
-                            source, across, along = part(a, i0 + i, k0)
-                            packer(like)(
-                                like, TILE_ROWS, source, across, along, min(rows, height - i), depth,
-                                packed_a + group * a_group,
-                            )  # fmt: skip
-                        fetch_add(words, packed + phase, 1)
-                    else:
-                        at = task - packings
-                        i, j = at % row_groups * rows, at // row_groups * columns
-                        tall, wide = min(rows, height - i), min(columns, width - j)
-                        place = part(c, i0 + i, j0 + j)
-                        wait_for(words, packed + phase, packings)
-                        wait_for(words, added + at, k0 // slab)
-                        _multiply_block(
-                            like, tall, wide, _depth_of(like, depth), packed_a + at % row_groups * a_group,
-                            packed_b + at // row_groups * b_group, place, part(base, i0 + i, j0 + j), tile,
-                        )  # fmt: skip
-                        if epilogue != NO_EPILOGUE and k0 + slab >= k:
-                            _finish(
-                                epilogue, tall, wide, place, part(other, i0 + i, j0 + j), part(result, i0 + i, j0 + j),
-                            )  # fmt: skip
-                        store(words, added + at, k0 // slab + 1)
-                        fetch_add(words, made + phase, 1)
-                    ticket = fetch_add(words, _TICKET, 1)
-                first += packings + tiles
-                phase += 1
-                tiles_before, tiles_last = tiles_last, tiles
-            added += tiles
-
-
 @jit(fastmath=REASSOCIATE)
 def _dot(x: np.ndarray, y: np.ndarray) -> float:
     total = y.dtype.type(0)
@@ -373,35 +287,6 @@ def _multiply_vector(
                 array_at(floats, part(y, i0 + i, 0)[0], 1)[0] = before + sums[i]
 
 
-@jit
-def _separate_products(like: np.ndarray, start: int, stop: int, geometry: int, operands: Operands) -> None:
-    """Compute blocks `start` to `stop` of C, numbered over all products of the batch. `geometry` is an address."""
-    g = read_geometry(geometry)
-    m, n, k, rows, columns, epilogue = g.m, g.n, g.k, g.rows, g.columns, g.epilogue
-    row_blocks = (m + rows - 1) // rows
-    blocks = row_blocks * ((n + columns - 1) // columns)
-    scratch = np.empty(g.scratch, like.dtype)
-    for task in range(start, stop):
-        # Using the array within the loop keeps it alive. Numba frees an array after its last use, even if its address
-        # is used later.
-        workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
-        a, b, c, addend, other, result = matrices_of(geometry, task // blocks, operands)
-        i = task % blocks % row_blocks * rows
-        j = task % blocks // row_blocks * columns
-        height, width = min(rows, m - i), min(columns, n - j)
-        left, right, place, added = part(a, i, 0), part(b, 0, j), part(c, i, j), part(addend, i, j)
-        if n == 1:
-            _multiply_vector(like, height, k, left, right, place, added, workspace)
-        elif m == 1:
-            _multiply_vector(
-                like, width, k, transposed(right), transposed(left), transposed(place), transposed(added), workspace
-            )
-        else:
-            product(like, height, width, k, left, right, place, added, workspace)
-        if epilogue != NO_EPILOGUE:
-            _finish(epilogue, height, width, place, part(other, i, j), part(result, i, j))
-
-
 @register_jitable
 def _finish(epilogue: int, rows: int, columns: int, c: Matrix, other: Matrix, result: Matrix) -> None:
     call(epilogue, (rows, columns, c[0], c[1], other[0], other[1], result[0], result[1]))
@@ -410,13 +295,37 @@ def _finish(epilogue: int, rows: int, columns: int, c: Matrix, other: Matrix, re
 def separate_products(dtype: np.dtype[Any]) -> Kernel:
     """Return the kernel that computes separate blocks of products, packed as `dtype`.
 
-    After `start` and `stop`, the kernel takes the address of the geometry, and the ids of A, B, the addend and C.
+    Blocks are numbered over all products of the batch. After `start` and `stop`, the kernel takes the address of the
+    geometry, and the ids of A, B, the addend and C.
     """
     like: Any = np.zeros(1, dtype)
 
     @jit(name=f"product.separate_products.{dtype}")
-    def kernel(start: int, stop: int, geometry: int, a: int, b: int, addend: int, c: int) -> None:
-        _separate_products(like, start, stop, geometry, (a, b, addend, c))
+    def kernel(start: int, stop: int, geometry: int, id_a: int, id_b: int, id_addend: int, id_c: int) -> None:
+        g = read_geometry(geometry)
+        m, n, k, rows, columns, epilogue = g.m, g.n, g.k, g.rows, g.columns, g.epilogue
+        row_blocks = (m + rows - 1) // rows
+        blocks = row_blocks * ((n + columns - 1) // columns)
+        scratch = np.empty(g.scratch, like.dtype)
+        for task in range(start, stop):
+            # Using the array within the loop keeps it alive. Numba frees an array after its last use, even if its
+            # address is used later.
+            workspace = round_up(np.intp(scratch.ctypes.data), VECTOR_BYTES)
+            a, b, c, addend, other, result = matrices_of(geometry, task // blocks, (id_a, id_b, id_addend, id_c))
+            i = task % blocks % row_blocks * rows
+            j = task % blocks // row_blocks * columns
+            height, width = min(rows, m - i), min(columns, n - j)
+            left, right, place, added = part(a, i, 0), part(b, 0, j), part(c, i, j), part(addend, i, j)
+            if n == 1:
+                _multiply_vector(like, height, k, left, right, place, added, workspace)
+            elif m == 1:
+                _multiply_vector(
+                    like, width, k, transposed(right), transposed(left), transposed(place), transposed(added), workspace
+                )
+            else:
+                product(like, height, width, k, left, right, place, added, workspace)
+            if epilogue != NO_EPILOGUE:
+                _finish(epilogue, height, width, place, part(other, i, j), part(result, i, j))
 
     return kernel
 
@@ -424,17 +333,93 @@ def separate_products(dtype: np.dtype[Any]) -> Kernel:
 def shared_product(dtype: np.dtype[Any]) -> Kernel:
     """Return the kernel with which threads share one product of a batch. The kernel's range numbers the threads.
 
-    The kernel's third parameter, `worker`, is the number of the thread. After the parameters that it has in common with
-    the kernel of `separate_products`, it takes the id of an array of scratch memory, the product's number in the batch,
-    and the address of the product's words.
+    After the parameters that it has in common with the kernel of `separate_products`, it takes the id of an array of
+    scratch memory, the product's number in the batch, and the address of the product's words. A thread computes tasks
+    until none is left to start.
+
+    A phase adds a slab of depth `DEPTH` to a block of C. The tasks of a phase pack groups of columns of B and of rows
+    of A, once for all threads, then compute the tiles of C from pairs of groups. Threads take tasks in order. A task
+    waits only for earlier tasks, which other threads are computing. There are two sets of packed panels, so packing
+    rarely waits.
     """
     like: Any = np.zeros(1, dtype)
 
     @jit(name=f"product.shared_product.{dtype}")
     def kernel(
-        start: int, stop: int, worker: int, geometry: int, a: int, b: int, addend: int, c: int, scratch: int,
-        number: int, words: int,
+        start: int, stop: int, worker: int, geometry: int, id_a: int, id_b: int, id_addend: int, id_c: int,
+        scratch: int, number: int, words: int,
     ) -> None:  # fmt: skip
-        _share_product(like, worker, geometry, scratch, number, words, (a, b, addend, c))
+        g = read_geometry(geometry)
+        m, n, k, rows, columns, workers, epilogue = g.m, g.n, g.k, g.rows, g.columns, g.workers, g.epilogue
+        a, b, c, addend, other, result = matrices_of(geometry, number, (id_a, id_b, id_addend, id_c))
+        size = like.itemsize
+        scratch = round_up(data_of(scratch), VECTOR_BYTES)
+        tile_size = TILE_ROWS * tile_columns(like) * size
+        tile = scratch + worker * tile_size
+        packed, made, added = COUNTERS, COUNTERS + g.phases, COUNTERS + 2 * g.phases
+        slab = DEPTH * numbers_in(like)
+        b_group = columns * min(_depth_of(like, k), DEPTH) * size
+        a_group = rows * min(_depth_of(like, k), DEPTH) * size + VECTOR_BYTES  # packing may write beyond the end
+        b_size = (min(n, COLUMNS) + columns - 1) // columns * b_group
+        place_size = b_size + (min(m, SHARED_ROWS) + rows - 1) // rows * a_group
+
+        phase = 0
+        first = 0  # the phase's first ticket
+        tiles_before, tiles_last = 0, 0  # of the phase before the previous phase, and of the previous phase
+        ticket = fetch_add(words, _TICKET, 1)
+        for j0 in range(0, n, COLUMNS):
+            width = min(COLUMNS, n - j0)
+            for i0 in range(0, m, SHARED_ROWS):
+                height = min(SHARED_ROWS, m - i0)
+                row_groups = (height + rows - 1) // rows
+                column_groups = (width + columns - 1) // columns
+                packings, tiles = row_groups + column_groups, row_groups * column_groups
+                for k0 in range(0, k, slab):
+                    depth = min(slab, k - k0)
+                    packed_b = scratch + workers * tile_size + phase % 2 * place_size
+                    packed_a = packed_b + b_size
+                    base = addend if k0 == 0 else c
+                    while ticket < first + packings + tiles:
+                        task = ticket - first
+                        if task < packings:
+                            if phase > 1:
+                                wait_for(words, made + phase - 2, tiles_before)
+                            if task < column_groups:
+                                j = task * columns
+                                source, along, across = part(b, k0, j0 + j)
+                                packer(like)(
+                                    like, tile_columns(like), source, across, along, min(columns, width - j),
+                                    depth, packed_b + task * b_group,
+                                )  # fmt: skip
+                            else:
+                                group = task - column_groups
+                                i = group * rows
+                                source, across, along = part(a, i0 + i, k0)
+                                packer(like)(
+                                    like, TILE_ROWS, source, across, along, min(rows, height - i), depth,
+                                    packed_a + group * a_group,
+                                )  # fmt: skip
+                            fetch_add(words, packed + phase, 1)
+                        else:
+                            at = task - packings
+                            i, j = at % row_groups * rows, at // row_groups * columns
+                            tall, wide = min(rows, height - i), min(columns, width - j)
+                            place = part(c, i0 + i, j0 + j)
+                            wait_for(words, packed + phase, packings)
+                            wait_for(words, added + at, k0 // slab)
+                            _multiply_block(
+                                like, tall, wide, _depth_of(like, depth), packed_a + at % row_groups * a_group,
+                                packed_b + at // row_groups * b_group, place, part(base, i0 + i, j0 + j), tile,
+                            )  # fmt: skip
+                            if epilogue != NO_EPILOGUE and k0 + slab >= k:
+                                extra, finished = part(other, i0 + i, j0 + j), part(result, i0 + i, j0 + j)
+                                _finish(epilogue, tall, wide, place, extra, finished)
+                            store(words, added + at, k0 // slab + 1)
+                            fetch_add(words, made + phase, 1)
+                        ticket = fetch_add(words, _TICKET, 1)
+                    first += packings + tiles
+                    phase += 1
+                    tiles_before, tiles_last = tiles_last, tiles
+                added += tiles
 
     return kernel

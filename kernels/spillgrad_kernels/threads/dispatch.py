@@ -6,14 +6,15 @@ delay the others. Kernels need no parallel compilation, no threading layer and n
 """
 
 import atexit
+import ctypes
 import inspect
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spillgrad_kernels.jit.compile import DISABLE_JIT, jit, types
-from spillgrad_kernels.threads.team import Team, launch, takes_worker
+from spillgrad_kernels.threads.team import Team, kernel_types, launching, takes_worker
 
 Kernel = Any  # the result of `compile.jit`
 
@@ -100,22 +101,32 @@ atexit.register(lambda: _team.stop())
 def _make_launcher(kernel: Kernel) -> None:
     """Set `kernel.launcher(team, count, grain, threads, *operands)`, a compiled function that runs `kernel` on a team.
 
-    `team` is the address of the team's words. The source of the launcher is generated from the kernel's parameters.
+    `team` is the address of the team's words. The result is that of `launch` (see `launching`). The source of the
+    launcher is generated from the kernel's parameters.
     """
     names = list(inspect.signature(kernel.py_func).parameters)[3 if takes_worker(kernel) else 2 :]
     source = f"""
 def launcher(team, count, grain, threads, {", ".join(names)}):
     threads = min(threads, (count + grain - 1) // grain)
     shares = threads * {_SHARES_PER_THREAD}
-    if launch(team, kernel, count, max(grain, (count + shares - 1) // shares), threads - 1, ({", ".join(names)},)):
-        raise MemoryError("kernel: got no memory for its scratch space; use a smaller batch")
+    return launch(team, count, max(grain, (count + shares - 1) // shares), threads - 1, ({", ".join(names)},))
 """
     name = f"{kernel.py_func.kernel_name}.launcher"
-    # Compiled code keeps its globals alive. If `kernel` itself were a global, kernel and launcher would keep each other
-    # alive.
-    namespace: dict[str, Any] = {"kernel": kernel.made, "launch": launch, "__name__": __name__}
+    namespace: dict[str, Any] = {"launch": _launching[takes_worker(kernel)], "__name__": __name__}
     exec(compile(source, f"<{name}>", "exec"), namespace)
     kernel.launcher = jit(namespace["launcher"], name=name).made
+
+
+_launching = {with_worker: launching(with_worker) for with_worker in (False, True)}
+
+
+def _link(kernel: Kernel, word: int, operands: Sequence[Any]) -> None:
+    """Compile `kernel` for these operands, or load it, and set the launcher's word at address `word` to its address."""
+    kinds = kernel_types([kernel.typeof_pyval(operand) for operand in operands], takes_worker(kernel))
+    if kinds not in kernel.overloads:
+        kernel.compile(kinds)
+    compiled = kernel.overloads[kinds]
+    ctypes.c_int64.from_address(word).value = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
 
 
 def grain_of(elements: int) -> int:
@@ -157,9 +168,12 @@ def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any, most: i
     if kernel.launcher is None:
         _make_launcher(kernel)
     observer = launches.observer  # another thread may end the observation meanwhile
-    if observer is None:
-        kernel.launcher(_team.address, count, grain, threads, *operands)
-    else:
-        began_ns = time.perf_counter_ns()
-        kernel.launcher(_team.address, count, grain, threads, *operands)
+    began_ns = 0 if observer is None else time.perf_counter_ns()
+    outcome = kernel.launcher(_team.address, count, grain, threads, *operands)
+    if outcome > 1:  # the address of the word that lacks the kernel's
+        _link(kernel, outcome, operands)
+        outcome = kernel.launcher(_team.address, count, grain, threads, *operands)
+    if observer is not None:
         observer(kernel.py_func.kernel_name, began_ns, time.perf_counter_ns())
+    if outcome:
+        raise MemoryError("kernel: got no memory for its scratch space; use a smaller batch")

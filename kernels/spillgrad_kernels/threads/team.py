@@ -43,6 +43,8 @@ _WORDS = 80
 _SPINS = 10_000
 
 _WORD = ir.IntType(64)
+# What Numba's functions return if no exception was raised: that there is a result, or that it is None.
+_DONE = 0, -2
 
 _mutex_lock = c_function("pthread_mutex_lock", 1)
 _mutex_unlock = c_function("pthread_mutex_unlock", 1)
@@ -181,35 +183,63 @@ def _uncounted(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
     return values
 
 
-@intrinsic
-def launch(typing_context: Any, team: Any, kernel: Any, count: Any, length: Any, helpers: Any, operands: Any) -> Any:
-    """Run `kernel(start, stop, *operands)`, or `kernel(start, stop, worker, *operands)`, over [0, count).
+def launching(with_worker: bool) -> Any:
+    """Return the function launch(team, count, length, helpers, operands), which compiled code calls.
 
-    `worker` is the number of the thread; the calling thread is 0. Returns whether a share failed.
+    It runs a kernel, `kernel(start, stop, *operands)` or, if `with_worker`, `kernel(start, stop, worker, *operands)`,
+    over [0, count). `worker` is the number of the thread; the calling thread is 0. The caller's machine code does not
+    contain the kernel's: each place of a call has a word in memory for the address of the kernel's machine code, for
+    these types of operands. Until the word is set, nothing runs, and the result is the word's address. Otherwise, the
+    result is 0, or 1 if a share failed.
     """
-    with_worker = takes_worker(kernel.dispatcher)
-    indices = (types.int64,) * (3 if with_worker else 2)
-    kernel_signature = kernel.get_call_type(typing_context, (*indices, *operands.types), {})
 
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        team, _, count, length, helpers, values = arguments
-        slot = cgutils.alloca_once_value(builder, _uncounted(context, builder, operands, values))
-        entry = ir.Function(builder.module, _function_type(4), builder.module.get_unique_name("entry"))
-        entry.linkage = "internal"
-        inside = ir.IRBuilder(entry.append_basic_block())
-        address, start, stop, worker = entry.args
-        loaded = inside.load(inside.inttoptr(address, slot.type))
-        given = [start, stop, worker] if with_worker else [start, stop]
-        given += [inside.extract_value(loaded, i) for i in range(len(operands.types))]
-        status, _ = _call_compiled(context, inside, kernel, kernel_signature, given)
-        inside.ret(inside.zext(status.is_error, _WORD))
+    @intrinsic
+    def launch(typing_context: Any, team: Any, count: Any, length: Any, helpers: Any, operands: Any) -> Any:
+        kinds = kernel_types(operands.types, with_worker)
 
-        run = builder.load(word_pointer(builder, team, _WORD(_RUN)))
-        run = builder.inttoptr(run, _function_type(6).as_pointer())
-        words = [team, builder.ptrtoint(entry, _WORD), builder.ptrtoint(slot, _WORD), count, length, helpers]
-        return builder.icmp_signed("!=", builder.call(run, words), _WORD(0))
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            team, count, length, helpers, values = arguments
+            slot = cgutils.alloca_once_value(builder, _uncounted(context, builder, operands, values))
+            word = ir.GlobalVariable(builder.module, _WORD, builder.module.get_unique_name("code"))
+            word.linkage, word.initializer = "internal", _WORD(0)
+            entry = ir.Function(builder.module, _function_type(4), builder.module.get_unique_name("entry"))
+            entry.linkage = "internal"
+            inside = ir.IRBuilder(entry.append_basic_block())
+            address, start, stop, worker = entry.args
+            loaded = inside.load(inside.inttoptr(address, slot.type))
+            given = [start, stop, worker] if with_worker else [start, stop]
+            given += [inside.extract_value(loaded, i) for i in range(len(operands.types))]
+            inside.ret(_failed(context, inside, inside.load(word), kinds, given))
 
-    return types.boolean(types.int64, kernel, types.int64, types.int64, types.int64, operands), codegen
+            outcome = cgutils.alloca_once_value(builder, builder.ptrtoint(word, _WORD))
+            with cgutils.if_likely(builder, builder.icmp_signed("!=", builder.load(word), _WORD(0))):
+                run = builder.load(word_pointer(builder, team, _WORD(_RUN)))
+                run = builder.inttoptr(run, _function_type(6).as_pointer())
+                words = [team, builder.ptrtoint(entry, _WORD), builder.ptrtoint(slot, _WORD), count, length, helpers]
+                has_failed = builder.icmp_signed("!=", builder.call(run, words), _WORD(0))
+                builder.store(builder.zext(has_failed, _WORD), outcome)
+            return builder.load(outcome)
+
+        return types.int64(types.int64, types.int64, types.int64, types.int64, operands), codegen
+
+    return launch
+
+
+def _failed(context: Any, builder: Any, address: Any, kinds: Any, given: list[Any]) -> Any:
+    """Emit LLVM code that calls the kernel whose machine code is at `address`; return 0, or 1 if the kernel failed."""
+    convention = context.call_conv
+    kind = convention.get_function_type(types.none, kinds)
+    # A compiled function writes its result and its error through its first two parameters.
+    rooms = [cgutils.alloca_once(builder, pointer.pointee) for pointer in kind.args[:2]]
+    values = context.get_arg_packer(kinds).as_arguments(builder, given)
+    status = builder.call(builder.inttoptr(address, kind.as_pointer()), [*rooms, *values])
+    done = [builder.icmp_signed("==", status, status.type(code)) for code in _DONE]
+    return builder.select(builder.or_(*done), _WORD(0), _WORD(1))
+
+
+def kernel_types(operands: Any, with_worker: bool) -> tuple[Any, ...]:
+    """Return the types of a kernel's arguments, given the types of its operands."""
+    return (types.int64,) * (3 if with_worker else 2) + tuple(operands)
 
 
 def takes_worker(kernel: Any) -> bool:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -51,6 +52,21 @@ def test_a_launcher_goes_with_its_kernel():
     del kernel
     gc.collect()
     assert launcher() is None
+
+
+@pytest.mark.skipif(DISABLE_JIT, reason="nothing is compiled")
+def test_a_launcher_finds_its_kernel_for_each_type_of_operands_and_in_many_threads_at_once():
+    def scale(start, stop, out, factor):
+        for i in range(start, stop):
+            out[i] = factor * i
+
+    kernel = jit(scale)
+    outs = [np.zeros(1000, dtype) for dtype in (np.float32, np.float64, np.int32, np.complex64)] * 3
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda out: parallel_for(kernel, out.size, 1, out, out.dtype.type(3)), outs))
+    for out in outs:
+        np.testing.assert_array_equal(out, np.arange(1000) * 3)
+    assert len(kernel.overloads) == len(kernel.launcher.overloads) == 4
 
 
 @pytest.mark.parametrize("grain", [1, 3, 1000, 10_000])
