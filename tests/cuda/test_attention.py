@@ -57,7 +57,7 @@ def check(q, k, v, g, causal=False, mask=None, dropout=None, rearranged=lambda a
 ])  # fmt: skip
 @pytest.mark.parametrize("batch, queries, keys, width, value_width", [
     ((), 1, 1, 1, 1), ((2,), 5, 5, 3, 3), ((1, 2), 9, 9, 4, 4), ((2,), 3, 7, 5, 2), ((), 7, 3, 9, 17),
-    ((1,), 6, 6, 16, 8), ((), 21, 30, 36, 20),
+    ((1,), 6, 6, 16, 8), ((), 21, 30, 36, 20), ((), 3, 5, 4, 0),
 ])  # fmt: skip
 def test_attention_agrees_with_the_host(batch, queries, keys, width, value_width, causal, dtype):
     rng = np.random.default_rng(0)

@@ -301,7 +301,7 @@ def stored(variant: Variant, cut: Cut, made: str, factor: str, name: str, width:
     Row i is multiplied by `factor`, in which {i} stands for i, unless `factor` is empty.
     """
     lanes = variant.lanes
-    for i in range(cut.own):
+    for i in range(cut.own if width else 0):
         yield f"row = first + y + {i * DOWN}"
         yield f"if row < {count}:"
         for g in groups(variant, width):

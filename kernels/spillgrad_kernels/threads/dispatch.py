@@ -98,11 +98,11 @@ os.register_at_fork(after_in_child=_forget_team)
 atexit.register(lambda: _team.stop())
 
 
-def _make_launcher(kernel: Kernel) -> None:
-    """Set `kernel.launcher(team, count, grain, threads, *operands)`, a compiled function that runs `kernel` on a team.
+def _make_launcher(kernel: Kernel) -> Any:
+    """Make `kernel.launcher(team, count, grain, threads, *operands)`, a compiled function that runs `kernel`; return it.
 
     `team` is the address of the team's words. The result is that of `launch` (see `launching`). The source of the
-    launcher is generated from the kernel's parameters.
+    launcher is generated from the kernel's parameters. All threads get the same launcher.
     """
     names = list(inspect.signature(kernel.py_func).parameters)[3 if takes_worker(kernel) else 2 :]
     source = f"""
@@ -114,7 +114,8 @@ def launcher(team, count, grain, threads, {", ".join(names)}):
     name = f"{kernel.py_func.kernel_name}.launcher"
     namespace: dict[str, Any] = {"launch": _launching[takes_worker(kernel)], "__name__": __name__}
     exec(compile(source, f"<{name}>", "exec"), namespace)
-    kernel.launcher = jit(namespace["launcher"], name=name).made
+    # Without a lock, which a fork could leave taken: `setdefault` is atomic.
+    return kernel.__dict__.setdefault("launcher", jit(namespace["launcher"], name=name).made)
 
 
 _launching = {with_worker: launching(with_worker) for with_worker in (False, True)}
@@ -126,6 +127,8 @@ def _link(kernel: Kernel, word: int, operands: Sequence[Any]) -> None:
     if kinds not in kernel.overloads:
         kernel.compile(kinds)
     compiled = kernel.overloads[kinds]
+    if compiled.signature.return_type != types.none:
+        raise TypeError(f"kernel {kernel.py_func.kernel_name}: got a result; a kernel that threads share returns none")
     ctypes.c_int64.from_address(word).value = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
 
 
@@ -165,14 +168,13 @@ def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any, most: i
     if threads > _team_size:
         _team.grow(threads - 1)
         _team_size = threads
-    if kernel.launcher is None:
-        _make_launcher(kernel)
+    launcher = kernel.launcher or _make_launcher(kernel)
     observer = launches.observer  # another thread may end the observation meanwhile
     began_ns = 0 if observer is None else time.perf_counter_ns()
-    outcome = kernel.launcher(_team.address, count, grain, threads, *operands)
+    outcome = launcher(_team.address, count, grain, threads, *operands)
     if outcome > 1:  # the address of the word that lacks the kernel's
         _link(kernel, outcome, operands)
-        outcome = kernel.launcher(_team.address, count, grain, threads, *operands)
+        outcome = launcher(_team.address, count, grain, threads, *operands)
     if observer is not None:
         observer(kernel.py_func.kernel_name, began_ns, time.perf_counter_ns())
     if outcome:

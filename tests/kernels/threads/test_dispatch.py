@@ -69,6 +69,40 @@ def test_a_launcher_finds_its_kernel_for_each_type_of_operands_and_in_many_threa
     assert len(kernel.overloads) == len(kernel.launcher.overloads) == 4
 
 
+@pytest.mark.skipif(DISABLE_JIT, reason="there are no launchers")
+def test_threads_that_launch_a_new_kernel_at_once_share_a_launcher():
+    """Otherwise a thread could set the word of a launcher that another thread has replaced, and that is gone."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(10):
+
+            def double(start, stop, out):
+                for i in range(start, stop):
+                    out[i] *= 2
+
+            kernel, ready, outs = jit(double), threading.Barrier(6), [np.ones(50) for _ in range(6)]
+
+            def work(out, kernel=kernel, ready=ready):
+                ready.wait()
+                parallel_for(kernel, out.size, 1, out)
+
+            with ThreadPoolExecutor(6) as pool:
+                list(pool.map(work, outs))
+            assert all((out == 2).all() for out in outs)
+    finally:
+        sys.setswitchinterval(before)
+
+
+@pytest.mark.skipif(DISABLE_JIT, reason="nothing is compiled")
+def test_a_kernel_with_a_result_is_refused():
+    def count(start, stop, out):
+        return stop
+
+    with pytest.raises(TypeError, match="got a result; a kernel that threads share returns none"):
+        parallel_for(jit(count), 5, 1, np.zeros(5))
+
+
 @pytest.mark.parametrize("grain", [1, 3, 1000, 10_000])
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 1000, 4097])
 @pytest.mark.parametrize("number", [1, 2, 5])
