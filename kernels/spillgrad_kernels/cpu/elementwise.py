@@ -15,7 +15,7 @@ import numpy as np
 from spillgrad_kernels.cpu.copying import copy
 from spillgrad_kernels.cpu.pointers import array_at, data_of, element, row_at, set_element, words_on_stack
 from spillgrad_kernels.device_array import on_device
-from spillgrad_kernels.jit.by_address import call, code_address
+from spillgrad_kernels.jit.by_address import call, code_address, integers
 from spillgrad_kernels.jit.compile import jit
 from spillgrad_kernels.layout import Layout, Shape, dense, layout_of
 from spillgrad_kernels.memory.buffers import allocator
@@ -80,7 +80,7 @@ def build(body: Trace, name: str, pattern: str, dtypes: tuple[np.dtype[Any], ...
     # If products of complex numbers were fused with additions, the imaginary part of z * conj(z) would not be 0.
     fastmath: set[str] | None = set() if any(dtype.kind == "c" for dtype in dtypes) else None
     loop = jit(namespace["loop"], fastmath=fastmath, name=f"elementwise.{name}.{pattern}.{digest}", by_address=True)
-    return code_address(loop, 1)
+    return code_address(loop, integers(1))
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad_kernels.cpu.pointers import array_at
-from spillgrad_kernels.jit.by_address import code_address
+from spillgrad_kernels.jit.by_address import code_address, integers
 from spillgrad_kernels.jit.compile import jit
 from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, trace
 
@@ -43,4 +43,4 @@ def epilogue(formula: Formula, name: str, dtype: np.dtype[Any]) -> int:
     namespace = {**FUNCTIONS, **body.constants, "array_at": array_at, "like": like, "__name__": __name__}
     exec(compile("\n".join(lines), f"<epilogue {name}>", "exec"), namespace)
     kernel = jit(namespace["epilogue"], name=f"epilogue.{name}.{dtype}", by_address=True)
-    return code_address(kernel, len(_PARAMETERS))
+    return code_address(kernel, integers(len(_PARAMETERS)))

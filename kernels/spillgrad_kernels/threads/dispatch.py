@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spillgrad_kernels.jit.by_address import code_address, compiled_for, integers
 from spillgrad_kernels.jit.compile import DISABLE_JIT, jit, types
 from spillgrad_kernels.threads.team import Team, kernel_types, launching, takes_worker
 
@@ -99,7 +100,7 @@ atexit.register(lambda: _team.stop())
 
 
 def _make_launcher(kernel: Kernel) -> Any:
-    """Make `kernel.launcher(team, count, grain, threads, *operands)`, a compiled function that runs `kernel`; return it.
+    """Make and return `kernel.launcher(team, count, grain, threads, *operands)`, a compiled function that runs it.
 
     `team` is the address of the team's words. The result is that of `launch` (see `launching`). The source of the
     launcher is generated from the kernel's parameters. All threads get the same launcher.
@@ -124,12 +125,9 @@ _launching = {with_worker: launching(with_worker) for with_worker in (False, Tru
 def _link(kernel: Kernel, word: int, operands: Sequence[Any]) -> None:
     """Compile `kernel` for these operands, or load it, and set the launcher's word at address `word` to its address."""
     kinds = kernel_types([kernel.typeof_pyval(operand) for operand in operands], takes_worker(kernel))
-    if kinds not in kernel.overloads:
-        kernel.compile(kinds)
-    compiled = kernel.overloads[kinds]
-    if compiled.signature.return_type != types.none:
+    if compiled_for(kernel, kinds).signature.return_type != types.none:
         raise TypeError(f"kernel {kernel.py_func.kernel_name}: got a result; a kernel that threads share returns none")
-    ctypes.c_int64.from_address(word).value = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+    ctypes.c_int64.from_address(word).value = code_address(kernel, kinds)
 
 
 def grain_of(elements: int) -> int:
@@ -141,10 +139,7 @@ def entry_point(kernel: Kernel, parameters: int) -> Kernel:
     """Return `kernel`, compiled for `parameters` int64 arguments, as a function without type checks (0.3 us)."""
     if DISABLE_JIT:
         return kernel
-    integers = (types.int64,) * parameters
-    if integers not in kernel.overloads:  # `compile` waits for other compiling threads: for ever in a forked child
-        kernel.compile(integers)
-    return kernel.overloads[integers].entry_point
+    return compiled_for(kernel, integers(parameters)).entry_point
 
 
 def parallel_for(kernel: Kernel, count: int, grain: int, *operands: Any, most: int | None = None) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
+from spillgrad_kernels.jit.by_address import code_address, emit_call, integers
 from spillgrad_kernels.jit.compile import c_function, cgutils, emitted, intrinsic, jit, types
 from spillgrad_kernels.threads.atomics import (
     WORD_BYTES,
@@ -43,8 +44,7 @@ _WORDS = 80
 _SPINS = 10_000
 
 _WORD = ir.IntType(64)
-# What Numba's functions return if no exception was raised: that there is a result, or that it is None.
-_DONE = 0, -2
+_RUN_PARAMETERS = 6
 
 _mutex_lock = c_function("pthread_mutex_lock", 1)
 _mutex_unlock = c_function("pthread_mutex_unlock", 1)
@@ -145,34 +145,6 @@ def _run(team: int, entry: int, operands: int, count: int, length: int, helpers:
     return failed
 
 
-def _call_compiled(context: Any, builder: Any, function: Any, signature: Any, arguments: Any) -> Any:
-    """Emit LLVM code that calls a jitted function from a native function; return the LLVM values (status, result)."""
-    compiled = function.dispatcher.overloads[tuple(signature.args)]
-    context.active_code_library.add_linking_library(compiled.library)
-    return context.call_internal_no_propagate(builder, compiled.fndesc, signature, arguments)
-
-
-@intrinsic
-def _address_of_run(typing_context: Any) -> Any:
-    run = typing_context.resolve_value_type(_run)
-    run_signature = run.get_call_type(typing_context, (types.int64,) * 6, {})
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        entry = ir.Function(builder.module, _function_type(6), builder.module.get_unique_name("run"))
-        entry.linkage = "internal"
-        inside = ir.IRBuilder(entry.append_basic_block())
-        _, result = _call_compiled(context, inside, run, run_signature, entry.args)
-        inside.ret(result)
-        return builder.ptrtoint(entry, _WORD)
-
-    return types.int64(), codegen
-
-
-@jit
-def _prepare(team: int) -> None:
-    store(team, _RUN, _address_of_run())
-
-
 def _uncounted(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
     """Return the LLVM tuple `values` without reference counts of its arrays: threads would contend for the counts."""
     for i, kind in enumerate(kinds.types):
@@ -209,14 +181,15 @@ def launching(with_worker: bool) -> Any:
             loaded = inside.load(inside.inttoptr(address, slot.type))
             given = [start, stop, worker] if with_worker else [start, stop]
             given += [inside.extract_value(loaded, i) for i in range(len(operands.types))]
-            inside.ret(_failed(context, inside, inside.load(word), kinds, given))
+            has_failed, _ = emit_call(context, inside, inside.load(word), types.none, kinds, given)
+            inside.ret(inside.zext(has_failed, _WORD))
 
             outcome = cgutils.alloca_once_value(builder, builder.ptrtoint(word, _WORD))
             with cgutils.if_likely(builder, builder.icmp_signed("!=", builder.load(word), _WORD(0))):
                 run = builder.load(word_pointer(builder, team, _WORD(_RUN)))
-                run = builder.inttoptr(run, _function_type(6).as_pointer())
                 words = [team, builder.ptrtoint(entry, _WORD), builder.ptrtoint(slot, _WORD), count, length, helpers]
-                has_failed = builder.icmp_signed("!=", builder.call(run, words), _WORD(0))
+                _, failures = emit_call(context, builder, run, types.int64, integers(_RUN_PARAMETERS), words)
+                has_failed = builder.icmp_signed("!=", builder.load(failures), _WORD(0))
                 builder.store(builder.zext(has_failed, _WORD), outcome)
             return builder.load(outcome)
 
@@ -225,21 +198,9 @@ def launching(with_worker: bool) -> Any:
     return launch
 
 
-def _failed(context: Any, builder: Any, address: Any, kinds: Any, given: list[Any]) -> Any:
-    """Emit LLVM code that calls the kernel whose machine code is at `address`; return 0, or 1 if the kernel failed."""
-    convention = context.call_conv
-    kind = convention.get_function_type(types.none, kinds)
-    # A compiled function writes its result and its error through its first two parameters.
-    rooms = [cgutils.alloca_once(builder, pointer.pointee) for pointer in kind.args[:2]]
-    values = context.get_arg_packer(kinds).as_arguments(builder, given)
-    status = builder.call(builder.inttoptr(address, kind.as_pointer()), [*rooms, *values])
-    done = [builder.icmp_signed("==", status, status.type(code)) for code in _DONE]
-    return builder.select(builder.or_(*done), _WORD(0), _WORD(1))
-
-
 def kernel_types(operands: Any, with_worker: bool) -> tuple[Any, ...]:
     """Return the types of a kernel's arguments, given the types of its operands."""
-    return (types.int64,) * (3 if with_worker else 2) + tuple(operands)
+    return (*integers(3 if with_worker else 2), *operands)
 
 
 def takes_worker(kernel: Any) -> bool:
@@ -262,8 +223,7 @@ class Team:
     def grow(self, helpers: int) -> None:
         """Start threads until there are at least `helpers` threads beside the calling thread."""
         with self._lock:
-            if not self._threads:
-                _prepare(self.address)
+            self._words[_RUN] = code_address(_run, integers(_RUN_PARAMETERS))
             while len(self._threads) < helpers:
                 worker = len(self._threads) + 1
                 thread = threading.Thread(

@@ -5,7 +5,7 @@ import gc
 import numpy as np
 
 from spillgrad_kernels.cpu.pointers import array_at
-from spillgrad_kernels.jit.by_address import call, code_address
+from spillgrad_kernels.jit.by_address import call, code_address, integers
 from spillgrad_kernels.jit.compile import jit
 from spillgrad_kernels.layout import address_of
 
@@ -18,7 +18,7 @@ def _call_with(code, target, value):
 
 
 def _made(function):
-    return code_address(jit(function, name=f"test_by_address.{function.__name__}", by_address=True), 2)
+    return code_address(jit(function, name=f"test_by_address.{function.__name__}", by_address=True), integers(2))
 
 
 def _add(target, value):
