@@ -292,10 +292,10 @@ def parts(quick: bool) -> list[Part]:
     return [
         Part("machine", 15, by_process("machine")),
         Part("memory", 20, by_process("memory")),
-        Part("training", 90, by_process("training")),
-        Part("training, spilled", 25, by_process("training-spilled")),
+        Part("training", 75, by_process("training")),
+        Part("training, spilled", 15, by_process("training-spilled")),
         Part("benchmark", 210, benchmark(*rounds)),
-        Part("tests on the device", 190, tests(*chosen)),
+        Part("tests on the device", 215, tests(*chosen)),
         *([] if quick else [Part("PTX code", 45, tests("tests/kernels/cuda/test_code.py"))]),
     ]
 

@@ -178,10 +178,8 @@ def _to_batch_item(variant: Variant, arrays: list[str]) -> Iterator[str]:
     yield from (f"{name} += index{d} * {name}_batch{d}" for name in arrays for d in range(variant.batch))
 
 
-def _formula(body: Trace | None) -> list[str]:
-    """Return the code of the function `formula` that kernels call: nothing without a formula."""
-    if body is None:
-        return []
+def _formula(body: Trace) -> list[str]:
+    """Return the code of the function `formula` that kernels call."""
     lines = [f"def formula({', '.join(body.inputs)}):", *(f"    {line}" for line in body.lines)]
     return [*lines, f"    return {body.results[0]}"]
 
