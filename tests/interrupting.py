@@ -1,6 +1,7 @@
 """Signal handlers and finalizers that come at moments of a test's choice."""
 
 import contextlib
+import gc
 import random
 import signal
 import sys
@@ -15,13 +16,18 @@ class Stop(Exception):
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Handle alarms inside."""
+    """Handle alarms inside, without the collector's callbacks: Python drops what a handler raises in one of them.
+
+    Hypothesis leaves such a callback in the process.
+    """
     before = signal.signal(signal.SIGALRM, handler)
+    callbacks, gc.callbacks[:] = gc.callbacks[:], []
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        gc.callbacks[:] = callbacks
 
 
 @contextlib.contextmanager

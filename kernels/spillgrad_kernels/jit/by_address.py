@@ -14,8 +14,8 @@ _uncompiled: dict[int, Any] = {}  # keys stand for addresses; entries stay, as m
 
 
 def integers(count: int) -> tuple[Any, ...]:
-    """Return the types of `count` int64 arguments."""
-    return (types.int64,) * count
+    """Return the types of `count` int64 arguments: none with `NUMBA_DISABLE_JIT=1`, where Numba is not imported."""
+    return () if DISABLE_JIT else (types.int64,) * count
 
 
 def compiled_for(kernel: Any, kinds: tuple[Any, ...]) -> Any:
