@@ -165,14 +165,14 @@ def correlation(layer: Layer, of_input: bool) -> Correlation:
             own if in_place else _best_for_runs(own, depth, size) for own, depth in zip(found, depths, strict=True)
         ]
         table: list[tuple[int, ...]] = []
-        end, work = 0, 0
+        end, begin, work = 0, 0, 0
         for phase, own, depth in zip(seeing, lines, depths, strict=True):
             tiles = -(-int(own[0, 0] * own[1, 0] * -(-own[2, 0] // RUN)) // TILE_RUNS)
             most = _tiles_of(tiles, panels)
             tasks = -(-tiles // most) * panels
             first = (phase.first[0] * shape[1] + phase.first[1]) * size
-            table.append((end + tasks, depth, sum(row[1] for row in table), first, most))
-            end, work = end + tasks, work + tasks * most * TILE_ROWS * columns * depth
+            table.append((end + tasks, depth, begin, first, most))
+            end, begin, work = end + tasks, begin + depth, work + tasks * most * TILE_ROWS * columns * depth
         return Chunk(
             images, np.array(table, np.int64).reshape(-1, 5), np.array(lines, np.int64).reshape(-1, 3, 3), end,
             _tasks_of(work // max(end, 1)),

@@ -96,9 +96,9 @@ def backward_kernel(variant: Variant, by_keys: bool) -> Kernel:
         f"begin += {cut.tile}",
     ]
     # The blocks with the most work come first: those of the first keys, or of the last queries.
-    blocks = "block" if by_keys else f"quotient(queries + {cut.rows - 1}, {cut.rows}) - 1 - block"
+    nth = "block" if by_keys else f"quotient(queries + {cut.rows - 1}, {cut.rows}) - 1 - block"
     lines = [
-        *opening(cut, sizes, blocks),
+        *opening(cut, sizes, nth),
         *to_head("a", "b", "c", "d", "mask", "da", "db"),
         *filled(variant, "own_a", cut.rows, width, "a", "first", count),
         *filled(variant, "own_b", cut.rows, value_width, "b", "first", count),

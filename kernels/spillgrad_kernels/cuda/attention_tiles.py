@@ -121,12 +121,8 @@ def cut_of(variant: Variant, bytes_of: Callable[[Variant, Cut], tuple[int, ...]]
     raise NotOnDevice(f"attention: no kernel of the device takes {variant.width} and {variant.value_width} features")
 
 
-# The number of arguments for an array: its address, and the strides of two batch dimensions, of rows, and of features.
-PLACE = 5
-
-
 def places(*names: str) -> str:
-    """Return the parameters of a kernel for arrays."""
+    """Return a kernel's parameters for arrays: the address, and the strides of two batch dimensions, rows, features."""
     return ", ".join(f"{name}, {name}_0, {name}_1, {name}_row, {name}_step" for name in names)
 
 
@@ -174,9 +170,8 @@ def names(variant: Variant) -> dict[str, Any]:
         return one
 
     return {
-        "cuda": cuda, "quotient": quotient, "shared_address": shared_address, "bytes": types.int8, "exp": exp,
-        "log": log,
-        "zero": zero, "one": one, "lowest": lowest, "score": score, "factor": factor,
+        "cuda": cuda, "quotient": quotient, "shared_address": shared_address, "bytes": types.int8,
+        "exp": exp, "log": log, "zero": zero, "one": one, "lowest": lowest, "score": score, "factor": factor,
         "load_sum": loaders[sums, 1], "store_sum": storers[sums, 1],
         "load_lanes": lane_loader(dtype, variant.lanes), "store_lanes": storers[dtype, variant.lanes],
         "read": shared_loaders[sums, variant.vector], "read1": shared_loaders[sums, 1],
@@ -193,16 +188,17 @@ def compiled(variant: Variant, name: str, parameters: str, lines: list[str], siz
     return Kernel(namespace[name], parameters=kinds, threads=BLOCK_THREADS, shared_bytes=sum(sizes))
 
 
-def opening(cut: Cut, sizes: dict[str, int], blocks: str) -> Iterator[str]:
+def opening(cut: Cut, sizes: dict[str, int], nth: str) -> Iterator[str]:
     """Yield the code that finds the thread's place (y, x), the block's head and first row, and arrays in shared memory.
 
-    `sizes` maps the names of the arrays to their sizes in bytes. `blocks` is the number of the block's rows of blocks,
-    counted from the first; the blocks of all heads with equal rows follow each other.
+    `sizes` maps the names of the arrays to their sizes in bytes. The blocks of all heads for the same rows follow each
+    other: `block` is the number of these rows in the order in which blocks run. `nth` is the code that makes of it
+    which rows these are, counted from a head's first.
     """
     yield f"y, x = quotient(cuda.threadIdx.x, {ACROSS}), cuda.threadIdx.x & {ACROSS - 1}"
     yield "block = quotient(cuda.blockIdx.x, heads)"
     yield "head = cuda.blockIdx.x - block * heads"
-    yield f"first = ({blocks}) * {cut.rows}"
+    yield f"first = ({nth}) * {cut.rows}"
     yield "b0 = quotient(head, size1)"
     yield "b1 = head - b0 * size1"
     # Aligned for accesses, which the simulator does not ask for.
