@@ -18,8 +18,8 @@ from spillgrad_kernels.cpu.pointers import aligned
 from spillgrad_kernels.cpu.product import (
     COLUMNS,
     COUNTERS,
-    DEPTH,
     NARROW_BYTES,
+    PACKED_DEPTH,
     ROWS,
     SHARED_ROWS,
     reads_b_in_place,
@@ -320,7 +320,7 @@ def _blocks_of(m: int, n: int, itemsize: int, wanted: int, in_lines: bool) -> tu
 
 def _shared_cut(m: int, n: int, k: int, itemsize: int, threads: int) -> ProductCut:
     tile_width = 2 * VECTOR_BYTES // itemsize
-    height, width, depth = min(m, SHARED_ROWS), min(n, COLUMNS), min(k, DEPTH)
+    height, width, depth = min(m, SHARED_ROWS), min(n, COLUMNS), min(k, PACKED_DEPTH)
     rows, columns = _even_part(height, ROWS, TILE_ROWS), _even_part(width, _GROUP_COLUMNS, tile_width)
     while -(-height // rows) * -(-width // columns) < _TILES_PER_THREAD * threads:
         if columns >= max(2 * tile_width, rows):
@@ -331,7 +331,7 @@ def _shared_cut(m: int, n: int, k: int, itemsize: int, threads: int) -> ProductC
             break
     row_groups, column_groups = -(-height // rows), -(-width // columns)
     blocks = -(-m // SHARED_ROWS) * -(-n // COLUMNS)
-    phases = blocks * -(-k // DEPTH)
+    phases = blocks * -(-k // PACKED_DEPTH)
     words = COUNTERS + 2 * phases + blocks * row_groups * column_groups
     vector = VECTOR_BYTES // itemsize
     panels = column_groups * columns * depth + row_groups * (rows * depth + vector)

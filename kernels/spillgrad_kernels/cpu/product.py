@@ -2,7 +2,8 @@
 
 As in BLIS, blocks of A and B are packed into panels that stay in the cache, and `multiply_panels` computes a tile of C
 from a panel of each. If B is narrow, A is read without packing, and so is B if its rows are contiguous. The depth is
-always cut at multiples of `DEPTH`, so that an element of C is the same sum in every block and thread.
+always cut at multiples of `DEPTH`, so that an element of C is the same sum in every block and thread. Panels hold
+`PACKED_DEPTH`: a tile of C stays in the L1 cache while the slabs of its panels are added, one by one.
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
@@ -30,8 +31,10 @@ from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.threads.atomics import fetch_add, store, wait_for
 from spillgrad_kernels.threads.dispatch import Kernel
 
-# A panel of B (DEPTH x tile_columns) stays in the L1 cache, a block of A (ROWS x DEPTH) in L2, and a block of B in L3.
+# A slab of a panel of B (DEPTH x tile_columns) stays in the L1 cache, a block of A (ROWS x PACKED_DEPTH) in L2, and a
+# block of B in L3. C passes through memory once for each PACKED_DEPTH of the depth.
 DEPTH = 256
+PACKED_DEPTH = 2 * DEPTH
 ROWS = 12 * TILE_ROWS
 COLUMNS = 2048
 # The number of rows that are packed at once in a product that threads share.
@@ -53,7 +56,7 @@ def workspace_size(m: int, n: int, k: int, itemsize: int) -> int:
     """Return how many elements of scratch memory an m x n product of depth k needs."""
     vector = VECTOR_BYTES // itemsize
     columns = 2 * vector
-    packed: int = (round_up(min(n, COLUMNS), columns) + round_up(min(m, ROWS), TILE_ROWS)) * min(k, DEPTH)
+    packed: int = (round_up(min(n, COLUMNS), columns) + round_up(min(m, ROWS), TILE_ROWS)) * min(k, PACKED_DEPTH)
     chunks = 2 * _VECTOR_CHUNK if min(m, n) == 1 else 0
     # Packing may write one vector beyond the last panel, and aligning the start takes up to one more.
     return max(TILE_ROWS * columns + packed, chunks) + 2 * vector
@@ -83,15 +86,19 @@ def _multiply_block(
     for j in range(0, width, columns):
         for i in range(0, height, TILE_ROWS):
             place = part(c, i, j)[0]
-            added, addend_row, _ = part(addend, i, j)
             fits = c_col == size and i + TILE_ROWS <= height and j + columns <= width
-            multiply_panels(
-                like, depth, packed_a + i * depth * size, packed_b + j * depth * size, tile_row,
-                place if fits else tile, c_row if fits else tile_row, added if fits else 0, addend_row,
-            )  # fmt: skip
-            if not fits:
-                rows, present = min(TILE_ROWS, height - i), min(columns, width - j)
-                _spread(sums, rows, present, tile, tile_row, part(c, i, j), part(addend, i, j))
+            base = addend
+            for d in range(0, depth, DEPTH):
+                added, added_row, _ = part(base, i, j)
+                multiply_panels(
+                    like, min(DEPTH, depth - d), packed_a + (i * depth + d * TILE_ROWS) * size,
+                    packed_b + (j * depth + d * columns) * size, tile_row, place if fits else tile,
+                    c_row if fits else tile_row, added if fits else 0, added_row,
+                )  # fmt: skip
+                if not fits:
+                    rows, present = min(TILE_ROWS, height - i), min(columns, width - j)
+                    _spread(sums, rows, present, tile, tile_row, part(c, i, j), part(base, i, j))
+                base = c
 
 
 @jit
@@ -203,8 +210,8 @@ def product(
             _multiply_in_place(like, m, n, depth, part(a, 0, k0), source, b_row, b_step, c, base, workspace)
         return
     # Packed A is last in the workspace, because packing A may write a vector beyond its end.
-    packed_a = packed_b + round_up(min(n, COLUMNS), columns) * min(_depth_of(like, k), DEPTH) * size
-    step = DEPTH * numbers_in(like)
+    packed_a = packed_b + round_up(min(n, COLUMNS), columns) * min(_depth_of(like, k), PACKED_DEPTH) * size
+    step = PACKED_DEPTH * numbers_in(like)
     for j0 in range(0, n, COLUMNS):
         width = min(COLUMNS, n - j0)
         for k0 in range(0, k, step):
@@ -337,10 +344,10 @@ def shared_product(dtype: np.dtype[Any]) -> Kernel:
     scratch memory, the product's number in the batch, and the address of the product's words. A thread computes tasks
     until none is left to start.
 
-    A phase adds a slab of depth `DEPTH` to a block of C. The tasks of a phase pack groups of columns of B and of rows
-    of A, once for all threads, then compute the tiles of C from pairs of groups. Threads take tasks in order. A task
-    waits only for earlier tasks, which other threads are computing. There are two sets of packed panels, so packing
-    rarely waits.
+    A phase adds a slab of depth `PACKED_DEPTH` to a block of C. The tasks of a phase pack groups of columns of B and of
+    rows of A, once for all threads, then compute the tiles of C from pairs of groups. Threads take tasks in order. A
+    task waits only for earlier tasks, which other threads are computing. There are two sets of packed panels, so
+    packing rarely waits.
     """
     like: Any = np.zeros(1, dtype)
 
@@ -357,9 +364,9 @@ def shared_product(dtype: np.dtype[Any]) -> Kernel:
         tile_size = TILE_ROWS * tile_columns(like) * size
         tile = scratch + worker * tile_size
         packed, made, added = COUNTERS, COUNTERS + g.phases, COUNTERS + 2 * g.phases
-        slab = DEPTH * numbers_in(like)
-        b_group = columns * min(_depth_of(like, k), DEPTH) * size
-        a_group = rows * min(_depth_of(like, k), DEPTH) * size + VECTOR_BYTES  # packing may write beyond the end
+        slab = PACKED_DEPTH * numbers_in(like)
+        b_group = columns * min(_depth_of(like, k), PACKED_DEPTH) * size
+        a_group = rows * min(_depth_of(like, k), PACKED_DEPTH) * size + VECTOR_BYTES  # packing may write beyond the end
         b_size = (min(n, COLUMNS) + columns - 1) // columns * b_group
         place_size = b_size + (min(m, SHARED_ROWS) + rows - 1) // rows * a_group
 

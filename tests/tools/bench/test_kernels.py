@@ -13,10 +13,13 @@ import pytest
 from spillgrad_tools.bench import case_runner, machine, results
 from spillgrad_tools.bench.bars import (
     TWO_THREADS,
+    BestPeer,
     ComputeOrCopy,
     CopySpeed,
     Microseconds,
+    OfLimit,
     Ratio,
+    UnlessAtLimit,
     Verdict,
 )
 from spillgrad_tools.bench.cases import CASES, CUDA_BY_NAME, Case, Result
@@ -147,7 +150,9 @@ def test_a_worker_that_dies_says_so(capfd: pytest.CaptureFixture[str]):
     assert "nothing known" in capfd.readouterr().err
 
 
-SECONDS = {"ours": 2.0, "numpy": 3.0, "torch": 3.5, "numpy copy": 2.0, "torch copy": 1.5, "ours 1 thread": 3.0}
+SECONDS = {
+    "limit": 1.5, "ours": 2.0, "numpy": 3.0, "torch": 3.5, "numpy copy": 2.0, "torch copy": 1.5, "ours 1 thread": 3.0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -158,6 +163,9 @@ SECONDS = {"ours": 2.0, "numpy": 3.0, "torch": 3.5, "numpy copy": 2.0, "torch co
         (ComputeOrCopy(), 1.75, 1.5, True),
         (CopySpeed(arrays=3, nbytes=10), 1.125, 0.85, True),
         (TWO_THREADS, 1.5, 1.8, False),
+        (BestPeer(), 1.5, 1.0, True),
+        (OfLimit(0.93), 0.75, 0.93, False),
+        (UnlessAtLimit(1.5), 1.75, 1.5, True),
         (Microseconds(4, beside="numpy"), -1e6, 4, True),
         (Microseconds(5), 2e6, 5, False),
     ],
@@ -167,11 +175,12 @@ def test_a_bar_judges_times(bar: Any, reached: float, wanted: float, met: bool):
     assert (verdict.reached, verdict.wanted, verdict.met) == (pytest.approx(reached), wanted, met)
 
 
-def test_an_operation_as_slow_as_a_copy_need_not_be_beaten():
+def test_a_peer_at_the_limit_need_not_be_beaten():
     assert ComputeOrCopy().judge({**SECONDS, "torch copy": 1.75}).wanted == 0.95
+    assert UnlessAtLimit().judge({**SECONDS, "torch": 1.75}) is None
 
 
-@pytest.mark.parametrize("bar", [Ratio("torch", 2), ComputeOrCopy(), TWO_THREADS])
+@pytest.mark.parametrize("bar", [Ratio("torch", 2), ComputeOrCopy(), TWO_THREADS, OfLimit()])
 def test_a_bar_without_its_peer_is_not_judged(bar: Any):
     assert bar.judge({"ours": 1.0, "numpy": 1.0}) is None
 

@@ -1,6 +1,7 @@
 """Bars: goals that the rows of a benchmark should reach.
 
-A bar judges a mapping of seconds. Its keys are the contenders "ours", "numpy" and "torch", and the bar's yardsticks.
+A bar judges a mapping of seconds. Its keys are the contenders "ours", "numpy" and "torch", the bar's yardsticks, and
+`LIMIT`: the seconds that the processor's arithmetic or memory needs at least.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,9 @@ from spillgrad_tools.bench.harness import LIBRARY_NAMES, Measured
 # The names of all contenders and yardsticks that our time is compared with.
 PEER_NAMES = {**LIBRARY_NAMES, "unspilled": "unspilled", "ours 1 thread": "one thread"}
 Seconds = Mapping[str, float]
+LIMIT = "limit"
+# The share of the limit from which on a row of memory counts as being at the limit.
+AT_LIMIT = 0.85
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,39 @@ class Ratio(Bar):
         if self.peer not in seconds:
             return None
         return Verdict(f"× {PEER_NAMES[self.peer]}", seconds[self.peer] / seconds["ours"], self.least)
+
+
+@dataclass(frozen=True)
+class BestPeer(Bar):
+    """The time of the fastest peer is at least `least` times ours."""
+
+    least: float = 1.0
+
+    def judge(self, seconds: Seconds) -> Verdict | None:
+        peers = [seconds[name] for name in ("numpy", "torch") if name in seconds]
+        return Verdict("× best peer", min(peers) / seconds["ours"], self.least) if peers else None
+
+
+@dataclass(frozen=True)
+class OfLimit(Bar):
+    """The row has at least the share `least` of the speed that its limit allows."""
+
+    least: float = AT_LIMIT
+
+    def judge(self, seconds: Seconds) -> Verdict | None:
+        return Verdict("of limit", seconds[LIMIT] / seconds["ours"], self.least) if LIMIT in seconds else None
+
+
+@dataclass(frozen=True)
+class UnlessAtLimit(Bar):
+    """At least `least` times PyTorch's speed, unless PyTorch itself is at the limit: nobody can be much faster then."""
+
+    least: float = 1.5
+
+    def judge(self, seconds: Seconds) -> Verdict | None:
+        if seconds.get(LIMIT, 0.0) >= AT_LIMIT * seconds.get("torch", 0.0):
+            return None
+        return Ratio("torch", self.least).judge(seconds)
 
 
 # Two threads are at least 1.8 times as fast as one; not judged on another number of threads.

@@ -14,13 +14,17 @@ import numpy as np
 
 from spillgrad_kernels.cuda.driver.availability import SIMULATED
 from spillgrad_tools.bench.bars import (
+    LIMIT,
     PEER_NAMES,
     TWO_THREADS,
     Bar,
+    BestPeer,
     ComputeOrCopy,
     CopySpeed,
     Microseconds,
+    OfLimit,
     Ratio,
+    UnlessAtLimit,
     Verdict,
     device_copy_speed,
 )
@@ -48,8 +52,9 @@ _ARRAYS = {
     "attention+": 8, "adamw": 7,
 }  # fmt: skip
 
-NUMPY_AND_TORCH = (Ratio("numpy", 1.6), Ratio("torch", 1.8))
-NOT_SLOWER = (Ratio("numpy", 0.95), Ratio("torch", 0.95))
+NOT_SLOWER = (BestPeer(),)
+LARGE_PRODUCT = (OfLimit(0.93), BestPeer())
+ROW_OF_MEMORY = (OfLimit(), UnlessAtLimit(1.5))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +156,8 @@ class Result:
         """Return the verdicts of the bars whose contenders were timed; none if ours was not timed."""
         if "ours" not in self.seconds:
             return []
-        return [verdict for bar in self.case.bars if (verdict := bar.judge(self.seconds))]
+        seconds = {**self.seconds, **({LIMIT: self.limit_s} if self.limit_s else {})}
+        return [verdict for bar in self.case.bars if (verdict := bar.judge(seconds))]
 
     @property
     def comparisons(self) -> list[str]:
@@ -203,22 +209,21 @@ def _matmul(
 
 def _matmul_cases() -> Iterator[Case]:
     for size, layout in itertools.product((512, 1024, 2048, 4096), LAYOUTS):
+        bars = LARGE_PRODUCT if size >= 1024 else NOT_SLOWER
         threads = (TWO_THREADS,) if layout == "NN" and size in (1024, 2048) else ()
-        yield _matmul("matmul float32, squares from 512", (size,) * 3, (*NUMPY_AND_TORCH, *threads), layout)
+        yield _matmul("matmul float32, squares from 512", (size,) * 3, (*bars, *threads), layout)
     group = "matmul float32, GPT-2's layers"
     for inputs, outputs in GPT2_LAYERS:
-        yield _matmul(group, (TOKENS, inputs, outputs), NUMPY_AND_TORCH)
-        yield _matmul(group, (TOKENS, outputs, inputs), NUMPY_AND_TORCH, "NT")
-        yield _matmul(group, (inputs, TOKENS, outputs), NUMPY_AND_TORCH, "TN")
+        yield _matmul(group, (TOKENS, inputs, outputs), LARGE_PRODUCT)
+        yield _matmul(group, (TOKENS, outputs, inputs), LARGE_PRODUCT, "NT")
+        yield _matmul(group, (inputs, TOKENS, outputs), LARGE_PRODUCT, "TN")
     # The last layer multiplies by the weight of the embedding, transposed.
     group = "matmul float32, GPT-2's words"
-    yield _matmul(group, (TOKENS, 768, GPT2_WORDS), NUMPY_AND_TORCH, "NT")
-    yield _matmul(group, (TOKENS, GPT2_WORDS, 768), NUMPY_AND_TORCH)
-    yield _matmul(group, (GPT2_WORDS, TOKENS, 768), NUMPY_AND_TORCH, "TN")
-    for layout in LAYOUTS:
-        yield _matmul("matmul float32, 256", (256,) * 3, (Ratio("numpy", 1.2), Ratio("torch", 1.2)), layout)
-    for layout in LAYOUTS:
-        yield _matmul("matmul float32, 128", (128,) * 3, NOT_SLOWER, layout)
+    yield _matmul(group, (TOKENS, 768, GPT2_WORDS), LARGE_PRODUCT, "NT")
+    yield _matmul(group, (TOKENS, GPT2_WORDS, 768), LARGE_PRODUCT)
+    yield _matmul(group, (GPT2_WORDS, TOKENS, 768), LARGE_PRODUCT, "TN")
+    for size, layout in itertools.product((256, 128), LAYOUTS):
+        yield _matmul(f"matmul float32, {size}", (size,) * 3, NOT_SLOWER, layout)
     for sizes, layouts in (
         ((1000, 333, 77), ("NN", "TT")), ((511, 513, 515), ("NN",)), ((1, 4096, 4096), ("NN", "NT")),
         ((4096, 4096, 1), ("NN", "TN")), ((8, 4096, 4096), ("NN", "NT")), ((2048, 1, 2048), ("NN",)),
@@ -230,10 +235,10 @@ def _matmul_cases() -> Iterator[Case]:
     for dtype, size in itertools.product(("float32", "float64"), (16, 32, 64)):
         yield _matmul("matmul, below 128", (size,) * 3, (Microseconds(4, beside="numpy"),), dtype=dtype)
     for size, layout in itertools.product((256, 512, 1024), LAYOUTS):
-        yield _matmul("matmul float64", (size,) * 3, (Ratio("numpy", 1.3),), layout, "float64")
-    for size in (2048, 4096):
-        yield _matmul("matmul float64", (size,) * 3, (Ratio("numpy", 1.3),), dtype="float64")
-    yield _matmul("matmul float64", (128,) * 3, (Ratio("numpy", 0.95),), dtype="float64")
+        bars = LARGE_PRODUCT if size >= 1024 else NOT_SLOWER
+        yield _matmul("matmul float64", (size,) * 3, bars, layout, "float64")
+    for size, bars in ((2048, LARGE_PRODUCT), (4096, LARGE_PRODUCT), (128, NOT_SLOWER)):
+        yield _matmul("matmul float64", (size,) * 3, bars, dtype="float64")
 
 
 def _elementwise_cases() -> Iterator[Case]:
@@ -252,33 +257,33 @@ def _elementwise_cases() -> Iterator[Case]:
 
 def _attention(length: int) -> Case:
     name = f"causal attention 4x12x{length}x64, forward and backward"
-    case = Case(name, "attention", "attention+", ((4, 12, length, 64),) * 4, "NNNn", (Ratio("torch", 1.5),))
+    case = Case(name, "attention", "attention+", ((4, 12, length, 64),) * 4, "NNNn", (Ratio("torch", 1.6),))
     return dataclasses.replace(case, heavy=case.flop > HEAVY_FLOP)
 
 
 def _structured_cases() -> Iterator[Case]:
-    group, twice = "softmax, layer_norm, cross_entropy", (Ratio("torch", 2),)
+    group, bars = "softmax, layer_norm, cross_entropy", ROW_OF_MEMORY
     for rows, columns in ((4096, 1024), (TOKENS, 512)):
         shape = (rows, columns)
-        yield Case(f"softmax {rows}x{columns}", group, "softmax", (shape,), "n", twice)
-        yield Case(f"softmax {rows}x{columns}, forward and backward", group, "softmax+", (shape, shape), "Nn", twice)
+        yield Case(f"softmax {rows}x{columns}", group, "softmax", (shape,), "n", bars)
+        yield Case(f"softmax {rows}x{columns}, forward and backward", group, "softmax+", (shape, shape), "Nn", bars)
     shape = (TOKENS, 768)
-    yield Case(f"layer_norm {TOKENS}x768", group, "layer_norm", (shape, (768,), (768,)), "nnn", twice)
+    yield Case(f"layer_norm {TOKENS}x768", group, "layer_norm", (shape, (768,), (768,)), "nnn", bars)
     shapes = (shape, (768,), (768,), shape)
-    yield Case(f"layer_norm {TOKENS}x768, forward and backward", group, "layer_norm+", shapes, "NNNn", twice)
+    yield Case(f"layer_norm {TOKENS}x768, forward and backward", group, "layer_norm+", shapes, "NNNn", bars)
     logits = ((512, GPT2_WORDS), (512,))
-    yield Case(f"cross_entropy 512x{GPT2_WORDS}", group, "cross_entropy", logits, "ni", twice)
-    yield Case(f"cross_entropy 512x{GPT2_WORDS}, forward and backward", group, "cross_entropy+", logits, "Ni", twice)
+    yield Case(f"cross_entropy 512x{GPT2_WORDS}", group, "cross_entropy", logits, "ni", bars)
+    yield Case(f"cross_entropy 512x{GPT2_WORDS}, forward and backward", group, "cross_entropy+", logits, "Ni", bars)
     yield _attention(512)
     yield _attention(2048)
-    yield Case("adamw", "adamw", "adamw", ((FLOATS,),) * 2, "Nn", (Ratio("torch", 1),))
-    group, bars = "small, recorded", (Microseconds(5),)
+    yield Case("adamw", "adamw", "adamw", ((FLOATS,),) * 2, "Nn", ROW_OF_MEMORY)
+    group, small = "small, recorded", (Microseconds(5),)
     for name, inputs in (("add", 2), ("mul", 2), ("add number", 1), ("relu", 1), ("tanh", 1), ("sum", 1)):
-        yield Case(f"{name} 1000, recorded", group, name, ((1000,),) * inputs, "N" * inputs, bars)
-    yield Case("matmul 32x32, recorded", group, "matmul", ((32, 32),) * 2, "NN", bars)
-    yield Case("linear 32x32, recorded", group, "linear", ((32, 32), (32, 32), (32,)), "NNN", bars)
+        yield Case(f"{name} 1000, recorded", group, name, ((1000,),) * inputs, "N" * inputs, small)
+    yield Case("matmul 32x32, recorded", group, "matmul", ((32, 32),) * 2, "NN", small)
+    yield Case("linear 32x32, recorded", group, "linear", ((32, 32), (32, 32), (32,)), "NNN", small)
     for name in ("reshape", "select"):
-        yield Case(f"{name} 32x32, recorded", group, name, ((32, 32),), "N", bars)
+        yield Case(f"{name} 32x32, recorded", group, name, ((32, 32),), "N", small)
 
 
 CASES = (*_matmul_cases(), *_elementwise_cases(), *_structured_cases())

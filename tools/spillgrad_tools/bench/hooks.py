@@ -42,7 +42,7 @@ def verdicts(results: Results) -> list[Verdict]:
         saved = results[spilled.name]
         off_ram = 1 - saved["left_in_ram_bytes"] / saved["saved_bytes_per_step"]
         extra_s = seconds[spilled.name] - seconds[in_ram.name]
-        judged.append(Verdict(f"{spilled.name}: × {in_ram.name}", 1 + extra_s / seconds[in_ram.name], 1.08, most=True))
+        judged.append(Verdict(f"{spilled.name}: × {in_ram.name}", 1 + extra_s / seconds[in_ram.name], 1.06, most=True))
         judged.append(Verdict(f"{spilled.name}: share of what is saved that is off RAM after forward", off_ram, 0.9))
         for other in others:
             times = (seconds[other.name] - seconds[in_ram.name]) / max(extra_s, 1e-9)
