@@ -286,13 +286,14 @@ def _strip(files: list[File], groups: Sequence[str], name: str, folder: Path) ->
 def _training_page(files: dict[str, list[File]], folder: Path) -> Iterator[str]:
     yield from (
         "# A whole training step", "",
-        "A step is forward, backward and AdamW. The losses of spillgrad's trainings are the same to the last bit, "
-        "wherever the tensors are. PyTorch trains the same model from the same weights, with its fused attention and "
-        "fused AdamW.", "",
+        "A step is forward, backward and AdamW. The losses of spillgrad's trainings in float32 are the same to the "
+        "last bit, wherever the tensors are. PyTorch trains the same model from the same weights, with its fused "
+        "attention and fused AdamW.", "",
         "* *in RAM*: everything is in RAM, as usual.",
         "* *spilled*: `save_on_disk` with 128 MiB of RAM for saved tensors; older ones go to disk.",
         "* *offloaded*: parameters, gradients, optimizer state and saved tensors are on disk, in a process that may "
-        "use 1 GiB.", "",
+        "use 1 GiB.",
+        "* *in RAM, bfloat16*: under `autocast`, which rounds the operands of products to bfloat16.", "",
     )  # fmt: skip
     for file in files["train"]:
         yield from _steps(file, files["train"], "training", folder, beside=("PyTorch", "in RAM"))

@@ -198,6 +198,12 @@ def product_dtype(dtype: dtypes.DType) -> dtypes.DType:
     return casting.dtype if casting is not None and dtype in _CONVERTED else dtype
 
 
+def products_are_in(dtype: dtypes.DType, operand: Tensor) -> bool:
+    """Return whether this thread is in a region whose products convert `operand` to `dtype`."""
+    casting = state.autocast
+    return casting is not None and casting.dtype == dtype and casting.is_for(operand, _CONVERTED)
+
+
 def require_products_dtype(name: str, first: Tensor, **others: Tensor | None) -> None:
     """Raise DtypeError unless a product's operands have one dtype, or will have one after conversion by `autocast`."""
     for what, other in others.items():
@@ -234,10 +240,11 @@ class autocast:
     Notes
     -----
     `matmul`, `mm`, `bmm`, `linear`, `addmm`, `baddbmm`, `einsum`, convolutions and `scaled_dot_product_attention`
-    convert floating-point operands (except float64) to `dtype`, sum in float32 and round once. Losses,
-    `linear_cross_entropy` among them, `mv`, `dot`, `prod`, `trace`, `cdist`, quantiles, `sg.fft`, and the inverses,
-    determinants and factorizations of `sg.linalg` convert half precision to float32. All other operations compute in
-    the dtype they are given; normalizations take float32 parameters with an input of any dtype.
+    convert floating-point operands (except float64) to `dtype`, sum in float32 and round once. Losses, `mv`, `dot`,
+    `prod`, `trace`, `cdist`, quantiles, `sg.fft`, and the inverses, determinants and factorizations of `sg.linalg`
+    convert half precision to float32. `linear_cross_entropy` does so too, but on the CPU its products round their
+    operands to bfloat16, if that is the dtype. All other operations compute in the dtype they are given; normalizations
+    take float32 parameters with an input of any dtype.
 
     If hooks on saved tensors are active, or the parameter is offloaded, the converted copy is freed when nothing uses
     it, and made again when needed. `save_on_disk` saves the parameter instead of the copy. A new copy is made after the

@@ -5,14 +5,16 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad import dtypes
 from spillgrad.autograd.core import hooks
 from spillgrad.autograd.core.grad_mode import is_recording
 from spillgrad.errors import ArgumentError, DimensionError, DtypeError, ShapeError
 from spillgrad.ops.arithmetic import div, mul, sub
-from spillgrad.ops.array_casts import as_own, on_floats, refuse_complex, require_floats, require_one_dtype
-from spillgrad.ops.autocast import float32_in_autocast
+from spillgrad.ops.array_casts import as_own, cast, on_floats, refuse_complex, require_floats, require_one_dtype
+from spillgrad.ops.autocast import float32_in_autocast, products_are_in
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.clamp_where import where
+from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.fuse_symbols import Symbol
 from spillgrad.ops.indexing import gather
 from spillgrad.ops.matrix_products import check_linear, linear, matmul
@@ -168,11 +170,15 @@ MADE_AHEAD = ("grad_input", "grad_weight", "grad_bias")
 
 def _linear_cross_entropy_losses(
     input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, target: np.ndarray, divisor: _Count | None,
-    ignore_index: int, label_smoothing: float,
+    ignore_index: int, label_smoothing: float, in_bfloat16: bool,
 ) -> np.ndarray:  # fmt: skip
-    """Return the loss of each row if `divisor` is None, otherwise the sum of the losses divided by `divisor`."""
+    """Return the loss of each row if `divisor` is None, otherwise the sum of the losses divided by `divisor`.
+
+    With `in_bfloat16`, the products round their operands, which are float32, to bfloat16.
+    """
 
     def losses(input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        input, weight = _operands(input, weight, in_bfloat16)
         rows = kernels.linear_cross_entropy(input, weight, bias, target, ignore_index, label_smoothing)
         return rows if divisor is None else _total(rows, divisor)
 
@@ -181,7 +187,7 @@ def _linear_cross_entropy_losses(
 
 def _linear_cross_entropy_ahead(
     input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, target: np.ndarray, divisor: _Count,
-    ignore_index: int, label_smoothing: float, needs_ahead: tuple[bool, ...],
+    ignore_index: int, label_smoothing: float, in_bfloat16: bool, needs_ahead: tuple[bool, ...],
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
     """Return the sum of the losses divided by `divisor`, and the gradients of this quotient by input, weight and bias.
 
@@ -189,14 +195,23 @@ def _linear_cross_entropy_ahead(
     """
 
     def loss_and_gradients(input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> tuple[np.ndarray, ...]:
+        row_gradients = _row_gradients(input, divisor)
+        input, weight = _operands(input, weight, in_bfloat16)
         rows, *gradients = kernels.linear_cross_entropy_with_gradients(
-            _row_gradients(input, divisor), input, weight, bias, target, ignore_index, label_smoothing, needs_ahead
+            row_gradients, input, weight, bias, target, ignore_index, label_smoothing, needs_ahead
         )
         none = empty_beside(rows, (0,), rows.dtype)
         return _total(rows, divisor), *(none if part is None else part for part in gradients)
 
     # Unscaled gradients would underflow in half precision: backward rounds them once the arriving gradient scales them.
     return on_floats(loss_and_gradients, input, weight, bias, exact_aux=True)
+
+
+def _operands(input: np.ndarray, weight: np.ndarray, in_bfloat16: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the operands as the kernels take them: with `in_bfloat16`, as the bits of bfloat16 numbers."""
+    if not in_bfloat16:
+        return input, weight
+    return cast(input, dtypes.bfloat16).view(np.uint16), cast(weight, dtypes.bfloat16).view(np.uint16)
 
 
 def _count_of_targets(target: np.ndarray, ignore_index: int) -> _Count:
@@ -232,12 +247,13 @@ def _scaled(gradients: Sequence[Any], g: Tensor, needs: tuple[bool, ...]) -> tup
 
 def _linear_cross_entropy_fused(
     g: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, divisor: _Count | None,
-    ignore_index: int, label_smoothing: float, needs: tuple[bool, ...],
+    ignore_index: int, label_smoothing: float, in_bfloat16: bool, needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     def gradients(
         input: np.ndarray, weight: np.ndarray, g: np.ndarray, bias: np.ndarray | None
     ) -> tuple[np.ndarray | None, ...]:
         row_gradients = g if divisor is None else _row_gradients(input, divisor)
+        input, weight = _operands(input, weight, in_bfloat16)
         return kernels.linear_cross_entropy_with_gradients(
             row_gradients, input, weight, bias, target.array, ignore_index, label_smoothing, needs
         )
@@ -249,18 +265,25 @@ def _linear_cross_entropy_fused(
     return parts if divisor is None or g.array == 1 else _scaled(parts, g, needs)
 
 
+def _rounded(tensor: Tensor) -> Tensor:
+    return to_dtype(to_dtype(tensor, dtypes.bfloat16), tensor.numpy_dtype)
+
+
 def _linear_cross_entropy_composed(
     g: Any, input: Any, weight: Any, bias: Tensor | None, target: Tensor, divisor: _Count | None,
-    ignore_index: int, label_smoothing: float, needs: tuple[bool, ...],
+    ignore_index: int, label_smoothing: float, in_bfloat16: bool, needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     if divisor is not None and is_on_device(divisor):
         divisor = Tensor.wrap(divisor.astype(g.dtype))
     rows = g if divisor is None else expand_to(div(g, divisor), target.shape)
+    if in_bfloat16:
+        input, weight = _rounded(input), _rounded(weight)
     logits = linear(input, weight, bias)
     by_logits = _cross_entropy_composed(rows, logits, target, None, ignore_index, label_smoothing)
+    operand = _rounded(by_logits) if in_bfloat16 else by_logits
     return (
-        matmul(by_logits, weight) if needs[0] else None,
-        matmul(transpose(by_logits, 0, 1), input) if needs[1] else None,
+        matmul(operand, weight) if needs[0] else None,
+        matmul(transpose(operand, 0, 1), input) if needs[1] else None,
         sum(by_logits, 0) if needs[2] else None,
     )
 
@@ -281,7 +304,6 @@ _linear_cross_entropy_made_ahead: Callable[..., Tensor] = operation(
 )  # fmt: skip
 
 
-@float32_in_autocast
 def linear_cross_entropy(
     input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None, *,
     ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0,
@@ -328,6 +350,17 @@ def linear_cross_entropy(
     If a gradient is recorded and no hook but `save_on_disk` sees saved tensors, the reductions "mean" and "sum" compute
     the gradients in forward and save these. Otherwise the inputs are saved, and backward computes the logits again.
     """
+    in_bfloat16 = not input.is_cuda and products_are_in(dtypes.bfloat16, input)
+    return _linear_cross_entropy_of_floats(
+        input, weight, target, bias, ignore_index, reduction, label_smoothing, in_bfloat16
+    )
+
+
+@float32_in_autocast
+def _linear_cross_entropy_of_floats(
+    input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, ignore_index: int, reduction: str,
+    label_smoothing: float, in_bfloat16: bool,
+) -> Tensor:  # fmt: skip
     name = "linear_cross_entropy"
     if not 0 <= label_smoothing <= 1:
         raise ArgumentError(f"{name}: got label_smoothing={label_smoothing}; wanted a number from 0 to 1")
@@ -342,7 +375,7 @@ def linear_cross_entropy(
         )
     _check_classes(name, target, weight.shape[0], ignore_index)
     rows, places = reshape(input, (target.numel(), input.shape[-1])), reshape(target, (target.numel(),))
-    options = (ignore_index, float(label_smoothing))
+    options = (ignore_index, float(label_smoothing), in_bfloat16)
     if reduction == "none":
         losses = _linear_cross_entropy(rows, weight, bias, places, None, *options)
         return reshape(losses, target.shape)

@@ -103,6 +103,22 @@ def test_all_else_computes_in_the_dtype_it_is_given(name):
     assert [in_autocast(UNCHANGED[name], dtype).dtype for dtype in (FLOAT, HALF)] == [FLOAT, HALF]
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("double", [False, True], ids=["first derivative", "recorded"])
+def test_a_linear_cross_entropy_rounds_the_operands_of_its_products_alone(reduction, double):
+    x, weight, bias = (numbers(*shape).requires_grad_() for shape in ((3, 40), (5, 40), (5,)))
+    with sg.autocast("cpu"):
+        loss = F.linear_cross_entropy(x, weight, CLASSES, bias, reduction=reduction)
+    found = sg.autograd.grad(loss.sum(), (x, weight, bias), create_graph=double)
+    rounded = [tensor.detach().to(HALF).to(sg.float64).requires_grad_() for tensor in (x, weight)]
+    exact = [*rounded, bias.detach().to(sg.float64).requires_grad_()]
+    wanted = F.linear_cross_entropy(*exact[:2], CLASSES, exact[2], reduction=reduction)
+    np.testing.assert_allclose(loss.detach().numpy(), wanted.detach().numpy(), rtol=1e-5)
+    for gradient, right in zip(found, sg.autograd.grad(wanted.sum(), exact), strict=True):
+        assert gradient.dtype == FLOAT
+        np.testing.assert_allclose(gradient.detach().numpy(), right.numpy(), rtol=2**-7, atol=2**-8)
+
+
 def test_products_sum_in_float32_and_round_once():
     ones = sg.ones(1, 4096)
     with sg.autocast("cpu"):

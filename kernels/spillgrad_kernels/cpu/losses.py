@@ -8,9 +8,11 @@ Source: Hsu et al. 2024, "Liger Kernel: Efficient Triton Kernels for LLM Trainin
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from spillgrad_kernels.cpu.matmul import matmul
+from spillgrad_kernels.cpu.elementwise import elementwise
+from spillgrad_kernels.cpu.matmul import SUMS, matmul
 from spillgrad_kernels.cpu.reductions import sum as sum_over
 from spillgrad_kernels.cpu.rows import RUN, row_dot, row_exponentials, row_max, row_sum
 from spillgrad_kernels.device_array import on_device
@@ -177,11 +179,13 @@ def linear_cross_entropy(
 ) -> np.ndarray:  # fmt: skip
     """Return the losses of `cross_entropy` for the logits a @ weight.T + bias, computed one block of rows at a time.
 
+    All dtypes are float32, or all are float64. Or `a` and `weight` are uint16, the bits of bfloat16 numbers, and the
+    others are float32.
     Shapes: a (N, K), weight (C, K), bias (C,), target int64 (N,), losses (N,). Any strides.
     Raises IndexError for a target outside [0, C) that is not `ignore_index`.
     """
     target = _checked_target(target, weight.shape[0], ignore_index)
-    losses = buffers.empty(target.shape, a.dtype)
+    losses = buffers.empty(target.shape, SUMS[a.dtype])
     for rows, logits in _blocks_of_logits(a, weight, bias):
         losses[rows] = cross_entropy(logits, target[rows], ignore_index, label_smoothing)[0]
     return losses
@@ -195,23 +199,26 @@ def linear_cross_entropy_with_gradients(
     """Return (losses, da, dweight, dbias): the losses of `linear_cross_entropy`, and its gradients.
 
     `grad` is the gradient with respect to the losses. `needs` says which of the three gradients to compute; a gradient
-    that is not needed is None. Sums over rows and classes do not depend on the number of threads.
+    that is not needed is None. Sums over rows and classes do not depend on the number of threads. If `a` is uint16, the
+    gradients of the logits are rounded to bfloat16 for the products; all results are float32.
     Shapes: grad and losses (N,), the others as in `linear_cross_entropy`.
     """
+    dtype = SUMS[a.dtype]
     target = _checked_target(target, weight.shape[0], ignore_index)
-    grad, losses = np.ascontiguousarray(grad), buffers.empty(target.shape, a.dtype)
-    da = buffers.empty(a.shape, a.dtype) if needs[0] else None
-    dweight = buffers.zeros(weight.shape, a.dtype) if needs[1] else None
-    dbias = np.zeros(weight.shape[0], a.dtype) if needs[2] else None
+    grad, losses = np.ascontiguousarray(grad), buffers.empty(target.shape, dtype)
+    da = buffers.empty(a.shape, dtype) if needs[0] else None
+    dweight = buffers.zeros(weight.shape, dtype) if needs[1] else None
+    dbias = np.zeros(weight.shape[0], dtype) if needs[2] else None
     for rows, logits in _blocks_of_logits(a, weight, bias):
         parallel_for(
             _logits_to_gradients, len(logits), grain_of(weight.shape[0]),
             logits, target[rows], grad[rows], int(ignore_index), float(label_smoothing), losses[rows],
         )  # fmt: skip
+        operand = logits if a.dtype == dtype else _bits_of_bfloat16(logits)
         if da is not None:
-            matmul(logits, weight, da[rows])
+            matmul(operand, weight, da[rows])
         if dweight is not None:
-            matmul(logits.T, a[rows], dweight, accumulate=True)
+            matmul(operand.T, a[rows], dweight, accumulate=True)
         if dbias is not None:
             dbias += sum_over(logits, (0,))
     return losses, da, dweight, dbias
@@ -219,12 +226,23 @@ def linear_cross_entropy_with_gradients(
 
 def _blocks_of_logits(a: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield (rows, logits) for each block of rows of `a`; all logits share the same memory."""
-    rows, classes = a.shape[0], weight.shape[0]
-    length = max(_MIN_BLOCK_ROWS, _WORKSPACE_BYTES // max(classes * a.itemsize, 1))
-    workspace = buffers.empty((min(length, rows), classes), a.dtype)
+    rows, classes, dtype = a.shape[0], weight.shape[0], SUMS[a.dtype]
+    length = max(_MIN_BLOCK_ROWS, _WORKSPACE_BYTES // max(classes * dtype.itemsize, 1))
+    workspace = buffers.empty((min(length, rows), classes), dtype)
     for start in range(0, rows, length):
         block = slice(start, min(start + length, rows))
         logits = workspace[: block.stop - start]
         if bias is not None:
             np.copyto(logits, bias)
         yield block, matmul(a[block], weight.T, logits, accumulate=bias is not None)
+
+
+def _bits_of_bfloat16(array: np.ndarray) -> np.ndarray:
+    """Round an array to bfloat16; return the bits."""
+    rounded = buffers.empty(array.shape, np.dtype(ml_dtypes.bfloat16))
+    elementwise(_itself, "convert", [array], rounded.dtype, rounded)
+    return rounded.view(np.uint16)
+
+
+def _itself(x: Any) -> Any:
+    return x

@@ -63,7 +63,7 @@ _PACKED_WORK = 1 << 27
 _GRAIN = 1 << 17
 _VECTOR_GRAIN = 1 << 14
 # For each dtype of operands, the dtype of sums of products; uint16 holds the bits of bfloat16.
-_SUMS: dict[np.dtype[Any], np.dtype[Any]] = {
+SUMS: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype(np.float32): np.dtype(np.float32),
     np.dtype(np.float64): np.dtype(np.float64),
     np.dtype(np.uint16): np.dtype(np.float32),
@@ -101,7 +101,7 @@ def linear(
     are the same as for `matmul`; `bias`, `other` and `product` have the dtype of the result.
     Shapes: rows (M, K), weight (N, K), bias (N,), other, product and result (M, N); `product` is C-contiguous.
     """
-    dtype = _SUMS[rows.dtype]
+    dtype = SUMS[rows.dtype]
     result = buffers.empty((len(rows), len(weight)), dtype)
     product = result if product is None else product
     rows, weight = aligned(rows), aligned(weight.T)
@@ -210,7 +210,7 @@ def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shap
 def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:
     """Return a product's batch shape, and the result's layout: `out` or a dense one. Raises the errors of `matmul`."""
     a_shape, b_shape, numbers, other = a.shape, b.shape, a.dtype, b.dtype
-    if numbers != other or numbers not in _SUMS:
+    if numbers != other or numbers not in SUMS:
         raise TypeError(
             f"matmul: got {numbers} and {other}; wanted both float32, float64, or uint16 for bfloat16; convert one"
         )
@@ -225,7 +225,7 @@ def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:
             f"matmul: got {a_shape} and {b_shape}; batch dimensions {a_shape[:-2]} and {b_shape[:-2]} must broadcast; "
             "reshape or expand one"
         ) from None
-    wanted = dense((*batch, a_shape[-2], b_shape[-1]), _SUMS[numbers])
+    wanted = dense((*batch, a_shape[-2], b_shape[-1]), SUMS[numbers])
     if out is not None and (out.shape, out.dtype) != (wanted.shape, wanted.dtype):
         raise ValueError(f"matmul: got out {out.dtype} {out.shape}; wanted {wanted.dtype} {wanted.shape}")
     return batch, wanted if out is None else out

@@ -51,7 +51,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_steps_are_timed_and_their_losses_compared(found: dict[str, Any]):
-    assert found["results"].keys() == {"in RAM", "spilled", "offloaded", *(["PyTorch"] if HAS_TORCH else [])}
+    ours, beside = {"in RAM", "spilled", "offloaded", "in RAM, bfloat16"}, {"PyTorch", "PyTorch, bfloat16"}
+    assert found["results"].keys() == (ours | beside if HAS_TORCH else ours)
     for result in found["results"].values():
         assert len(result["losses"]) == 3
         assert result["losses"][0] == pytest.approx(math.log(256), rel=0.02)  # untrained: all bytes are as likely
@@ -67,9 +68,11 @@ def test_every_bar_of_the_contenders_that_ran_is_judged(found: dict[str, Any]):
     bars = {bar["bar"]: bar["wanted"] for bar in found["bars"]}
     wanted = {
         "spilled: × in RAM": 0.97, "spilled: GB at most": 2.7, "offloaded: finishes within 1GiB": 1,
-        "offloaded: GiB at most": 1,
+        "offloaded: GiB at most": 1, "in RAM, bfloat16: × in RAM": 1.8,
     }  # fmt: skip
-    beside_torch = {"in RAM: × PyTorch": 1.3, "offloaded: × PyTorch": 1}
+    beside_torch = {
+        "in RAM: × PyTorch": 1.3, "offloaded: × PyTorch": 1, "in RAM, bfloat16: × PyTorch, bfloat16": 1.3,
+    }  # fmt: skip
     assert bars == (wanted | beside_torch if HAS_TORCH else wanted)
 
 

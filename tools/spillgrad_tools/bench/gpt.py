@@ -125,6 +125,7 @@ class GPTTraining:
     parameters: dict[str, Any]
     optimizer: Any
     spill: Spilling | None = None
+    autocast: Callable[[], Any] | None = None  # makes the library's context for products in bfloat16
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
@@ -138,8 +139,14 @@ class GPTTraining:
         self.optimizer.zero_grad()
 
     def saving(self) -> Any:
-        """Return the context manager under which a forward pass runs."""
+        """Return the context manager that spills in a forward pass."""
         return self.spill or contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def forward_context(self) -> Iterator[None]:
+        """Context manager for a forward pass: it spills, and computes in bfloat16, where the training asks for it."""
+        with self.saving(), contextlib.nullcontext() if self.autocast is None else self.autocast():
+            yield
 
     def loss(self, inputs: Any, targets: Any) -> Any:
         """Return the loss of a batch."""
@@ -149,7 +156,7 @@ class GPTTraining:
         """Run forward, backward and the optimizer's step; return the loss."""
         self.zero_grad()
         given = self.tensor(inputs), self.tensor(targets)
-        with self.saving():
+        with self.forward_context():
             loss = self.loss(*given)
         loss.backward()
         self.optimizer.step()

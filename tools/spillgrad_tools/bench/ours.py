@@ -26,17 +26,20 @@ class Training(GPTTraining):
 
     `spill_budget` bounds the RAM of saved tensors, `offload_budget` the RAM of all tensors; whatever exceeds a budget
     goes to `directory`. `lora` is the rank of adapters, which are trained in place of the model's parameters. The model
-    is on `device`, unless it is offloaded. `device_budget` bounds the saved tensors that stay on the device.
+    is on `device`, unless it is offloaded. `device_budget` bounds the saved tensors that stay on the device. With
+    `autocast`, products are in bfloat16.
     """
 
     def __init__(
         self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, directory: str | None = None,
         spill_budget: int | str | None = None, offload_budget: int | str | None = None, lora: int | None = None,
         device: str = "cpu", device_budget: int | str = 0, min_bytes: int | str = MIN_BYTES, lr: float = LR,
+        autocast: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(config)
         sg.manual_seed(0)
         self.device = device
+        self.autocast = partial(sg.autocast, device) if autocast else None
 
         def build() -> sg.nn.Module:
             with contextlib.nullcontext() if weights is None else init.skipped():

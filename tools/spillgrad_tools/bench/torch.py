@@ -26,6 +26,7 @@ class Training(GPTTraining):
 
     Saved tensors beyond `spill_budget` go to `directory`; if `file_per_tensor`, each saved tensor goes to its own file.
     The optimizer's state beyond `optimizer_budget` goes to `directory`, too, and shares that budget with saved tensors.
+    With `autocast`, products are in bfloat16.
     """
 
     functions = GPTFunctions(
@@ -37,10 +38,11 @@ class Training(GPTTraining):
     def __init__(
         self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, directory: str | None = None,
         spill_budget: int | str | None = None, file_per_tensor: bool = False, device: str = "cpu",
-        optimizer_budget: int | str | None = None,
+        optimizer_budget: int | str | None = None, autocast: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(config)
         self.device = device
+        self.autocast = partial(torch.autocast, device, torch.bfloat16) if autocast else None
         self.directory = Path(directory) if directory and file_per_tensor else None
         self.parameters = {}
         for name, array in (gpt_weights(config) if weights is None else weights).items():
