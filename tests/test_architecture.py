@@ -94,7 +94,7 @@ LATE_IMPORTS = {
     "spillgrad.interop.numpy": "`import spillgrad` must not wait for the tables that only NumPy's callers need",
     "spillgrad.ops.tensor_methods": "`import spillgrad` must not wait for sparse tensors, which few programs use",
     "spillgrad.ops.einsum": "only three and more operands need opt_einsum, which may not be installed",
-    "spillgrad.spill.offload.residents": "only tensors of a CUDA device need numba-cuda, which may not be installed",
+    "spillgrad.spill.offload.tensors": "only tensors of a CUDA device need numba-cuda, which may not be installed",
     "spillgrad.spill.save_on_disk": "only tensors of a CUDA device need numba-cuda, which may not be installed",
     "spillgrad_kernels.cuda.driver.availability": "`import spillgrad` must not wait for importlib.metadata: 10 ms",
     "spillgrad.cuda.queries": "`import spillgrad` must not wait for numba-cuda, which may not be installed",

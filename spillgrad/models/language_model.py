@@ -9,7 +9,8 @@ from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
-from spillgrad.ops import creation, losses
+from spillgrad.ops import creation
+from spillgrad.ops.linear_cross_entropy import linear_cross_entropy
 from spillgrad.tensor import Tensor
 
 
@@ -63,7 +64,7 @@ class LanguageModel(Module):
         hidden = self.hidden_states(self._tokens(idx))
         if targets is None:
             return self.lm_head(hidden), None
-        return None, losses.linear_cross_entropy(hidden, self.lm_head.weight, self._placed(targets))
+        return None, linear_cross_entropy(hidden, self.lm_head.weight, self._placed(targets))
 
     def generate(
         self, idx: Tensor | np.ndarray, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,

@@ -17,6 +17,7 @@ from spillgrad.ops.grid_sampling import *
 from spillgrad.ops.interpolate import *
 from spillgrad.ops.interpolate_older import *
 from spillgrad.ops.likelihood_losses import *
+from spillgrad.ops.linear_cross_entropy import *
 from spillgrad.ops.losses import *
 from spillgrad.ops.margin_losses import *
 from spillgrad.ops.matrix_products import linear as linear

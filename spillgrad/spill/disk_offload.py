@@ -13,7 +13,7 @@ from spillgrad.nn.parameter import Parameter
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.offload.building import built_model, built_optimizer
 from spillgrad.spill.offload.needs import DiskNeed, Need, disk_need, needs_of
-from spillgrad.spill.offload.residents import Residents
+from spillgrad.spill.offload.tensors import TensorResidents
 from spillgrad.spill.offload.training import OffloadedTraining
 from spillgrad.storage.disk.file_system import free_bytes
 from spillgrad.storage.sizes import format_bytes, parse_bytes
@@ -182,7 +182,7 @@ class disk_offload(StoreOwner):
             raise ArgumentError(f"disk_offload: got max_grad_norm={max_grad_norm!r}; wanted a number, not negative")
         budget_bytes = parse_bytes(ram_budget)
 
-        def residents() -> Residents:
+        def residents() -> TensorResidents:
             store = self._kind_of_store(
                 directory,
                 ram_budget=budget_bytes,
@@ -191,7 +191,7 @@ class disk_offload(StoreOwner):
                 on_full=on_full,
                 keep_journal=keep_journal,
             )
-            return Residents(store)
+            return TensorResidents(store)
 
         found = None if isinstance(model, Module) else residents()
         with contextlib.ExitStack() as undo:

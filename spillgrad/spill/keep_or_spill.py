@@ -6,7 +6,7 @@ import weakref
 from spillgrad import labels
 from spillgrad.autograd.core import hooks
 from spillgrad.ops.autocast import CastOf
-from spillgrad.ops.losses import MADE_AHEAD
+from spillgrad.ops.linear_cross_entropy import MADE_AHEAD
 from spillgrad.spill.planning.automatic import Automatic
 from spillgrad.spill.policy import Policy
 from spillgrad.spill.saved_memory import Kept

@@ -16,7 +16,7 @@ from spillgrad.ops.autocast import Conversion
 from spillgrad.spill.context import SpillContext
 from spillgrad.spill.disk_offload import OffloadStats, disk_offload
 from spillgrad.spill.keep_or_spill import Outcome, become, made_ahead
-from spillgrad.spill.offload.residents import OffloadedView
+from spillgrad.spill.offload.tensors import OffloadedView
 from spillgrad.spill.planning.automatic import Automatic
 from spillgrad.spill.policy import Chooser, Policy
 from spillgrad.spill.saved_memory import Kept, Packed, note_view, present_label

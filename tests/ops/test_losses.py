@@ -14,6 +14,7 @@ import spillgrad as sg
 from spillgrad.autograd import gradcheck, gradgradcheck
 from spillgrad.errors import ArgumentError, ComplexDtypeError, DimensionError, DtypeError, ShapeError
 from spillgrad.ops import elementwise_losses, losses, matrix_products, normalization
+from spillgrad.ops.linear_cross_entropy import linear_cross_entropy
 from tests.ops.checks import check_gradients, check_half_precision, leaf
 
 RNG = np.random.default_rng(2)
@@ -105,7 +106,7 @@ def test_the_loss_of_a_product_is_that_of_its_logits(hooked, reduction, label_sm
 
     def fused(x, weight, *bias):
         with sg.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t) if hooked else contextlib.nullcontext():
-            return losses.linear_cross_entropy(x, weight, target, *bias, **options)
+            return linear_cross_entropy(x, weight, target, *bias, **options)
 
     def unfused(x, weight, *bias):
         return losses.cross_entropy(matrix_products.linear(x, weight, *bias), target, **options)
@@ -132,7 +133,7 @@ def test_hooks_change_no_bit_of_the_loss_of_a_product_and_see_its_inputs_only():
     for context in (contextlib.nullcontext(), sg.autograd.graph.saved_tensors_hooks(pack, lambda t: t)):
         operands = [sg.tensor(v, dtype="float32", requires_grad=True) for v in (FEATURES, HEAD, BIAS)]
         with context:
-            loss = losses.linear_cross_entropy(operands[0], operands[1], sg.tensor(TARGET), operands[2])
+            loss = linear_cross_entropy(operands[0], operands[1], sg.tensor(TARGET), operands[2])
         (loss / 3).backward()
         gradients.append([loss.item(), *(operand.grad.tolist() for operand in operands)])
     assert gradients[0] == gradients[1]
@@ -141,19 +142,19 @@ def test_hooks_change_no_bit_of_the_loss_of_a_product_and_see_its_inputs_only():
 
 def test_the_loss_of_a_product_may_be_differentiated_twice_and_one_operand_at_a_time():
     x, weight = leaf(FEATURES), leaf(HEAD)
-    loss = losses.linear_cross_entropy(x, weight, sg.tensor(TARGET))
+    loss = linear_cross_entropy(x, weight, sg.tensor(TARGET))
     loss.backward(retain_graph=True)
     once = x.grad.clone()
     loss.backward(sg.tensor(2.0, dtype="float64"))
     np.testing.assert_allclose(x.grad.numpy(), 3 * once.numpy(), 1e-14)
     alone = leaf(FEATURES)
-    losses.linear_cross_entropy(alone, weight.detach(), sg.tensor(TARGET)).backward()
+    linear_cross_entropy(alone, weight.detach(), sg.tensor(TARGET)).backward()
     np.testing.assert_array_equal(alone.grad.numpy(), once.numpy())
 
 
 def test_a_weight_changed_before_backward_is_noticed():
     x, weight = leaf(FEATURES), leaf(HEAD)
-    loss = losses.linear_cross_entropy(x, weight, sg.tensor(TARGET))
+    loss = linear_cross_entropy(x, weight, sg.tensor(TARGET))
     with sg.no_grad():
         weight.mul_(2.0)
     with pytest.raises(sg.errors.SpillgradError, match="modified"):
@@ -162,11 +163,11 @@ def test_a_weight_changed_before_backward_is_noticed():
 
 def test_the_loss_of_a_product_takes_further_dimensions_and_no_rows():
     x, target = RNG.normal(size=(2, 3, 3)), RNG.integers(0, 4, (2, 3))
-    got = losses.linear_cross_entropy(sg.tensor(x), sg.tensor(HEAD), sg.tensor(target), reduction="none")
+    got = linear_cross_entropy(sg.tensor(x), sg.tensor(HEAD), sg.tensor(target), reduction="none")
     np.testing.assert_allclose(
         got.numpy(), -np.take_along_axis(log_softmax(x @ HEAD.T, 2), target[..., None], 2)[..., 0]
     )
-    none = losses.linear_cross_entropy(sg.zeros(0, 3), sg.zeros(4, 3), sg.zeros(0, dtype="int64"))
+    none = linear_cross_entropy(sg.zeros(0, 3), sg.zeros(4, 3), sg.zeros(0, dtype="int64"))
     assert math.isnan(none.item())
 
 
@@ -336,7 +337,7 @@ def test_cross_entropy_of_ignored_targets_alone_is_nan_in_the_mean_and_has_gradi
     target, weight = sg.tensor([7, 7]), sg.ones(4, 3).requires_grad_()
     for x, function in (
         (sg.ones(2, 4).requires_grad_(), lambda x: losses.cross_entropy(x, target, **options)),
-        (sg.ones(2, 3).requires_grad_(), lambda x: losses.linear_cross_entropy(x, weight, target, **options)),
+        (sg.ones(2, 3).requires_grad_(), lambda x: linear_cross_entropy(x, weight, target, **options)),
     ):
         loss = function(x)
         np.testing.assert_array_equal(loss.detach().numpy(), np.nan if reduction == "mean" else np.zeros(loss.shape))
@@ -348,7 +349,7 @@ def test_cross_entropy_of_ignored_targets_alone_is_nan_in_the_mean_and_has_gradi
 def test_an_infinite_gradient_of_cross_entropy_stays_infinite(fused):
     x = sg.tensor([[0.5, -1.0, 2.0]]).requires_grad_()
     target, same = sg.tensor([1]), sg.eye(3)
-    loss = losses.linear_cross_entropy(x, same, target) if fused else losses.cross_entropy(x, target)
+    loss = linear_cross_entropy(x, same, target) if fused else losses.cross_entropy(x, target)
     (gradient,) = sg.grad(loss, x, sg.tensor(math.inf))
     np.testing.assert_array_equal(gradient.numpy(), [[math.inf, -math.inf if fused else math.nan, math.inf]])
 
@@ -358,7 +359,7 @@ X, T = sg.zeros(2, 3), sg.tensor([0, 1])
 
 def linear_loss(target=(0, 1), weight=None, **options):
     weight = sg.zeros(4, 3) if weight is None else weight
-    return losses.linear_cross_entropy(X, weight, sg.tensor(target), **options)
+    return linear_cross_entropy(X, weight, sg.tensor(target), **options)
 
 
 @pytest.mark.parametrize(

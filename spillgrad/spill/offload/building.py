@@ -12,7 +12,7 @@ from spillgrad.nn.registration import (
     register_module_parameter_registration_hook,
 )
 from spillgrad.optim.optimizer import Optimizer
-from spillgrad.spill.offload.residents import OffloadedStorage, Residents
+from spillgrad.spill.offload.tensors import OffloadedStorage, TensorResidents
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.memory import buffers
@@ -22,7 +22,7 @@ _IDLE_BYTES = 64 << 20
 
 
 @contextlib.contextmanager
-def _offloading_what_is_registered(residents: Residents) -> Iterator[None]:
+def _offloading_what_is_registered(residents: TensorResidents) -> Iterator[None]:
     """Context manager: move parameters and buffers to the store as soon as this thread's modules register them."""
     thread = threading.get_ident()
 
@@ -37,7 +37,7 @@ def _offloading_what_is_registered(residents: Residents) -> Iterator[None]:
         yield
 
 
-def built_model(given: Any, residents: Residents | None) -> Module:
+def built_model(given: Any, residents: TensorResidents | None) -> Module:
     """Return the module `given`; with `residents`, call `given` to build it, and move its new tensors to the store.
 
     Raises ArgumentError if there is no module, or if one of its tensors is offloaded already.

@@ -14,7 +14,7 @@ from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.utils import clip_grad
 from spillgrad.optim.optimizer import Group, Optimizer, StepContext
 from spillgrad.spill.offload.needs import members, state_bytes_of
-from spillgrad.spill.offload.residents import Offloaded, OffloadedTensor, Residents
+from spillgrad.spill.offload.tensors import Offloaded, OffloadedTensor, TensorResidents
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
@@ -23,7 +23,7 @@ from spillgrad.tensor_data import Storage
 class OffloadedTraining(StepContext):
     """The hooks on a model, its parameters and its optimizer. The hooked objects keep this alive, not vice versa."""
 
-    def __init__(self, residents: Residents, step_in_backward: bool, max_grad_norm: float | None) -> None:
+    def __init__(self, residents: TensorResidents, step_in_backward: bool, max_grad_norm: float | None) -> None:
         self.residents = residents
         self.grad_norm: float | None = None
         self._step_in_backward = step_in_backward

@@ -133,14 +133,14 @@ print(wrong, driver.allocator().stats().live_bytes)
 
 def test_offloaded_arrays_come_and_go_beside_all_that_uses_the_device(run, tmp_path):
     program = """
-from spillgrad.spill.offload.residents import Residents
+from spillgrad.spill.offload.tensors import TensorResidents
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
 
 rng = np.random.default_rng(0)
 store = DiskStore(FOLDER, ram_budget=200_000)
-residents = Residents(store)
+residents = TensorResidents(store)
 residents.allow_on_device(100_000)
 values = [rng.integers(0, 256, nbytes, dtype=np.uint8) for nbytes in (*rng.integers(1, 40_000, 20), 0, 5 * MIB)]
 tensors = [Tensor.wrap(to_device(value)) for value in values]
@@ -180,13 +180,13 @@ print(residents.device_stats()["device_bytes"], store.stats().live_bytes, driver
 
 def test_what_copies_still_hold_makes_no_other_array_leave(run, tmp_path):
     program = """
-from spillgrad.spill.offload.residents import Residents
+from spillgrad.spill.offload.tensors import TensorResidents
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
 
 store = DiskStore(FOLDER, ram_budget="1MiB")
-residents = Residents(store)
+residents = TensorResidents(store)
 residents.allow_on_device(16 * 1000)
 tensors = [Tensor.wrap(to_device(np.zeros(1000, np.uint8))) for _ in range(24)]
 for number, tensor in enumerate(tensors):

@@ -1,0 +1,219 @@
+"""Offloaded tensors: their memory is in a store, and in RAM or on a device while it is used."""
+
+import operator
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from spillgrad.autograd.core import hooks
+from spillgrad.autograd.core.node import NO_EDGE, Edge
+from spillgrad.data_type import BY_NUMPY
+from spillgrad.device.device import CPU, Device, device_of
+from spillgrad.nn.parameter import Buffer, Parameter
+from spillgrad.spill.offload.residents import Resident, Residents
+from spillgrad.spill.saved_memory import Layout
+from spillgrad.spill.tensor_memory import layout_of, over
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.store import Handle, Label
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
+
+if TYPE_CHECKING:
+    from spillgrad.spill.device_store import DeviceStore
+
+# Signal handlers run before or after this code: `storage/threads/interrupts.py`.
+SIGNALS_WAIT = True
+
+
+class TensorResidents(Residents):
+    """Decides which offloaded tensors are in RAM, and which of a CUDA device's are on the device."""
+
+    def __init__(self, store: DiskStore) -> None:
+        super().__init__(store)
+        self._device_budget_bytes = 0
+        self._device_store: DeviceStore | None = None  # made when a tensor of a device is offloaded
+
+    def store_of(self, device: Device) -> "DiskStore | DeviceStore":
+        """Return the store for tensors on `device`; the store for a CUDA device is made at the first call."""
+        if device is CPU:
+            return self.store
+        if self._device_store is None:
+            from spillgrad.spill.device_store import DeviceStore  # it needs a driver
+
+            with self.lock:
+                if self._device_store is None:
+                    self._device_store = DeviceStore(self.store, self._device_budget_bytes)
+        return self._device_store
+
+    def allow_on_device(self, nbytes: int) -> None:
+        """Allow `nbytes` of arrays to stay on a device; the initial allowance is 0."""
+        with self.lock:
+            self._device_budget_bytes = nbytes
+            if self._device_store is not None:
+                self._device_store.allow(nbytes)
+
+    def device_stats(self) -> dict[str, int]:
+        """Return the bytes of offloaded tensors on a device: now, and the most so far."""
+        return {} if self._device_store is None else self._device_store.stats()
+
+    def flush(self) -> None:
+        """Copy the arrays that are only on the device to the host store. Raises SpillError if a copy fails."""
+        if self._device_store is not None:
+            self._device_store.flush()
+
+    def begin(self, begins_step: bool) -> None:
+        """Begin a step in the device's store, too; watch operations, so that a saved offloaded tensor is read again."""
+        super().begin(begins_step)
+        if begins_step and self._device_store is not None:
+            self._device_store.begin_step()
+        hooks.watch(1)
+
+    def end(self) -> None:
+        hooks.watch(-1)
+
+    def offload(self, tensor: Tensor, label: Label) -> None:
+        """Move the memory of a leaf tensor to the store; the tensor's class becomes the matching one of `KINDS`.
+
+        Do nothing if the tensor is a view of its storage's memory, or of a class that is not in `KINDS`.
+        """
+        kind, storage = KINDS.get(type(tensor)), tensor._storage
+        if kind is None or tensor._array is not storage.array:
+            return
+        if not isinstance(storage, OffloadedStorage):
+            self._offload(storage, tensor._array, label)
+        vars(tensor).pop("_array")
+        tensor.__class__ = kind
+
+    def _offload(self, storage: Storage, array: np.ndarray, label: Label) -> None:
+        store = self.store_of(device_of(array))
+        array = store.own(array)
+        handle = store.put(array, label=label, persistent=True)  # first, because it may fail
+        # The objects must stay, as users hold the tensor, and views share the storage. The classes must change, as only
+        # a class can make `array` and `_array` properties, which load the memory. Of tensors in RAM they are plain
+        # attributes, which operations read without the cost of a call.
+        storage.__class__ = OffloadedStorage
+        cast(OffloadedStorage, storage).place(self, store, handle, array)
+
+
+class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` is a property
+    """The memory of an offloaded tensor and its views."""
+
+    offloaded = True
+    _residents: TensorResidents
+    # The norm of a gradient; None if it is not known.
+    norm: float | None = None
+
+    def view_of(self, tensor: Tensor) -> "OffloadedView":
+        """Return the object that a graph keeps for a saved tensor over this storage."""
+        return OffloadedView(tensor)
+
+    def put_away(self, gradient: Tensor) -> None:
+        """Move the memory of `gradient`, of the leaf over this storage, to the store."""
+        self._residents.offload(gradient, Label("gradient", None, self._handle.label.module))
+        self._residents.return_changed()
+
+    def place(self, residents: Residents, store: Any, handle: Handle, array: np.ndarray) -> None:
+        """Initialize a plain storage whose class was changed to this one; `handle` names its memory in `store`."""
+        self.device = device_of(array)
+        del vars(self)["array"]
+        super().place(residents, store, handle, array)
+
+    def begin_change(self) -> None:
+        self.norm = None
+        super().begin_change()
+        Storage.begin_change(self)
+
+    def lend(self) -> None:
+        self.norm = None
+        super().lend()
+        Storage.lend(self)
+
+    def mark(self) -> Any:
+        """Return a digest of the array; None on a device: reading it would take longer than storing it again."""
+        return super().mark() if self.device is CPU else None
+
+
+class OffloadedView:
+    """The object that a graph keeps for a saved tensor over an offloaded storage."""
+
+    __slots__ = ("_layout", "_storage")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._layout: Layout = layout_of(tensor)
+        self._storage = tensor._storage
+
+    def tensor(self) -> Tensor:
+        """Return the saved tensor, over the storage's array, which is read if needed."""
+        return over(self._storage.array, self._layout, self._storage)
+
+
+class Offloaded(Tensor):
+    """A tensor over an offloaded storage. Its shape and dtype are known without reading its memory."""
+
+    _storage: OffloadedStorage
+    shape = property(operator.attrgetter("_storage._shape"))
+    dtype = property(lambda self: BY_NUMPY[self._storage._dtype])
+    numpy_dtype = property(operator.attrgetter("_storage._dtype"))
+    device = property(operator.attrgetter("_storage.device"))
+    nbytes = property(operator.attrgetter("_storage._handle.nbytes"))
+    itemsize = property(operator.attrgetter("_storage._dtype.itemsize"))
+    ndim = property(lambda self: len(self.shape))
+
+    @property
+    def _array(self) -> np.ndarray:
+        return self._storage.array
+
+    @_array.setter
+    def _array(self, array: np.ndarray) -> None:
+        self.__class__ = _PLAIN[type(self)]  # type: ignore[assignment]  # the new memory is not in a store
+        self._array = array
+
+    def array_to_overwrite(self) -> np.ndarray:
+        return self._storage.array_to_overwrite()
+
+    def alias(self, edge: Edge = NO_EDGE) -> Tensor:
+        """Return another tensor over the same storage, at `edge` of a graph, or without graph; read nothing."""
+        tensor: Tensor = object.__new__(OffloadedTensor)
+        self._storage.aliased = True
+        tensor._storage = self._storage
+        tensor.connect(edge)
+        return tensor
+
+    @property
+    def data(self) -> Tensor:
+        """The tensor, detached from the graph. Memory that is assigned to `data` goes to the store too."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        residents, label = self._storage._residents, self._storage._handle.label
+        cast(property, Tensor.data).__set__(self, value)  # now `self` is a plain tensor
+        residents.offload(self, label)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        raise AttributeError(
+            "__cuda_array_interface__: the tensor is in a store, and does not hold its memory for others who hold it; "
+            "pass it by DLPack"
+        )
+
+
+class OffloadedTensor(Offloaded):
+    """A tensor in a store."""
+
+
+class OffloadedParameter(Offloaded, Parameter):
+    """A parameter in a store."""
+
+
+class OffloadedBuffer(Offloaded, Buffer):
+    """A buffer in a store."""
+
+
+KINDS: dict[type[Tensor], type[Tensor]] = {
+    Tensor: OffloadedTensor,
+    Parameter: OffloadedParameter,
+    Buffer: OffloadedBuffer,
+}
+
+_PLAIN: dict[type[Tensor], type[Tensor]] = {offloaded: plain for plain, offloaded in KINDS.items()}
