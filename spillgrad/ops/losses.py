@@ -82,7 +82,9 @@ def cross_entropy_composed(
     goal = class_weights * (wanted * (1 - label_smoothing) + label_smoothing / max(classes, 1))
     if is_on_device(target.array):  # forward has not checked the classes on a device
         goal[(target.array < 0) | (target.array >= classes)] = np.nan
-    goal[target.array == ignore_index] = 0
+    ignored = target.array == ignore_index
+    goal[ignored] = 0
+    g = where(Tensor.wrap(ignored), 0.0, g)  # the mean over no targets has infinite gradients
     goal = goal.astype(self.dtype)
     total = Tensor.wrap(goal.sum(1, keepdims=True).astype(self.dtype))
     return mul(unsqueeze(g, 1), sub(mul(softmax(self, 1), total), Tensor.wrap(goal)))

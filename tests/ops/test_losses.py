@@ -341,8 +341,9 @@ def test_cross_entropy_of_ignored_targets_alone_is_nan_in_the_mean_and_has_gradi
     ):
         loss = function(x)
         np.testing.assert_array_equal(loss.detach().numpy(), np.nan if reduction == "mean" else np.zeros(loss.shape))
-        (gradient,) = sg.grad(loss, x, sg.ones(*loss.shape))
-        np.testing.assert_array_equal(gradient.numpy(), np.zeros(x.shape))
+        for recorded in (False, True):
+            (gradient,) = sg.grad(loss, x, sg.ones(*loss.shape), retain_graph=True, create_graph=recorded)
+            np.testing.assert_array_equal(gradient.detach().numpy(), np.zeros(x.shape))
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -209,12 +209,15 @@ def linear_cross_entropy_with_gradients(
     da = buffers.empty(a.shape, dtype) if needs[0] else None
     dweight = buffers.zeros(weight.shape, dtype) if needs[1] else None
     dbias = np.zeros(weight.shape[0], dtype) if needs[2] else None
+    rounded = None
     for rows, logits in _blocks_of_logits(a, weight, bias):
+        if rounded is None and a.dtype != dtype:
+            rounded = buffers.empty(logits.shape, np.dtype(ml_dtypes.bfloat16))
         parallel_for(
             _logits_to_gradients, len(logits), grain_of(weight.shape[0]),
             logits, target[rows], grad[rows], int(ignore_index), float(label_smoothing), losses[rows],
         )  # fmt: skip
-        operand = logits if a.dtype == dtype else _bits_of_bfloat16(logits)
+        operand = logits if rounded is None else _bits_of_bfloat16(logits, rounded[: len(logits)])
         if da is not None:
             matmul(operand, weight, da[rows])
         if dweight is not None:
@@ -237,9 +240,8 @@ def _blocks_of_logits(a: np.ndarray, weight: np.ndarray, bias: np.ndarray | None
         yield block, matmul(a[block], weight.T, logits, accumulate=bias is not None)
 
 
-def _bits_of_bfloat16(array: np.ndarray) -> np.ndarray:
-    """Round an array to bfloat16; return the bits."""
-    rounded = buffers.empty(array.shape, np.dtype(ml_dtypes.bfloat16))
+def _bits_of_bfloat16(array: np.ndarray, rounded: np.ndarray) -> np.ndarray:
+    """Round an array to bfloat16 in the memory `rounded`; return the bits."""
     elementwise(_itself, "convert", [array], rounded.dtype, rounded)
     return rounded.view(np.uint16)
 
