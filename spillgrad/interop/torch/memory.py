@@ -137,9 +137,14 @@ def bytes_of(storage: Any, start: int, nbytes: int) -> Any:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, start, (nbytes,), (1,))
 
 
+def view_of_bytes(array: np.ndarray) -> Any:
+    """Return a uint8 tensor over the memory of a C-contiguous array."""
+    return torch.from_numpy(array.reshape(-1).view(np.uint8))
+
+
 def tensor_of_bytes(array: np.ndarray) -> Any:
     """Return a uint8 tensor over the memory of a C-contiguous array, or over a copy if the memory is not aligned."""
-    tensor = torch.from_numpy(array.reshape(-1).view(np.uint8))
+    tensor = view_of_bytes(array)
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT_BYTES else tensor
 
 
@@ -167,7 +172,7 @@ class OnDevice:
 
 def to_device(array: np.ndarray, device: Any) -> Any:
     """Copy an array's bytes to a device. Kernels on its current stream may use them; the array may be freed at once."""
-    return torch.from_numpy(array.reshape(-1).view(np.uint8)).to(device)
+    return view_of_bytes(array).to(device)
 
 
 @functools.cache

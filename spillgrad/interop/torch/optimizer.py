@@ -10,62 +10,12 @@ from typing import Any
 import torch
 
 from spillgrad.errors import ArgumentError, OperandError
-from spillgrad.interop.arrays import ALIGNMENT_BYTES, dtype_and_shape
-from spillgrad.interop.torch.memory import Identity, Version, bytes_of, is_plain, layout_of, over
-from spillgrad.storage.disk_store import DiskStore
+from spillgrad.interop.torch.memory import is_plain, layout_of
+from spillgrad.interop.torch.stored_tensor import StoredTensor
+from spillgrad.spill.offload.residents import Residents
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.store import Label
 from spillgrad.storage.store_owner import MIN_BYTES, StoreOwner
-from spillgrad_kernels.device_array import address_of
-from spillgrad_kernels.memory import buffers
-from spillgrad_kernels.memory.holder import Holder
-
-
-class _InStore(Holder):
-    """A tensor of an optimizer's state, kept in a store; `lent` is the tensor in RAM during an update, else None."""
-
-    __slots__ = ("_array", "_device", "_layout", "_store", "lent")
-
-    def __init__(self, store: DiskStore, tensor: Any, label: Label) -> None:
-        """Copy a tensor to a store. Raises the errors of `Store.put`."""
-        layout = layout_of(tensor)
-        source = bytes_of(tensor.untyped_storage(), layout.offset, layout.span_bytes)
-        self._store, self._device, self._layout = store, tensor.device, layout._replace(offset=0)
-        dtype, shape = dtype_and_shape(self._layout, layout.span_bytes)
-        array = buffers.empty(shape, dtype)
-        _as_bytes(array).copy_(source)
-        self._array: Any = None
-        self.lent: Any = None
-        super().__init__(store.drops.append, store.put(array, label=label, persistent=True))
-
-    def copy(self) -> Any:
-        """Return a copy of the tensor in memory of its own."""
-        return self._over(_as_bytes(self._store.get(self.held)).to(self._device, copy=True))
-
-    def lend(self) -> Any:
-        """Return the tensor for an update; the store keeps the tensor's memory in RAM until `take_back`."""
-        self._array = self._store.get(self.held)
-        self._store.begin_change(self.held, self._array)
-        own = _as_bytes(self._array).to(self._device)
-        self.lent = self._over(own.clone() if own.data_ptr() % ALIGNMENT_BYTES else own)
-        return self.lent
-
-    def take_back(self) -> bool:
-        """Give the new values to the store, and return True; return False if a caller still holds the tensor."""
-        array, tensor, self._array, self.lent = self._array, self.lent, None, None
-        if tensor is not None:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() != address_of(array):
-                _as_bytes(array).copy_(bytes_of(storage, 0, storage.nbytes()))
-            identity = Identity(storage)
-            del tensor, storage
-            if identity.storage() is not None:
-                return False
-        self._store.end_change(self.held)
-        return True
-
-    def _over(self, content: Any) -> Any:
-        return over(content.untyped_storage(), self._layout, Version(content))
 
 
 class _State:
@@ -79,7 +29,7 @@ class _State:
 
     def __getitem__(self, key: str) -> Any:
         value = self.values_there[key]
-        if isinstance(value, _InStore):
+        if isinstance(value, StoredTensor):
             value = self.values_there[key] = value.copy()
         return value
 
@@ -113,6 +63,7 @@ class OffloadedOptimizer(StoreOwner):
     param_groups: list[dict[str, Any]]
     state: Any
     _min_bytes: int
+    _residents: Residents
 
     def state_dict(self) -> Any:
         """Return the state dict of the original optimizer class, with copies of all tensors in RAM.
@@ -183,20 +134,20 @@ class OffloadedOptimizer(StoreOwner):
 
     @contextlib.contextmanager
     def _state_in_ram(self, param: Any) -> Iterator[None]:
-        stored: dict[str, _InStore] = {}
+        stored: dict[str, StoredTensor] = {}
         if param in self.state:
             values = dict(_as_they_are(self.state[param]))
             for key, value in values.items():
-                if isinstance(value, _InStore):
+                if isinstance(value, StoredTensor):
                     stored[key] = value
-                    values[key] = value.lend()
+                    values[key] = value.lend_tensor()
             self.state[param] = values
         try:
             yield
         finally:
             self._put_away(param, stored)
 
-    def _put_away(self, param: Any, stored: dict[str, _InStore]) -> None:
+    def _put_away(self, param: Any, stored: dict[str, StoredTensor]) -> None:
         """Move the large tensors of a parameter's state to the store; `stored` has those that were lent, by key."""
         if param not in self.state:
             return
@@ -208,12 +159,12 @@ class OffloadedOptimizer(StoreOwner):
             if known is not None and value is known.lent:
                 values[key] = known
                 del value
-                if known.take_back():
-                    continue
-                value = values[key] = known.copy()
+                known.take_back()
+                continue
             is_large = isinstance(value, torch.Tensor) and is_plain(value)
             if is_large and layout_of(value).span_bytes >= max(1, self._min_bytes):
-                values[key] = _InStore(self._store, value, Label("state", str(key)))
+                values[key] = StoredTensor(self._residents, value, Label("state", str(key)))
+        self._residents.return_changed(with_last=True)
 
     def _put_all_away(self) -> None:
         for param in list(self.state):
@@ -327,6 +278,7 @@ def disk_offload_optimizer(
         raise
     vars(optimizer).pop("step", None)
     optimizer._min_bytes = smallest
+    optimizer._residents = Residents(optimizer._store)
     optimizer._put_all_away()
     return optimizer
 
@@ -347,15 +299,11 @@ def _offloaded(kind: Any) -> Any:
     return type(f"Offloaded{kind.__name__}", (OffloadedOptimizer, kind), {"step": around, "__doc__": kind.__doc__})
 
 
-def _as_bytes(array: Any) -> Any:
-    return torch.from_numpy(array.reshape(-1).view("uint8"))
-
-
 def _as_they_are(state: Any) -> Any:
     return state.values_there if isinstance(state, _State) else state
 
 
 def _copied(value: Any) -> Any:
-    if isinstance(value, _InStore):
+    if isinstance(value, StoredTensor):
         return value.copy()
     return value.clone() if isinstance(value, torch.Tensor) else value
