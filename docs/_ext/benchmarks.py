@@ -293,7 +293,8 @@ def _training_page(files: dict[str, list[File]], folder: Path) -> Iterator[str]:
         "* *spilled*: `save_on_disk` with 128 MiB of RAM for saved tensors; older ones go to disk.",
         "* *offloaded*: parameters, gradients, optimizer state and saved tensors are on disk, in a process that may "
         "use 1 GiB.",
-        "* *in RAM, bfloat16*: under `autocast`, which rounds the operands of products to bfloat16.", "",
+        "* *in RAM, bfloat16*: under `autocast`, which rounds the operands of products to bfloat16; where the "
+        "processor multiplies bfloat16.", "",
     )  # fmt: skip
     for file in files["train"]:
         yield from _steps(file, files["train"], "training", folder, beside=("PyTorch", "in RAM"))

@@ -8,17 +8,17 @@ right.
 What a function saves for backward of a parameter's memory is kept as the parameter's name, and read again in backward.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-from spillgrad.errors import OperandError, SavedTensorError
+from spillgrad.errors import OperandError
 from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.interop.torch.memory import Version, layout_of, over
 from spillgrad.interop.torch.stored_tensor import StoredTensor
 from spillgrad.spill.offload.residents import Residents
-from spillgrad.spill.saved_memory import Layout
 from spillgrad.storage.store import Label
 from spillgrad_kernels.memory import buffers
 
@@ -64,11 +64,13 @@ class _Saved:
 
     def __init__(self, stored: "StoredParameter", tensor: Any) -> None:
         self._stored, self._layout = stored, layout_of(tensor)
-        self._version = stored.version.now()
+        self._version = Version(stored.version.counter)
 
     def tensor(self) -> Any:
         """Return the saved tensor, over memory that is read if needed. Raises SavedTensorError if it was changed."""
-        return self._stored.saved_tensor(self._layout, self._version)
+        self._version.require(self._layout)
+        memory = self._stored.tensor() if self._stored.memory is None else self._stored.memory
+        return over(memory.untyped_storage(), self._layout, self._version)
 
 
 class StoredParameter(StoredTensor):
@@ -76,12 +78,11 @@ class StoredParameter(StoredTensor):
 
     def __init__(self, residents: Residents, parameter: Any, label: Label) -> None:
         super().__init__(residents, parameter.detach(), label)
-        self.label, self.residents = label, residents
         self.version = Version(parameter)
         self.memory: Any = None
         self._uses = 0
-        self._nothing = torch.full((), float("nan") if parameter.is_floating_point() else -1, dtype=parameter.dtype)
-        self._nothing = self._nothing.to(parameter.device).expand(parameter.shape)
+        nothing = math.nan if parameter.is_floating_point() or parameter.is_complex() else 0
+        self._nothing = torch.full((), nothing, dtype=parameter.dtype).expand(parameter.shape)
 
     def take(self, parameter: Any) -> None:
         """Become the memory of `parameter`, which gets the memory of one NaN, and the class of offloaded parameters."""
@@ -105,7 +106,7 @@ class StoredParameter(StoredTensor):
     def close(self, parameter: Any) -> None:
         """End a use of the parameter; after the last one, take the memory from it.
 
-        If a function has given the parameter other memory, that goes to the store in place of this one.
+        If a function has given the parameter other memory, that is offloaded in place of this one.
         """
         with _lock, _plain():
             self._uses -= 1
@@ -117,19 +118,9 @@ class StoredParameter(StoredTensor):
             if parameter.untyped_storage()._cdata == storage:
                 self.take(parameter)
             else:
-                StoredParameter(self.residents, parameter, self.label).take(parameter)
-
-    def saved_tensor(self, layout: Layout, version: int) -> Any:
-        """Return the tensor that was saved with `layout`, when the parameter was at `version`."""
-        now = self.version.now()
-        if now != version:
-            raise SavedTensorError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"{self.label} of {tuple(layout.shape)}, which is at version {now}; expected version {version} "
-                "instead; go backward before it changes"
-            )
-        memory = self.tensor() if self.memory is None else self.memory
-        return over(memory.untyped_storage(), layout, self.version)
+                parameter.__class__ = torch.nn.Parameter
+                del parameter._stored
+                offload_parameter(self._residents, parameter, self.label)
 
 
 # By the address of its storage: the open parameter that has this memory.
@@ -166,6 +157,10 @@ class OffloadedParameter(torch.nn.Parameter):  # type: ignore[misc]
             return _with_memory(list(used.values()), func, args, kwargs)
 
 
+# The classes of tensors that certainly have a storage; others may be wrappers without one.
+_WITH_STORAGE = (torch.Tensor, torch.nn.Parameter, OffloadedParameter)
+
+
 def _with_memory(used: list[Any], func: Any, args: Any, kwargs: Any) -> Any:
     """Call a function while the parameters `used` have their memory."""
     stored = [vars(parameter)["_stored"] for parameter in used]
@@ -186,7 +181,7 @@ def _with_memory(used: list[Any], func: Any, args: Any, kwargs: Any) -> Any:
         else:
             result = func(*args, **kwargs)
         for each, version in zip(stored, versions, strict=True):
-            if not is_changing and each.version.now() != version:
+            if not is_changing and each.version.now() != version:  # by a function whose name does not say so
                 each.begin_change()
         _lend(stored, func, result)
         return result
@@ -195,7 +190,7 @@ def _with_memory(used: list[Any], func: Any, args: Any, kwargs: Any) -> Any:
             each.close(parameter)
         if is_changing:
             for each in stored:
-                each.residents.return_changed(with_last=True)
+                each.return_changed()
 
 
 def _hooks(outer: Any) -> tuple[Any, Any]:
@@ -216,6 +211,7 @@ def _hooks(outer: Any) -> tuple[Any, Any]:
 
 
 def _may_change(func: Any, kwargs: Any) -> bool:
+    """Return whether a function changes operands in place, by PyTorch's rules for names, or writes to `out`."""
     name = getattr(func, "__name__", "")
     return (
         (name.endswith("_") and not name.endswith("__"))
@@ -239,7 +235,8 @@ def _lend(stored: Iterable[StoredParameter], func: Any, result: Any) -> None:
 
 def _open_memory(tensor: Any) -> StoredParameter | None:
     """Return the open parameter whose memory a tensor has; None if there is none."""
-    return _open_memories.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
+    has_storage = type(tensor) in _WITH_STORAGE and tensor.layout is torch.strided
+    return _open_memories.get(tensor.untyped_storage()._cdata) if has_storage else None
 
 
 def _tensors(values: Any) -> Iterator[Any]:
@@ -254,9 +251,13 @@ def _tensors(values: Any) -> Iterator[Any]:
 
 
 def offload_parameter(residents: Residents, parameter: Any, label: Label) -> None:
-    """Move the memory of a parameter on the host to the store of `residents`. A parameter of few bytes stays in RAM.
+    """Move the memory of a parameter to the store of `residents`. A parameter of few bytes stays in RAM.
 
-    Raises the errors of `Store.put`.
+    Raises OperandError for a parameter that is not on the host, and the errors of `Store.put`.
     """
+    if not parameter.is_cpu:
+        raise OperandError(
+            f"{label}: got a parameter on {parameter.device}; wanted one on the CPU; move the model with .to('cpu')"
+        )
     if parameter.nbytes >= MIN_BYTES:
         StoredParameter(residents, parameter, label).take(parameter)

@@ -28,6 +28,15 @@ class StoredTensor(Resident):
         handle = residents.store.put(array, label=label, persistent=True)
         self.place(residents, residents.store, handle, array)
 
+    @property
+    def label(self) -> Label:
+        """Where the tensor comes from."""
+        return self._handle.label
+
+    def return_changed(self) -> None:
+        """Give the store the new values of what was changed, as far as nothing else refers to it."""
+        self._residents.return_changed(with_last=True)
+
     def tensor(self) -> Any:
         """Return the tensor over the memory in RAM, which stays there while anything refers to it."""
         content = view_of_bytes(self.array).to(self._device)

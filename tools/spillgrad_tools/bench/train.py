@@ -16,6 +16,7 @@ import spillgrad as sg
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.disk.file_system import free_bytes
 from spillgrad.storage.sizes import format_bytes, parse_bytes
+from spillgrad_kernels.cpu.vector_instructions import multiplies_pairs
 from spillgrad_tools.bench import results as files
 from spillgrad_tools.bench.bars import Verdict
 from spillgrad_tools.bench.harness import Worker, WorkerEnded, in_turns, is_installed, require_agreement
@@ -63,8 +64,15 @@ IN_TURNS = (
     Contender(TORCH, "torch"),
     Contender(SPILLED, options={"spill_budget": SPILL_BUDGET}),
     Contender(OFFLOADED, cap=OFFLOAD_CAP, options={"offload_budget": OFFLOAD_BUDGET}),
-    Contender(OURS_BFLOAT16, options={"autocast": True}),
-    Contender(TORCH_BFLOAT16, "torch", options={"autocast": True}),
+    # Without the instructions, PyTorch's bfloat16 takes many times as long.
+    *(
+        (
+            Contender(OURS_BFLOAT16, options={"autocast": True}),
+            Contender(TORCH_BFLOAT16, "torch", options={"autocast": True}),
+        )
+        if multiplies_pairs()
+        else ()
+    ),
 )
 ONE_BY_ONE = (
     Contender(LARGE, cap=LARGE_CAP, options={"offload_budget": LARGE_BUDGET, "lr": LARGE_LR}),
